@@ -1,0 +1,335 @@
+"""Who holds which samples: the papers' partitions as index functions on labels, and their use on a data set.
+
+Every function returns one int64 index array per client. `rng` is a legacy `numpy.random.RandomState`, whose stream is
+the one the papers' released code draws from, so that the same seed gives the same split.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from fewbytes.data.split import ClientData, Dataset, FederatedData
+from fewbytes.errors import UserError
+
+log = logging.getLogger(__name__)
+
+Indices = NDArray[np.int64]
+
+PARTITIONS = ("dirichlet", "iid", "pathological", "shards")
+"""The partitions `federate` knows by name, besides `flwr:<Name>`."""
+
+TRIES = 1000
+
+
+def dirichlet(labels: Indices, clients: int, alpha: float, rng: RandomState, min_samples: int = 10) -> list[Indices]:
+    """Each class is dealt by shares ~ Dir(alpha), of which a client that already holds n / clients samples gets none.
+
+    Disjoint and exhaustive; redrawn until every client has `min_samples`. Source: DENSE (Zhang et al. 2022), which
+    FuseFL uses as it is and FedKTL ("practical setting") with min_samples 1. Raises UserError if TRIES draws fail.
+    """
+    _check_alpha(alpha)
+    failed = UserError(
+        f"no partition of {len(labels)} samples with alpha {alpha} leaves each of {clients} clients at least "
+        f"{min_samples} samples; raise alpha, use fewer clients or more samples, or lower min_samples"
+    )
+    if clients * min_samples > len(labels):
+        raise failed
+    for _ in range(TRIES):
+        dealt = _deal_classes(labels, clients, alpha, rng)
+        if dealt and min(sum(map(len, part)) for part in dealt) >= min_samples:
+            return _shuffled(dealt, rng)
+    raise failed
+
+
+def _deal_classes(labels: Indices, clients: int, alpha: float, rng: RandomState) -> list[list[Indices]]:
+    """One draw: per client its piece of every class; empty if alpha is so small that shares vanished numerically."""
+    held = np.zeros(clients, dtype=np.int64)
+    pieces = []
+    for members in _by_class(labels):
+        rng.shuffle(members)
+        share = rng.dirichlet(np.full(clients, alpha)) * (held < len(labels) / clients)
+        if not share.sum() > 0:
+            return []
+        pieces.append(_cut(members, share / share.sum()))
+        held += [len(piece) for piece in pieces[-1]]
+    return [list(part) for part in zip(*pieces, strict=True)]
+
+
+def dirichlet_fixed(
+    labels: Indices, clients: int, alpha: float, samples: int, seed: int, classes: int | None = None
+) -> list[Indices]:
+    """Every client draws exactly `samples` samples, class shares q ~ Dir(alpha), one q per client.
+
+    Clients draw independently, so they may share samples; a client draws a class with replacement only where the class
+    has too few. q depends on seed, clients, alpha and `classes` (default: the labels' own number) only, so a training
+    and a test split drawn with one seed follow the same shares. Source: FedPURIN's released code. Raises UserError if
+    a class that is to be drawn has no sample.
+    """
+    _check_alpha(alpha)
+    pools = [np.flatnonzero(labels == c) for c in range(classes or int(labels.max()) + 1)]
+    rng = RandomState(seed)
+    shares = rng.dirichlet(np.full(len(pools), alpha), size=clients)
+    if not np.isfinite(shares).all():
+        raise UserError(f"alpha {alpha} is too small to draw shares from; raise it")
+    parts = []
+    for share in shares:
+        part, left = [], samples
+        for c, pool in enumerate(pools):
+            wanted = left if c == len(pools) - 1 else min(math.floor(samples * share[c] + 0.5), left)
+            if wanted and not len(pool):
+                raise UserError(f"class {c} has no sample to draw from; use a data set with all classes in every split")
+            part.append(rng.choice(pool, wanted, replace=wanted > len(pool)))
+            left -= wanted
+        parts.append(np.concatenate(part))
+    return parts
+
+
+def pathological(labels: Indices, clients: int, classes_per_client: int, rng: RandomState) -> list[Indices]:
+    """Each client holds samples of `classes_per_client` classes; samples are disjoint.
+
+    Classes in order go to the first ceil(clients * classes_per_client / classes) clients that still lack classes: all
+    but the last of them get a random number between a tenth of and the full equal share, the last gets the rest.
+    Where the numbers do not divide, the last clients hold fewer classes, and classes that nobody lacks are left out
+    (with a warning). Source: FedKTL's released code (PFLlib). Raises UserError if a class has fewer samples than
+    takers or `classes_per_client` is not in 1..classes.
+    """
+    pools = _by_class(labels)
+    if not 1 <= classes_per_client <= len(pools):
+        raise UserError(
+            f"classes per client is {classes_per_client}; it must lie in 1..{len(pools)}, the classes there are"
+        )
+    takers_per_class = math.ceil(clients * classes_per_client / len(pools))
+    lacking = np.full(clients, classes_per_client)
+    dealt: list[list[Indices]] = [[] for _ in range(clients)]
+    for pool in pools:
+        takers = np.flatnonzero(lacking)[:takers_per_class]
+        label = labels[pool[0]]
+        if not len(takers):
+            log.warning("pathological partition: every client has its classes, so class %d is left out", label)
+            continue
+        equal = len(pool) // len(takers)
+        if not equal:
+            raise UserError(f"class {label} has {len(pool)} samples for {len(takers)} clients; use fewer clients")
+        sizes = rng.randint(max(1, equal // 10), equal + 1, size=len(takers) - 1)
+        rng.shuffle(pool)
+        for client, piece in zip(takers, np.split(pool, np.cumsum(sizes)), strict=True):
+            dealt[client].append(piece)
+        lacking[takers] -= 1
+    return _shuffled(dealt, rng)
+
+
+def shards(labels: Indices, clients: int, shards_per_client: int, rng: RandomState) -> list[Indices]:
+    """Samples sorted by label are cut into clients * shards_per_client near-equal shards, dealt at random.
+
+    Disjoint and exhaustive; a client holds about `shards_per_client` classes. Source: McMahan et al. 2017, as GENE-FL
+    uses it. Raises UserError if there are more shards than samples.
+    """
+    number = clients * shards_per_client
+    if not 1 <= number <= len(labels):
+        raise UserError(
+            f"{clients} clients of {shards_per_client} shards cannot be cut from {len(labels)} samples; change them"
+        )
+    pieces = np.array_split(np.argsort(labels, kind="stable"), number)
+    order = rng.permutation(number).reshape(clients, shards_per_client)
+    return _shuffled([[pieces[i] for i in mine] for mine in order], rng)
+
+
+def iid(labels: Indices, clients: int, rng: RandomState) -> list[Indices]:
+    """Random parts whose sizes differ by one at most; classes are not balanced further. Disjoint and exhaustive."""
+    return np.array_split(rng.permutation(len(labels)), clients)
+
+
+def match_test(
+    train_labels: Indices, parts: Sequence[Indices], test_labels: Indices, rng: RandomState
+) -> list[Indices]:
+    """Each class of the test set is dealt by the clients' shares of that class in training.
+
+    Disjoint; a class that nobody trains on is left out, and a client of few samples may get none. Source: FuseFL's
+    released code: shuffled test indices of a class cut at floor(cumsum(share) * n_test).
+    """
+    classes = 1 + max(int(train_labels.max()), int(test_labels.max(initial=0)))
+    held = np.array([np.bincount(train_labels[part], minlength=classes) for part in parts])
+    dealt: list[list[Indices]] = [[] for _ in parts]
+    for members in _by_class(test_labels):
+        rng.shuffle(members)
+        column = held[:, test_labels[members[0]]]
+        if column.sum():
+            for part, piece in zip(dealt, _cut(members, column / column.sum()), strict=True):
+                part.append(piece)
+    return _shuffled(dealt, rng)
+
+
+def flower(labels: Indices, partitioner: Any) -> list[Indices]:
+    """The parts of any flwr-datasets partitioner, made with `partition_by="label"` where it takes that.
+
+    The partitioner is given a table of labels and row numbers only; no network is used. Raises UserError if
+    flwr-datasets is missing or the partitioner fails on these labels.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise _no_flower() from error
+    try:
+        partitioner.dataset = datasets.Dataset.from_dict({"label": labels, "row": np.arange(len(labels))})
+        parts = [partitioner.load_partition(i) for i in range(partitioner.num_partitions)]
+    except Exception as error:  # partitioners check their options only here, and by many kinds of exception
+        raise UserError(f"{type(partitioner).__name__} cannot split these labels: {_line(error)}") from error
+    return [np.asarray(part["row"], dtype=np.int64) for part in parts]
+
+
+def _flower_by_name(name: str, clients: int, alpha: float, seed: int, options: dict[str, Any]) -> Any:
+    try:
+        from flwr_datasets import partitioner as module
+    except ImportError as error:
+        raise _no_flower() from error
+    names = [n for n in module.__all__ if n.endswith("Partitioner") and n != "Partitioner"]
+    if name not in names:
+        raise UserError(f"flwr-datasets has no partitioner {name!r}{_suggest(name, names)}; it has {', '.join(names)}")
+    kind = getattr(module, name)
+    takes = inspect.signature(kind).parameters
+    known = {"num_partitions": clients, "partition_by": "label", "alpha": alpha, "seed": seed}
+    try:
+        return kind(**({key: value for key, value in known.items() if key in takes} | options))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} does not accept these options: {_line(error)}; it takes {', '.join(takes)}") from error
+
+
+def federate(
+    dataset: Dataset,
+    partition: str = "dirichlet",
+    clients: int = 10,
+    *,
+    alpha: float = 0.5,
+    classes_per_client: int = 2,
+    shards_per_client: int = 2,
+    samples: tuple[int, int] | None = None,
+    seed: int = 0,
+    options: dict[str, Any] | None = None,
+) -> FederatedData:
+    """`dataset` over clients; a client's test samples follow its training labels, the server tests on `dataset.test`.
+
+    `partition` is one of PARTITIONS (`dirichlet` takes the option `min_samples`) or `flwr:<Name>`, a flwr-datasets
+    partitioner, made with `options` (`num_partitions`, `partition_by`, `alpha` and `seed` are filled in). `samples`
+    is (train, test) per client: with `dirichlet` every client draws exactly that many (FedPURIN's split), with any
+    other partition its parts are cut down to at most that many, and having fewer training samples is an error. The
+    result depends on the arguments only. Raises UserError for a wrong argument or a client without training samples.
+    """
+    _check(partition, clients, samples, seed, len(dataset.train))
+    options = options or {}
+    takes_options = partition.startswith("flwr:") or (partition == "dirichlet" and not samples)
+    if options and not (takes_options and (partition != "dirichlet" or set(options) == {"min_samples"})):
+        raise UserError(f"partition {partition!r} takes no such options here: {', '.join(options)}; leave them out")
+    labels, test_labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
+    rng = RandomState(seed)
+    if partition == "dirichlet" and samples:
+        train, test = (
+            dirichlet_fixed(of, clients, alpha, number, seed, len(dataset.classes))
+            for of, number in zip((labels, test_labels), samples, strict=True)
+        )
+        return _federated(dataset, train, test)
+    if partition == "dirichlet":
+        train = dirichlet(labels, clients, alpha, rng, **options)
+    elif partition == "iid":
+        train = iid(labels, clients, rng)
+    elif partition == "pathological":
+        train = pathological(labels, clients, classes_per_client, rng)
+    elif partition == "shards":
+        train = shards(labels, clients, shards_per_client, rng)
+    else:
+        train = flower(labels, _flower_by_name(partition.removeprefix("flwr:"), clients, alpha, seed, options))
+        if len(train) != clients:
+            raise UserError(f"{partition} makes {len(train)} parts; say clients={len(train)} or change its options")
+    test = match_test(labels, train, test_labels, rng)
+    if samples:
+        for i, part in enumerate(train):
+            if len(part) < samples[0]:
+                raise UserError(f"client {i} has {len(part)} training samples, fewer than {samples[0]}; lower samples")
+        train = [part[: samples[0]] for part in train]
+        test = [part[: samples[1]] for part in test]
+    return _federated(dataset, train, test)
+
+
+def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0) -> FederatedData:
+    """`dataset` over clients by your own `parts`: per client the indices of its samples in `dataset.train`.
+
+    Each client's test samples follow its training labels (`match_test`); the server tests on `dataset.test`. Raises
+    UserError for a client without training samples or an index out of range.
+    """
+    labels, test_labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
+    parts = [np.asarray(part, dtype=np.int64) for part in parts]
+    for i, part in enumerate(parts):
+        if len(part) and not 0 <= part.min() <= part.max() < len(labels):
+            raise UserError(f"client {i} has indices outside 0..{len(labels) - 1}, the training samples there are")
+    return _federated(dataset, parts, match_test(labels, parts, test_labels, RandomState(seed)))
+
+
+def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indices]) -> FederatedData:
+    for i, part in enumerate(train):
+        if not len(part):
+            raise UserError(f"client {i} is left without a training sample; use fewer clients or another partition")
+    clients = tuple(
+        ClientData(dataset.train.take(mine), dataset.test.take(own)) for mine, own in zip(train, test, strict=True)
+    )
+    return FederatedData(clients, dataset.test, dataset.classes)
+
+
+def _check(partition: str, clients: int, samples: tuple[int, int] | None, seed: int, available: int) -> None:
+    if partition not in PARTITIONS and not partition.startswith("flwr:"):
+        raise UserError(
+            f"unknown partition {partition!r}{_suggest(partition, PARTITIONS)}; "
+            f"there are {', '.join(PARTITIONS)} and flwr:<Name> for those of flwr-datasets"
+        )
+    if clients < 1:
+        raise UserError(f"{clients} clients; there must be at least one")
+    if clients > available:
+        raise UserError(f"{clients} clients but {available} training samples; use at most as many clients as samples")
+    if samples and min(samples) < 1:
+        raise UserError(f"samples per client are {samples}; give two positive numbers, train and test")
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed {seed} must lie in 0..2^32-1")
+
+
+def _check_alpha(alpha: float) -> None:
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise UserError(f"alpha is {alpha}; it must be positive (small: clients differ much, large: they are alike)")
+
+
+def _by_class(labels: Indices) -> list[Indices]:
+    return [np.flatnonzero(labels == c) for c in np.unique(labels)]
+
+
+def _cut(members: Indices, shares: NDArray[np.float64]) -> list[Indices]:
+    """`members` cut at floor(cumsum(shares) * n); the last piece takes what rounding leaves."""
+    return np.split(members, (np.cumsum(shares) * len(members)).astype(np.int64)[:-1])
+
+
+def _shuffled(dealt: Sequence[Sequence[Indices]], rng: RandomState) -> list[Indices]:
+    """Each client's pieces joined and shuffled, client by client."""
+    parts = [np.concatenate([np.empty(0, np.int64), *pieces]) for pieces in dealt]
+    for part in parts:
+        rng.shuffle(part)
+    return parts
+
+
+def _suggest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _no_flower() -> UserError:
+    return UserError(
+        "partitions of flwr-datasets need that package; install it with: pip install 'fewbytes[flower-datasets]'"
+    )

@@ -1,0 +1,169 @@
+"""What a client's data are: labelled samples as views into shared arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from fewbytes.errors import UserError
+
+
+class Split:
+    """Labelled samples: some rows of arrays that many splits may share; making one copies no sample.
+
+    `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255 or float32
+    features (n, ...). `y`: int64 tensor (n,), class indices. `rows`: int64 (m,), which samples this view holds and in
+    which order; None for all. Raises UserError if `x` and `y` differ in length. For data of other types see `of`.
+    """
+
+    def __init__(self, x: Tensor | NDArray[Any], y: Tensor, rows: NDArray[np.int64] | None = None) -> None:
+        if len(x) != len(y):
+            raise UserError(f"{len(x)} samples but {len(y)} labels; give one label per sample")
+        self.x = x
+        self.y = y
+        self.rows = rows
+
+    @classmethod
+    def of(cls, data: Split | tuple[Any, Any] | TorchDataset[Any]) -> Split:
+        """A split from what users have: a Split, a pair (x, y) of arrays or tensors, or a torch map-style data set.
+
+        A data set is read once, item by item, and must yield (x, integer label) with x a tensor or array of one shape.
+        uint8 samples stay uint8, all others become float32. Raises UserError for anything else.
+        """
+        if isinstance(data, Split):
+            return data
+        if not isinstance(data, tuple):
+            data = _materialise(data)
+        if len(data) != 2:
+            raise UserError(f"data are a pair (x, y) of samples and labels, not a tuple of {len(data)}")
+        return cls(_samples(data[0]), _labels(data[1]))
+
+    def __len__(self) -> int:
+        return len(self.y) if self.rows is None else len(self.rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """Class indices of this view, int64 (m,)."""
+        return self.y if self.rows is None else self.y[torch.from_numpy(self.rows)]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample, for example (3, 32, 32)."""
+        return tuple(self.x.shape[1:])
+
+    def take(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> Split:
+        """The samples at `indices` of this view, in that order; nothing is copied."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Split(self.x, self.y, chosen if self.rows is None else self.rows[chosen])
+
+    def load(self, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
+        """Freshly gathered samples, float32 (m, ...), and labels, int64 (m,), on `device`.
+
+        uint8 samples are divided by 255; nothing else is normalised.
+        """
+        if isinstance(self.x, Tensor):
+            x = self.x.clone() if self.rows is None else self.x[torch.from_numpy(self.rows)]
+        else:
+            x = torch.from_numpy(np.array(self.x) if self.rows is None else np.asarray(self.x[self.rows]))
+        y = self.labels.to(device, copy=True)
+        x = x.to(device)  # bytes travel before they become floats
+        return (x.float().div_(255) if x.dtype == torch.uint8 else x.float()), y
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set as published: its training and test samples and the names of its classes, in label order."""
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's own training and test samples."""
+
+    train: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """A data set over clients: each client's own samples, the server's test set, the names of the classes."""
+
+    clients: tuple[ClientData, ...]
+    test: Split
+    classes: tuple[str, ...]
+
+    def label_counts(self) -> dict[str, Any]:
+        """`{"classes": [name], "train": [[samples per class] per client], "test": likewise}`, plain ints for JSON."""
+
+        def count(split: Split) -> list[int]:
+            return [int(n) for n in torch.bincount(split.labels, minlength=len(self.classes))]
+
+        return {
+            "classes": list(self.classes),
+            "train": [count(client.train) for client in self.clients],
+            "test": [count(client.test) for client in self.clients],
+        }
+
+
+def _materialise(data: TorchDataset[Any]) -> tuple[Tensor, Tensor]:
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise UserError(f"cannot use {type(data).__name__} as data; give a pair (x, y) or a map-style torch data set")
+    xs, ys = [], []
+    for i in range(len(data)):
+        item = data[i]
+        if not (isinstance(item, (tuple, list)) and len(item) == 2 and _is_integer(item[1])):
+            raise UserError(f"item {i} of {type(data).__name__} carries no integer label; items must be (x, label)")
+        if not isinstance(item[0], (Tensor, np.ndarray)):
+            raise UserError(
+                f"item {i} of {type(data).__name__} is a {type(item[0]).__name__}; "
+                "give tensors or arrays, for example with torchvision's PILToTensor transform"
+            )
+        xs.append(torch.as_tensor(item[0]))
+        ys.append(int(item[1]))
+    if not xs:
+        raise UserError(f"{type(data).__name__} is empty")
+    for i, x in enumerate(xs):
+        if x.shape != xs[0].shape:
+            raise UserError(
+                f"item {i} has shape {tuple(x.shape)}, item 0 {tuple(xs[0].shape)}; resize them to one shape"
+            )
+    return torch.stack(xs), torch.tensor(ys)
+
+
+def _is_integer(label: Any) -> bool:
+    if isinstance(label, (Tensor, np.ndarray)):
+        return label.ndim == 0 and _is_integer(label.item())
+    return isinstance(label, (int, np.integer)) and not isinstance(label, bool)
+
+
+def _samples(x: Any) -> Tensor | NDArray[Any]:
+    samples: Tensor | NDArray[Any] = x if isinstance(x, Tensor) else np.asarray(x)
+    if isinstance(samples, np.ndarray) and samples.dtype.kind not in "biuf":
+        raise UserError(f"samples are numbers, not {samples.dtype}; give arrays of uint8 or float32")
+    if samples.ndim < 2:
+        raise UserError(
+            f"samples have shape {tuple(samples.shape)}; the first dimension counts them, so give two or more"
+        )
+    if isinstance(samples, Tensor):
+        return samples if samples.dtype == torch.uint8 else samples.float()
+    return samples if samples.dtype == np.uint8 else samples.astype(np.float32, copy=False)
+
+
+def _labels(y: Any) -> Tensor:
+    y = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise UserError(f"labels are one integer per sample, not {y.dtype} of shape {y.shape}")
+    if y.size and y.min() < 0:
+        raise UserError(f"label {y.min()} is negative; labels count the classes from 0")
+    return torch.from_numpy(y.astype(np.int64))

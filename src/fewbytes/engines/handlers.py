@@ -1,0 +1,125 @@
+"""Running one client handler: state and message in, state, reply and measurements out. The same for every engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from fewbytes.engines.store import ClientStore, state_class
+from fewbytes.errors import MethodError
+from fewbytes.method import Id, Method, Site, Task
+from fewbytes.net import Handler
+from fewbytes.training import evaluate
+from fewbytes.wire import Base, Counted, Frame, Layout, counted, pack, unpack
+
+SCORE, SAVE = ":score", ":save"  # what an engine asks of a client besides the method's own handlers
+
+
+class Job(msgspec.Struct, array_like=True):
+    """One handler to run on one client."""
+
+    number: int
+    handler: str
+    client: Id
+    round: int
+    scored: bool
+    version: int  # of the client's state; 0: none yet
+    message: int = 0  # the number of the message to answer; 0: nothing was sent
+    message_at: str = ""  # where its frame lies
+    message_length: int = 0
+    reply_to: str = ""  # where a long reply may be written
+
+
+class Done(msgspec.Struct, array_like=True):
+    """What came of a job. The reply's frame is `reply`, or the first `length` bytes at the job's `reply_to`."""
+
+    number: int
+    version: int = 0
+    reply: bytes = b""
+    length: int = 0
+    up: tuple[int, int] = (0, 0)  # what papers count for the reply: value bytes, mask bits
+    records: dict[str, float] = {}
+    score: tuple[int, int] = (0, 0)  # correct, samples
+    error: str = ""
+    trace: str = ""
+
+
+class Runner:
+    """Runs handlers of one method on one task, against client states in a store."""
+
+    def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool) -> None:
+        self.method, self.task, self.store, self.coded = method, task, store, coded
+        self.state_class = state_class(method, "client")
+        self._models: dict[Any, nn.Module] = {}
+        self._handlers: dict[str, Handler] = {}
+        self._message: tuple[int, Any, Base] | None = None
+
+    def run(self, job: Job, message: memoryview | None) -> tuple[Done, Frame | None]:
+        """Run one job; the new state is stored before this returns. `message` is the frame the job names."""
+        layout = self.task.layout(job.client)
+        site = Site(self.task, job.client, job.round, job.handler, self._models, job.scored)
+        state = self._state(job)
+        done = Done(job.number, version=job.version)
+        if job.handler in (SCORE, SAVE):
+            model = self.method.local_model(state, site)
+            if model is not None and job.handler == SCORE:
+                x, y = site.tensors(site.test)
+                done.score = (evaluate(model, x, y, self.task.precision)[0], len(y))
+            return done, None
+        handler = self._handler(job.handler)
+        received, base = self._received(job, handler, message, layout)
+        reply = getattr(self.method, handler.name)(state, received, site)
+        frame: Frame | None = None
+        if handler.reply is not None:
+            if type(reply) is not handler.reply:
+                raise MethodError(f"it must reply a {handler.reply.__name__}, it replied a {type(reply).__name__}")
+            frame = pack(reply, layout=layout, base=base, coded=self.coded)
+            count = counted(reply)
+            done.up = (count.value_bytes, count.mask_bits)
+        if state is not None:
+            done.version = job.version + 1
+            self.store.save(state, job.client, done.version)
+        done.records = site.records
+        return done, frame
+
+    def local_model(self, client: Id, version: int, t: int) -> nn.Module | None:
+        """A client's own model, by the method."""
+        site = Site(self.task, client, t, SAVE, scored=False)
+        return self.method.local_model(self._state(Job(0, SAVE, client, t, False, version)), site)
+
+    def _state(self, job: Job) -> Any:
+        if self.state_class is None:
+            return None
+        if job.version:
+            return self.store.load(self.state_class, job.client, job.version)
+        return self.method.client(Site(self.task, job.client, 0, "client", self._models))
+
+    def _handler(self, name: str) -> Handler:
+        if name not in self._handlers:
+            self._handlers[name] = Handler.of(getattr(self.method, name))
+        return self._handlers[name]
+
+    def _received(
+        self, job: Job, handler: Handler, message: memoryview | None, layout: Layout
+    ) -> tuple[Any, Base | None]:
+        """The message, decoded once however many clients it goes to, and the base it makes for the reply."""
+        if not job.message or message is None:
+            return None, None
+        if self._message is None or self._message[0] != job.message:
+            if handler.message is None:
+                raise MethodError("it is sent a message, but its type hints say None")
+            received = unpack(handler.message, message, layout=layout)
+            self._message = (job.message, received, Base.of(bytes(message[-32:]), received))
+        return self._message[1:]
+
+
+def packed(handler: Handler, message: Any, layout: Layout, coded: bool) -> tuple[Frame | None, Counted]:
+    """A message as it travels: nothing for None. Raises MethodError if it is not of the handler's class."""
+    if message is None:
+        return None, Counted()
+    if type(message) is not handler.message:
+        wanted = "nothing" if handler.message is None else f"a {handler.message.__name__}"
+        raise MethodError(f"handler {handler.name!r} takes {wanted}, it was sent a {type(message).__name__}")
+    return pack(message, layout=layout, coded=coded), counted(message)

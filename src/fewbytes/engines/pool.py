@@ -1,0 +1,244 @@
+"""Worker processes: forked from this one, one torch thread each, replaced when they die."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import msgspec
+import torch
+
+from fewbytes.engines.handlers import Done, Job, Runner
+from fewbytes.errors import FewbytesError, MethodError
+from fewbytes.wire import Frame
+
+INLINE_REPLY = 1 << 16  # bytes: shorter frames go through the pipe
+ATTEMPTS = 3  # times a job may kill its worker
+QUEUED = 2  # jobs a worker holds, so that it never waits for the next one
+
+
+class Exchange:
+    """Frames handed between processes through files in shared memory, mapped once and used again."""
+
+    def __init__(self) -> None:
+        shared = Path("/dev/shm")
+        roomy = shared.is_dir() and os.access(shared, os.W_OK) and _free_bytes(shared) > 1 << 30
+        self._folder = tempfile.TemporaryDirectory(prefix="fewbytes-", dir=shared if roomy else None)
+        self._maps: dict[str, mmap.mmap] = {}
+        self._spare: list[str] = []
+        self._made = 0
+
+    def new(self) -> str:
+        """The name of a file that nobody uses."""
+        if self._spare:
+            return self._spare.pop()
+        self._made += 1
+        return f"{self._folder.name}/{self._made}"
+
+    def free(self, name: str) -> None:
+        """Give a name back for the next `new`."""
+        self._spare.append(name)
+
+    def write(self, name: str, frame: Frame) -> None:
+        """Write a frame at the start of the file, making room first (so that a full disk is an error, not a fault)."""
+        mapped = self._maps.get(name)
+        if mapped is None or len(mapped) < len(frame):
+            with open(name, "ab") as file:
+                os.posix_fallocate(file.fileno(), 0, len(frame))
+            mapped = self._map(name)
+        frame.write_into(memoryview(mapped))
+
+    def read(self, name: str, length: int) -> memoryview:
+        """The first `length` bytes of the file, valid until somebody writes it again."""
+        mapped = self._maps.get(name)
+        if mapped is None or len(mapped) < length:
+            mapped = self._map(name)
+        return memoryview(mapped)[:length]
+
+    def _map(self, name: str) -> mmap.mmap:
+        with open(name, "r+b") as file:
+            self._maps[name] = mmap.mmap(file.fileno(), 0)
+        return self._maps[name]
+
+    def close(self) -> None:
+        self._maps.clear()
+        self._folder.cleanup()
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+class Pool:
+    """Runs jobs on worker processes. A worker that dies is replaced and its jobs run again from the same states."""
+
+    def __init__(self, runner: Runner, workers: int) -> None:
+        self.runner, self.exchange = runner, Exchange()
+        self._queue: deque[Job] = deque()
+        self._attempts: dict[int, int] = {}
+        self._workers: list[_Worker] = []
+        self.replaced = 0
+        for _ in range(workers):
+            self._workers.append(self._fork())
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; its message lies in the exchange."""
+        self._queue.append(job)
+        self._feed()
+
+    def collect(self) -> list[Done]:
+        """Wait for jobs to end. Raises MethodError for a handler that raised or keeps killing its worker."""
+        done: list[Done] = []
+        while not done:
+            ready = wait([w.pipe for w in self._workers])
+            for worker in [w for w in self._workers if w.pipe in ready]:
+                try:
+                    result = msgspec.msgpack.decode(worker.pipe.recv_bytes(), type=Done)
+                except (EOFError, OSError):
+                    self._replace(worker)
+                    continue
+                job = worker.jobs.pop(result.number)
+                if result.error:
+                    raise failed(job, result)
+                done.append(result)
+            self._feed()
+        return done
+
+    def reply(self, job: Job, done: Done) -> memoryview:
+        """A job's reply frame (empty: none), valid until `release`."""
+        return memoryview(done.reply) if done.reply or not done.length else self.exchange.read(job.reply_to, done.length)
+
+    def release(self, job: Job) -> None:
+        """The job's reply has been read: its place may be used again."""
+        self.exchange.free(job.reply_to)
+
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return [w.process.pid or 0 for w in self._workers]
+
+    def close(self) -> None:
+        """End the workers, whatever they are doing, and remove the exchange."""
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+        self._workers = []
+        self.exchange.close()
+
+    def _feed(self) -> None:
+        while self._queue:
+            worker = min(self._workers, key=lambda w: len(w.jobs))
+            if len(worker.jobs) >= QUEUED:
+                return
+            job = self._queue.popleft()
+            worker.jobs[job.number] = job
+            try:
+                worker.pipe.send_bytes(msgspec.msgpack.encode(job))
+            except OSError:
+                self._replace(worker)
+
+    def _replace(self, worker: _Worker) -> None:
+        worker.process.join(timeout=5)
+        code = worker.process.exitcode
+        worker.pipe.close()
+        self._workers.remove(worker)
+        if worker.jobs:
+            job = next(iter(worker.jobs.values()))
+            self._attempts[job.number] = self._attempts.get(job.number, 0) + 1
+            if self._attempts[job.number] >= ATTEMPTS:
+                raise MethodError(
+                    f"client {job.client}, round {job.round}, handler {job.handler!r}: its worker process died "
+                    f"{ATTEMPTS} times (exit code {code}; out of memory?)"
+                )
+        self._queue.extendleft(reversed(worker.jobs.values()))
+        self.replaced += 1
+        self._workers.append(self._fork())
+
+    def _fork(self) -> _Worker:
+        here, there = get_context("fork").Pipe()
+        inherited = [here, *(w.pipe for w in self._workers)]
+        process = get_context("fork").Process(
+            target=_work, args=(self.runner, self.exchange, there, inherited, os.getpid()), daemon=True
+        )
+        sys.stdout.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours (a progress display) are never used there
+            process.start()
+        there.close()
+        return _Worker(process, here)
+
+
+class _Worker:
+    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
+        self.process, self.pipe = process, pipe
+        self.jobs: dict[int, Job] = {}  # what it was given and has not ended, oldest first
+
+
+def failed(job: Job, done: Done) -> Exception:
+    """The error to raise for a job that did not end well, with its client, round and handler."""
+    where = f"client {job.client}, round {job.round}, handler {job.handler!r}"
+    if done.error.startswith("OSError: [Errno 28]"):
+        return OSError(28, f"No space left on device ({where})")
+    error = MethodError(f"{where}: {done.error}")
+    error.add_note(done.trace)
+    return error
+
+
+def attempt(run: Callable[[], tuple[Done, Frame | None]], number: int) -> tuple[Done, Frame | None]:
+    """Run a job; what it raises becomes its result."""
+    try:
+        return run()
+    except Exception as error:  # whatever a handler raises is reported with its client and round
+        text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
+        return Done(number, error=text.replace("\n", " ") or type(error).__name__, trace=traceback.format_exc()), None
+
+
+def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[Connection], parent: int) -> None:
+    """A worker's life: jobs in, results out, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends the workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with_parent(parent)
+    for other in inherited:
+        other.close()
+    torch.set_num_threads(1)
+    gc.freeze()
+    while True:
+        try:
+            job = msgspec.msgpack.decode(pipe.recv_bytes(), type=Job)
+        except EOFError:
+            os._exit(0)
+        message = exchange.read(job.message_at, job.message_length) if job.message else None
+        done, frame = attempt(lambda job=job, message=message: runner.run(job, message), job.number)  # type: ignore[misc]
+        if frame is not None:
+            if len(frame) <= INLINE_REPLY:
+                done.reply = bytes(frame)
+            else:
+                try:
+                    exchange.write(job.reply_to, frame)
+                except OSError as error:
+                    done = Done(job.number, error=f"OSError: {error}")
+                done.length = len(frame)
+        pipe.send_bytes(msgspec.msgpack.encode(done))
+
+
+def _die_with_parent(parent: int) -> None:
+    """Have the system end this process when its parent dies, even by kill -9 (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

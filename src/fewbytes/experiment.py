@@ -1,0 +1,129 @@
+"""An experiment as a config file or the command line describes it, and what it makes: a method and a task."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from fewbytes.data import federate, load_dataset
+from fewbytes.errors import UserError
+from fewbytes.method import Method, Task
+from fewbytes.methods import METHODS
+from fewbytes.models import build_model, default_model
+
+
+class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Every setting of a run, with its default; the keys of config.toml and the options of the command line."""
+
+    method: str
+    dataset: str = "digits"
+    partition: str = "dirichlet"
+    alpha: float = 0.5
+    classes_per_client: int = 2
+    shards_per_client: int = 2
+    samples: tuple[int, int] | None = None  # fixed training and test samples per client
+    partition_options: dict[str, Any] = {}
+    clients: int = 10
+    model: str | None = None  # None: chosen by the data set's shape
+    rounds: int = 20
+    seed: int = 0
+    precision: Literal["float32", "bf16"] = "float32"
+    device: str = "cpu"
+    engine: Literal["local"] = "local"
+    workers: int | None = None  # None: one per core
+    evaluate_every: int = 1
+    coding: bool = True
+    keep_frames: bool = False
+    save_models: bool = True
+    parameters: dict[str, Any] = {}  # the method's own fields
+
+    def toml(self) -> str:
+        """The text of config.toml."""
+        settings = {k: v for k, v in msgspec.to_builtins(self).items() if v is not None}
+        settings["parameters"] = dataclasses.asdict(make_method(self.method, self.parameters))  # type: ignore[call-overload]
+        return msgspec.toml.encode(settings).decode()
+
+    def task(self) -> Task:
+        """The task: data loaded and dealt out, the model ready to be built. Raises UserError."""
+        check_device(self.device)
+        dataset = load_dataset(self.dataset)
+        data = federate(
+            dataset, self.partition, self.clients, alpha=self.alpha, classes_per_client=self.classes_per_client,
+            shards_per_client=self.shards_per_client, samples=self.samples, seed=self.seed,
+            options=self.partition_options,
+        )  # fmt: skip
+        shape, classes = dataset.train.shape, len(dataset.classes)
+        name = self.model or default_model(shape)
+        build_model(name, shape, classes)  # so that a wrong name is told before anything is written
+        return Task(lambda: build_model(name, shape, classes), data, self.seed, self.precision, self.device)
+
+    def about(self, task: Task) -> dict[str, Any]:
+        """What result.json says of the task."""
+        shape = task.data.clients[0].train.shape
+        return {
+            "dataset": self.dataset, "model": self.model or default_model(shape), "partition": self.partition,
+            "sample_shape": list(shape), "classes": len(task.data.classes),
+        }  # fmt: skip
+
+
+SETTINGS = tuple(f.name for f in msgspec.structs.fields(Experiment))
+
+
+def read_experiment(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file. Raises UserError if it cannot be read or names a setting that does not exist."""
+    try:
+        settings = msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise UserError(f"the config {path} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(f"the config {path} is not valid TOML: {error}") from None
+    for key in settings:
+        if key not in SETTINGS:
+            raise UserError(f"the config {path} has an unknown key {key!r}{_suggestion(key, SETTINGS)}")
+    return settings
+
+
+def make_experiment(settings: dict[str, Any], source: str) -> Experiment:
+    """Settings as an experiment, their types checked. Raises UserError naming the setting."""
+    try:
+        return msgspec.convert(settings, Experiment)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{source}: {error}") from None
+
+
+def make_method(name: str, parameters: dict[str, Any]) -> Method:
+    """A method by name with its own parameters, given as values or as text. Raises UserError."""
+    if name not in METHODS:
+        raise UserError(f"unknown method {name!r}{_suggestion(name, METHODS)}; `fewbytes methods` lists them")
+    cls = METHODS[name]
+    hints = typing.get_type_hints(cls)
+    fields = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    values = {}
+    for key, value in parameters.items():
+        if key not in fields:
+            raise UserError(f"{name} has no parameter {key!r}{_suggestion(key, fields)}; it has {', '.join(fields)}")
+        try:
+            values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))
+        except msgspec.ValidationError as error:
+            raise UserError(f"{name}: parameter {key}={value}: {error}") from None
+    return cls(**values)
+
+
+def check_device(device: str) -> None:
+    """Raises UserError for a device this machine does not have."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def _suggestion(name: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f": did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,266 @@
+"""What a federated method is: one object whose server half calls its client half by name. Read this first."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.errors import UserError
+from fewbytes.state import State, load_state, state_of
+from fewbytes.streams import stream, stream_seed
+from fewbytes.training import Loss, Precision, evaluate, fit
+from fewbytes.wire import Layout
+
+if TYPE_CHECKING:
+    from fewbytes.net import Network
+
+Id = int
+"""A client: 0, 1, 2, …"""
+
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "fraction": (lambda v: 0 < v <= 1, "in (0, 1]"),
+    "tau": (lambda v: 0 < v <= 1, "in (0, 1]"),
+    "epochs": (lambda v: v >= 1, "at least 1"),
+    "batch": (lambda v: v >= 1, "at least 1"),
+    "beta": (lambda v: v >= 1, "at least 1"),
+    "lr": (lambda v: 0 < v < math.inf, "above 0"),
+    "momentum": (lambda v: 0 <= v < 1, "in [0, 1)"),
+    "cutoff": (lambda v: 0 <= v < math.inf, "at least 0"),
+}
+"""What hyper-parameters of these names may be, in every method."""
+
+
+class Method(ABC):
+    """A federated method: a frozen dataclass of hyper-parameters. All that lasts is the server's and clients' state.
+
+    A client handler is any method `(self, state, message, site) -> reply`; its type hints say what is packed: a
+    payload, or None for nothing. The server half reaches it with `net.call(self.handler, to=..., send=...)`.
+    """
+
+    headline: ClassVar[str] = "global"
+    """The accuracy the method's paper reports: `global`, `personalised`, or a name its handlers score."""
+    scored_after_finish: ClassVar[bool] = False
+    """Whether `finish` changes the models the paper scores, so that they are scored once more after it."""
+
+    def __post_init__(self) -> None:
+        """Check hyper-parameters by their types and the ranges of `RANGES`. Raises UserError."""
+        hints = typing.get_type_hints(type(self))
+        for f in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, choices = getattr(self, f.name), typing.get_args(hints[f.name])
+            if typing.get_origin(hints[f.name]) is Literal and value not in choices:
+                raise UserError(f"{f.name} is one of {', '.join(map(str, choices))}, not {value!r}")
+            if f.name in RANGES and not RANGES[f.name][0](value):
+                raise UserError(f"{f.name} must be {RANGES[f.name][1]}, not {value!r}")
+
+    def server(self, task: Task) -> Any:
+        """The server's state before the first round: a dataclass of packable fields, or None."""
+        return None
+
+    def client(self, site: Site) -> Any:
+        """A client's state, made on the client when it is first asked; stays there. A dataclass, or None."""
+        return None
+
+    def start(self, state: Any, net: Network) -> None:
+        """Before round 1: handshakes, clustering."""
+
+    @abstractmethod
+    def round(self, state: Any, net: Network, t: int) -> None:
+        """Round t = 1, 2, …: as many exchanges as the paper has; changes `state` in place."""
+
+    def finish(self, state: Any, net: Network) -> None:
+        """After the last round: a last exchange, a calibration."""
+
+    def join(self, state: Any, net: Network, client: Id) -> None:
+        """A client the run did not know, between rounds."""
+
+    def global_model(self, state: Any, task: Task) -> nn.Module | None:
+        """The model scored on the server's test set, if the method has one."""
+        return None
+
+    def local_model(self, state: Any, site: Site) -> nn.Module | None:
+        """A client's own model, scored on its test split, if the method has one."""
+        return None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned, by whom: the model, the clients' data, the seed. Both ends of the wire hold the same task.
+
+    `build`: makes a model; called with a client's id if it takes an argument (models may differ), else with nothing.
+    """
+
+    build: Callable[..., nn.Module]
+    data: FederatedData
+    seed: int = 0
+    precision: Precision = "float32"
+    device: str = "cpu"
+    _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls, model: Callable[..., nn.Module], clients: Iterable[tuple[Any, Any]], test: Any = None, *, seed: int = 0
+    ) -> Task:
+        """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
+
+        Each set is an (x, y) pair of tensors or a data set of (x, y) items. Raises UserError for sets without labels.
+        """
+        data = tuple(ClientData(Split.of(train), Split.of(own)) for train, own in clients)
+        if not data or not all(len(client.train) for client in data):
+            raise UserError("a task needs at least one client, and every client at least one training sample")
+        server = Split.of(test) if test is not None else data[0].test.take(torch.arange(0))
+        highest = max(int(s.labels.max()) for c in data for s in (c.train, c.test) if len(s))
+        return cls(model, FederatedData(data, server, tuple(map(str, range(highest + 1)))), seed)
+
+    @property
+    def clients(self) -> list[Id]:
+        """All clients the task has data for."""
+        return list(range(len(self.data.clients)))
+
+    def architecture(self, client: Id) -> Any:
+        """A key that is equal for clients with the same model."""
+        return client if _takes_argument(self.build) else 0
+
+    def model(self, client: Id) -> nn.Module:
+        """A new model of the client's architecture, with the first weights all clients of it share."""
+        key = self.architecture(client)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_seed(self.seed, "first model", key))
+            model = self.build(client) if _takes_argument(self.build) else self.build()
+        if not isinstance(model, nn.Module):
+            raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
+        return model.to(self.device)
+
+    def first_model(self, state: State | None = None) -> nn.Module:
+        """A new model with the first weights (the same at every node), or with `state`'s where it has them."""
+        model = self.model(0)
+        if state is not None:
+            load_state(model, state)
+        return model
+
+    def first_state(self, client: Id = 0) -> State:
+        """The first weights of the client's architecture. Shared: do not change them."""
+        key = ("first", self.architecture(client))
+        if key not in self._kept:
+            self._kept[key] = state_of(self.model(client))
+        first: State = self._kept[key]
+        return first
+
+    def layout(self, client: Id) -> Layout:
+        """The entries of the client's model, as both ends of the wire know them."""
+        key = ("layout", self.architecture(client))
+        if key not in self._kept:
+            self._kept[key] = Layout.of(self.first_state(client))
+        layout: Layout = self._kept[key]
+        return layout
+
+
+def _takes_argument(build: Callable[..., nn.Module]) -> bool:
+    """Whether a model builder wants the client's id: it has a parameter that must be given."""
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+class Site:
+    """What a handler sees of its client: its data, its randomness, a model to work with, the training loop."""
+
+    def __init__(
+        self, task: Task, me: Id, t: int, what: str, models: dict[Any, nn.Module] | None = None, scored: bool = True
+    ) -> None:
+        self.task, self.me, self.round = task, me, t
+        self.device = task.device
+        self.train: Split = task.data.clients[me].train
+        self.test: Split = task.data.clients[me].test
+        self.rng = stream(task.seed, "client", me, t, what)
+        """Named randomness of this handler (numpy); torch's global generator is seeded by the same name."""
+        torch.manual_seed(stream_seed(task.seed, "client", me, t, what))
+        self.records: dict[str, float] = {}
+        self._models = {} if models is None else models
+        self._taken = 0
+        self._scored = scored
+        self._loaded: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def model(self, state: State | None = None, fresh: bool = False) -> nn.Module:
+        """A model of this client's architecture with `state`'s entries; the others as in the task's first model.
+
+        `fresh`: weights drawn anew by this client instead of the first model's. Valid until the handler returns
+        (the module object is used again by other clients); calling again gives a second module.
+        """
+        key = (self.task.architecture(self.me), self._taken)
+        self._taken += 1
+        if key not in self._models:
+            made = self.task.model(self.me)
+            if any(isinstance(m, nn.Conv2d) for m in made.modules()):
+                made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self._models[key] = made
+            for p in made.parameters():
+                p.trained = p.requires_grad  # type: ignore[attr-defined]
+        model = self._models[key]
+        for p in model.parameters():
+            p.requires_grad_(p.trained)  # type: ignore[attr-defined]
+            p.grad = None
+        first = self._own_draw() if fresh else self.task.first_state(self.me)
+        given = state or {}
+        load_state(model, {name: value for name, value in first.items() if name not in given} | given)
+        return model.train()
+
+    def _own_draw(self) -> State:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream_seed(self.task.seed, "client", self.me, "model"))
+            build = self.task.build
+            return state_of(build(self.me) if _takes_argument(build) else build())
+
+    def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
+        """The samples of `train` or `test` as (x, y) on the device, x float32, images channels-last."""
+        if id(data) not in self._loaded:
+            x, y = data.load(self.device)
+            if x.dim() == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            self._loaded[id(data)] = (x, y)
+        return self._loaded[id(data)]
+
+    def fit(
+        self,
+        model: nn.Module,
+        *,
+        epochs: int,
+        lr: float,
+        batch: int,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        loss: Loss = F.cross_entropy,
+        extra: Callable[[nn.Module], Tensor] | None = None,
+    ) -> float:
+        """Train on this client's training samples (see `fewbytes.training.fit`); records the loss as `loss.train`."""
+        x, y = self.tensors(self.train)
+        value = fit(
+            model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
+            loss=loss, extra=extra, precision=self.task.precision,
+        )  # fmt: skip
+        self.record("loss.train", value)
+        return value
+
+    def score(self, name: str, model: nn.Module) -> None:
+        """Record `accuracy.<name>`: the model on this client's test split, in rounds that are scored."""
+        if self._scored and len(self.test):
+            x, y = self.tensors(self.test)
+            correct, loss = evaluate(model, x, y, self.task.precision)
+            self.record(f"accuracy.{name}", correct / len(y))
+            self.record(f"loss.{name}", loss / len(y))
+
+    def record(self, name: str, value: float) -> None:
+        """A measurement for people: travels beside the payload, uncounted, and steers nothing."""
+        self.records[name] = float(value)

@@ -1,0 +1,91 @@
+"""FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017, Algorithm 1.
+
+Each round the server sends its model to a random cohort; every client of it trains the model on its own data for a few
+local epochs; the server takes the mean of what comes back, weighted by the clients' numbers of samples:
+w_{t+1} = sum_k (n_k / n) w_{t+1}^k.
+
+Bytes per client and round, before lossless coding: 4 D down, 4 D up, where D counts the model's values (with
+batch-norm buffers when they are averaged too).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from fewbytes.method import Method, Site, Task
+from fewbytes.net import Network
+from fewbytes.state import Mean, State, state_of
+from fewbytes.wire import Dense, payload
+
+
+@payload
+class Model:
+    """Server to client: w_t."""
+
+    theta: Dense
+
+
+@payload
+class Trained:
+    """Client to server: w_{t+1}^k and n_k."""
+
+    theta: Dense
+    samples: int
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    theta: State  # w_t
+
+
+@dataclass
+class Own:
+    """A client's state."""
+
+    buffers: State  # its batch-norm statistics, if they stay local
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Hyper-parameters of FedAvg."""
+
+    fraction: float = 1.0  # C, the part of the clients that takes part in a round
+    epochs: int = 1  # E
+    lr: float = 0.01  # eta
+    batch: int = 10  # B
+    momentum: float = 0.0
+    buffers: Literal["averaged", "local"] = "averaged"  # batch-norm statistics; local: never sent (FedPURIN's tables)
+
+    headline: ClassVar[str] = "global"
+
+    def server(self, task: Task) -> Global:
+        learnt = {name for name, _ in task.first_model().named_parameters()}
+        return Global({k: v.clone() for k, v in task.first_state().items() if k in learnt or self.buffers == "averaged"})
+
+    def client(self, site: Site) -> Own | None:
+        return Own({}) if self.buffers == "local" else None
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        mean = Mean()
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
+            mean.add(reply.theta.dense(), weight=reply.samples)
+        state.theta = mean()
+
+    def train(self, state: Own | None, message: Model, site: Site) -> Trained:
+        model = site.model(message.theta.dense() | (state.buffers if state else {}))
+        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)
+        site.score("personalised", model)
+        sent = state_of(model, keep=message.theta.dense().__contains__)
+        if state is not None:
+            state.buffers = state_of(model, keep=lambda name: name not in sent)
+        return Trained(Dense(sent), len(site.train))
+
+    def global_model(self, state: Global, task: Task) -> nn.Module | None:
+        model = task.first_model(state.theta)
+        return model if state.theta.keys() == model.state_dict().keys() else None

@@ -1,0 +1,236 @@
+"""FedPURIN: "Programmed Update and Reduced INformation for Sparse Personalized Federated Learning", Algorithm 1.
+
+Every client keeps its own model. After local training it finds the values whose loss would move most if they were
+set to zero (its critical values, Eq. 7-8) and uploads only those with a bit mask; the server averages them among clients
+whose masks overlap enough (Eq. 9), takes the mean of all uploads for the rest (Eq. 10), and sends each client the
+combination of the two that its own mask asks for (Eq. 11). Batch normalisation stays on the client.
+
+The download of round t travels with the request of the client's next round (after the last round, by itself), so that
+the upload it causes can be coded against it: one message each way a round, and the same T downloads in all.
+
+Bytes per client and round, before lossless coding, with n_i critical values of d that take part:
+up 4 n_i + d/8; down 4 nnz + d/8, where nnz counts the non-zeros sent (after round beta only those outside the mask).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fewbytes.method import Id, Method, Site, Task
+from fewbytes.models import batch_norm_names
+from fewbytes.net import Network
+from fewbytes.state import State, load_state, state_of
+from fewbytes.wire import Masked, payload
+
+
+@payload
+class Combined:
+    """Server to client: theta_i^(t+1) at its non-zeros; with `kept`, without the critical values the client has."""
+
+    theta: Masked
+    kept: bool
+
+
+@payload
+class Critical:
+    """Client to server: theta_i * m_i and m_i, at one bit an entry."""
+
+    theta: Masked
+    samples: int
+
+
+@dataclass
+class Waiting:
+    """The server's state: what each client gets when it is next asked."""
+
+    combined: dict[Id, Combined] = field(default_factory=dict)
+
+
+@dataclass
+class Personal:
+    """A client's state."""
+
+    theta: State  # theta_i, with its batch normalisation
+    mask: State  # m_i of the last upload
+
+
+@dataclass(frozen=True)
+class FedPURIN(Method):
+    """Hyper-parameters of FedPURIN; the paper's values, its code's where the paper is silent."""
+
+    tau: float = 0.5  # part of each layer that is critical, in (0, 1]
+    beta: int = 100  # last round with collaboration
+    gradient: Literal["exact", "delta"] = "exact"  # Eq. 7's g: the last batch's gradient, or the round's change
+    hessian: bool = False  # Eq. 7's second-order term
+    cutoff: float = 1e-10  # scores up to this are not critical
+    batch_norm: Literal["local", "selected"] = "local"  # selected: scored and sent like any other layer
+    weighted: bool = False  # Eq. 10 weighted by samples instead of 1/N
+    gradient_storage: Literal["float32", "float16"] = "float32"  # float16: as the authors' code
+    fraction: float = 1.0
+    epochs: int = 5  # E
+    lr: float = 0.1  # eta
+    batch: int = 100
+    momentum: float = 0.9
+
+    headline: ClassVar[str] = "sparse"
+
+    def server(self, task: Task) -> Waiting:
+        return Waiting()
+
+    def client(self, site: Site) -> Personal:
+        return Personal(dict(site.task.first_state(site.me)), {})
+
+    def round(self, state: Waiting, net: Network, t: int) -> None:
+        cohort = net.sample(self.fraction)
+        down = {i: state.combined.pop(i, None) for i in cohort}
+        replies = dict(net.call(self.train, to=down))  # lines 3-8
+        state.combined |= self.aggregate(replies, t)
+
+    def finish(self, state: Waiting, net: Network) -> None:
+        net.tell(self.receive, to=state.combined)
+        state.combined = {}
+
+    def aggregate(self, replies: Mapping[Id, Critical], t: int) -> dict[Id, Combined]:
+        """Lines 9-13: what each client gets back. Clients without a critical value take part in no mean."""
+        ids = [i for i, reply in replies.items() if len(reply.theta.values)]
+        if len(replies) < 2 or not ids:
+            return {}
+        masks = [replies[i].theta.mask for i in ids]
+        uploads = [replies[i].theta.dense() for i in ids]
+        group = collaborators(overlap(masks), t, self.beta)  # line 10
+        weights = [float(replies[i].samples) if self.weighted else 1.0 for i in ids]
+        delta = critical_means(uploads, group)  # line 11, Eq. 9
+        mean = sparse_mean(uploads, weights)  # line 12, Eq. 10
+        kept = t > self.beta
+        combined = {}
+        for i in replies:
+            if i in ids:
+                at = ids.index(i)
+                theta = combine({} if kept else delta[at], mean, masks[at])  # Eq. 11
+            else:
+                theta = mean
+            combined[i] = Combined(Masked.nonzero(theta), kept)
+        return combined
+
+    def train(self, state: Personal, message: Combined | None, site: Site) -> Critical:
+        self.receive(state, message, site)
+        model = site.model(state.theta)
+        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)  # line 4
+        after = state_of(model)
+        mask = {}
+        for name, parameter in taking_part(model, self.batch_norm).items():
+            gradient = after[name] - state.theta[name] if self.gradient == "delta" else gradient_of(parameter)
+            if self.gradient_storage == "float16":
+                gradient = gradient.half().float()
+            mask[name] = critical(scores(after[name], gradient, self.hessian), self.tau, self.cutoff)  # lines 5-6
+        state.theta, state.mask = after, mask
+        reply = Critical(Masked.of(after, mask), len(site.train))  # line 7
+        load_state(model, reply.theta.dense())
+        site.score("sparse", model)
+        return reply
+
+    def receive(self, state: Personal, message: Combined | None, site: Site) -> None:
+        if message is None:
+            return
+        theta = message.theta.dense()
+        if message.kept:
+            theta = {name: torch.where(state.mask[name], state.theta[name], theta[name]) for name in theta}
+        state.theta |= theta  # lines 14-17
+        site.score("combined", site.model(state.theta))
+
+    def local_model(self, state: Personal, site: Site) -> nn.Module:
+        return site.model(state.theta)
+
+
+def taking_part(model: nn.Module, batch_norm: str = "local") -> dict[str, nn.Parameter]:
+    """The learnable tensors that collaborate, by name: all but batch normalisation's, or all (`selected`)."""
+    stay = batch_norm_names(model) if batch_norm == "local" else set()
+    return {name: p for name, p in model.named_parameters() if name not in stay}
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """The last batch's gradient, in the parameter's shape; zeros if it had none."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
+
+
+def scores(theta: Tensor, gradient: Tensor, hessian: bool = False) -> Tensor:
+    """Eq. 7: |-g theta + (g theta)^2 / 2|, or |g theta| without the second-order term; not finite counts as 0."""
+    p = gradient * theta
+    c = (p.square() / 2 - p).abs() if hessian else p.abs()
+    return c.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def critical(score: Tensor, tau: float, cutoff: float = 1e-10) -> Tensor:
+    """Eq. 8: true at the floor(tau d) largest scores of a layer of d elements, ties at the threshold included.
+
+    A threshold up to `cutoff` is raised to the smallest score above it, if there is one.
+    """
+    flat = score.reshape(-1)
+    k = int(tau * flat.numel())
+    if k == 0:
+        return torch.zeros_like(score, dtype=torch.bool)
+    threshold = flat.kthvalue(flat.numel() - k + 1).values
+    if threshold <= cutoff:
+        above = flat[flat > cutoff]
+        if len(above):
+            threshold = above.min()
+    return score >= threshold
+
+
+def overlap(masks: Sequence[State]) -> NDArray[np.float64]:
+    """O_ij = 1 - sum |m_i - m_j| / (2 n_i) over all layers, shape (N, N), not symmetric; the diagonal is NaN."""
+    packed = [np.packbits(np.concatenate([m.numpy().reshape(-1) for m in mask.values()])) for mask in masks]
+    ones = [int(np.bitwise_count(bits).sum()) for bits in packed]
+    table = np.full((len(masks), len(masks)), np.nan)
+    for i, mine in enumerate(packed):
+        for j, other in enumerate(packed):
+            if i != j:
+                table[i, j] = 1 - int(np.bitwise_count(mine ^ other).sum()) / (2 * ones[i])
+    return table
+
+
+def threshold(overlaps: NDArray[np.float64], t: int, beta: int) -> float:
+    """T(t) = O_avg + t/beta (O_max - O_avg) over ordered pairs; exactly O_max at t = beta."""
+    pairs = overlaps[~np.isnan(overlaps)]
+    average, highest = float(pairs.mean()), float(pairs.max())
+    return highest if t == beta else average + t / beta * (highest - average)
+
+
+def collaborators(overlaps: NDArray[np.float64], t: int, beta: int) -> NDArray[np.bool_]:
+    """C_i as row i of a bool (N, N) table, i itself included: O_ij >= T(t); nobody else after round beta."""
+    group = np.eye(len(overlaps), dtype=bool)
+    if t <= beta and len(overlaps) > 1:
+        group |= np.nan_to_num(overlaps, nan=-np.inf) >= threshold(overlaps, t, beta)
+    return group
+
+
+def critical_means(uploads: Sequence[State], group: NDArray[np.bool_]) -> list[State]:
+    """Eq. 9: delta_i, the mean of the uploads of C_i and i, zeros included; one state per client."""
+    rows = torch.from_numpy(group).float()
+    means: list[State] = [{} for _ in uploads]
+    for name, first in uploads[0].items():
+        stacked = torch.stack([u[name].reshape(-1) for u in uploads])
+        for i, row in enumerate((rows @ stacked) / rows.sum(1, keepdim=True)):
+            means[i][name] = row.view(first.shape)
+    return means
+
+
+def sparse_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
+    """Eq. 10: the mean of all uploads, zeros included."""
+    total = sum(weights)
+    return {
+        name: sum((u[name] * (w / total) for u, w in zip(uploads, weights, strict=True)), torch.zeros(()))
+        for name in uploads[0]
+    }
+
+
+def combine(delta: State, mean: State, mask: State) -> State:
+    """Eq. 11: delta where critical, the mean elsewhere; without delta, zero where critical."""
+    return {k: torch.where(mask[k], delta.get(k, torch.zeros(())), mean[k]) for k in mean}

@@ -1,0 +1,50 @@
+"""Separate: every client trains its own model on its own data, and nothing is sent.
+
+The baseline every federated method must beat to be worth its bytes. Each client starts from weights it draws itself.
+
+Bytes per client and round: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from fewbytes.method import Method, Site
+from fewbytes.net import Network
+from fewbytes.state import State, state_of
+
+
+@dataclass
+class Own:
+    """A client's state."""
+
+    theta: State  # its model
+
+
+@dataclass(frozen=True)
+class Separate(Method):
+    """Hyper-parameters of local training."""
+
+    epochs: int = 5
+    lr: float = 0.1
+    batch: int = 100
+    momentum: float = 0.9
+
+    headline: ClassVar[str] = "personalised"
+
+    def client(self, site: Site) -> Own:
+        return Own(state_of(site.model(fresh=True)))
+
+    def round(self, state: None, net: Network, t: int) -> None:
+        net.tell(self.train, to=net.clients)
+
+    def train(self, state: Own, message: None, site: Site) -> None:
+        model = site.model(state.theta)
+        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)
+        state.theta = state_of(model)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module:
+        return site.model(state.theta)

@@ -1,0 +1,9 @@
+"""Models by name: compact ResNets, a small CNN and an MLP, torchvision's, or the user's own."""
+
+from __future__ import annotations
+
+from fewbytes.models.build import batch_norm_names, build_model, default_model
+from fewbytes.models.resnet import ResNet
+from fewbytes.models.small import Cnn4, Mlp
+
+__all__ = ["Cnn4", "Mlp", "ResNet", "batch_norm_names", "build_model", "default_model"]

@@ -1,0 +1,161 @@
+"""A model from its name, as a command line or a TOML file gives it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fewbytes.errors import UserError
+from fewbytes.models.resnet import DEPTHS, ResNet
+from fewbytes.models.small import Cnn4, Mlp
+
+NAMES = ("mlp", "cnn4", *(f"resnet{depth}" for depth in DEPTHS))
+"""The models of this package."""
+
+
+def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A fresh model for samples of `shape`, for example (3, 32, 32), giving `classes` logits.
+
+    `name` is one of
+
+    - `resnet<depth>`: 4, 6, 8 and 10 (one basic block per stage, 7x7 stem), 18, 26, 34, 50, 101, 152 (3x3 stem);
+      options `width` (64; channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`
+    - `cnn4`, and `mlp` with the option `hidden` (200)
+    - `torchvision:<name>`, any classifier of torchvision, with random weights
+    - `package.module:callable`, your own. It gets those of `shape`, `classes`, `num_classes` and `in_channels` that
+      its signature names, and returns an `nn.Module`.
+
+    Weights are drawn from torch's global generator. Raises UserError for a name, option or model that does not work.
+    """
+    base, _, rest = name.partition(":")
+    if base == "torchvision":
+        return _torchvision(rest, shape, classes)
+    if base in NAMES:
+        options = _options(base, rest)
+        if base == "mlp":
+            return Mlp(shape, classes, **options)
+        if len(shape) != 3:
+            raise UserError(f"{base} needs images (channels, height, width), but samples have shape {shape}; use mlp")
+        if base == "cnn4":
+            return Cnn4(shape, classes)
+        depth = int(base.removeprefix("resnet"))
+        return ResNet(depth, shape[0], classes, **({"stem": "7x7" if depth <= 10 else "3x3"} | options))
+    if rest and "=" not in rest:
+        return _own(base, rest, shape, classes)
+    raise UserError(
+        f"unknown model {base!r}{_suggest(base, NAMES)}; there are {', '.join(NAMES)}, torchvision:<name> "
+        "and package.module:callable"
+    )
+
+
+def default_model(shape: tuple[int, ...]) -> str:
+    """The name of a model that suits samples of `shape`: `mlp` for flat ones or under 16 pixels, else `cnn4`."""
+    return "cnn4" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
+
+
+def batch_norm_names(model: nn.Module) -> set[str]:
+    """Names of the parameters that belong to BatchNorm modules (weight and bias, not the running statistics)."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name, _ in module.named_parameters()
+    }
+
+
+def _options(base: str, text: str) -> dict[str, Any]:
+    """`width=32,stem=7x7` read, each option checked against what the model `base` takes."""
+    takes = {"mlp": ("hidden",), "cnn4": ()}.get(base, ("width", "stem"))
+    options: dict[str, Any] = {}
+    for part in text.split(",") if text else []:
+        key, _, value = part.partition("=")
+        if key not in takes:
+            raise UserError(f"model {base} has no option {key!r}; it takes {', '.join(takes) or 'none'}")
+        if key == "stem":
+            if value not in ("7x7", "3x3"):
+                raise UserError(f"model {base} has no stem {value!r}; it is 7x7 or 3x3")
+            options[key] = value
+        else:
+            if not (value.isdecimal() and int(value) > 0):
+                raise UserError(f"model {base} needs a positive whole number for {key}, not {value!r}")
+            options[key] = int(value)
+    return options
+
+
+def _torchvision(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    try:
+        import torchvision.models as zoo
+    except ImportError as error:
+        raise UserError(
+            f"model 'torchvision:{name}' needs torchvision; install it with: pip install torchvision"
+        ) from error
+    names = zoo.list_models(module=zoo)
+    if name not in names:
+        raise UserError(
+            f"torchvision has no classifier {name!r}{_suggest(name, names)}; see torchvision's list of models"
+        )
+    if len(shape) != 3:
+        raise UserError(f"torchvision:{name} needs images, but samples have shape {shape}; use mlp")
+    options: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        options = {"aux_logits": False, "init_weights": True}
+    elif name.startswith("vit_"):
+        options = {"image_size": shape[1]}  # its position embedding is made for one size
+    model: nn.Module = _call(f"torchvision:{name}", zoo.get_model, name, weights=None, num_classes=classes, **options)
+    if shape[0] != 3:
+        _replace_first_convolution(model, shape[0])
+    return model
+
+
+def _replace_first_convolution(model: nn.Module, channels: int) -> None:
+    name, old = next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
+    new = nn.Conv2d(
+        channels,
+        old.out_channels,
+        old.kernel_size,  # type: ignore[arg-type]  # torch types them as any tuple
+        old.stride,  # type: ignore[arg-type]
+        old.padding,  # type: ignore[arg-type]
+        bias=old.bias is not None,
+    )
+    model.set_submodule(name, new)
+
+
+def _own(module: str, attribute: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    name = f"{module}:{attribute}"
+    try:
+        maker = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing runs the user's code
+        text = f"cannot import model {name!r}: {_line(error)}; is its folder on PYTHONPATH?"
+        raise UserError(text) from error
+    if not callable(maker):
+        raise UserError(f"model {name!r} is a {type(maker).__name__}, not a class or function that makes a model")
+    offered = {"shape": shape, "classes": classes, "num_classes": classes, "in_channels": shape[0]}
+    try:
+        takes = inspect.signature(maker).parameters
+    except (TypeError, ValueError):  # some built-in callables have none
+        takes = {}  # type: ignore[assignment]
+    model = _call(name, maker, **{key: value for key, value in offered.items() if key in takes})
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model {name!r} made a {type(model).__name__}; it must return a torch.nn.Module")
+    return model
+
+
+def _call(name: str, maker: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return maker(*args, **kwargs)
+    except Exception as error:
+        raise UserError(f"model {name!r} cannot be made with {kwargs}: {_line(error)}") from error
+
+
+def _suggest(name: str, known: tuple[str, ...] | list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

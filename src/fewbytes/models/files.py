@@ -1,0 +1,53 @@
+"""Trained models as safetensors files, and back by one call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import nn
+
+from fewbytes.errors import MethodError, UserError
+from fewbytes.files import replacing
+from fewbytes.models.build import build_model
+from fewbytes.state import load_state, state_of
+
+
+def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
+    """Write the model's parameters and buffers; `about` may say how to build it: `model`, `sample_shape`, `classes`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(save(state_of(model), metadata={"fewbytes": json.dumps(about)}))
+
+
+def load_model(run: Path | str, client: int | None = None, build: Callable[[], nn.Module] | None = None) -> nn.Module:
+    """A model a run saved: the global one, or a client's own; in eval mode.
+
+    `build` makes the module for runs on your own one. Raises UserError if the run saved no such model, the file is
+    damaged, or the module does not fit it.
+    """
+    path = Path(run) / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
+    if not path.is_file():
+        have = sorted(p.name for p in path.parent.glob("*.safetensors"))
+        listed = ", ".join(have[:3]) + (", …" if len(have) > 3 else "") if have else "none"
+        raise UserError(f"{run} has no model {path.name}; it has {listed}")
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("fewbytes", "{}"))
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"the model {path} cannot be read: {error}") from None
+    if build is None and "model" not in about:
+        raise UserError(f"{path} is of a module of your own: pass build=, the function that makes it")
+    model = (
+        build() if build is not None else build_model(about["model"], tuple(about["sample_shape"]), about["classes"])
+    )
+    try:
+        load_state(model, state)
+    except MethodError as error:
+        raise UserError(f"{path} does not fit the module: {error}") from None
+    return model.eval()

@@ -1,0 +1,108 @@
+"""ResNets for small images, of the depths and with the parameter names the papers use."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut (He et al. 2016)."""
+
+    expansion = 1
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = _shortcut(channels_in, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn1(self.conv1(x)).relu()
+        y = self.bn2(self.conv2(y))
+        out: Tensor = (y + self.shortcut(x)).relu()
+        return out
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 (which has the stride) and 1x1 convolutions and a shortcut; four times wider than `width` at its end."""
+
+    expansion = 4
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.shortcut = _shortcut(channels_in, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn1(self.conv1(x)).relu()
+        y = self.bn2(self.conv2(y)).relu()
+        y = self.bn3(self.conv3(y))
+        out: Tensor = (y + self.shortcut(x)).relu()
+        return out
+
+
+def _shortcut(channels_in: int, channels_out: int, stride: int) -> nn.Module:
+    if stride == 1 and channels_in == channels_out:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.BatchNorm2d(channels_out))
+
+
+DEPTHS: dict[int, tuple[type[BasicBlock] | type[Bottleneck], tuple[int, ...]]] = {
+    4: (BasicBlock, (1,)),
+    6: (BasicBlock, (1, 1)),
+    8: (BasicBlock, (1, 1, 1)),
+    10: (BasicBlock, (1, 1, 1, 1)),
+    18: (BasicBlock, (2, 2, 2, 2)),
+    26: (BasicBlock, (3, 3, 3, 3)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+    101: (Bottleneck, (3, 4, 23, 3)),
+    152: (Bottleneck, (3, 8, 36, 3)),
+}
+"""Depth -> kind of block, blocks per stage."""
+
+
+class ResNet(nn.Module):
+    """Stem (`pre_conv`, `pre_bn`), stages of blocks (`layers.<stage>.<block>`), global average pool, `fc`.
+
+    `width` is the number of channels of the first stage; each later stage doubles it and halves the image. `stem`:
+    "7x7" is a 7x7 convolution of stride 2 and a 3x3 max-pool of stride 2, "3x3" one 3x3 convolution of stride 1.
+    Images (n, channels, any height and width) -> logits (n, classes). Convolutions start Kaiming-normal (fan-out),
+    `fc` as in PyTorch. Source: FedPURIN's ResNet-8 and -10; the 3x3 stem is He et al.'s for CIFAR.
+    """
+
+    def __init__(self, depth: int, channels: int, classes: int, width: int = 64, stem: str = "3x3") -> None:
+        super().__init__()
+        block, stages = DEPTHS[depth]
+        if stem == "7x7":
+            self.pre_conv = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+            self.pool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
+        else:
+            self.pre_conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+            self.pool = nn.Identity()
+        self.pre_bn = nn.BatchNorm2d(width)
+        self.layers = nn.Sequential()
+        reached = width
+        for stage, blocks in enumerate(stages):
+            stage_width = width * 2**stage
+            row = nn.Sequential()
+            for i in range(blocks):
+                row.append(block(reached, stage_width, stride=2 if stage and i == 0 else 1))
+                reached = stage_width * block.expansion
+            self.layers.append(row)
+        self.fc = nn.Linear(reached, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.pre_bn(self.pre_conv(x)).relu())
+        logits: Tensor = self.fc(self.layers(x).mean(dim=(2, 3)))
+        return logits

@@ -1,0 +1,293 @@
+"""Reads run folders, and answers what a summary asks of one.
+
+A run folder holds `config.toml` and `rounds.jsonl`; `ledger.parquet`, `partition.json` and `result.json` are
+missing where a run was killed, and then what they would have told is worked out from the rest or left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
+import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+
+from fewbytes.errors import UserError
+
+T = TypeVar("T")
+Row = dict[str, Any]  # a `Round`, its keys open
+Direction = Literal["uplink", "downlink"]
+
+_COLUMNS = ["round", "client", "bytes_down", "bytes_up"]  # of the ledger, that a report reads
+
+
+class Round(TypedDict):
+    """One line of `rounds.jsonl`: accuracies are fractions 0..1, bytes are those of this phase alone."""
+
+    round: int
+    phase: Literal["start", "round", "finish"]
+    uplink_bytes: int
+    downlink_bytes: int
+    uplink_nominal_bytes: NotRequired[int]
+    downlink_nominal_bytes: NotRequired[int]
+    cohort: NotRequired[int]
+    accuracy: NotRequired[dict[str, float | None]]
+    seconds: NotRequired[float]
+
+
+class Partition(TypedDict):
+    """`partition.json`: per client the number of samples of each class, in the train and in the test split."""
+
+    classes: list[str]
+    train: list[list[int]]
+    test: list[list[int]]
+
+
+class Score(TypedDict, total=False):
+    """One kind of accuracy at the end of a run, fractions 0..1."""
+
+    final: float | None
+    best: float | None
+    best_round: int | None
+
+
+class Accuracy(Score, total=False):
+    """The accuracy the method is judged by, its kind, and every kind that was measured."""
+
+    kind: str | None
+    all: dict[str, Score]
+
+
+class Result(TypedDict, total=False):
+    """`result.json`, as far as a report reads it."""
+
+    method: str
+    parameters: dict[str, Any]
+    dataset: Any
+    model: Any
+    clients: int
+    seed: Any
+    rounds: int
+    accuracy: Accuracy
+    majority_class_accuracy: dict[str, float | None]
+    uplink_nominal_bytes: int
+    downlink_nominal_bytes: int
+    uplink_bytes_per_client_round: float
+    downlink_bytes_per_client_round: float
+    seconds: float
+    versions: dict[str, str]
+    status: str
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run as read from disk. `label` is the method's name, made unlike its neighbours' by `read_runs`."""
+
+    path: Path
+    label: str
+    rounds: list[Row]
+    ledger: pa.Table | None
+    partition: Partition | None
+    result: dict[str, Any] | None
+    config: str
+
+    def fact(self, key: str) -> Any:
+        """A setting of the run from `result.json`, else the top level of `config.toml`, else None."""
+        found = (self.result or {}).get(key)
+        return tomllib.loads(self.config).get(key) if found is None else found
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of accuracy the method is judged by; without a result the first it measured."""
+        kind = (self.result or {}).get("accuracy", {}).get("kind")
+        return kind or next(iter(self.kinds), None)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Every kind of accuracy measured in some round, in the order of first appearance."""
+        return list(dict.fromkeys(kind for row in self.rounds for kind in row.get("accuracy", {})))
+
+    def curve(self, kind: str | None) -> list[tuple[Row, float]]:
+        """The rounds in which one kind of accuracy was measured, each with the accuracy as a fraction."""
+        found = ((row, row.get("accuracy", {}).get(kind or "")) for row in self.rounds)
+        return [(row, value) for row, value in found if value is not None and math.isfinite(value)]
+
+    def score(self, kind: str | None) -> Score:
+        """The final and best accuracy of one kind and the best's round, as `result.json` has them, else as the
+        rounds do; empty where it was not measured."""
+        curve = self.curve(kind)
+        score = Score()
+        if curve:
+            row, best = max(curve, key=lambda point: point[1])
+            score = Score(final=curve[-1][1], best=best, best_round=row["round"])
+        accuracy = (self.result or {}).get("accuracy", {})
+        told: Score = accuracy if kind == accuracy.get("kind") else accuracy.get("all", {}).get(kind or "", {})
+        score.update(told)
+        return score
+
+    def total_bytes(self, direction: Direction) -> int:
+        """Bytes on the wire over the whole run: the ledger's sum, without a ledger the rounds' sum."""
+        if self.ledger is not None:
+            return int(pc.sum(self.ledger[_column(direction)]).as_py() or 0)
+        return sum(row[f"{direction}_bytes"] for row in self.rounds)
+
+    def nominal_bytes(self, direction: Direction) -> int | None:
+        """Bytes as papers count them (4 a value, 1/8 a mask entry) over the whole run; None if unknown."""
+        found: int | None = (self.result or {}).get(f"{direction}_nominal_bytes")
+        if found is not None:
+            return found
+        counts = [row.get(f"{direction}_nominal_bytes") for row in self.rounds]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    def bytes_per_client_round(self, direction: Direction) -> float | None:
+        """Mean bytes of one client in one round; None if unknown."""
+        found: float | None = (self.result or {}).get(f"{direction}_bytes_per_client_round")
+        if found is not None:
+            return found
+        rounds = [row for row in self.rounds if row["phase"] == "round"]
+        cohorts = sum(row.get("cohort", 0) for row in rounds)
+        return sum(row[f"{direction}_bytes"] for row in rounds) / cohorts if cohorts else None
+
+    def bytes_by_client(self, direction: Direction) -> dict[int, int]:
+        """Bytes of every client over the whole run, from the ledger; a client never called has 0."""
+        clients = dict.fromkeys(range(self.clients or 0), 0)
+        if self.ledger is not None:
+            sums = self.ledger.group_by("client").aggregate([(_column(direction), "sum")])
+            clients.update(zip(sums["client"].to_pylist(), sums[f"{_column(direction)}_sum"].to_pylist(), strict=True))
+        return dict(sorted(clients.items()))
+
+    @property
+    def clients(self) -> int | None:
+        """How many clients the run has; None if unknown."""
+        if self.partition is not None:
+            return len(self.partition["train"])
+        return (self.result or {}).get("clients")
+
+    @property
+    def seconds(self) -> float:
+        """Seconds the run took; without a result the rounds' sum."""
+        found: float | None = (self.result or {}).get("seconds")
+        return sum(row.get("seconds", 0.0) for row in self.rounds) if found is None else found
+
+    @property
+    def status(self) -> str:
+        """`done`, `running`, `interrupted`, or `unfinished` where the run left no result."""
+        return "unfinished" if self.result is None else self.result.get("status", "done")
+
+
+def read_run(path: Path | str) -> RunFolder:
+    """Read one run folder, labelled with its method's name.
+
+    Raises `UserError` where there is no such folder, it is not a run folder, or a file in it is damaged.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"there is no run folder {path}")
+    missing = [name for name in ("config.toml", "rounds.jsonl") if not (path / name).is_file()]
+    if missing:
+        raise UserError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
+    config = _read(path / "config.toml", _config)
+    result = _read(path / "result.json", _result)
+    method = (result or {}).get("method") or tomllib.loads(config or "").get("method")
+    return RunFolder(
+        path=path,
+        label=method if isinstance(method, str) else path.name,
+        rounds=_read(path / "rounds.jsonl", _rounds) or [],
+        ledger=_read(path / "ledger.parquet", _ledger),
+        partition=_read(path / "partition.json", _partition),
+        result=result,
+        config=config or "",
+    )
+
+
+def read_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
+    """Read run folders, and the run folders inside folders that are none themselves (sorted by name).
+
+    No two have the same label: runs of one method are told apart by the settings that differ, else by the folder's
+    name. Raises `UserError` as `read_run` does, and for a folder that neither is a run folder nor holds any.
+    """
+    folders: dict[Path, Path] = {}  # resolved -> as given, so that none is read twice
+    for path in map(Path, paths):
+        inside = sorted(child for child in path.iterdir() if _is_run(child)) if path.is_dir() else []
+        if inside and not _is_run(path):
+            folders |= {child.resolve(): child for child in inside}
+        else:
+            folders.setdefault(path.resolve(), path)
+    return _told_apart([read_run(path) for path in folders.values()])
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file() and (path / "rounds.jsonl").is_file()
+
+
+def _told_apart(runs: Sequence[RunFolder]) -> list[RunFolder]:
+    alike: dict[str, list[RunFolder]] = defaultdict(list)
+    for run in runs:
+        alike[run.label].append(run)
+    labels: dict[Path, str] = {}
+    for label, group in alike.items():
+        settings = [
+            {key: run.fact(key) for key in ("dataset", "model", "clients", "seed")}
+            | (run.result or {}).get("parameters", {})
+            for run in group
+        ]
+        keys = [key for key in settings[0] if len({repr(each.get(key)) for each in settings}) > 1]
+        names = [f"{label} ({', '.join(f'{key}={each.get(key)}' for key in keys)})" for each in settings]
+        if len(set(names)) < len(group) or any(run.result is None for run in group):
+            names = [f"{label} ({run.path.name})" for run in group]
+        if len(set(names)) < len(group):
+            names = [f"{label} ({run.path})" for run in group]
+        labels |= {run.path: name if len(group) > 1 else label for run, name in zip(group, names, strict=True)}
+    return [replace(run, label=labels[run.path]) for run in runs]
+
+
+def _column(direction: Direction) -> str:
+    return "bytes_up" if direction == "uplink" else "bytes_down"
+
+
+def _read(file: Path, parse: Callable[[Path], T]) -> T | None:
+    """What `parse` makes of a file, None where there is none; anything wrong in it names the file."""
+    try:
+        return parse(file) if file.exists() else None
+    except (ValueError, TypeError, OSError, pa.ArrowException) as error:
+        raise UserError(f"{file} is damaged: {' '.join(str(error).split())}") from error
+
+
+def _config(file: Path) -> str:
+    text = file.read_text("utf-8")
+    tomllib.loads(text)
+    return text
+
+
+def _rounds(file: Path) -> list[Row]:
+    *lines, tail = file.read_text("utf-8").split("\n")
+    if tail and not lines:
+        lines = [tail]  # else a last line without its end is what a run leaves that was killed while it wrote
+    return [msgspec.convert(json.loads(line), Round) for line in lines]
+
+
+def _result(file: Path) -> dict[str, Any]:
+    return dict(msgspec.convert(json.loads(file.read_text("utf-8")), Result))
+
+
+def _ledger(file: Path) -> pa.Table:
+    table = pq.read_table(file, columns=_COLUMNS)
+    if table.column_names != _COLUMNS or not all(pa.types.is_integer(field.type) for field in table.schema):
+        raise ValueError(f"it needs the integer columns {', '.join(_COLUMNS)}")
+    return table
+
+
+def _partition(file: Path) -> Partition:
+    partition = msgspec.convert(json.loads(file.read_text("utf-8")), Partition)
+    rows = partition["train"] + partition["test"]
+    if len(partition["train"]) != len(partition["test"]) or any(len(row) != len(partition["classes"]) for row in rows):
+        raise ValueError("its counts do not fit its classes and clients")
+    return partition

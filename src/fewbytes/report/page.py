@@ -1,0 +1,681 @@
+"""Writes what some runs did as one HTML page that needs nothing else: no server, no network, no second file.
+
+Every text that comes from a run is escaped where it enters the page (`_e`) or a chart (`_plain`), the charts' numbers
+travel as JSON without a single `<`, and the page's own policy lets no script run but the two written here.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from plotly.offline import get_plotlyjs  # type: ignore[import-untyped, unused-ignore]
+
+from fewbytes.errors import UserError
+from fewbytes.report.folder import Direction, Row, RunFolder
+from fewbytes.report.table import alike, majority_rows, megabytes, percent, seconds
+
+Trace = dict[str, Any]  # of plotly
+Layout = dict[str, Any]  # of plotly
+Charts = dict[str, dict[str, tuple[list[Trace], Layout]]]  # chart id -> view -> what plotly draws
+
+KINDS = {
+    "global": "the server's model on the server's test set",
+    "personalised": "mean over clients: each client's own model on its own test split, after local training and "
+    "before the exchange",
+    "sparse": "mean over clients: the masked model a client uploaded, on its own test split",
+    "combined": "mean over clients: the model a client received from the exchange, before training it",
+}
+_DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
+_COLOURS = ["#3d7fd9", "#d97a26", "#2a9d74", "#cf4f6a", "#8a66c8", "#1699ad", "#a3763f", "#c45fa6", "#7d8f24", "#74839b"]
+_DASHES = ["solid", "dash", "dot", "dashdot"]
+_BLANK = "<td></td>"
+
+
+def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
+    """Write the report of `runs` to `path`, whole or not at all, and return `path`.
+
+    Raises `UserError` where there are no runs or `path` cannot be written.
+    """
+    if not runs:
+        raise UserError("there are no runs to report")
+    text = _page(runs)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise UserError(f"the report {path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _page(runs: Sequence[RunFolder]) -> str:
+    charts: Charts = {}
+    body = "\n".join(
+        [
+            _header(runs),
+            _summary(runs),
+            _key(runs) if len(runs) > 1 else "",
+            _accuracy(runs, charts),
+            _traffic(runs, charts),
+            _labels(runs, charts),
+            _configs(runs),
+            _versions(runs),
+        ]
+    )
+    scripts = [get_plotlyjs(), _SCRIPT]
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {hashes};
+ style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'">
+<title>{_e(_title(runs))} · fewbytes</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<script type="application/json" id="charts">{_json(charts)}</script>
+<script>{scripts[0]}</script>
+<script>{scripts[1]}</script>
+</body>
+</html>
+"""
+
+
+# ---- the sections, in the order of the page ----
+
+
+def _title(runs: Sequence[RunFolder]) -> str:
+    methods = _unique(run.label for run in runs)
+    datasets = _unique(run.fact("dataset") for run in runs)
+    return _listed(methods) + (f" on {_listed(datasets)}" if datasets else "")
+
+
+def _header(runs: Sequence[RunFolder]) -> str:
+    facts = [f"{len(runs)} runs" if len(runs) > 1 else ""]
+    for key, values in {
+        "data set": [run.fact("dataset") for run in runs],
+        "model": [run.fact("model") for run in runs],
+        "clients": [run.clients for run in runs],
+        "rounds": [max((row["round"] for row in run.rounds), default=0) for run in runs],
+        "seed": [run.fact("seed") for run in runs],
+    }.items():
+        facts.append(f"{key} {', '.join(_unique(values))}" if _unique(values) else "")
+    return f"""<header>
+<p class="eyebrow">fewbytes report</p>
+<h1>{_e(_title(runs))}</h1>
+<p class="facts">{" · ".join(_e(fact) for fact in facts if fact)}</p>
+</header>"""
+
+
+def _summary(runs: Sequence[RunFolder]) -> str:
+    rows = []
+    for index, run in enumerate(runs):
+        score = run.score(run.kind)
+        best_round = score.get("best_round")
+        when = "" if best_round is None else f"<small>round {_e(best_round)}</small>"
+        badge = "" if run.status == "done" else f' <span class="badge">{_e(run.status)}</span>'
+        cells = [
+            f"<td>{_e(run.kind or '—')}</td>",
+            f'<td class="strong">{percent(score.get("final"))}</td>',
+            f"<td>{percent(score.get('best'))}{when}</td>",
+            f"<td>{percent(run.score('global').get('final'))}</td>",
+            f"<td>{percent(run.score('personalised').get('final'))}</td>",
+        ]
+        for direction in _DIRECTIONS:
+            total, nominal = run.total_bytes(direction), run.nominal_bytes(direction)
+            cells += [
+                _bytes_cell(total, "strong"),
+                _bytes_cell(run.bytes_per_client_round(direction)),
+                _bytes_cell(nominal),
+                f"<td>{total / nominal:.2f}</td>" if nominal else "<td>—</td>",
+            ]
+        cells.append(f"<td>{seconds(run.seconds)}</td>")
+        dot = _dot(index) if len(runs) > 1 else ""
+        rows.append(f'<tr><th scope="row">{dot}{_e(run.label)}{badge}</th>{"".join(cells)}</tr>')
+    for name, majority in majority_rows(runs):
+        shown = "".join(f"<td>{percent(majority.get(kind))}</td>" for kind in ("global", "personalised"))
+        rows.append(f'<tr class="baseline"><th scope="row">{_e(name)}</th>{_BLANK * 3}{shown}{_BLANK * 9}</tr>')
+    traffic = "".join(
+        f'<th scope="col">{name}</th>' for name in ("total", "a client<br>and round", "paper<br>count", "ratio")
+    )
+    return f"""<section>
+<h2>Summary</h2>
+<p>{_verdict(runs)}</p>
+<div class="wide" role="region" aria-label="Summary table" tabindex="0">
+<table>
+<thead>
+<tr><th scope="col" rowspan="2">method</th><th scope="colgroup" colspan="5">accuracy</th>
+<th scope="colgroup" colspan="4">uplink, MB</th><th scope="colgroup" colspan="4">downlink, MB</th>
+<th scope="col" rowspan="2">time,&nbsp;s</th></tr>
+<tr><th scope="col">kind</th><th scope="col">final</th><th scope="col">best</th><th scope="col">global</th>
+<th scope="col">personal-<br>ised</th>{traffic}{traffic}</tr>
+</thead>
+<tbody>
+{"".join(rows)}
+</tbody>
+</table>
+</div>
+<p class="note">Final and best are of the kind the method is judged by; global and personalised are final.
+MB are 10⁶ bytes on the wire over the whole run. The paper count is what papers count for the same payloads,
+4 bytes a value and 1 bit a mask entry; the ratio is wire to paper count. The majority class is what always guessing
+the most frequent class would score.</p>
+</section>"""
+
+
+def _verdict(runs: Sequence[RunFolder]) -> str:
+    if len(runs) == 1:
+        run = runs[0]
+        final = run.score(run.kind).get("final")
+        reached = "" if final is None else f"ends at {percent(final)} {_e(run.kind)} accuracy and "
+        up, down = (megabytes(run.total_bytes(direction)) for direction in _DIRECTIONS)
+        return f"<b>{_e(run.label)}</b> {reached}moves {up} MB up and {down} MB down."
+    cheapest = min(runs, key=lambda run: run.total_bytes("uplink"))
+    cheap = f"<b>{_e(cheapest.label)}</b> sends the least, {megabytes(cheapest.total_bytes('uplink'))} MB uplink."
+    kinds = {run.label: run.kind for run in runs}
+    by = ""
+    if len(set(kinds.values())) > 1:
+        shared = [k for k in ("personalised", "global") if all(run.score(k).get("final") is not None for run in runs)]
+        kinds |= dict.fromkeys(kinds, shared[0]) if shared else {}
+        by = "By the accuracy all runs have measured, " if shared else "By different kinds of accuracy each, "
+    finals = {run.label: final for run in runs if (final := run.score(kinds[run.label]).get("final")) is not None}
+    if not finals:
+        return cheap
+    best = max(finals, key=lambda label: finals[label])
+    return f"{by}<b>{_e(best)}</b> ends highest, {percent(finals[best])} {_e(kinds[best])}. {cheap}"
+
+
+def _key(runs: Sequence[RunFolder]) -> str:
+    boxes = "".join(
+        f'<label><input type="checkbox" value="{index}" checked>{_dot(index)}{_e(run.label)}</label>'
+        for index, run in enumerate(runs)
+    )
+    return f'<div class="key" role="group" aria-label="Runs shown in the charts">{boxes}</div>'
+
+
+def _accuracy(runs: Sequence[RunFolder], charts: Charts) -> str:
+    if not any(run.kinds for run in runs):
+        return "<section><h2>Accuracy</h2><p>No accuracy has been measured yet.</p></section>"
+    if len(runs) == 1:
+        kinds = runs[0].kinds
+        views = {"all": [(runs[0], kind, index) for index, kind in enumerate(kinds)]}
+        picker = ""
+        lead = f"Every kind of accuracy this run measured; it is judged by <b>{_e(runs[0].kind)}</b>."
+        legend = [_dot(index) for index in range(len(kinds))]
+    else:
+        shown = [kind for kind in ("personalised", "global") if any(kind in run.kinds for run in runs)]
+        views = {"own": [(run, run.kind, index) for index, run in enumerate(runs) if run.kind]}
+        views |= {kind: [(run, kind, index) for index, run in enumerate(runs) if kind in run.kinds] for kind in shown}
+        picker = _picker("kind", {"own": "each method's own", **{kind: kind for kind in shown}})
+        lead = "Each method by the kind of accuracy its paper reports, or all by the same kind."
+        kinds = _unique(kind for view in views.values() for _, kind, _ in view)
+        legend = [""] * len(kinds)
+    meanings = "".join(
+        f"<div><dt>{dot}{_e(kind)}</dt><dd>{_e(KINDS.get(kind, 'as the method records it'))}</dd></div>"
+        for dot, kind in zip(legend, kinds, strict=True)
+    )
+    charts["accuracy-rounds"] = {
+        view: (
+            [_accuracy_trace(run, kind, index, None) for run, kind, index in lines],
+            {"xaxis": _round_axis(runs), "yaxis": _ACCURACY_AXIS, "hovermode": "closest"},
+        )
+        for view, lines in views.items()
+    }
+    for direction in _DIRECTIONS:
+        charts[f"accuracy-{direction}"] = {
+            view: (
+                [_accuracy_trace(run, kind, index, direction) for run, kind, index in lines],
+                {"xaxis": _mb_axis(f"{direction} so far, MB", runs, direction), "yaxis": _ACCURACY_AXIS},
+            )
+            for view, lines in views.items()
+        }
+    per_byte = "".join(
+        _chart(f"accuracy-{direction}", f"Over {direction}", f"Line chart of accuracy over cumulative {direction} MB")
+        for direction in _DIRECTIONS
+    )
+    return f"""<section>
+<h2>Accuracy</h2>
+<p>{lead}</p>
+<dl>{meanings}</dl>
+{picker}
+{_chart("accuracy-rounds", "Over rounds", "Line chart of accuracy over rounds", 380)}
+<p>The same accuracy against what it cost: all megabytes sent up, or down, until the end of that round.</p>
+<div class="pair">{per_byte}</div>
+</section>"""
+
+
+def _traffic(runs: Sequence[RunFolder], charts: Charts) -> str:
+    rounds = clients = ""
+    for direction in _DIRECTIONS:
+        charts[f"rounds-{direction}"] = {
+            "all": (
+                [_round_trace(run, index, direction) for index, run in enumerate(runs)],
+                {"xaxis": _round_axis(runs), "yaxis": _mb_axis("MB a round", runs, direction)},
+            )
+        }
+        rounds += _chart(f"rounds-{direction}", direction.capitalize(), f"Line chart of {direction} MB in each round")
+        if all(run.ledger is None for run in runs):
+            continue
+        charts[f"clients-{direction}"] = {"all": _client_chart(runs, direction)}
+        clients += _chart(
+            f"clients-{direction}", direction.capitalize(), f"Chart of each client's {direction} MB over the run"
+        )
+    by_client = (
+        "What each client moved over the whole run."
+        if len(runs) == 1
+        else "What each client moved over the whole run, a point a client; the box holds the middle half of them."
+    )
+    return f"""<section>
+<h2>Bytes a round</h2>
+<p>What all clients together sent and received in each round. Diamonds are exchanges before the first round and after
+the last.</p>
+<div class="pair">{rounds}</div>
+</section>""" + (
+        f'\n<section>\n<h2>Bytes a client</h2>\n<p>{by_client}</p>\n<div class="pair">{clients}</div>\n</section>'
+        if clients
+        else ""
+    )
+
+
+def _labels(runs: Sequence[RunFolder], charts: Charts) -> str:
+    groups = alike(runs, lambda run: run.partition)
+    if not groups:
+        return ""
+    names = {str(index): ", ".join(run.label for run in group) for index, (group, _) in enumerate(groups)}
+    for split in ("train", "test"):
+        charts[f"labels-{split}"] = {
+            str(index): _heat_map(partition["classes"], partition["train" if split == "train" else "test"])
+            for index, (_, partition) in enumerate(groups)
+        }
+    height = max(min(160 + 16 * len(partition["train"]), 640) for _, partition in groups)
+    maps = "".join(
+        _chart(
+            f"labels-{split}", f"{split.capitalize()} split", f"Heat map of clients by classes, {split} split", height
+        )
+        for split in ("train", "test")
+    )
+    return f"""<section>
+<h2>Label distribution</h2>
+<p>How many samples of each class every client holds; the stronger the colour, the more.</p>
+{_picker("partition", names)}
+<div class="pair">{maps}</div>
+</section>"""
+
+
+def _configs(runs: Sequence[RunFolder]) -> str:
+    configs = "".join(
+        f"<details{' open' if len(runs) == 1 else ''}><summary>{_e(run.label)}</summary>"
+        f'<pre tabindex="0">{_e(run.config)}</pre></details>'
+        for run in runs
+    )
+    return f"""<section>
+<h2>Configuration</h2>
+<p>The exact <code>config.toml</code> of each run.</p>
+{configs}
+</section>"""
+
+
+def _versions(runs: Sequence[RunFolder]) -> str:
+    groups = alike(runs, lambda run: (run.result or {}).get("versions"))
+    if not groups:
+        return ""
+    heads = rows = ""
+    for group, _ in groups:
+        name = ", ".join(run.label for run in group) if len(groups) > 1 else "version"
+        heads += f'<th scope="col">{_e(name)}</th>'
+    for package in _unique(name for _, found in groups for name in found):
+        cells = "".join(f"<td>{_e(found.get(package, '—'))}</td>" for _, found in groups)
+        rows += f'<tr><th scope="row">{_e(package)}</th>{cells}</tr>'
+    return f"""<section>
+<h2>Versions</h2>
+<p>The software the runs were made with.</p>
+<div class="wide" role="region" aria-label="Versions" tabindex="0">
+<table class="narrow"><thead><tr><th scope="col">package</th>{heads}</tr></thead><tbody>{rows}</tbody></table>
+</div>
+</section>"""
+
+
+# ---- pieces of HTML ----
+
+
+def _chart(name: str, title: str, description: str, height: int = 300) -> str:
+    return f"""<figure><figcaption>{_e(title)}</figcaption>
+<div class="chart" id="{name}" style="height:{height}px" role="img" aria-label="{_e(description)}"></div></figure>"""
+
+
+def _picker(name: str, options: dict[str, str]) -> str:
+    """A choice among the views of the charts in the same section; nothing where there is nothing to choose."""
+    if len(options) == 1:
+        return ""
+    buttons = "".join(
+        f'<label><input type="radio" name="{name}" value="{_e(value)}"{"" if index else " checked"}>'
+        f"<span>{_e(text)}</span></label>"
+        for index, (value, text) in enumerate(options.items())
+    )
+    return f'<fieldset class="picker"><legend>Show</legend>{buttons}</fieldset>'
+
+
+def _bytes_cell(count: float | None, style: str = "") -> str:
+    exact = "" if count is None else f' title="{count:,.0f} bytes"'
+    return f'<td class="{style}"{exact}>{megabytes(count)}</td>'
+
+
+def _dot(index: int) -> str:
+    return f'<i class="dot" style="background:{_colour(index)}"></i>'
+
+
+# ---- pieces of charts ----
+
+
+def _accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Direction | None) -> Trace:
+    """One kind of accuracy over rounds, or over the megabytes so far of one direction."""
+    so_far, position = 0, {}
+    for row in run.rounds:
+        so_far += row[f"{direction}_bytes"] if direction else 0
+        position[id(row)] = so_far
+    curve = run.curve(kind)
+    rows = [row for row, _ in curve]
+    return _line(index, rows) | {
+        "x": [position[id(row)] / 1e6 if direction else row["round"] for row in rows],
+        "y": [value for _, value in curve],
+        "customdata": [
+            [_plain(run.label), _plain(kind or ""), _when(row), megabytes(position[id(row)])] for row in rows
+        ],
+        "hovertemplate": "%{customdata[0]}<br><b>%{y:.1%}</b> %{customdata[1]}<br>%{customdata[2]}"
+        + (f"<br>%{{customdata[3]}} MB {direction}" if direction else "")
+        + "<extra></extra>",
+    }
+
+
+def _round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
+    """Megabytes of each round; exchanges outside the rounds stand apart from the line."""
+    rows: list[Row | None] = []
+    for row in run.rounds:
+        rows += [row] if row["phase"] == "round" else [None, row, None]
+    counts = [None if row is None else row[f"{direction}_bytes"] for row in rows]
+    return _line(index, rows) | {
+        "x": [None if row is None else row["round"] for row in rows],
+        "y": [None if count is None else count / 1e6 for count in counts],
+        "customdata": [
+            [_plain(run.label), "" if row is None else _when(row), megabytes(count)]
+            for row, count in zip(rows, counts, strict=True)
+        ],
+        "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
+        + direction
+        + "<br>%{customdata[1]}<extra></extra>",
+    }
+
+
+def _client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[Trace], Layout]:
+    """One run: a bar a client. Several: a box of clients a run."""
+    traces: list[Trace] = []
+    for index, run in enumerate(runs):
+        clients = run.bytes_by_client(direction)
+        values, customdata = (
+            [count / 1e6 for count in clients.values()],
+            [[_plain(run.label), client, megabytes(count)] for client, count in clients.items()],
+        )
+        trace: Trace = {
+            "customdata": customdata,
+            "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
+            + direction
+            + "<br>client %{customdata[1]}<extra></extra>",
+            "marker": {"color": _colour(index), "size": 5},
+            "meta": index,
+        }
+        if len(runs) == 1:
+            trace |= {"type": "bar", "x": list(clients), "y": values}
+        else:
+            trace |= {"type": "box", "orientation": "h", "x": values, "y": [index] * len(values)}
+            trace |= {
+                "hoveron": "points",
+                "boxpoints": "all" if len(values) <= 200 else "outliers",
+                "jitter": 0.5,
+                "pointpos": 0,
+                "line": {"width": 1.5},
+            }
+        traces.append(trace)
+    if len(runs) == 1:
+        return traces, {
+            "xaxis": {"title": "client"},
+            "yaxis": _mb_axis("MB", runs, direction),
+            "bargap": 0.15 if len(runs[0].bytes_by_client(direction)) <= 100 else 0,
+        }
+    names = {"tickvals": list(range(len(runs))), "ticktext": [_plain(run.label, 18) for run in runs]}
+    return traces, {
+        "xaxis": _mb_axis("MB", runs, direction),
+        "yaxis": {"autorange": "reversed", "showgrid": False, "zeroline": False} | names,
+    }
+
+
+def _heat_map(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> tuple[list[Trace], Layout]:
+    names: list[str] = []
+    for name in classes:
+        name = _plain(name, 24)
+        names.append(name if name not in names else f"{name} [{len(names)}]")
+    trace = {
+        "type": "heatmap",
+        "x": names,
+        "y": list(range(len(counts))),
+        "z": counts,
+        "zmin": 0,
+        "xgap": 1 if len(names) <= 50 else 0,
+        "ygap": 1 if len(counts) <= 50 else 0,
+        "colorbar": {
+            "thickness": 8,
+            "outlinewidth": 0,
+            "title": {"text": "samples", "side": "right", "font": {"size": 13}},
+        },
+        "hovertemplate": "client %{y}, class %{x}<br><b>%{z:,}</b> samples<extra></extra>",
+    }
+    return [trace], {
+        "xaxis": {"title": "class", "type": "category", "showgrid": False},
+        "yaxis": {"title": "client", "autorange": "reversed", "showgrid": False, "zeroline": False},
+    }
+
+
+_ACCURACY_AXIS = {"title": "accuracy", "tickformat": ".0%"}
+
+
+def _round_axis(runs: Sequence[RunFolder]) -> Layout:
+    last = max((row["round"] for run in runs for row in run.rounds), default=0)
+    return {"title": "round"} | ({"dtick": 1} if last <= 10 else {})
+
+
+def _mb_axis(title: str, runs: Sequence[RunFolder], direction: Direction) -> Layout:
+    """An axis of megabytes; logarithmic where some run moves twenty times what another does."""
+    totals = [total for run in runs if (total := run.total_bytes(direction))]
+    if totals and max(totals) >= 20 * min(totals):
+        return {"title": f"{title} (log scale)", "type": "log", "dtick": 1, "exponentformat": "none"}
+    return {"title": title, "rangemode": "tozero", "exponentformat": "none"}
+
+
+def _line(index: int, rows: Sequence[Row | None]) -> Trace:
+    outside = [row is not None and row["phase"] != "round" for row in rows]
+    few = len(rows) <= 60
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "line": {"width": 2, "color": _colour(index), "dash": _DASHES[index // len(_COLOURS) % len(_DASHES)]},
+        "marker": {
+            "color": _colour(index),
+            "symbol": ["diamond" if out else "circle" for out in outside],
+            "size": [9 if out else 5 if few else 0 for out in outside],
+            "opacity": 1,
+            "line": {"width": 0},
+        },
+        "meta": index,
+    }
+
+
+def _colour(index: int) -> str:
+    return _COLOURS[index % len(_COLOURS)]
+
+
+def _when(row: Row) -> str:
+    return {"start": "before round 1", "finish": "after the last round"}.get(row["phase"], f"round {row['round']}")
+
+
+# ---- words ----
+
+
+def _e(text: object) -> str:
+    """Any text as HTML."""
+    return html.escape(str(text))
+
+
+def _plain(text: str, longest: int = 80) -> str:
+    """Any text as plotly shows it, which reads a few tags and entities of its own; cut where it is too long."""
+    return html.escape(text if len(text) <= longest else f"{text[: longest - 1]}…", quote=False)
+
+
+def _json(value: object) -> str:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _unique(values: Iterable[object]) -> list[str]:
+    return list(dict.fromkeys(str(value) for value in values if value is not None))
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+_STYLE = """
+:root {
+  --bg: #f5f6f8; --card: #ffffff; --ink: #1d2530; --muted: #5b6775; --line: #e1e5ea; --accent: #2f6fb5;
+  --low: #f1f4f8; --high: #1f5fa8;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --bg: #11151a; --card: #191f26; --ink: #e4e8ee; --muted: #9aa5b1; --line: #2c343e; --accent: #7db4f0;
+    --low: #1f262e; --high: #7db4f0;
+  }
+}
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--bg); color: var(--ink); font: 15px/1.55 system-ui, -apple-system, "Segoe UI",
+  Roboto, "Helvetica Neue", Arial, sans-serif; overflow-wrap: anywhere; }
+main { max-width: 1240px; margin: 0 auto; padding: 40px 20px 64px; }
+header { margin: 0 4px 28px; }
+.eyebrow { margin: 0 0 4px; color: var(--accent); font-size: 13px; font-weight: 600; letter-spacing: .04em; }
+h1 { margin: 0 0 8px; font-size: clamp(24px, 4vw, 34px); line-height: 1.2; font-weight: 650; letter-spacing: -.015em; }
+h2 { margin: 0 0 4px; font-size: 19px; line-height: 1.3; font-weight: 650; letter-spacing: -.005em; }
+p { margin: 0 0 16px; max-width: 90ch; text-wrap: pretty; }
+.facts, section > p, .note, dd { color: var(--muted); }
+.facts { margin: 0; }
+section b { color: var(--ink); font-weight: 600; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 24px;
+  margin: 0 0 20px; }
+section > :last-child { margin-bottom: 0; }
+.note, small { font-size: 13px; }
+.wide { overflow-x: auto; margin: 0 0 16px; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums;
+  overflow-wrap: normal; }
+table.narrow { width: auto; }
+.narrow td { text-align: left; }
+th, td { padding: 9px 10px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: baseline; }
+th { font-weight: 500; }
+td:empty { padding: 0; }
+thead th { color: var(--muted); font-size: 13px; line-height: 1.3; vertical-align: bottom;
+  white-space: nowrap; }
+thead th[scope=colgroup] { text-align: center; color: var(--ink); }
+th[rowspan]:first-child, th[scope=row], .narrow th { text-align: left; padding-left: 0; min-width: 8em;
+  max-width: 20em; overflow-wrap: anywhere; }
+tbody tr:last-child > * { border-bottom: 0; }
+td.strong { font-weight: 650; }
+td small { display: block; color: var(--muted); font-size: 12px; white-space: nowrap; }
+.baseline > * { color: var(--muted); }
+.badge { font-size: 12px; color: var(--muted); border: 1px solid var(--line); border-radius: 99px; padding: 1px 8px; }
+.dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 8px; flex: none; }
+.key { position: sticky; top: 8px; z-index: 5; display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 0 0 20px;
+  padding: 10px 24px; background: var(--card); border: 1px solid var(--line); border-radius: 12px; font-size: 14px;
+  box-shadow: 0 2px 10px rgb(0 0 0 / .05); }
+.key label { position: relative; display: inline-flex; align-items: center; cursor: pointer; }
+.key input { position: absolute; opacity: 0; }
+.key label:has(input:not(:checked)) { color: var(--muted); text-decoration: line-through; }
+.key label:has(input:not(:checked)) .dot { opacity: .25; }
+label:has(:focus-visible) { outline: 2px solid var(--accent); outline-offset: 3px; border-radius: 6px; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 4px 24px;
+  margin: 0 0 20px; font-size: 13px; }
+dl div { display: flex; gap: 8px; align-items: baseline; }
+dt { font-weight: 600; white-space: nowrap; flex: none; min-width: 7em; }
+dd { margin: 0; }
+.picker { display: flex; flex-wrap: wrap; align-items: center; gap: 6px; border: 0; padding: 0; margin: 0 0 20px;
+  font-size: 14px; }
+.picker legend { float: left; padding: 0 6px 0 0; color: var(--muted); }
+.picker label { position: relative; border: 1px solid var(--line); border-radius: 99px; padding: 3px 14px;
+  cursor: pointer; }
+.picker input { position: absolute; opacity: 0; }
+.picker label:has(:checked) { border-color: var(--accent); color: var(--accent); }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); gap: 24px; }
+figure { margin: 0 0 24px; min-width: 0; }
+.pair figure { margin: 0; }
+figcaption { font-weight: 600; font-size: 14px; }
+.chart { width: 100%; }
+details + details { margin-top: 8px; }
+summary { cursor: pointer; font-weight: 500; }
+pre { margin: 8px 0 0; padding: 14px 16px; background: var(--bg); border: 1px solid var(--line); border-radius: 8px;
+  overflow-x: auto; font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+code { font: .92em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+@media (max-width: 640px) {
+  main { padding: 24px 12px 40px; }
+  section { padding: 18px 14px; }
+  .key { padding: 8px 14px; flex-wrap: nowrap; overflow-x: auto; white-space: nowrap; }
+  dl div { display: block; }
+  th[rowspan]:first-child, th[scope=row] { position: sticky; left: 0; max-width: 9em; background: var(--card); }
+}
+"""
+
+_SCRIPT = """
+const charts = JSON.parse(document.getElementById("charts").textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const coarse = matchMedia("(pointer: coarse)"), hovers = matchMedia("(hover: hover)");
+
+function draw(div) {
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const hidden = [...document.querySelectorAll(".key input:not(:checked)")].map((box) => Number(box.value));
+  const picked = div.closest("section").querySelector(".picker input:checked");
+  const views = charts[div.id];
+  const [traces, layout] = views[picked ? picked.value : Object.keys(views)[0]];
+  const family = getComputedStyle(document.body).fontFamily;
+  const axis = (own) => ({
+    automargin: true, gridcolor: colour("--line"), zerolinecolor: colour("--line"), nticks: 8, ticks: "",
+    ticklabelstandoff: 6, separatethousands: true, tickfont: { color: colour("--muted") }, fixedrange: coarse.matches,
+    ...own, title: { text: own.title, standoff: 12, font: { size: 13, color: colour("--muted") } },
+  });
+  const data = traces.filter((trace) => !hidden.includes(trace.meta)).map((trace) =>
+    trace.type === "heatmap" ? { ...trace, colorscale: [[0, colour("--low")], [1, colour("--high")]] } : trace);
+  Plotly.react(div, data, {
+    ...layout, xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis), showlegend: false, autosize: true,
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 8, r: 12, t: 12, b: 8 },
+    font: { family, size: 13, color: colour("--ink") },
+    hoverlabel: { bgcolor: colour("--card"), bordercolor: colour("--line"), font: { family, color: colour("--ink") },
+      align: "left" },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--muted"), activecolor: colour("--ink") },
+  }, { responsive: true, displaylogo: false, displayModeBar: hovers.matches ? "hover" : false,
+    modeBarButtons: [["toImage", "resetScale2d"]] });
+}
+
+const drawAll = () => document.querySelectorAll(".chart").forEach(draw);
+document.addEventListener("change", drawAll);
+dark.addEventListener("change", drawAll);
+drawAll();
+"""

@@ -1,0 +1,86 @@
+"""The summary of some runs as a table for the terminal, and how its numbers are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fewbytes.report.folder import RunFolder
+
+T = TypeVar("T")
+
+
+def summary_table(runs: Sequence[RunFolder]) -> Table:
+    """One row a run: final and best accuracy of the method's own kind, final personalised and global accuracy,
+    megabytes (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class
+    would score. At most 100 columns wide."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=14, max_width=26)
+    table.add_column("accuracy", no_wrap=True, max_width=12)
+    for name in ("final", "best", "personal-\nised", "global", "uplink\nMB", "downlink\nMB", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        score = run.score(run.kind)
+        table.add_row(
+            Text(run.label if run.status == "done" else f"{run.label} ({run.status})"),
+            Text(run.kind or "—"),
+            percent(score.get("final")),
+            percent(score.get("best")),
+            percent(run.score("personalised").get("final")),
+            percent(run.score("global").get("final")),
+            megabytes(run.total_bytes("uplink")),
+            megabytes(run.total_bytes("downlink")),
+            seconds(run.seconds),
+        )
+    for name, majority in majority_rows(runs):
+        cells = [percent(majority.get(kind)) for kind in ("personalised", "global")]
+        table.add_row(Text(name), "", "", "", *cells, "", "", "", style="dim")
+    return table
+
+
+def majority_rows(runs: Sequence[RunFolder]) -> list[tuple[str, dict[str, float | None]]]:
+    """The accuracy of always guessing the majority class, by kind; one row unless the runs' data differ."""
+    groups = alike(runs, lambda run: (run.result or {}).get("majority_class_accuracy"))
+    return [
+        ("majority class" if len(groups) == 1 else f"majority class: {', '.join(run.label for run in group)}", value)
+        for group, value in groups
+    ]
+
+
+def alike(runs: Sequence[RunFolder], value: Callable[[RunFolder], T | None]) -> list[tuple[list[RunFolder], T]]:
+    """The runs grouped by an equal value, in order; those without one are left out."""
+    groups: list[tuple[list[RunFolder], T]] = []
+    for run in runs:
+        mine = value(run)
+        if mine is None:
+            continue
+        for group, theirs in groups:
+            if theirs == mine:
+                group.append(run)
+                break
+        else:
+            groups.append(([run], mine))
+    return groups
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction 0..1 as percent with one decimal; a dash where there is none."""
+    return "—" if fraction is None else f"{100 * fraction:.1f}%"
+
+
+def megabytes(count: float | None) -> str:
+    """Bytes as megabytes (10^6) with three significant digits, all the digits before the point, and no unit."""
+    if not count:
+        return "—" if count is None else "0"
+    decimals = max(0, 2 - math.floor(math.log10(abs(count) / 1e6)))
+    return f"{count / 1e6:,.{decimals}f}"
+
+
+def seconds(count: float) -> str:
+    """Seconds, with a decimal below a hundred, and no unit."""
+    return f"{count:,.0f}" if count >= 100 else f"{count:.1f}"

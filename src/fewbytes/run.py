@@ -1,0 +1,383 @@
+"""The loop every engine shares: rounds, scoring, the run folder, checkpoints and resuming from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from fewbytes.engines.local import LocalNetwork, available_cores
+from fewbytes.engines.store import state_class
+from fewbytes.errors import FrameError, UserError
+from fewbytes.files import replacing
+from fewbytes.method import Id, Method, Task
+from fewbytes.models.files import save_model
+from fewbytes.net import Ledger, Network
+from fewbytes.training import evaluate
+from fewbytes.wire import pack, unpack
+from fewbytes.wire.frame import MAJOR
+
+VERSION = version("fewbytes")
+
+
+class Watcher:
+    """What a run tells while it goes on; override what you want to hear."""
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        """The run begins, `done` rounds of `rounds` already behind it."""
+
+    def replied(self, client: Id) -> None:
+        """A client's exchange has ended."""
+
+    def scored(self, row: dict[str, Any]) -> None:
+        """A line of rounds.jsonl has been written."""
+
+
+@dataclass
+class Result:
+    """What a run leaves: its summary (result.json), its rounds (rounds.jsonl), its ledger, its models."""
+
+    folder: Path
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    ledger: Ledger
+    global_model: nn.Module | None
+    _temporary: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy the method's paper reports (`summary["accuracy"]["kind"]`), last round, in [0, 1]."""
+        return float(self.summary["accuracy"]["final"])
+
+
+@dataclass
+class Checkpoint:
+    """Everything a run needs to go on as if it had never stopped, but for the client states in the store."""
+
+    fewbytes: str
+    fingerprint: str
+    round: int  # the last whole round; 0: after the start
+    finished: bool
+    server: bytes  # the server's state as a frame; empty: none
+    versions: dict[int, int]
+    ledger: bytes
+    handlers: list[str]
+    rows: str  # rounds.jsonl so far
+    seconds: float
+    peak_memory_bytes: int
+
+
+def run(
+    method: Method,
+    task: Task,
+    *,
+    rounds: int,
+    out: Path | str | None = None,
+    workers: int | None = None,
+    resume: bool = False,
+    coded: bool = True,
+    evaluate_every: int = 1,
+    keep_frames: bool = False,
+    save_models: bool = True,
+    config: str | None = None,
+    about: dict[str, Any] | None = None,
+    watcher: Watcher | None = None,
+) -> Result:
+    """Run a method on a task with the local engine; returns when `rounds` rounds are done.
+
+    `out`: the run folder (default: a temporary one that lives as long as the result). `resume`: go on from the
+    checkpoint in it. `coded`: lossless coding of what travels. `config`: text of config.toml (default: the method's
+    parameters). `about`: entries for result.json. Raises UserError for a folder that cannot be used, MethodError
+    when a handler fails; a KeyboardInterrupt leaves the folder ready to be resumed.
+    """
+    if rounds < 1 or evaluate_every < 1:
+        raise UserError(f"rounds and evaluate_every must be at least 1, not {rounds} and {evaluate_every}")
+    temporary = tempfile.TemporaryDirectory(prefix="fewbytes-run-") if out is None else None
+    folder = Path(temporary.name if temporary is not None else out or "")
+    checkpoint = read_checkpoint(folder) if resume else None
+    fingerprint = _fingerprint(method, task)
+    if checkpoint is not None:
+        _check(checkpoint, fingerprint, folder)
+    else:
+        _begin_folder(folder, method, task, rounds, config)
+    loop = _Loop(method, task, rounds, folder, fingerprint, evaluate_every, about or {}, watcher or Watcher())
+    with LocalNetwork(
+        method,
+        task,
+        folder / "checkpoint" / "clients",
+        workers=workers,
+        coded=coded,
+        ledger=Ledger.frombytes(checkpoint.ledger, checkpoint.handlers) if checkpoint is not None else None,
+        versions=checkpoint.versions if checkpoint is not None else None,
+        frames=folder / "frames" if keep_frames else None,
+    ) as net:
+        summary = loop.run(net, checkpoint)
+        model = method.global_model(loop.state, task)
+        if save_models:
+            _save_models(folder, net, model, loop.about)
+    return Result(folder, summary, loop.rows, net.ledger, model, temporary)
+
+
+class _Loop:
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        rounds: int,
+        folder: Path,
+        fingerprint: str,
+        evaluate_every: int,
+        about: dict[str, Any],
+        watcher: Watcher,
+    ) -> None:
+        self.method, self.task, self.rounds, self.folder = method, task, rounds, folder
+        self.fingerprint, self.evaluate_every, self.about, self.watcher = fingerprint, evaluate_every, about, watcher
+        self.state: Any = None
+        self.rows: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        self.status = "running"
+
+    def run(self, net: LocalNetwork, checkpoint: Checkpoint | None) -> dict[str, Any]:
+        done, finished = 0, False
+        net.on_reply = self.watcher.replied
+        if checkpoint is None:
+            self.state = self.method.server(self.task)
+        else:
+            kind = state_class(self.method, "server")
+            self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
+            self.rows = [json.loads(line) for line in checkpoint.rows.splitlines()]
+            done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
+            net.peak_memory_bytes = checkpoint.peak_memory_bytes
+            _write_text(self.folder / "rounds.jsonl", checkpoint.rows)
+        self.watcher.started(self.folder, self.rounds, done)
+        try:
+            with _terminating():
+                if checkpoint is None:
+                    self._phase(net, 0, "start", lambda: self.method.start(self.state, net))
+                for t in range(done + 1, self.rounds + 1):
+                    self._phase(net, t, "round", lambda t=t: self.method.round(self.state, net, t))  # type: ignore[misc]
+                if not finished:
+                    self._phase(net, self.rounds + 1, "finish", lambda: self.method.finish(self.state, net))
+            self.status = "done"
+        except KeyboardInterrupt:
+            self.status = "interrupted"
+            raise
+        finally:
+            if self.status != "running":
+                self._summarise(net)
+        return self._summary(net)
+
+    def _phase(self, net: LocalNetwork, t: int, phase: str, step: Callable[[], None]) -> None:
+        started, before = time.monotonic(), len(net.ledger)
+        scored = phase == "round" and (t % self.evaluate_every == 0 or t == self.rounds)
+        net.begin(t, scored or phase == "finish")
+        step()
+        net.idle()
+        exchanged = time.monotonic()
+        accuracy, loss = _means(net.records, "accuracy."), _means(net.records, "loss.")
+        if scored or (phase == "finish" and self.method.scored_after_finish):
+            accuracy |= self._score(net)
+        seconds = time.monotonic() - started
+        self.seconds += seconds
+        if phase == "round" or len(net.ledger) > before:
+            cohort = len(np.unique(net.ledger.columns(before)["client"]))
+            row = {"round": t, "phase": phase, "cohort": cohort, "accuracy": accuracy, "loss": loss}
+            row |= net.ledger.totals(before)
+            row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
+            self.rows.append(row)
+        self._checkpoint(net, t, phase)
+        if phase == "round":
+            self.watcher.scored(row)
+
+    def _score(self, net: Network) -> dict[str, float]:
+        accuracy = {}
+        clients = net.score_clients()
+        if clients:
+            accuracy["personalised"] = float(np.mean([correct / n for correct, n in clients.values()]))
+        model = self.method.global_model(self.state, self.task)
+        test = self.task.data.test
+        if model is not None and len(test):
+            torch.set_num_threads(available_cores())
+            correct = 0
+            for start in range(0, len(test), 1000):
+                part = test.take(torch.arange(start, min(start + 1000, len(test))))
+                correct += evaluate(model, *part.load(self.task.device), self.task.precision)[0]
+            torch.set_num_threads(1)
+            accuracy["global"] = correct / len(test)
+        return accuracy
+
+    def _checkpoint(self, net: LocalNetwork, t: int, phase: str) -> None:
+        rows = "".join(json.dumps(row) + "\n" for row in self.rows)
+        server = b"" if self.state is None else bytes(pack(self.state, coded=False))
+        finished = phase == "finish"
+        checkpoint = Checkpoint(
+            VERSION, self.fingerprint, min(t, self.rounds), finished, server, net.versions, net.ledger.tobytes(),
+            net.ledger.handlers, rows, self.seconds, net.peak_memory_bytes,
+        )  # fmt: skip
+        with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
+            for part in pack(checkpoint, coded=False).parts:
+                file.write(part)
+        _write_text(self.folder / "rounds.jsonl", rows)
+        net.store.keep_only(net.versions)
+
+    def _summarise(self, net: LocalNetwork) -> None:
+        with replacing(self.folder / "result.json") as file:
+            file.write(json.dumps(self._summary(net), indent=2).encode() + b"\n")
+        temporary = self.folder / ".ledger.tmp"
+        net.ledger.write_parquet(temporary)
+        os.replace(temporary, self.folder / "ledger.parquet")
+
+    def _summary(self, net: LocalNetwork) -> dict[str, Any]:
+        kinds = dict.fromkeys(kind for row in self.rows for kind in row["accuracy"])
+        curves = {k: [(r["round"], r["accuracy"][k]) for r in self.rows if k in r["accuracy"]] for k in kinds}
+        scores = {
+            kind: {
+                "final": curve[-1][1],
+                "best": max(value for _, value in curve),
+                "best_round": max(curve, key=lambda point: point[1])[0],
+            }
+            for kind, curve in curves.items()
+        }
+        nothing = {"final": None, "best": None, "best_round": None}
+        kind = self.method.headline if self.method.headline in scores else next(iter(scores), self.method.headline)
+        rows = [row for row in self.rows if row["phase"] == "round"]
+        exchanges = sum(row["cohort"] for row in rows)
+        totals = net.ledger.totals()
+        return {
+            "method": type(self.method).__name__.lower(),
+            "parameters": asdict(self.method),  # type: ignore[call-overload]
+            **self.about,
+            "clients": len(self.task.clients),
+            "seed": self.task.seed,
+            "rounds": len(rows),
+            "status": self.status,
+            "accuracy": {"kind": kind, **scores.get(kind, nothing), "all": scores},
+            "majority_class_accuracy": majority_class_accuracy(self.task),
+            **totals,
+            "uplink_bytes_per_client_round": totals["uplink_bytes"] / max(1, exchanges),
+            "downlink_bytes_per_client_round": totals["downlink_bytes"] / max(1, exchanges),
+            "seconds": round(self.seconds, 3),
+            "peak_memory_bytes": net.peak_memory_bytes,
+            "versions": versions(),
+        }
+
+
+def majority_class_accuracy(task: Task) -> dict[str, float]:
+    """What guessing scores: `global` the commonest training class on the server's test set, `personalised` the mean
+    over clients of each one's own commonest class on its test split."""
+    counts = task.data.label_counts()
+    train, test = np.array(counts["train"]), np.array(counts["test"])
+    held = test.sum(1) > 0
+    rows = np.arange(len(test))
+    own = test[rows, train.argmax(1)][held] / test.sum(1)[held]
+    server = task.data.test.labels
+    accuracy = {}
+    if held.any():
+        accuracy["personalised"] = float(own.mean())
+    if len(server):
+        accuracy["global"] = float((server == int(train.sum(0).argmax())).double().mean())
+    return accuracy
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on: the package, its number crunchers, Python."""
+    return {"fewbytes": VERSION, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint of a run folder. Raises UserError if there is none, or it is damaged."""
+    path = folder / "checkpoint" / "run.state"
+    if not (folder / "config.toml").is_file():
+        raise UserError(f"{folder} is not a run folder (it has no config.toml): name one of those under runs/")
+    try:
+        return unpack(Checkpoint, path.read_bytes(), limit=1 << 40)
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no checkpoint to go on from: the run ended before its first round") from None
+    except FrameError as error:
+        raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
+
+
+def _check(checkpoint: Checkpoint, fingerprint: str, folder: Path) -> None:
+    if checkpoint.fewbytes.split(".")[:2] != VERSION.split(".")[:2]:
+        raise UserError(f"the checkpoint in {folder} was written by fewbytes {checkpoint.fewbytes}; this is {VERSION}")
+    if checkpoint.fingerprint != fingerprint:
+        raise UserError(
+            f"the checkpoint in {folder} is of another configuration (method, parameters, data, model or seed): "
+            "resume it with the configuration it was made with, or start a new run"
+        )
+
+
+def _fingerprint(method: Method, task: Task) -> str:
+    counts = task.data.label_counts()
+    labels = [client.train.labels.numpy().tobytes() for client in task.data.clients]
+    parts = [repr(method), str(task.seed), task.precision, str(MAJOR), json.dumps(counts), task.layout(0).hash.hex()]
+    return hashlib.sha256("\n".join(parts).encode() + b"".join(labels)).hexdigest()
+
+
+def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
+    if (folder / "config.toml").exists():
+        raise UserError(f"{folder} already holds a run: choose another folder, or resume it")
+    (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+    if config is None:
+        made = {"method": type(method).__name__.lower(), "rounds": rounds, "seed": task.seed}
+        config = msgspec.toml.encode(made | {"parameters": asdict(method)}).decode()  # type: ignore[call-overload]
+    _write_text(folder / "config.toml", config)
+    _write_text(folder / "partition.json", json.dumps(task.data.label_counts()))
+    _write_text(folder / "rounds.jsonl", "")
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def _means(records: dict[str, dict[Id, float]], prefix: str) -> dict[str, float]:
+    """Means over the clients that recorded a name, in ascending order of clients."""
+    return {
+        name.removeprefix(prefix): float(np.mean([values[i] for i in sorted(values)]))
+        for name, values in records.items()
+        if name.startswith(prefix)
+    }
+
+
+def _save_models(folder: Path, net: LocalNetwork, model: nn.Module | None, about: dict[str, Any]) -> None:
+    if model is not None:
+        save_model(model, folder / "models" / "global.safetensors", about)
+    if type(net.method).local_model is not Method.local_model:
+        for client in net.clients:
+            own = net.local_model(client)
+            if own is not None:
+                save_model(own, folder / "models" / f"client-{client}.safetensors", about)
+
+
+@contextmanager
+def _terminating() -> Iterator[None]:
+    """Treat a polite request to end (SIGTERM) like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,18 @@
+"""Randomness by name: a generator for (seed, who, when, what), whatever ran before it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+
+def stream_seed(seed: int, *names: int | str) -> int:
+    """A 63-bit seed for the named stream."""
+    text = "/".join(map(str, (seed, *names)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def stream(seed: int, *names: int | str) -> np.random.Generator:
+    """The named stream's generator: no engine, worker count or resumption shifts it."""
+    return np.random.default_rng(stream_seed(seed, *names))

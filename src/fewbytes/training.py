@@ -1,0 +1,104 @@
+"""The one training loop and the one evaluation loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Precision = Literal["float32", "bf16"]
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, labels) to the mean loss of a batch."""
+EVALUATION_BATCH = 250  # samples
+
+
+def arithmetic(precision: Precision, device: str) -> AbstractContextManager[object]:
+    """The context in which forward passes run: mixed bfloat16 where asked for."""
+    if precision == "bf16":
+        return torch.autocast(torch.device(device).type, torch.bfloat16)
+    return nullcontext()
+
+
+def batches(samples: int, size: int) -> list[tuple[int, int]]:
+    """Bounds of consecutive batches; the last may be short, but a single left-over sample joins the one before.
+
+    (A batch of one has no variance for batch normalisation to divide by.)
+    """
+    bounds = [(start, min(start + size, samples)) for start in range(0, samples, size)]
+    if len(bounds) > 1 and bounds[-1][1] - bounds[-1][0] == 1:
+        bounds[-2:] = [(bounds[-2][0], samples)]
+    return bounds
+
+
+def fit(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    epochs: int,
+    lr: float,
+    batch: int,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    loss: Loss = F.cross_entropy,
+    extra: Callable[[nn.Module], Tensor] | None = None,
+    precision: Precision = "float32",
+) -> float:
+    """Train `model` in place on (x, y) with SGD; returns the mean loss over the last epoch's batches.
+
+    Reshuffled each epoch from torch's global generator; the momentum buffer starts at zero. `extra(model)` is added
+    to every batch's loss. Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters
+    that do not require gradients stay as they are.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    velocity: list[Tensor] | None = None
+    bounds = batches(len(y), batch)
+    context = arithmetic(precision, str(x.device))
+    total = torch.zeros((), device=x.device)
+    model.train()
+    for _ in range(epochs):
+        order = torch.randperm(len(y)).to(x.device)
+        total = torch.zeros((), device=x.device)
+        for start, stop in bounds:
+            chosen = order[start:stop]
+            for p in parameters:
+                p.grad = None
+            with context:
+                value = loss(model(x[chosen]), y[chosen])
+                if extra is not None:
+                    value = value + extra(model)
+            value.backward()  # type: ignore[no-untyped-call]
+            total += value.detach()
+            with torch.no_grad():
+                moved = [p for p in parameters if p.grad is not None]
+                step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
+                if weight_decay:
+                    step = list(torch._foreach_add(step, moved, alpha=weight_decay))
+                if momentum:
+                    if velocity is None:
+                        velocity = [g.clone() for g in step]
+                    else:
+                        torch._foreach_mul_(velocity, momentum)
+                        torch._foreach_add_(velocity, step)
+                    step = velocity
+                torch._foreach_add_(moved, step, alpha=-lr)
+    return float(total) / len(bounds) if bounds else 0.0
+
+
+def evaluate(model: nn.Module, x: Tensor, y: Tensor, precision: Precision = "float32") -> tuple[int, float]:
+    """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode."""
+    training = model.training
+    model.eval()
+    correct, loss = 0, 0.0
+    with torch.no_grad(), arithmetic(precision, str(x.device)):
+        for start in range(0, len(y), EVALUATION_BATCH):
+            outputs = model(x[start : start + EVALUATION_BATCH]).float()
+            labels = y[start : start + EVALUATION_BATCH]
+            correct += int((outputs.argmax(1) == labels).sum())
+            loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
+    model.train(training)
+    return correct, loss

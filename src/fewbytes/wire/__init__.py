@@ -1,0 +1,46 @@
+"""Payloads to bytes and back, without loss and without pickle.
+
+The format, version 1. All integers are little-endian; nothing in a frame names code to run.
+
+    prelude, 64 bytes   magic 'FEWB' | major u8 | minor u8 | flags u16 (0; bit 0 is kept for a signature) |
+                        header length u32 (at most 1 MiB) | CRC32C of the header u32 | body length u64 |
+                        layout hash, 16 bytes | base hash, 16 bytes | reserved u32 (0) | CRC32C of the 60 bytes before
+    header              msgpack array [kind, fields, sections], then zeros to a multiple of 8 bytes
+    body                the sections one after another, each followed by zeros to a multiple of 8 bytes
+    digest, 32 bytes    BLAKE3 of everything before: names the frame
+
+`kind` is the payload's class name, `fields` its fields in order, `sections` a pair (length, CRC32C) for each.
+None, booleans, integers, floats and strings stand in the header as they are, lists and tuples as arrays, dicts as
+arrays of pairs, an optional value as null or an array of one, dataclasses as the array of their fields; bytes
+are a section and their length. Named tensors are [entries, groups]. `entries` is true for all entries of the layout,
+a bitset over it, or an array of [name, type, shape] for tensors the layout does not have. The layout is the
+model's names, types and shapes, which both ends build from their own model: only its hash travels (16 zero bytes:
+no layout), and a frame of another layout is refused. There is one group for each tensor type, in order of first
+appearance: a coding of all its numbers, entry after entry, in C order.
+
+A coding of numbers is [0], one section, the numbers as they are; or [1, flags], byte planes from the lowest to the
+highest, of floats whose sign bit was rotated to the lowest place (32-bit numbers have three planes: the two lowest
+bytes together); or [2, flags], byte planes of the zig-zag difference to the base, floats compared as integers
+in the same order. Each plane is a section, stored as it is (flag 0) or through zstandard (flag 1). The base is
+the message a reply answers: the first tensor of the same name, type and shape in it, zeros where there is none;
+the first 16 bytes of that message's digest travel as the base hash. A coding of a mask is [kind, flag, length, ones]
+and one section: packed bits, lowest first (kind 0), or the gaps between ones (1) or zeros (2), a byte each,
+255 meaning 255 and more to come. A masked value is [entries, mask, numbers].
+
+A receiver checks, in this order: magic, the prelude's checksum, version, that the lengths add up exactly, the
+header's checksum, the digest, the header's types, every section's bounds, checksum and zero padding. Only then is
+anything decoded, into sizes taken from the receiver's own layout or bounded by its limit. Whatever is wrong ends
+in one error class, `FrameError`.
+"""
+
+from fewbytes.errors import FrameError
+from fewbytes.wire.dense import Dense
+from fewbytes.wire.frame import Frame, Parsed
+from fewbytes.wire.layout import Entry, Layout
+from fewbytes.wire.masked import Masked
+from fewbytes.wire.payload import Base, Counted, WireValue, counted, pack, payload, unpack
+
+__all__ = [
+    "Base", "Counted", "Dense", "Entry", "Frame", "FrameError", "Layout", "Masked", "Parsed", "WireValue",
+    "counted", "pack", "payload", "unpack",
+]  # fmt: skip

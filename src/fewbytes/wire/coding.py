@@ -1,0 +1,286 @@
+"""Lossless coding of arrays: numbers as byte planes (against a base where there is one), masks as bits or gaps.
+
+Every function here is exact: what is decoded equals what was encoded, bit for bit. A coding is chosen by measured
+gain, never assumed. Decoders take the size they must produce from the receiver and allocate nothing beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from fewbytes.errors import FrameError
+
+Array = NDArray[Any]
+Buffer = Array | bytes | memoryview
+BLOCK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
+SAMPLE = 1 << 14  # elements tried before choosing between coding with and without a base
+RAW, PLANES, DELTA = 0, 1, 2  # codings of numbers
+PACKED, GAPS_OF_ONES, GAPS_OF_ZEROS = 0, 1, 2  # codings of masks
+GAIN = 0.98  # a plane is compressed only if this is what remains, or less
+
+
+class Sink(Protocol):
+    """Takes sections in order (the frame being written)."""
+
+    def section(self, parts: list[Buffer]) -> None: ...
+
+
+class Source(Protocol):
+    """Gives the sections back in the same order (the frame being read)."""
+
+    def section(self) -> memoryview: ...
+
+
+# ---------------------------------------------------------------------------------------------------- planes
+
+
+def _deflate(plane: Array, level: int = 1) -> bytes | None:
+    """The plane through zstandard, or None where that gains nothing. Level 1: higher ones do not help here."""
+    data = memoryview(np.ascontiguousarray(plane)).cast("B")
+    if data.nbytes < 16:
+        return None
+    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
+    if data.nbytes > 4 * SAMPLE:
+        middle = data.nbytes // 2
+        if len(compressor.compress(data[middle : middle + SAMPLE])) > GAIN * SAMPLE:
+            return None
+    packed = compressor.compress(data)
+    return packed if len(packed) <= GAIN * data.nbytes else None
+
+
+def inflate(data: memoryview, size: int) -> bytes:
+    """Undo `_deflate`. Raises FrameError unless the data hold exactly `size` bytes; allocates no more than that."""
+    try:
+        if zstandard.frame_content_size(data) != size:
+            raise FrameError("length", f"a compressed section does not hold the {size} bytes it must")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FrameError("coding", f"a compressed section cannot be decompressed: {error}") from None
+
+
+def _put(sink: Sink, plane: Array, coded: bool) -> int:
+    packed = _deflate(plane) if coded else None
+    sink.section([plane if packed is None else packed])
+    return int(packed is not None)
+
+
+def _get(source: Source, flag: Any, size: int, dtype: Any) -> Array:
+    """A plane of `size` elements: a view of the section where it was stored raw."""
+    section = source.section()
+    nbytes = size * np.dtype(dtype).itemsize
+    if flag == 1:
+        return np.frombuffer(inflate(section, nbytes), dtype)
+    if flag != 0 or section.nbytes != nbytes:
+        raise FrameError("length", f"a section of {section.nbytes} bytes stands where {nbytes} must")
+    return np.frombuffer(section, dtype)
+
+
+def _cuts(width: int, delta: bool) -> list[tuple[int, Any]]:
+    """Planes of a `width`-byte number as (shift, type), lowest first. Two raw mantissa bytes stay together."""
+    if width == 4 and not delta:
+        return [(0, np.uint16), (16, np.uint8), (24, np.uint8)]
+    return [(8 * i, np.uint8) for i in range(width)]
+
+
+def _rotated(words: Array, floating: bool, out: Array) -> Array:
+    """The words with the sign bit moved last, so that a float's exponent fills its top byte."""
+    if not floating:
+        out[:] = words
+        return out
+    top = words.dtype.itemsize * 8 - 1
+    np.left_shift(words, 1, out=out)
+    out |= words >> top
+    return out
+
+
+def _unrotated(words: Array, floating: bool) -> None:
+    if floating:
+        sign = words << (words.dtype.itemsize * 8 - 1)
+        np.right_shift(words, 1, out=words)
+        words |= sign
+
+
+def _ordered(words: Array, floating: bool) -> Array:
+    """Floats as integers in the same order, so that near floats are near integers (bit-exact, its own inverse)."""
+    signed = words.view(f"i{words.dtype.itemsize}")
+    if not floating:
+        return signed
+    top = words.dtype.itemsize * 8 - 1
+    return signed ^ ((signed >> top) & np.array((1 << top) - 1, signed.dtype))
+
+
+def _difference(words: Array, base: Array, floating: bool) -> Array:
+    """Zig-zag of the integer difference to the base: small magnitudes become small unsigned numbers."""
+    with np.errstate(over="ignore"):
+        delta = _ordered(words, floating) - _ordered(base, floating)
+    top = words.dtype.itemsize * 8 - 1
+    return ((delta << 1) ^ (delta >> top)).view(words.dtype)
+
+
+def _undifference(coded: Array, base: Array, floating: bool) -> Array:
+    signed = coded.view(f"i{coded.dtype.itemsize}")
+    one = np.array(1, coded.dtype)
+    delta = (coded >> one).view(signed.dtype) ^ -(signed & np.array(1, signed.dtype))
+    with np.errstate(over="ignore"):
+        value = delta + _ordered(base, floating)
+    return _ordered(value.view(coded.dtype), floating).view(coded.dtype)
+
+
+def _planes(arrays: Sequence[Array], bases: Sequence[Array] | None, floating: bool) -> list[Array]:
+    width = arrays[0].dtype.itemsize
+    total = sum(a.size for a in arrays)
+    cuts = _cuts(width, bases is not None)
+    planes = [np.empty(total, dtype) for _, dtype in cuts]
+    scratch, shifted = np.empty(BLOCK, arrays[0].dtype), np.empty(BLOCK, arrays[0].dtype)
+    at = 0
+    for i, array in enumerate(arrays):
+        for start in range(0, array.size, BLOCK):
+            words = array[start : start + BLOCK]
+            n = words.size
+            if bases is None:
+                coded = _rotated(words, floating, scratch[:n])
+            else:
+                coded = _difference(words, bases[i][start : start + BLOCK], floating)
+            for plane, (shift, _) in zip(planes, cuts, strict=True):
+                if shift:
+                    plane[at : at + n] = np.right_shift(coded, shift, out=shifted[:n])
+                else:
+                    plane[at : at + n] = coded  # the cast keeps the low bits
+            at += n
+    return planes
+
+
+def _choose_base(arrays: Sequence[Array], bases: Sequence[Array], floating: bool) -> bool:
+    """Whether coding against the base is the smaller way, tried on a sample from the middle of the largest array."""
+    i = max(range(len(arrays)), key=lambda k: arrays[k].size)
+    start = max(0, (arrays[i].size - SAMPLE) // 2)
+    words, base = arrays[i][start : start + SAMPLE], bases[i][start : start + SAMPLE]
+
+    def size(planes: list[Array]) -> int:
+        return sum(len(_deflate(p) or p.data.cast("B")) for p in planes)
+
+    return size(_planes([words], [base], floating)) < size(_planes([words], None, floating))
+
+
+def encode_numbers(
+    sink: Sink, arrays: Sequence[Array], bases: Sequence[Array] | None, floating: bool, coded: bool
+) -> list[Any]:
+    """Write flat arrays of one unsigned type (the bits of the numbers) as sections; returns the coding's header."""
+    arrays = [a for a in arrays if a.size] if bases is None else arrays
+    total = sum(a.size for a in arrays)
+    if total == 0:
+        return [RAW]
+    if not coded:
+        sink.section(list(arrays))
+        return [RAW]
+    delta = bases is not None and _choose_base(arrays, bases, floating)
+    planes = _planes(arrays, bases if delta else None, floating)
+    return [DELTA if delta else PLANES, [_put(sink, plane, coded) for plane in planes]]
+
+
+def decode_numbers(
+    source: Source, header: Any, total: int, dtype: Any, bases: Sequence[Array] | None, floating: bool
+) -> Array:
+    """Read what `encode_numbers` wrote: `total` numbers of an unsigned type, in fresh memory."""
+    if not isinstance(header, list) or not header or header[0] not in (RAW, PLANES, DELTA):
+        raise FrameError("coding", "unknown coding of numbers")
+    if total == 0:
+        if header != [RAW]:
+            raise FrameError("header", "a coding for no numbers")
+        return np.empty(0, dtype)
+    if header[0] == RAW:
+        return _get(source, 0, total, dtype).copy()
+    cuts = _cuts(np.dtype(dtype).itemsize, header[0] == DELTA)
+    if len(header) != 2 or not isinstance(header[1], list) or len(header[1]) != len(cuts):
+        raise FrameError("header", "the planes of numbers do not fit their type")
+    planes = [_get(source, flag, total, cut[1]) for flag, cut in zip(header[1], cuts, strict=True)]
+    if header[0] == DELTA and bases is None:
+        raise FrameError("base", "numbers are coded against a message this receiver does not hold: send in full")
+    base = np.concatenate(list(bases)) if header[0] == DELTA and bases is not None else None
+    out = np.empty(total, dtype)
+    for start in range(0, total, BLOCK):
+        stop = min(start + BLOCK, total)
+        words = out[start:stop]
+        words[:] = planes[-1][start:stop]
+        for plane, (shift, _), (above, _) in zip(planes[-2::-1], cuts[-2::-1], cuts[:0:-1], strict=True):
+            np.left_shift(words, above - shift, out=words)
+            words |= plane[start:stop]
+        if base is None:
+            _unrotated(words, floating)
+        else:
+            words[:] = _undifference(words, base[start:stop], floating)
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------- masks
+
+
+def _gaps(positions: Array) -> Array:
+    """Distances between rising positions as bytes; a 255 adds 255 and goes on."""
+    gaps = np.diff(positions, prepend=-1) - 1
+    escapes, rest = np.divmod(gaps, 255)
+    ends = np.cumsum(escapes + 1) - 1
+    out = np.full(int(ends[-1]) + 1 if ends.size else 0, 255, np.uint8)
+    out[ends] = rest
+    return out
+
+
+def _positions(gaps: Array) -> Array:
+    ends = np.flatnonzero(gaps != 255)
+    return np.cumsum(gaps, dtype=np.int64)[ends] + np.arange(ends.size)
+
+
+def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
+    """Write a flat bool array as one section: packed bits, or gaps between the rarer symbol below 10 %."""
+    ones = int(np.count_nonzero(mask))
+    packed = np.packbits(mask, bitorder="little")
+    best: tuple[list[Any], Buffer] = ([PACKED, 0, packed.nbytes, ones], packed)
+    if coded and mask.size:
+        squeezed = _deflate(packed)
+        if squeezed is not None:
+            best = ([PACKED, 1, packed.nbytes, ones], squeezed)
+        rare = min(ones, mask.size - ones)
+        if rare < 0.1 * mask.size:
+            kind = GAPS_OF_ONES if ones == rare else GAPS_OF_ZEROS
+            gaps = _gaps(np.flatnonzero(mask if kind == GAPS_OF_ONES else ~mask))
+            squeezed = _deflate(gaps)
+            data: Buffer = gaps if squeezed is None else squeezed
+            if memoryview(data).nbytes < memoryview(best[1]).nbytes:
+                best = ([kind, int(squeezed is not None), gaps.nbytes, ones], data)
+    sink.section([best[1]])
+    return best[0]
+
+
+def decode_bits(source: Source, header: Any, size: int) -> Array:
+    """Read what `encode_bits` wrote: a bool array of `size`. Raises FrameError unless it is in canonical form."""
+    if not (isinstance(header, list) and len(header) == 4 and all(type(x) is int for x in header)):
+        raise FrameError("header", "a mask's header is malformed")
+    kind, flag, nbytes, ones = header
+    if kind not in (PACKED, GAPS_OF_ONES, GAPS_OF_ZEROS) or not 0 <= ones <= size:
+        raise FrameError("coding", "unknown coding of a mask")
+    if kind == PACKED:
+        if nbytes != (size + 7) // 8:
+            raise FrameError("length", "a mask's packed bits do not fit its size")
+        packed = _get(source, flag, nbytes, np.uint8)
+        mask = np.unpackbits(packed, bitorder="little")
+        if mask[size:].any():
+            raise FrameError("padding", "a mask's last bits are not zero")
+        mask = mask[:size].view(bool)
+    else:
+        rare = ones if kind == GAPS_OF_ONES else size - ones
+        if not rare <= nbytes <= rare + size // 255:
+            raise FrameError("length", "a mask's gaps do not fit its size")
+        gaps = _get(source, flag, nbytes, np.uint8)
+        positions = _positions(gaps)
+        if positions.size != rare or (nbytes and gaps[-1] == 255) or (rare and positions[-1] >= size):
+            raise FrameError("coding", "a mask's gaps do not fit its size")
+        mask = np.full(size, kind == GAPS_OF_ZEROS)
+        mask[positions] = kind == GAPS_OF_ONES
+    if int(np.count_nonzero(mask)) != ones:
+        raise FrameError("coding", "a mask has another number of ones than it says")
+    return mask

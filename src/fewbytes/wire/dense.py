@@ -1,0 +1,33 @@
+"""Dense: a whole state, every value of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fewbytes.state import State
+from fewbytes.wire.payload import Counted, Reader, Writer
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Named tensors, whole: `state[name]` of any shape and type. Papers count the values' own bytes."""
+
+    state: State
+
+    def dense(self) -> State:
+        """The tensors by name."""
+        return self.state
+
+    def write(self, writer: Writer) -> Any:
+        return writer.state(self.state)
+
+    @classmethod
+    def read(cls, header: Any, reader: Reader) -> Self:
+        return cls(reader.state(header))
+
+    def states(self) -> State:
+        return self.state
+
+    def counted(self) -> Counted:
+        return Counted(value_bytes=sum(value.nbytes for value in self.state.values()))

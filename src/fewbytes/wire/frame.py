@@ -1,0 +1,137 @@
+"""The frame: one payload as bytes that describe and check themselves (format: the page in `fewbytes.wire`)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+from crc32c import crc32c
+
+from fewbytes.errors import FrameError
+from fewbytes.wire.coding import Buffer
+
+MAGIC = b"FEWB"
+MAJOR, MINOR = 1, 0
+HEADER_CAP = 1 << 20  # bytes
+ALIGN = 8
+DIGEST = 32
+NO_HASH = bytes(16)
+_FIXED = struct.Struct("<4sBBHIIQ16s16sI")  # the prelude but for its own checksum
+PRELUDE = _FIXED.size + 4
+
+
+class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What the body holds: the payload's class name, its fields (arrays stand as codings) and its sections."""
+
+    kind: str
+    fields: list[Any]
+    sections: list[tuple[int, int]]  # stored length in bytes, CRC32C
+
+
+def _gap(length: int) -> int:
+    return -length % ALIGN
+
+
+class Frame:
+    """A frame ready to be sent: parts in order, nothing copied. `bytes(frame)` joins them; `digest` names it."""
+
+    def __init__(
+        self, kind: str, fields: list[Any], sections: Sequence[list[Buffer]], layout_hash: bytes, base_hash: bytes
+    ) -> None:
+        body: list[memoryview] = []
+        table: list[tuple[int, int]] = []
+        for parts in sections:
+            views = [memoryview(np.ascontiguousarray(p) if isinstance(p, np.ndarray) else p).cast("B") for p in parts]
+            checksum = 0
+            for view in views:
+                checksum = crc32c(view, checksum)
+            length = sum(view.nbytes for view in views)
+            table.append((length, checksum))
+            body += [*views, memoryview(bytes(_gap(length)))]
+        header = msgspec.msgpack.encode(Header(kind, fields, table))
+        if len(header) > HEADER_CAP:
+            raise ValueError(f"the header of {kind} takes {len(header)} bytes, more than {HEADER_CAP}: too many entries")
+        body_length = sum(part.nbytes for part in body)
+        fixed = _FIXED.pack(
+            MAGIC, MAJOR, MINOR, 0, len(header), crc32c(header), body_length, layout_hash, base_hash, 0
+        )
+        front = fixed + struct.pack("<I", crc32c(fixed)) + header + bytes(_gap(len(header)))
+        self.parts: list[memoryview] = [memoryview(front), *(part for part in body if part.nbytes)]
+        hasher = blake3()
+        for part in self.parts:
+            hasher.update(part)
+        self.digest: bytes = hasher.digest()
+        self.parts.append(memoryview(self.digest))
+        self._length = sum(part.nbytes for part in self.parts)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+    def write_into(self, buffer: memoryview) -> int:
+        """Write the frame at the start of `buffer` (bytes, writable); returns its length."""
+        at = 0
+        for part in self.parts:
+            buffer[at : at + part.nbytes] = part
+            at += part.nbytes
+        return at
+
+
+class Parsed:
+    """A frame taken apart and checked: its header, its sections as views, its hashes. Nothing is decoded yet.
+
+    Raises FrameError for anything but a whole, undamaged frame of a version this code knows.
+    """
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        if view.nbytes < PRELUDE + DIGEST:
+            raise FrameError("truncated", f"a frame has at least {PRELUDE + DIGEST} bytes, these are {view.nbytes}")
+        fixed = view[: _FIXED.size]
+        magic, major, _minor, flags, header_length, header_checksum, body_length, layout, base, reserved = (
+            _FIXED.unpack(fixed)
+        )
+        if magic != MAGIC:
+            raise FrameError("magic", "not a frame: the first four bytes are not 'FEWB'")
+        if int.from_bytes(view[_FIXED.size : PRELUDE], "little") != crc32c(fixed):
+            raise FrameError("checksum", "the frame's prelude is damaged")
+        if major != MAJOR:
+            raise FrameError("version", f"the frame has format {major}, this code reads {MAJOR}: update the older end")
+        if flags or reserved:
+            raise FrameError("version", "the frame asks for a feature this code does not have: update this end")
+        start = PRELUDE + header_length + _gap(header_length)
+        if header_length > HEADER_CAP or start + body_length + DIGEST != view.nbytes:
+            raise FrameError("length", f"the frame's lengths do not add up to its {view.nbytes} bytes")
+        header = view[PRELUDE : PRELUDE + header_length]
+        if crc32c(header) != header_checksum:
+            raise FrameError("checksum", "the frame's header is damaged")
+        self.digest = bytes(view[-DIGEST:])
+        if blake3(view[:-DIGEST]).digest() != self.digest:
+            raise FrameError("checksum", "the frame is damaged: its digest differs")
+        if any(view[PRELUDE + header_length : start]):
+            raise FrameError("padding", "the bytes after the header are not zero")
+        try:
+            self.header = msgspec.msgpack.decode(header, type=Header)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise FrameError("header", f"the frame's header cannot be read: {error}") from None
+        self.layout_hash, self.base_hash = layout, base
+        self.sections: list[memoryview] = []
+        for length, checksum in self.header.sections:
+            stop = start + length + _gap(length)
+            if length < 0 or stop > view.nbytes - DIGEST:
+                raise FrameError("length", "a section reaches beyond the frame")
+            section = view[start : start + length]
+            if crc32c(section) != checksum:
+                raise FrameError("checksum", "a section is damaged")
+            if any(view[start + length : stop]):
+                raise FrameError("padding", "the bytes after a section are not zero")
+            self.sections.append(section)
+            start = stop
+        if start != view.nbytes - DIGEST:
+            raise FrameError("length", "bytes are left over after the last section")

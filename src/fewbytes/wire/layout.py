@@ -1,0 +1,70 @@
+"""What both ends know beforehand: the names, types and shapes of a model's entries, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float32, torch.float64, torch.float16, torch.bfloat16,
+        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    )
+}  # fmt: skip
+"""The tensor types that can travel, by the name that travels."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's name, type (a key of DTYPES) and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @cached_property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the tensor, uncoded."""
+        return self.size * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The entries of a model in order. Both ends build it from their own model; only its hash travels."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> Layout:
+        return cls(tuple(entry_of(name, value) for name, value in state.items()))
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Entry number by name."""
+        return {entry.name: i for i, entry in enumerate(self.entries)}
+
+    @cached_property
+    def hash(self) -> bytes:
+        """16 bytes that differ when any name, type, shape or the order differs."""
+        text = "\n".join(f"{e.name}\t{e.dtype}\t{','.join(map(str, e.shape))}" for e in self.entries)
+        return hashlib.sha256(text.encode()).digest()[:16]
+
+
+def entry_of(name: str, value: Tensor) -> Entry:
+    """The entry that describes a tensor. Raises TypeError for a tensor type that cannot travel."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise TypeError(f"{name!r}: tensors of type {value.dtype} cannot travel; those that can: {', '.join(DTYPES)}")
+    return Entry(name, dtype, tuple(value.shape))

@@ -1,0 +1,90 @@
+"""Masked: the values of a state at the places a mask names, and the mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbytes.errors import FrameError
+from fewbytes.state import State
+from fewbytes.wire.layout import DTYPES
+from fewbytes.wire.payload import Counted, Reader, Writer
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """Values at the ones of a mask. Papers count the values' bytes and one bit for every entry of the mask.
+
+    `mask[name]`: bool tensors; `values`: the kept values of all entries one after another, shape (ones,). The lossy
+    step is `of`: values outside the mask are dropped and read as 0.
+    """
+
+    mask: State
+    values: Tensor
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Self:
+        """Keep `state[name]` where `mask[name]` is true; all tensors of one type, masks of the same shapes."""
+        kept = [state[name].detach().cpu()[mask[name]] for name in mask]
+        return cls({name: m.detach().cpu() for name, m in mask.items()}, torch.cat(kept) if kept else torch.empty(0))
+
+    @classmethod
+    def nonzero(cls, state: Mapping[str, Tensor]) -> Self:
+        """Keep the values that are not zero."""
+        return cls.of(state, {name: value != 0 for name, value in state.items()})
+
+    @cached_property
+    def _dense(self) -> State:
+        parts = self.values.split([int(m.sum()) for m in self.mask.values()])
+        state = {name: torch.zeros(m.shape, dtype=self.values.dtype) for name, m in self.mask.items()}
+        for (name, m), part in zip(self.mask.items(), parts, strict=True):
+            state[name][m] = part
+        return state
+
+    def dense(self) -> State:
+        """The tensors by name, zero outside the mask (a fresh dict; the tensors are kept and shared)."""
+        return dict(self._dense)
+
+    def write(self, writer: Writer) -> Any:
+        shaped = {name: _shaped(self.values, m) for name, m in self.mask.items()}
+        header, names = writer.entries(shaped)
+        parts = dict(zip(self.mask, self.values.split([int(m.sum()) for m in self.mask.values()]), strict=True))
+        bits = writer.bits(np.concatenate([self.mask[n].numpy().reshape(-1) for n in names] or [np.zeros(0, bool)]))
+        bases = [_kept(writer.base_of(name, shaped[name]), self.mask[name]) for name in names]
+        return [header, bits, writer.numbers([parts[name] for name in names], bases)]
+
+    @classmethod
+    def read(cls, header: Any, reader: Reader) -> Self:
+        if not isinstance(header, list) or len(header) != 3:
+            raise FrameError("header", "a masked value is malformed")
+        entries = reader.entries(header[0])
+        dtypes = {entry.dtype for entry in entries}
+        if len(dtypes) > 1:
+            raise FrameError("type", "a masked value mixes types")
+        dtype = DTYPES[dtypes.pop()] if dtypes else torch.float32
+        flat = torch.from_numpy(reader.bits(header[1], sum(entry.size for entry in entries)))
+        masks = {e.name: m.view(e.shape) for e, m in zip(entries, flat.split([e.size for e in entries]), strict=True)}
+        ones = [int(m.sum()) for m in masks.values()]
+        bases = [_kept(reader.base_of(entry), masks[entry.name]) for entry in entries]
+        return cls(masks, reader.numbers(header[2], dtype, ones, bases))
+
+    def states(self) -> State:
+        return self._dense
+
+    def counted(self) -> Counted:
+        return Counted(self.values.nbytes, sum(m.numel() for m in self.mask.values()))
+
+
+def _shaped(value: Tensor, mask: Tensor) -> Tensor:
+    """A tensor of the values' type and the mask's shape that takes no memory, to stand for the entry."""
+    return value.new_empty(()).expand(mask.shape)
+
+
+def _kept(base: Tensor | None, mask: Tensor) -> Tensor | None:
+    return None if base is None else base[mask]

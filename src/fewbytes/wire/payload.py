@@ -1,0 +1,426 @@
+"""Typed payloads to frames and back: what a dataclass of packable fields becomes on the wire, and on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Protocol, Self, TypeVar, dataclass_transform, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbytes.errors import FrameError
+from fewbytes.state import State
+from fewbytes.wire import coding
+from fewbytes.wire.coding import Array, Buffer
+from fewbytes.wire.frame import NO_HASH, Frame, Parsed
+from fewbytes.wire.layout import DTYPES, Entry, Layout, entry_of
+
+T = TypeVar("T")
+LIMIT = 1 << 30  # bytes of arrays a receiver is ready to hold for one payload, unless it says otherwise
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def payload(cls: type[T]) -> type[T]:
+    """Make a class a payload: a frozen dataclass whose fields travel.
+
+    Fields may be None, bool, int (64 bit), float, str, bytes, tensors, states (named tensors), wire values, other
+    dataclasses, and lists, tuples, dicts and `| None` of these.
+    """
+    return dataclasses.dataclass(frozen=True, eq=False)(cls)
+
+
+@runtime_checkable
+class WireValue(Protocol):
+    """A value that knows how it travels. What is lossy happened when it was made; writing and reading are exact."""
+
+    def write(self, writer: Writer) -> Any:
+        """Write the arrays as sections; return what stands in the frame's header (packable by msgpack)."""
+
+    @classmethod
+    def read(cls, header: Any, reader: Reader) -> Self:
+        """Undo `write`. Raises FrameError for anything `write` would not have written."""
+
+    def states(self) -> State:
+        """The tensors by name that a reply to this value may be coded against."""
+
+    def counted(self) -> Counted:
+        """What papers count for this value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """What papers count: bytes of the values themselves, and mask entries at one bit each."""
+
+    value_bytes: int = 0
+    mask_bits: int = 0
+
+    @property
+    def nominal_bytes(self) -> int:
+        """Values and mask bits together, in whole bytes."""
+        return self.value_bytes + (self.mask_bits + 7) // 8
+
+    def __add__(self, other: Counted) -> Counted:
+        return Counted(self.value_bytes + other.value_bytes, self.mask_bits + other.mask_bits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """The message a reply answers, held by both ends: its frame's digest and its tensors by name."""
+
+    digest: bytes
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, digest: bytes, message: Any) -> Base:
+        tensors: State = {}
+        for value in _wire_values(message):
+            for name, tensor in value.states().items():
+                tensors.setdefault(name, tensor)
+        return cls(digest, tensors)
+
+
+def _wire_values(value: Any) -> list[WireValue]:
+    if isinstance(value, WireValue):
+        return [value]
+    if dataclasses.is_dataclass(value):
+        return [v for f in dataclasses.fields(value) for v in _wire_values(getattr(value, f.name))]
+    if isinstance(value, dict):
+        return [v for item in value.values() for v in _wire_values(item)]
+    if isinstance(value, list | tuple):
+        return [v for item in value for v in _wire_values(item)]
+    return []
+
+
+def counted(value: Any) -> Counted:
+    """What papers count for a payload: the sum over its wire values."""
+    return sum((v.counted() for v in _wire_values(value)), Counted())
+
+
+def flat_words(value: Tensor) -> Array:
+    """A tensor's bits in C order as a flat array of unsigned integers (no copy where it is contiguous)."""
+    value = value.detach().cpu().contiguous().reshape(-1)
+    width = value.dtype.itemsize
+    if value.dtype == torch.bool:
+        return value.numpy().view(np.uint8)
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
+    return value.view(signed).numpy().view(f"u{width}")
+
+
+def tensor_of(words: Array, dtype: torch.dtype) -> Tensor:
+    """Undo `flat_words`: a flat tensor of `dtype` over the same memory."""
+    if dtype == torch.bool:
+        if words.max(initial=0) > 1:
+            raise FrameError("coding", "a truth value is neither 0 nor 1")
+        return torch.from_numpy(words).to(torch.bool)
+    return torch.from_numpy(words.view(f"i{words.dtype.itemsize}")).view(dtype)
+
+
+class Writer:
+    """Collects a payload's sections; wire values call its methods."""
+
+    def __init__(self, layout: Layout | None, base: Base | None, coded: bool) -> None:
+        self.layout, self.base, self.coded = layout, base, coded
+        self.sections: list[list[Buffer]] = []
+
+    def section(self, parts: list[Buffer]) -> None:
+        self.sections.append(parts)
+
+    def entries(self, state: Mapping[str, Tensor]) -> tuple[Any, list[str]]:
+        """The header that tells which entries travel, and their names in the order they travel.
+
+        True: all of the layout; bytes: a bitset over the layout; else a list of (name, type, shape).
+        """
+        entries = [entry_of(name, value) for name, value in state.items()]
+        known = self.layout
+        if known is None or any(e.name not in known.index or known.entries[known.index[e.name]] != e for e in entries):
+            return [[e.name, e.dtype, list(e.shape)] for e in entries], [e.name for e in entries]
+        chosen = np.zeros(len(known.entries), bool)
+        chosen[[known.index[e.name] for e in entries]] = True
+        names = [e.name for e, here in zip(known.entries, chosen, strict=True) if here]
+        return (True if chosen.all() else np.packbits(chosen, bitorder="little").tobytes()), names
+
+    def numbers(self, tensors: Sequence[Tensor], bases: Sequence[Tensor | None]) -> Any:
+        """Write tensors of one type as one value; `bases` are tensors of the same sizes or None."""
+        floating = tensors[0].is_floating_point() if tensors else True
+        arrays = [flat_words(t) for t in tensors]
+        known: list[Array] | None = None
+        if self.coded and any(b is not None for b in bases):
+            known = [np.zeros_like(a) if b is None else flat_words(b) for a, b in zip(arrays, bases, strict=True)]
+        return coding.encode_numbers(self, arrays, known, floating, self.coded)
+
+    def bits(self, mask: Array) -> Any:
+        """Write a flat bool array."""
+        return coding.encode_bits(self, mask, self.coded)
+
+    def base_of(self, name: str, value: Tensor) -> Tensor | None:
+        """The tensor a reply's entry is coded against, if both ends hold an equally laid-out one."""
+        return _base_of(self.base, name, value.dtype, value.shape)
+
+    def state(self, state: Mapping[str, Tensor]) -> Any:
+        """Write named tensors of any types."""
+        header, names = self.entries(state)
+        groups = []
+        for dtype in dict.fromkeys(state[name].dtype for name in names):
+            chosen = [name for name in names if state[name].dtype == dtype]
+            bases = [self.base_of(name, state[name]) for name in chosen]
+            groups.append(self.numbers([state[name] for name in chosen], bases))
+        return [header, groups]
+
+
+class Reader:
+    """Gives a payload's sections back; wire values call its methods. Allocates at most `limit` bytes of arrays."""
+
+    def __init__(self, parsed: Parsed, layout: Layout | None, base: Base | None, limit: int) -> None:
+        if parsed.layout_hash != NO_HASH and (layout is None or layout.hash != parsed.layout_hash):
+            raise FrameError(
+                "layout", "the sender's model differs from this receiver's (names, types or shapes of its entries)"
+            )
+        if parsed.base_hash != NO_HASH and (base is None or base.digest[:16] != parsed.base_hash):
+            raise FrameError("base", "the reply is coded against a message this receiver does not hold: send in full")
+        self.layout = layout if parsed.layout_hash != NO_HASH else None
+        self.base = base if parsed.base_hash != NO_HASH else None
+        self._sections = iter(parsed.sections)
+        self._left = limit
+
+    def section(self) -> memoryview:
+        try:
+            return next(self._sections)
+        except StopIteration:
+            raise FrameError("length", "the frame has fewer sections than its header needs") from None
+
+    def finished(self) -> None:
+        if next(self._sections, None) is not None:
+            raise FrameError("length", "the frame has more sections than its header needs")
+
+    def spend(self, nbytes: int) -> None:
+        """Count bytes that will be allocated against the limit."""
+        self._left -= nbytes
+        if self._left < 0:
+            raise FrameError("length", "the payload is larger than this receiver is ready to hold")
+
+    def entries(self, header: Any) -> list[Entry]:
+        if header is True and self.layout is not None:
+            return list(self.layout.entries)
+        if isinstance(header, bytes) and self.layout is not None:
+            known = self.layout.entries
+            chosen = np.unpackbits(np.frombuffer(header, np.uint8), bitorder="little")
+            if len(header) != (len(known) + 7) // 8 or chosen[len(known) :].any():
+                raise FrameError("layout", "the choice of entries does not fit the model")
+            return [entry for entry, here in zip(known, chosen, strict=False) if here]
+        if not isinstance(header, list):
+            raise FrameError("header", "the entries of a value are malformed")
+        entries = []
+        for item in header:
+            match item:
+                case [str(name), str(dtype), list(shape)] if dtype in DTYPES and len(shape) <= 16:
+                    if not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+                        raise FrameError("length", "a tensor's shape is out of bounds")
+                    entries.append(Entry(name, dtype, tuple(shape)))
+                case _:
+                    raise FrameError("header", "an entry of a value is malformed")
+        if len({entry.name for entry in entries}) != len(entries):
+            raise FrameError("header", "an entry stands twice in a value")
+        return entries
+
+    def numbers(self, header: Any, dtype: torch.dtype, sizes: Sequence[int], bases: Sequence[Tensor | None]) -> Tensor:
+        """Read what `Writer.numbers` wrote: one flat tensor of sum(sizes) elements."""
+        total = sum(sizes)
+        self.spend(total * dtype.itemsize)
+        words = np.dtype(f"u{dtype.itemsize}")
+        known: list[Array] | None = None
+        if any(b is not None for b in bases):
+            known = [np.zeros(n, words) if b is None else flat_words(b) for n, b in zip(sizes, bases, strict=True)]
+        floating = dtype.is_floating_point
+        return tensor_of(coding.decode_numbers(self, header, total, words, known, floating), dtype)
+
+    def bits(self, header: Any, size: int) -> Array:
+        """Read what `Writer.bits` wrote."""
+        self.spend(size)
+        return coding.decode_bits(self, header, size)
+
+    def base_of(self, entry: Entry) -> Tensor | None:
+        return _base_of(self.base, entry.name, DTYPES[entry.dtype], entry.shape)
+
+    def state(self, header: Any) -> State:
+        """Read what `Writer.state` wrote."""
+        match header:
+            case [names, list(groups)]:
+                entries = self.entries(names)
+            case _:
+                raise FrameError("header", "named tensors are malformed")
+        dtypes = list(dict.fromkeys(entry.dtype for entry in entries))
+        if len(groups) != len(dtypes):
+            raise FrameError("header", "named tensors have more or fewer codings than types")
+        state: State = {}
+        for dtype, group in zip(dtypes, groups, strict=True):
+            chosen = [entry for entry in entries if entry.dtype == dtype]
+            bases = [self.base_of(entry) for entry in chosen]
+            flat = self.numbers(group, DTYPES[dtype], [e.size for e in chosen], bases)
+            for entry, part in zip(chosen, flat.split([e.size for e in chosen]), strict=True):
+                state[entry.name] = part.view(entry.shape)
+        return {entry.name: state[entry.name] for entry in entries}
+
+
+def _base_of(base: Base | None, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
+    tensor = None if base is None else base.tensors.get(name)
+    return tensor if tensor is not None and tensor.dtype == dtype and tuple(tensor.shape) == tuple(shape) else None
+
+
+# ------------------------------------------------------------------------------------------ fields by their type
+
+
+@cache
+def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
+    hints = typing.get_type_hints(cls)
+    return tuple((f.name, hints[f.name]) for f in dataclasses.fields(cls))
+
+
+def _is_state(kind: Any) -> bool:
+    return typing.get_origin(kind) is dict and typing.get_args(kind) == (str, Tensor)
+
+
+def _optional(kind: Any) -> Any:
+    """The type T of `T | None`, or None if the type is not such a union."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        args = [a for a in typing.get_args(kind) if a is not type(None)]
+        if len(args) == 1 and len(typing.get_args(kind)) == 2:
+            return args[0]
+        raise TypeError(f"{kind} cannot travel: of unions only `T | None` can")
+    return None
+
+
+def _write(kind: Any, value: Any, writer: Writer, path: str) -> Any:
+    inner = _optional(kind)
+    if inner is not None:
+        return None if value is None else [_write(inner, value, writer, path)]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if _is_state(kind):
+        return writer.state(value)
+    if origin is list:
+        return [_write(args[0], v, writer, f"{path}[{i}]") for i, v in enumerate(value)]
+    if origin is tuple:
+        kinds = [args[0]] * len(value) if len(args) == 2 and args[1] is ... else list(args)
+        return [_write(k, v, writer, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, value, strict=True))]
+    if origin is dict:
+        return [
+            [_write(args[0], k, writer, path), _write(args[1], v, writer, f"{path}[{k!r}]")] for k, v in value.items()
+        ]
+    if kind is type(None) and value is None:
+        return None
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind in (bool, int, str) and type(value) is kind:
+        return value
+    if kind is bytes and isinstance(value, bytes):
+        writer.section([value])
+        return len(value)
+    if kind is Tensor and isinstance(value, Tensor):
+        return writer.state({"": value})
+    if isinstance(kind, type) and isinstance(value, kind):
+        if isinstance(value, WireValue):
+            return value.write(writer)
+        if dataclasses.is_dataclass(kind):
+            return [_write(k, getattr(value, name), writer, f"{path}.{name}") for name, k in _hints(kind)]
+    raise TypeError(f"{path}: a {type(value).__name__} cannot travel as {kind}")
+
+
+def _read(kind: Any, item: Any, reader: Reader) -> Any:
+    inner = _optional(kind)
+    if inner is not None:
+        if item is None:
+            return None
+        if not isinstance(item, list) or len(item) != 1:
+            raise FrameError("type", "an optional field is malformed")
+        return _read(inner, item[0], reader)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if _is_state(kind):
+        return reader.state(item)
+    if origin in (list, tuple, dict):
+        if not isinstance(item, list):
+            raise FrameError("type", f"a field that must be a {origin.__name__} is not")
+        if origin is list:
+            return [_read(args[0], v, reader) for v in item]
+        if origin is tuple:
+            kinds = [args[0]] * len(item) if len(args) == 2 and args[1] is ... else list(args)
+            if len(kinds) != len(item):
+                raise FrameError("type", "a tuple has another length than its type")
+            return tuple(_read(k, v, reader) for k, v in zip(kinds, item, strict=True))
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in item):
+            raise FrameError("type", "a dict is malformed")
+        pairs = [(_read(args[0], k, reader), _read(args[1], v, reader)) for k, v in item]
+        if len(dict(pairs)) != len(pairs):
+            raise FrameError("type", "a key stands twice in a dict")
+        return dict(pairs)
+    if kind is type(None) and item is None:
+        return None
+    if kind in (bool, int, float, str) and type(item) is kind:
+        return item
+    if kind is bytes and type(item) is int:
+        section = reader.section()
+        if section.nbytes != item:
+            raise FrameError("length", "a field of bytes has another length than it says")
+        reader.spend(item)
+        return bytes(section)
+    if kind is Tensor:
+        state = reader.state(item)
+        if list(state) != [""]:
+            raise FrameError("type", "a tensor field is malformed")
+        return state[""]
+    if isinstance(kind, type) and hasattr(kind, "write") and hasattr(kind, "read"):
+        return kind.read(item, reader)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = _hints(kind)
+        if not isinstance(item, list) or len(item) != len(hints):
+            raise FrameError("type", f"a {kind.__name__} has another number of fields than this receiver's")
+        return kind(**{name: _read(k, v, reader) for (name, k), v in zip(hints, item, strict=True)})
+    raise FrameError("type", f"a field that must be {getattr(kind, '__name__', kind)} is not")
+
+
+def pack(value: Any, *, layout: Layout | None = None, base: Base | None = None, coded: bool = True) -> Frame:
+    """A payload (or state: any dataclass of packable fields) as a frame.
+
+    `layout`: the model both ends know; entries equal to its own travel without names and shapes. `base`: the
+    message this value answers. `coded`: False stores arrays as they are. Raises TypeError for a field that cannot
+    travel, naming it.
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        raise TypeError(f"only dataclasses travel, not {type(value).__name__}")
+    kind = type(value)
+    writer = Writer(layout, base, coded)
+    fields = [_write(k, getattr(value, name), writer, f"{kind.__name__}.{name}") for name, k in _hints(kind)]
+    layout_hash = NO_HASH if layout is None else layout.hash
+    base_hash = NO_HASH if base is None or not coded else base.digest[:16]
+    return Frame(kind.__name__, fields, writer.sections, layout_hash, base_hash)
+
+
+def unpack(
+    cls: type[T],
+    data: bytes | bytearray | memoryview | Parsed,
+    *,
+    layout: Layout | None = None,
+    base: Base | None = None,
+    limit: int = LIMIT,
+) -> T:
+    """The payload of class `cls` in a frame; its tensors own their memory.
+
+    Raises FrameError (and nothing else) for bytes that are not such a frame, without allocating more than `limit`
+    bytes of arrays.
+    """
+    parsed = data if isinstance(data, Parsed) else Parsed(data)
+    if parsed.header.kind != cls.__name__:
+        raise FrameError("type", f"the frame holds a {parsed.header.kind!r}, expected a {cls.__name__!r}")
+    hints = _hints(cls)
+    if len(parsed.header.fields) != len(hints):
+        raise FrameError("type", f"a {cls.__name__} has another number of fields than this receiver's")
+    reader = Reader(parsed, layout, base, limit)
+    try:
+        fields = {name: _read(k, v, reader) for (name, k), v in zip(hints, parsed.header.fields, strict=True)}
+    except RecursionError:
+        raise FrameError("header", "the frame's header is nested too deeply") from None
+    reader.finished()
+    return cls(**fields)

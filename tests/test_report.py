@@ -1,0 +1,335 @@
+"""A report says what its run folders say, all of it and nothing else, and does so offline."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
+import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+import pytest
+from rich.console import Console
+
+from fewbytes.errors import UserError
+from fewbytes.report import read_run, read_runs, summary_table, write_report
+
+CLIENTS, ROUNDS = 8, 6
+HOSTILE = '</script><img src="http://evil.test/x" onerror="document.title=1"><b>&amp;%{y}'
+
+
+def make_run(
+    folder: Path,
+    method: str = "fedavg",
+    kinds: Sequence[str] = ("global", "personalised"),
+    size: int = 40_000,
+    every: int = 1,
+    phases: bool = False,
+    classes: Sequence[str] = tuple("0123456789"),
+    config: str = "",
+    seed: int = 0,
+    **parameters: Any,
+) -> Path:
+    """A run folder like those `fewbytes run` leaves; every client sends `size` bytes and a few of its own."""
+    folder.mkdir(parents=True)
+    ledger: list[tuple[int, str, int, int, int, int, int, int, int]] = []
+    rows: list[dict[str, Any]] = []
+    steps = [(t, "round") for t in range(1, ROUNDS + 1)]
+    for t, phase in [(0, "start"), *steps, (ROUNDS, "finish")] if phases else steps:
+        mine = [
+            (t, "train", c, size, size // 2 + 7 * c + t, int(size * 1.2), int(size * 0.6), 0, 80)
+            for c in range(CLIENTS)
+        ]
+        ledger += mine
+        curve = 0.95 - 0.6 * 0.7 ** (t + len(method) % 3)
+        measured = {kind: curve - 0.04 * k for k, kind in enumerate(kinds)} if t % every == 0 else {}
+        rows.append(
+            {
+                "round": t,
+                "phase": phase,
+                "cohort": CLIENTS,
+                "accuracy": measured,
+                "loss": {"train": float("nan")},
+                "uplink_bytes": sum(row[4] for row in mine),
+                "downlink_bytes": sum(row[3] for row in mine),
+                "uplink_nominal_bytes": sum(row[6] + row[8] // 8 for row in mine),
+                "downlink_nominal_bytes": sum(row[5] for row in mine),
+                "seconds": 1.25,
+            }
+        )
+    names = "round handler client bytes_down bytes_up value_bytes_down value_bytes_up mask_bits_down mask_bits_up"
+    types = [pa.int32(), pa.string(), pa.int32()] + [pa.int64()] * 6
+    columns = [pa.array(values, kind) for values, kind in zip(zip(*ledger, strict=True), types, strict=True)]
+    pq.write_table(pa.table(columns, names=names.split()), folder / "ledger.parquet")
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    counts = [[(37 * c + 11 * k) % 61 if (c + k) % 3 else 0 for k in range(len(classes))] for c in range(CLIENTS)]
+    partition = {"classes": list(classes), "train": counts, "test": [[n // 4 for n in row] for row in counts]}
+    (folder / "partition.json").write_text(json.dumps(partition), "utf-8")
+    (folder / "config.toml").write_text(config or f'method = "{method}"\ndataset = "digits"\n', "utf-8")
+    scores = {
+        kind: {"final": curve[-1], "best": max(curve)}
+        for kind in kinds
+        for curve in [[row["accuracy"][kind] for row in rows if row["accuracy"]]]
+    }
+    totals = {name: sum(row[name] for row in rows) for name in rows[0] if name.endswith("_bytes")}
+    result = {
+        "method": method,
+        "parameters": parameters,
+        "dataset": "digits",
+        "model": "mlp",
+        "clients": CLIENTS,
+        "seed": seed,
+        "rounds": ROUNDS,
+        "accuracy": {"kind": kinds[0], **scores[kinds[0]], "best_round": ROUNDS, "all": scores},
+        "majority_class_accuracy": {"global": 0.1, "personalised": 0.4},
+        **totals,
+        "uplink_bytes_per_client_round": totals["uplink_bytes"] / CLIENTS / ROUNDS,
+        "downlink_bytes_per_client_round": totals["downlink_bytes"] / CLIENTS / ROUNDS,
+        "seconds": 7.5,
+        "peak_memory_bytes": 10**8,
+        "versions": {"fewbytes": "0.1.0", "torch": "2.9.0"},
+        "status": "done",
+    }
+    (folder / "result.json").write_text(json.dumps(result), "utf-8")
+    return folder
+
+
+def make_compare(folder: Path) -> Path:
+    """A compare folder of three methods, judged by different kinds of accuracy."""
+    make_run(folder / "1-fedavg")
+    make_run(folder / "2-fedpurin", "fedpurin", ("sparse", "personalised", "combined"), 12_000, phases=True, tau=0.5)
+    make_run(folder / "3-fedktl", "fedktl", ("personalised",), 900, every=2)
+    return folder
+
+
+def ledger_sum(folder: Path, column: str) -> int:
+    return sum(pq.read_table(folder / "ledger.parquet")[column].to_pylist())
+
+
+# ---- reading ----
+
+
+def test_a_run_is_read_whole(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a", "fedpurin", ("sparse", "personalised"), phases=True))
+    assert (run.label, run.kind, run.kinds, run.clients, run.status) == (
+        "fedpurin",
+        "sparse",
+        ["sparse", "personalised"],
+        CLIENTS,
+        "done",
+    )
+    assert [row["phase"] for row in run.rounds] == ["start", *["round"] * ROUNDS, "finish"]
+    assert run.total_bytes("uplink") == ledger_sum(run.path, "bytes_up") == sum(run.bytes_by_client("uplink").values())
+    assert run.total_bytes("downlink") == ledger_sum(run.path, "bytes_down")
+    assert run.score("sparse")["best_round"] == ROUNDS
+    assert run.score("no such kind") == {}
+
+
+def test_a_killed_run_is_read_as_far_as_it_got(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", every=4)
+    whole = read_run(folder)
+    for name in ("result.json", "ledger.parquet", "partition.json"):
+        (folder / name).unlink()
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 7, "pha')
+    run = read_run(folder)
+    assert (run.label, run.kind, run.status, run.clients) == ("fedavg", "global", "unfinished", None)
+    assert run.rounds == whole.rounds
+    for direction in ("uplink", "downlink"):
+        assert run.total_bytes(direction) == whole.total_bytes(direction)
+        assert run.nominal_bytes(direction) == whole.nominal_bytes(direction)
+        assert run.bytes_per_client_round(direction) == whole.bytes_per_client_round(direction)
+    assert run.score("global") == {
+        "final": whole.score("global")["final"],
+        "best": run.rounds[3]["accuracy"]["global"],
+        "best_round": 4,
+    }
+    assert run.seconds == 1.25 * ROUNDS
+    assert "unfinished" in write_report([run], tmp_path / "report.html").read_text("utf-8")
+
+
+def test_what_is_no_run_folder_is_said_in_one_line(tmp_path: Path) -> None:
+    for path, words in [(tmp_path / "none", "there is no run folder"), (tmp_path, "is not a run folder")]:
+        for read in (read_run, lambda p: read_runs([p])):
+            with pytest.raises(UserError, match=words) as caught:
+                read(path)
+            assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.toml", "method = "),
+        ("rounds.jsonl", "nonsense"),
+        ("rounds.jsonl", '{"round": 1}\n'),
+        ("rounds.jsonl", '{"round": "1", "phase": "round", "uplink_bytes": 1, "downlink_bytes": 1}\n'),
+        ("ledger.parquet", "PAR1 but not for long"),
+        ("partition.json", '{"classes": ["0", "1"], "train": [[1]], "test": [[1]]}'),
+        ("result.json", "{"),
+        ("result.json", '{"seconds": "long"}'),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / name).write_text(text, "utf-8")
+    with pytest.raises(UserError, match=re.escape(f"{folder / name} is damaged")) as caught:
+        read_run(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ledger_without_its_columns_is_damaged(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    pq.write_table(pa.table({"client": [1]}), folder / "ledger.parquet")
+    with pytest.raises(UserError, match=r"ledger\.parquet is damaged"):
+        read_run(folder)
+
+
+def test_a_compare_folder_is_its_runs_and_none_is_read_twice(tmp_path: Path) -> None:
+    folder = make_compare(tmp_path / "c")
+    runs = read_runs([folder, folder / "1-fedavg"])
+    assert [run.label for run in runs] == ["fedavg", "fedpurin", "fedktl"]
+
+
+def test_runs_of_one_method_are_told_apart(tmp_path: Path) -> None:
+    folders = [
+        make_run(tmp_path / "a", "fedpurin", tau=0.3, lr=0.1),
+        make_run(tmp_path / "b", "fedpurin", tau=0.5, lr=0.1),
+        make_run(tmp_path / "c"),
+        make_run(tmp_path / "d", seed=1),
+    ]
+    names = [run.label for run in read_runs(folders)]
+    assert names == ["fedpurin (tau=0.3)", "fedpurin (tau=0.5)", "fedavg (seed=0)", "fedavg (seed=1)"]
+    twins = [make_run(tmp_path / "e", "x"), make_run(tmp_path / "f", "x")]
+    assert [run.label for run in read_runs(twins)] == ["x (e)", "x (f)"]
+    namesakes = [make_run(tmp_path / "g" / "x", "x"), make_run(tmp_path / "h" / "x", "x")]
+    assert len({run.label for run in read_runs(namesakes)}) == 2
+
+
+# ---- the terminal ----
+
+
+def test_the_table_fits_100_columns_and_tells_the_ledger(tmp_path: Path) -> None:
+    folder = make_compare(tmp_path / "c")
+    make_run(folder / "4", "a-method-with-a-rather-long-name[bold]", ("personalised",), 30_000_000)
+    console = Console(width=100, record=True)
+    console.print(summary_table(read_runs([folder])))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    assert "…" not in text and "[bold]" in text
+    assert "majority class" in lines[-2] + lines[-1] and "10.0%" in text and "40.0%" in text
+    up, down = (ledger_sum(folder / "1-fedavg", name) / 1e6 for name in ("bytes_up", "bytes_down"))
+    row = next(line for line in lines if " fedavg " in line)
+    assert row.split()[-3:] == [f"{up:.3g}", f"{down:.3g}", "7.5"]
+
+
+# ---- the page ----
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page: its tags with their attributes, and the text of its cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_totals_shown_are_the_ledgers(tmp_path: Path) -> None:
+    folder = make_compare(tmp_path / "c")
+    text = write_report(read_runs([folder]), tmp_path / "out" / "report.html").read_text("utf-8")
+    for child in folder.iterdir():
+        for column in ("bytes_up", "bytes_down"):
+            total = ledger_sum(child, column)
+            assert f'<td class="strong" title="{total:,} bytes">{total / 1e6:.3g}</td>' in text
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+    assert "<b>fedavg</b> ends most accurate" not in text and "<b>fedktl</b> sends the least" in text
+
+
+def test_the_page_asks_for_nothing_and_names_what_it_shows(tmp_path: Path) -> None:
+    tags = Page(write_report(read_runs([make_compare(tmp_path / "c")]), tmp_path / "r.html").read_text("utf-8")).tags
+    assert not [tag for tag, attrs in tags if {"src", "href", "srcset", "action"} & attrs.keys()]
+    assert ("html", {"lang": "en"}) in tags
+    assert all("scope" in attrs for tag, attrs in tags if tag == "th")
+    drawings = [attrs for _, attrs in tags if attrs.get("class") == "chart"]
+    assert len(drawings) == 9 and all(attrs["aria-label"] for attrs in drawings)
+
+
+def test_nothing_to_report_and_nowhere_to_write_are_the_users_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no runs"):
+        write_report([], tmp_path / "r.html")
+    run = read_run(make_run(tmp_path / "a"))
+    with pytest.raises(UserError, match="cannot be written"):
+        write_report([run], tmp_path / "a" / "config.toml" / "r.html")
+
+
+# ---- the page in a browser ----
+
+
+def browse(page: Path, profile: Path) -> tuple[str, str, list[str]]:
+    """The document after its scripts ran, what the console said, and what the page asked of a network."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium here to look at the page with")
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    flags += " --disable-component-update --disable-sync --disable-default-apps --virtual-time-budget=5000 --dump-dom"
+    flags += " --enable-logging=stderr --v=0"
+    net = profile / "net.json"
+    profile.mkdir()
+    done = subprocess.run(
+        [
+            chromium,
+            *flags.split(),
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--user-data-dir={profile}",
+            f"--log-net-log={net}",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    mine = re.compile(r'"initiator":"(?!not an origin").*"url":"(https?|wss?):')  # the others are the browser's own
+    asked = [line for line in net.read_text("utf-8").splitlines() if mine.search(line)]
+    return done.stdout, done.stderr, asked
+
+
+def test_the_watch_on_the_browser_would_notice(tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    page.write_text('<img src="http://evil.test/x"><script>throw 1</script>')
+    _, console, asked = browse(page, tmp_path / "profile")
+    assert "Uncaught" in console and asked
+
+
+def test_a_browser_draws_every_chart_and_nothing_hostile_runs(tmp_path: Path) -> None:
+    config = f"method = 'x'\n# {HOSTILE}\n"
+    folder = make_compare(tmp_path / "c")
+    make_run(folder / "4", HOSTILE, ("global", HOSTILE), 5_000, classes=(HOSTILE, HOSTILE, "2"), config=config)
+    page = write_report(read_runs([folder]), tmp_path / "r.html")
+    dom, console, asked = browse(page, tmp_path / "profile")
+    assert "Uncaught" not in console and "Refused" not in console and "violates" not in console
+    assert asked == []
+    tags = Page(dom).tags
+    assert not [attrs for tag, attrs in tags if tag == "img" or "onerror" in attrs]
+    assert "<title>1</title>" not in dom
+    assert dom.count('class="main-svg"') >= 9
+    assert dom.count('class="trace scatter') == 3 * 4 + 2 * 4  # three accuracy charts, two of bytes a round
+    assert dom.count('class="trace boxes"') == 2 * 4
+    assert dom.count('class="hm"') == 2
+
+
+def test_a_browser_draws_a_single_run(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "a", "fedpurin", ("sparse", "personalised", "combined"), phases=True))
+    dom, console, asked = browse(write_report([run], tmp_path / "r.html"), tmp_path / "profile")
+    assert "Uncaught" not in console and asked == []
+    assert dom.count('class="trace scatter') == 3 * 3 + 2
+    assert dom.count('class="trace bars"') == 2
