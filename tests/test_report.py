@@ -40,7 +40,7 @@ def make_run(
     ledger: list[tuple[int, str, int, int, int, int, int, int, int]] = []
     rows: list[dict[str, Any]] = []
     steps = [(t, "round") for t in range(1, ROUNDS + 1)]
-    for t, phase in [(0, "start"), *steps, (ROUNDS, "finish")] if phases else steps:
+    for t, phase in [(0, "start"), *steps, (ROUNDS + 1, "finish")] if phases else steps:
         mine = [
             (t, "train", c, size, size // 2 + 7 * c + t, int(size * 1.2), int(size * 0.6), 0, 80)
             for c in range(CLIENTS)
@@ -126,8 +126,8 @@ def test_a_run_is_read_whole(tmp_path: Path) -> None:
     assert [row["phase"] for row in run.rounds] == ["start", *["round"] * ROUNDS, "finish"]
     assert run.total_bytes("uplink") == ledger_sum(run.path, "bytes_up") == sum(run.bytes_by_client("uplink").values())
     assert run.total_bytes("downlink") == ledger_sum(run.path, "bytes_down")
-    assert run.score("sparse")["best_round"] == ROUNDS
-    assert run.score("no such kind") == {}
+    assert run.score("sparse").best_row is run.rounds[-1]
+    assert run.score("no such kind") == (None, None, None)
 
 
 def test_a_killed_run_is_read_as_far_as_it_got(tmp_path: Path) -> None:
@@ -135,8 +135,6 @@ def test_a_killed_run_is_read_as_far_as_it_got(tmp_path: Path) -> None:
     whole = read_run(folder)
     for name in ("result.json", "ledger.parquet", "partition.json"):
         (folder / name).unlink()
-    with (folder / "rounds.jsonl").open("a") as file:
-        file.write('{"round": 7, "pha')
     run = read_run(folder)
     assert (run.label, run.kind, run.status, run.clients) == ("fedavg", "global", "unfinished", None)
     assert run.rounds == whole.rounds
@@ -144,13 +142,31 @@ def test_a_killed_run_is_read_as_far_as_it_got(tmp_path: Path) -> None:
         assert run.total_bytes(direction) == whole.total_bytes(direction)
         assert run.nominal_bytes(direction) == whole.nominal_bytes(direction)
         assert run.bytes_per_client_round(direction) == whole.bytes_per_client_round(direction)
-    assert run.score("global") == {
-        "final": whole.score("global")["final"],
-        "best": run.rounds[3]["accuracy"]["global"],
-        "best_round": 4,
-    }
-    assert run.seconds == 1.25 * ROUNDS
+    assert run.score("global") == whole.score("global") == (run.rounds[3]["accuracy"]["global"],) * 2 + (run.rounds[3],)
+    assert run.seconds == whole.seconds == 1.25 * ROUNDS
     assert "unfinished" in write_report([run], tmp_path / "report.html").read_text("utf-8")
+
+
+def test_what_a_killed_run_left_from_before_it_was_resumed_hides_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    rows = (folder / "rounds.jsonl").read_text("utf-8")
+    more = json.loads(rows.splitlines()[-1]) | {"round": ROUNDS + 1, "accuracy": {"global": 0.99}}
+    (folder / "rounds.jsonl").write_text(rows + json.dumps(more) + "\n", "utf-8")
+    run = read_run(folder)
+    assert run.total_bytes("uplink") == ledger_sum(folder, "bytes_up") + more["uplink_bytes"]
+    assert run.score("global")[:2] == (0.99, 0.99)
+    assert run.seconds == 1.25 * (ROUNDS + 1)
+
+
+def test_a_run_killed_before_its_first_round_still_has_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.toml").write_text('method = "fedavg"')
+    (folder / "rounds.jsonl").touch()
+    runs = read_runs([folder, make_run(tmp_path / "b", "fedpurin")])
+    Console(width=100).print(summary_table(runs))
+    assert "fedavg and fedpurin" in write_report(runs, tmp_path / "two.html").read_text("utf-8")
+    assert "No accuracy has been measured" in write_report(runs[:1], tmp_path / "one.html").read_text("utf-8")
 
 
 def test_what_is_no_run_folder_is_said_in_one_line(tmp_path: Path) -> None:
@@ -221,8 +237,11 @@ def test_the_table_fits_100_columns_and_tells_the_ledger(tmp_path: Path) -> None
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 100
     text = "\n".join(lines)
-    assert "…" not in text and "[bold]" in text
-    assert "majority class" in lines[-2] + lines[-1] and "10.0%" in text and "40.0%" in text
+    assert "…" not in text
+    assert "[bold]" in text
+    assert "majority class" in lines[-2] + lines[-1]
+    assert "10.0%" in text
+    assert "40.0%" in text
     up, down = (ledger_sum(folder / "1-fedavg", name) / 1e6 for name in ("bytes_up", "bytes_down"))
     row = next(line for line in lines if " fedavg " in line)
     assert row.split()[-3:] == [f"{up:.3g}", f"{down:.3g}", "7.5"]
@@ -251,7 +270,8 @@ def test_totals_shown_are_the_ledgers(tmp_path: Path) -> None:
             total = ledger_sum(child, column)
             assert f'<td class="strong" title="{total:,} bytes">{total / 1e6:.3g}</td>' in text
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
-    assert "<b>fedavg</b> ends most accurate" not in text and "<b>fedktl</b> sends the least" in text
+    assert "By the accuracy all runs have measured, <b>fedpurin</b> ends highest" in text
+    assert "<b>fedktl</b> sends the least" in text
 
 
 def test_the_page_asks_for_nothing_and_names_what_it_shows(tmp_path: Path) -> None:
@@ -260,7 +280,8 @@ def test_the_page_asks_for_nothing_and_names_what_it_shows(tmp_path: Path) -> No
     assert ("html", {"lang": "en"}) in tags
     assert all("scope" in attrs for tag, attrs in tags if tag == "th")
     drawings = [attrs for _, attrs in tags if attrs.get("class") == "chart"]
-    assert len(drawings) == 9 and all(attrs["aria-label"] for attrs in drawings)
+    assert len(drawings) == 9
+    assert all(attrs["aria-label"] for attrs in drawings)
 
 
 def test_nothing_to_report_and_nowhere_to_write_are_the_users_errors(tmp_path: Path) -> None:
@@ -307,7 +328,8 @@ def test_the_watch_on_the_browser_would_notice(tmp_path: Path) -> None:
     page = tmp_path / "bad.html"
     page.write_text('<img src="http://evil.test/x"><script>throw 1</script>')
     _, console, asked = browse(page, tmp_path / "profile")
-    assert "Uncaught" in console and asked
+    assert "Uncaught" in console
+    assert asked
 
 
 def test_a_browser_draws_every_chart_and_nothing_hostile_runs(tmp_path: Path) -> None:
@@ -316,7 +338,9 @@ def test_a_browser_draws_every_chart_and_nothing_hostile_runs(tmp_path: Path) ->
     make_run(folder / "4", HOSTILE, ("global", HOSTILE), 5_000, classes=(HOSTILE, HOSTILE, "2"), config=config)
     page = write_report(read_runs([folder]), tmp_path / "r.html")
     dom, console, asked = browse(page, tmp_path / "profile")
-    assert "Uncaught" not in console and "Refused" not in console and "violates" not in console
+    assert "Uncaught" not in console
+    assert "Refused" not in console
+    assert "violates" not in console
     assert asked == []
     tags = Page(dom).tags
     assert not [attrs for tag, attrs in tags if tag == "img" or "onerror" in attrs]
@@ -330,6 +354,7 @@ def test_a_browser_draws_every_chart_and_nothing_hostile_runs(tmp_path: Path) ->
 def test_a_browser_draws_a_single_run(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", "fedpurin", ("sparse", "personalised", "combined"), phases=True))
     dom, console, asked = browse(write_report([run], tmp_path / "r.html"), tmp_path / "profile")
-    assert "Uncaught" not in console and asked == []
+    assert "Uncaught" not in console
+    assert asked == []
     assert dom.count('class="trace scatter') == 3 * 3 + 2
     assert dom.count('class="trace bars"') == 2

@@ -88,12 +88,12 @@ def read_experiment(path: Path) -> dict[str, Any]:
     return settings
 
 
-def make_experiment(settings: dict[str, Any], source: str) -> Experiment:
+def make_experiment(settings: dict[str, Any]) -> Experiment:
     """Settings as an experiment, their types checked. Raises UserError naming the setting."""
     try:
         return msgspec.convert(settings, Experiment)
     except msgspec.ValidationError as error:
-        raise UserError(f"{source}: {error}") from None
+        raise UserError(f"a setting has the wrong type: {str(error).replace('$.', '')}") from None
 
 
 def make_method(name: str, parameters: dict[str, Any]) -> Method:

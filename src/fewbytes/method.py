@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.errors import UserError
 from fewbytes.state import State, load_state, state_of
-from fewbytes.streams import stream, stream_seed
+from fewbytes.streams import seed_torch, stream, stream_seed
 from fewbytes.training import Loss, Precision, evaluate, fit
 from fewbytes.wire import Layout
 
@@ -135,7 +135,7 @@ class Task:
         """A new model of the client's architecture, with the first weights all clients of it share."""
         key = self.architecture(client)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(self.seed, "first model", key))
+            seed_torch(stream_seed(self.seed, "first model", key))
             model = self.build(client) if _takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
             raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
@@ -186,7 +186,7 @@ class Site:
         self.test: Split = task.data.clients[me].test
         self.rng = stream(task.seed, "client", me, t, what)
         """Named randomness of this handler (numpy); torch's global generator is seeded by the same name."""
-        torch.manual_seed(stream_seed(task.seed, "client", me, t, what))
+        seed_torch(stream_seed(task.seed, "client", me, t, what))
         self.records: dict[str, float] = {}
         self._models = {} if models is None else models
         self._taken = 0
@@ -219,7 +219,7 @@ class Site:
 
     def _own_draw(self) -> State:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed(self.task.seed, "client", self.me, "model"))
+            seed_torch(stream_seed(self.task.seed, "client", self.me, "model"))
             build = self.task.build
             return state_of(build(self.me) if _takes_argument(build) else build())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
+import torch
 
 
 def stream_seed(seed: int, *names: int | str) -> int:
@@ -16,3 +17,10 @@ def stream_seed(seed: int, *names: int | str) -> int:
 def stream(seed: int, *names: int | str) -> np.random.Generator:
     """The named stream's generator: no engine, worker count or resumption shifts it."""
     return np.random.default_rng(stream_seed(seed, *names))
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's global generators (torch.manual_seed also walks the call stack where CUDA is built in but absent)."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)

@@ -244,8 +244,7 @@ def _read_folder(folder: Path, files: Files) -> tuple[dict[str, _Encoded], tuple
         if unknown := {path.parent.name for path in paths} - set(classes):
             raise UserError(f"{paths[0].parent.parent} has classes that train/ has not: {', '.join(sorted(unknown))}")
         labels = np.array([number[path.parent.name] for path in paths], dtype=np.int64)
-        chunks = (paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK))
-        encoded[split] = _Encoded(chunks, labels, folder)
+        encoded[split] = _Encoded(iter([paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]), labels, folder)
     return encoded, classes
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, TypeVar
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 from fewbytes.errors import UserError
 
 T = TypeVar("T")
-Row = dict[str, Any]  # a `Round`, its keys open
+Row = dict[str, Any]  # a `Round`, and whatever else its line holds
 Direction = Literal["uplink", "downlink"]
 
 _COLUMNS = ["round", "client", "bytes_down", "bytes_up"]  # of the ledger, that a report reads
@@ -51,19 +51,10 @@ class Partition(TypedDict):
     test: list[list[int]]
 
 
-class Score(TypedDict, total=False):
-    """One kind of accuracy at the end of a run, fractions 0..1."""
-
-    final: float | None
-    best: float | None
-    best_round: int | None
-
-
-class Accuracy(Score, total=False):
-    """The accuracy the method is judged by, its kind, and every kind that was measured."""
+class Accuracy(TypedDict, total=False):
+    """What `result.json` alone says of accuracy: the kind the method is judged by. The values are in the rounds."""
 
     kind: str | None
-    all: dict[str, Score]
 
 
 class Result(TypedDict, total=False):
@@ -80,11 +71,17 @@ class Result(TypedDict, total=False):
     majority_class_accuracy: dict[str, float | None]
     uplink_nominal_bytes: int
     downlink_nominal_bytes: int
-    uplink_bytes_per_client_round: float
-    downlink_bytes_per_client_round: float
     seconds: float
     versions: dict[str, str]
     status: str
+
+
+class Score(NamedTuple):
+    """One kind of accuracy over a run, fractions 0..1, and the first row of the best; None where never measured."""
+
+    final: float | None
+    best: float | None
+    best_row: Row | None
 
 
 @dataclass(frozen=True)
@@ -121,47 +118,40 @@ class RunFolder:
         return [(row, value) for row, value in found if value is not None and math.isfinite(value)]
 
     def score(self, kind: str | None) -> Score:
-        """The final and best accuracy of one kind and the best's round, as `result.json` has them, else as the
-        rounds do; empty where it was not measured."""
+        """The last and the best accuracy of one kind over the rounds it was measured in."""
         curve = self.curve(kind)
-        score = Score()
-        if curve:
-            row, best = max(curve, key=lambda point: point[1])
-            score = Score(final=curve[-1][1], best=best, best_round=row["round"])
-        accuracy = (self.result or {}).get("accuracy", {})
-        told: Score = accuracy if kind == accuracy.get("kind") else accuracy.get("all", {}).get(kind or "", {})
-        score.update(told)
-        return score
+        if not curve:
+            return Score(None, None, None)
+        row, best = max(curve, key=lambda point: point[1])
+        return Score(curve[-1][1], best, row)
 
     def total_bytes(self, direction: Direction) -> int:
-        """Bytes on the wire over the whole run: the ledger's sum, without a ledger the rounds' sum."""
-        if self.ledger is not None:
-            return int(pc.sum(self.ledger[_column(direction)]).as_py() or 0)
-        return sum(row[f"{direction}_bytes"] for row in self.rounds)
+        """Bytes on the wire over the whole run: the ledger's sum.
+
+        The rounds' sum where that is larger, or there is no ledger: a run that was killed has written its last rounds
+        but not the ledger, as one that was interrupted has in the ledger what a half-done round moved.
+        """
+        rounds: int = sum(row[f"{direction}_bytes"] for row in self.rounds)
+        return rounds if self.ledger is None else max(rounds, pc.sum(self.ledger[_column(direction)]).as_py() or 0)
 
     def nominal_bytes(self, direction: Direction) -> int | None:
         """Bytes as papers count them (4 a value, 1/8 a mask entry) over the whole run; None if unknown."""
-        found: int | None = (self.result or {}).get(f"{direction}_nominal_bytes")
-        if found is not None:
-            return found
         counts = [row.get(f"{direction}_nominal_bytes") for row in self.rounds]
-        return None if None in counts else sum(count or 0 for count in counts)
+        found: int | None = (self.result or {}).get(f"{direction}_nominal_bytes")
+        return found if None in counts else max(found or 0, sum(count or 0 for count in counts))
 
     def bytes_per_client_round(self, direction: Direction) -> float | None:
-        """Mean bytes of one client in one round; None if unknown."""
-        found: float | None = (self.result or {}).get(f"{direction}_bytes_per_client_round")
-        if found is not None:
-            return found
-        rounds = [row for row in self.rounds if row["phase"] == "round"]
-        cohorts = sum(row.get("cohort", 0) for row in rounds)
-        return sum(row[f"{direction}_bytes"] for row in rounds) / cohorts if cohorts else None
+        """All bytes over the number of times a client took part in a round; None if unknown."""
+        cohorts = sum(row.get("cohort", 0) for row in self.rounds if row["phase"] == "round")
+        return self.total_bytes(direction) / cohorts if cohorts else None
 
     def bytes_by_client(self, direction: Direction) -> dict[int, int]:
-        """Bytes of every client over the whole run, from the ledger; a client never called has 0."""
+        """Bytes of every client over the whole run; a client never called has 0. Empty without a ledger."""
+        if self.ledger is None:
+            return {}
         clients = dict.fromkeys(range(self.clients or 0), 0)
-        if self.ledger is not None:
-            sums = self.ledger.group_by("client").aggregate([(_column(direction), "sum")])
-            clients.update(zip(sums["client"].to_pylist(), sums[f"{_column(direction)}_sum"].to_pylist(), strict=True))
+        sums = self.ledger.group_by("client").aggregate([(_column(direction), "sum")])
+        clients.update(zip(sums["client"].to_pylist(), sums[f"{_column(direction)}_sum"].to_pylist(), strict=True))
         return dict(sorted(clients.items()))
 
     @property
@@ -173,9 +163,9 @@ class RunFolder:
 
     @property
     def seconds(self) -> float:
-        """Seconds the run took; without a result the rounds' sum."""
-        found: float | None = (self.result or {}).get("seconds")
-        return sum(row.get("seconds", 0.0) for row in self.rounds) if found is None else found
+        """Seconds the run took, with its starting and finishing; what the rounds took where that is larger."""
+        told: float = (self.result or {}).get("seconds", 0.0)
+        return max(told, float(sum(row.get("seconds", 0.0) for row in self.rounds)))
 
     @property
     def status(self) -> str:
@@ -234,19 +224,23 @@ def _told_apart(runs: Sequence[RunFolder]) -> list[RunFolder]:
         alike[run.label].append(run)
     labels: dict[Path, str] = {}
     for label, group in alike.items():
-        settings = [
-            {key: run.fact(key) for key in ("dataset", "model", "clients", "seed")}
-            | (run.result or {}).get("parameters", {})
-            for run in group
-        ]
+        settings = [_settings(run) for run in group]
         keys = [key for key in settings[0] if len({repr(each.get(key)) for each in settings}) > 1]
         names = [f"{label} ({', '.join(f'{key}={each.get(key)}' for key in keys)})" for each in settings]
-        if len(set(names)) < len(group) or any(run.result is None for run in group):
+        if len(set(names)) < len(group):
             names = [f"{label} ({run.path.name})" for run in group]
         if len(set(names)) < len(group):
             names = [f"{label} ({run.path})" for run in group]
         labels |= {run.path: name if len(group) > 1 else label for run, name in zip(group, names, strict=True)}
     return [replace(run, label=labels[run.path]) for run in runs]
+
+
+def _settings(run: RunFolder) -> dict[str, Any]:
+    """Every setting of a run by name, the method's own parameters among them."""
+    config, result = tomllib.loads(run.config), run.result or {}
+    told = {key: result[key] for key in ("dataset", "model", "clients", "seed") if key in result}
+    parameters: dict[str, Any] = config.pop("parameters", {}) | result.get("parameters", {})
+    return config | told | parameters
 
 
 def _column(direction: Direction) -> str:
@@ -268,18 +262,19 @@ def _config(file: Path) -> str:
 
 
 def _rounds(file: Path) -> list[Row]:
-    *lines, tail = file.read_text("utf-8").split("\n")
-    if tail and not lines:
-        lines = [tail]  # else a last line without its end is what a run leaves that was killed while it wrote
-    return [msgspec.convert(json.loads(line), Round) for line in lines]
+    rows: list[Row] = [json.loads(line) for line in file.read_text("utf-8").split("\n") if line.strip()]
+    msgspec.convert(rows, list[Round])
+    return rows
 
 
 def _result(file: Path) -> dict[str, Any]:
-    return dict(msgspec.convert(json.loads(file.read_text("utf-8")), Result))
+    result: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    msgspec.convert(result, Result)
+    return result
 
 
 def _ledger(file: Path) -> pa.Table:
-    table = pq.read_table(file, columns=_COLUMNS)
+    table = pq.ParquetFile(file).read(columns=_COLUMNS)
     if table.column_names != _COLUMNS or not all(pa.types.is_integer(field.type) for field in table.schema):
         raise ValueError(f"it needs the integer columns {', '.join(_COLUMNS)}")
     return table

@@ -10,15 +10,14 @@ import base64
 import hashlib
 import html
 import json
-import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped, unused-ignore]
 
 from fewbytes.errors import UserError
+from fewbytes.files import replacing
 from fewbytes.report.folder import Direction, Row, RunFolder
 from fewbytes.report.table import alike, majority_rows, megabytes, percent, seconds
 
@@ -34,7 +33,18 @@ KINDS = {
     "combined": "mean over clients: the model a client received from the exchange, before training it",
 }
 _DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
-_COLOURS = ["#3d7fd9", "#d97a26", "#2a9d74", "#cf4f6a", "#8a66c8", "#1699ad", "#a3763f", "#c45fa6", "#7d8f24", "#74839b"]
+_COLOURS = [
+    "#3d7fd9",
+    "#d97a26",
+    "#2a9d74",
+    "#cf4f6a",
+    "#8a66c8",
+    "#1699ad",
+    "#a3763f",
+    "#c45fa6",
+    "#7d8f24",
+    "#74839b",
+]
 _DASHES = ["solid", "dash", "dot", "dashdot"]
 _BLANK = "<td></td>"
 
@@ -47,14 +57,11 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     if not runs:
         raise UserError("there are no runs to report")
     text = _page(runs)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, "utf-8")
-        part.replace(path)
+        with replacing(path) as file:
+            file.write(text.encode())
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise UserError(f"the report {path} cannot be written: {error.strerror}") from error
     return path
 
@@ -113,7 +120,7 @@ def _header(runs: Sequence[RunFolder]) -> str:
         "data set": [run.fact("dataset") for run in runs],
         "model": [run.fact("model") for run in runs],
         "clients": [run.clients for run in runs],
-        "rounds": [max((row["round"] for row in run.rounds), default=0) for run in runs],
+        "rounds": [sum(row["phase"] == "round" for row in run.rounds) for run in runs],
         "seed": [run.fact("seed") for run in runs],
     }.items():
         facts.append(f"{key} {', '.join(_unique(values))}" if _unique(values) else "")
@@ -128,15 +135,14 @@ def _summary(runs: Sequence[RunFolder]) -> str:
     rows = []
     for index, run in enumerate(runs):
         score = run.score(run.kind)
-        best_round = score.get("best_round")
-        when = "" if best_round is None else f"<small>round {_e(best_round)}</small>"
+        when = "" if score.best_row is None else f"<small>{_when(score.best_row)}</small>"
         badge = "" if run.status == "done" else f' <span class="badge">{_e(run.status)}</span>'
         cells = [
             f"<td>{_e(run.kind or '—')}</td>",
-            f'<td class="strong">{percent(score.get("final"))}</td>',
-            f"<td>{percent(score.get('best'))}{when}</td>",
-            f"<td>{percent(run.score('global').get('final'))}</td>",
-            f"<td>{percent(run.score('personalised').get('final'))}</td>",
+            f'<td class="strong">{percent(score.final)}</td>',
+            f"<td>{percent(score.best)}{when}</td>",
+            f"<td>{percent(run.score('global').final)}</td>",
+            f"<td>{percent(run.score('personalised').final)}</td>",
         ]
         for direction in _DIRECTIONS:
             total, nominal = run.total_bytes(direction), run.nominal_bytes(direction)
@@ -173,6 +179,7 @@ def _summary(runs: Sequence[RunFolder]) -> str:
 </table>
 </div>
 <p class="note">Final and best are of the kind the method is judged by; global and personalised are final.
+Uplink is what clients send, downlink what they receive;
 MB are 10⁶ bytes on the wire over the whole run. The paper count is what papers count for the same payloads,
 4 bytes a value and 1 bit a mask entry; the ratio is wire to paper count. The majority class is what always guessing
 the most frequent class would score.</p>
@@ -182,7 +189,7 @@ the most frequent class would score.</p>
 def _verdict(runs: Sequence[RunFolder]) -> str:
     if len(runs) == 1:
         run = runs[0]
-        final = run.score(run.kind).get("final")
+        final = run.score(run.kind).final
         reached = "" if final is None else f"ends at {percent(final)} {_e(run.kind)} accuracy and "
         up, down = (megabytes(run.total_bytes(direction)) for direction in _DIRECTIONS)
         return f"<b>{_e(run.label)}</b> {reached}moves {up} MB up and {down} MB down."
@@ -191,10 +198,10 @@ def _verdict(runs: Sequence[RunFolder]) -> str:
     kinds = {run.label: run.kind for run in runs}
     by = ""
     if len(set(kinds.values())) > 1:
-        shared = [k for k in ("personalised", "global") if all(run.score(k).get("final") is not None for run in runs)]
+        shared = [k for k in ("personalised", "global") if all(run.score(k).final is not None for run in runs)]
         kinds |= dict.fromkeys(kinds, shared[0]) if shared else {}
-        by = "By the accuracy all runs have measured, " if shared else "By different kinds of accuracy each, "
-    finals = {run.label: final for run in runs if (final := run.score(kinds[run.label]).get("final")) is not None}
+        by = "By the accuracy all runs have measured, " if shared else "Each by its own kind of accuracy, "
+    finals = {run.label: final for run in runs if (final := run.score(kinds[run.label]).final) is not None}
     if not finals:
         return cheap
     best = max(finals, key=lambda label: finals[label])
@@ -426,6 +433,8 @@ def _client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list
     """One run: a bar a client. Several: a box of clients a run."""
     traces: list[Trace] = []
     for index, run in enumerate(runs):
+        if run.ledger is None:
+            continue
         clients = run.bytes_by_client(direction)
         values, customdata = (
             [count / 1e6 for count in clients.values()],
@@ -512,6 +521,7 @@ def _line(index: int, rows: Sequence[Row | None]) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines+markers",
+        "cliponaxis": False,
         "line": {"width": 2, "color": _colour(index), "dash": _DASHES[index // len(_COLOURS) % len(_DASHES)]},
         "marker": {
             "color": _colour(index),
@@ -591,7 +601,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-nu
   overflow-wrap: normal; }
 table.narrow { width: auto; }
 .narrow td { text-align: left; }
-th, td { padding: 9px 10px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: baseline; }
+th, td { padding: 9px 8px; text-align: right; border-bottom: 1px solid var(--line); vertical-align: baseline; }
 th { font-weight: 500; }
 td:empty { padding: 0; }
 thead th { color: var(--muted); font-size: 13px; line-height: 1.3; vertical-align: bottom;

@@ -18,10 +18,13 @@ from fewbytes.errors import FrameError
 Array = NDArray[Any]
 Buffer = Array | bytes | memoryview
 BLOCK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
-SAMPLE = 1 << 14  # elements tried before choosing between coding with and without a base
+SAMPLE = 1 << 12  # elements looked at before choosing between coding with and without a base
 RAW, PLANES, DELTA = 0, 1, 2  # codings of numbers
 PACKED, GAPS_OF_ONES, GAPS_OF_ZEROS = 0, 1, 2  # codings of masks
 GAIN = 0.98  # a plane is compressed only if this is what remains, or less
+_FREQUENCIES = zstandard.ZstdCompressionParameters.from_level(
+    1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, target_length=0, write_checksum=False
+)
 
 
 class Sink(Protocol):
@@ -39,17 +42,16 @@ class Source(Protocol):
 # ---------------------------------------------------------------------------------------------------- planes
 
 
-def _deflate(plane: Array, level: int = 1) -> bytes | None:
-    """The plane through zstandard, or None where that gains nothing. Level 1: higher ones do not help here."""
+def _deflate(plane: Array) -> bytes | None:
+    """The plane through zstandard, or None where that gains nothing.
+
+    A hash table of 64 places finds runs but hardly any other match: on byte planes that is both faster and smaller
+    than any level, because all there is to gain is the bytes' frequencies. Noise is passed over at memory speed.
+    """
     data = memoryview(np.ascontiguousarray(plane)).cast("B")
     if data.nbytes < 16:
         return None
-    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
-    if data.nbytes > 4 * SAMPLE:
-        middle = data.nbytes // 2
-        if len(compressor.compress(data[middle : middle + SAMPLE])) > GAIN * SAMPLE:
-            return None
-    packed = compressor.compress(data)
+    packed = zstandard.ZstdCompressor(compression_params=_FREQUENCIES).compress(data)
     return packed if len(packed) <= GAIN * data.nbytes else None
 
 
@@ -105,8 +107,8 @@ def _unrotated(words: Array, floating: bool) -> None:
         words |= sign
 
 
-def _ordered(words: Array, floating: bool) -> Array:
-    """Floats as integers in the same order, so that near floats are near integers (bit-exact, its own inverse)."""
+def ordered(words: Array, floating: bool) -> Array:
+    """Floats as signed integers in the same order, so that near floats are near integers (its own inverse)."""
     signed = words.view(f"i{words.dtype.itemsize}")
     if not floating:
         return signed
@@ -115,9 +117,8 @@ def _ordered(words: Array, floating: bool) -> Array:
 
 
 def _difference(words: Array, base: Array, floating: bool) -> Array:
-    """Zig-zag of the integer difference to the base: small magnitudes become small unsigned numbers."""
-    with np.errstate(over="ignore"):
-        delta = _ordered(words, floating) - _ordered(base, floating)
+    """Zig-zag of the integer difference to the ordered base: small magnitudes become small unsigned numbers."""
+    delta = ordered(words, floating) - base
     top = words.dtype.itemsize * 8 - 1
     return ((delta << 1) ^ (delta >> top)).view(words.dtype)
 
@@ -126,9 +127,8 @@ def _undifference(coded: Array, base: Array, floating: bool) -> Array:
     signed = coded.view(f"i{coded.dtype.itemsize}")
     one = np.array(1, coded.dtype)
     delta = (coded >> one).view(signed.dtype) ^ -(signed & np.array(1, signed.dtype))
-    with np.errstate(over="ignore"):
-        value = delta + _ordered(base, floating)
-    return _ordered(value.view(coded.dtype), floating).view(coded.dtype)
+    delta += base
+    return ordered(delta.view(coded.dtype), floating).view(coded.dtype)
 
 
 def _planes(arrays: Sequence[Array], bases: Sequence[Array] | None, floating: bool) -> list[Array]:
@@ -155,22 +155,24 @@ def _planes(arrays: Sequence[Array], bases: Sequence[Array] | None, floating: bo
     return planes
 
 
-def _choose_base(arrays: Sequence[Array], bases: Sequence[Array], floating: bool) -> bool:
-    """Whether coding against the base is the smaller way, tried on a sample from the middle of the largest array."""
+def _base_helps(arrays: Sequence[Array], bases: Sequence[Array], floating: bool) -> bool:
+    """Whether differences to the base need fewer bits than the numbers, on a sample of the largest array."""
     i = max(range(len(arrays)), key=lambda k: arrays[k].size)
-    start = max(0, (arrays[i].size - SAMPLE) // 2)
-    words, base = arrays[i][start : start + SAMPLE], bases[i][start : start + SAMPLE]
-
-    def size(planes: list[Array]) -> int:
-        return sum(len(_deflate(p) or p.data.cast("B")) for p in planes)
-
-    return size(_planes([words], [base], floating)) < size(_planes([words], None, floating))
+    step = max(1, arrays[i].size // SAMPLE)
+    words, base = arrays[i][::step].copy(), bases[i][::step].copy()
+    bits = np.log2(_difference(words, base, floating).astype(np.float64) + 1).mean()
+    if floating:  # the exponent's top bits hardly vary: about five of its eight are free
+        return bool(bits + 2 < 8 * words.dtype.itemsize - 5)
+    return bool(bits < np.log2(words.astype(np.float64) + 1).mean())
 
 
 def encode_numbers(
     sink: Sink, arrays: Sequence[Array], bases: Sequence[Array] | None, floating: bool, coded: bool
 ) -> list[Any]:
-    """Write flat arrays of one unsigned type (the bits of the numbers) as sections; returns the coding's header."""
+    """Write flat arrays of one unsigned type (the bits of the numbers) as sections; returns the coding's header.
+
+    `bases`: arrays of the same sizes, made by `ordered`.
+    """
     arrays = [a for a in arrays if a.size] if bases is None else arrays
     total = sum(a.size for a in arrays)
     if total == 0:
@@ -178,7 +180,7 @@ def encode_numbers(
     if not coded:
         sink.section(list(arrays))
         return [RAW]
-    delta = bases is not None and _choose_base(arrays, bases, floating)
+    delta = bases is not None and _base_helps(arrays, bases, floating)
     planes = _planes(arrays, bases if delta else None, floating)
     return [DELTA if delta else PLANES, [_put(sink, plane, coded) for plane in planes]]
 
@@ -201,19 +203,22 @@ def decode_numbers(
     planes = [_get(source, flag, total, cut[1]) for flag, cut in zip(header[1], cuts, strict=True)]
     if header[0] == DELTA and bases is None:
         raise FrameError("base", "numbers are coded against a message this receiver does not hold: send in full")
-    base = np.concatenate(list(bases)) if header[0] == DELTA and bases is not None else None
     out = np.empty(total, dtype)
-    for start in range(0, total, BLOCK):
-        stop = min(start + BLOCK, total)
-        words = out[start:stop]
-        words[:] = planes[-1][start:stop]
-        for plane, (shift, _), (above, _) in zip(planes[-2::-1], cuts[-2::-1], cuts[:0:-1], strict=True):
-            np.left_shift(words, above - shift, out=words)
-            words |= plane[start:stop]
-        if base is None:
-            _unrotated(words, floating)
-        else:
-            words[:] = _undifference(words, base[start:stop], floating)
+    at = 0
+    for base in bases if header[0] == DELTA and bases is not None else [None]:
+        size = total if base is None else base.size
+        for start in range(0, size, BLOCK):
+            here = slice(at + start, at + min(start + BLOCK, size))
+            words = out[here]
+            words[:] = planes[-1][here]
+            for plane, (shift, _), (above, _) in zip(planes[-2::-1], cuts[-2::-1], cuts[:0:-1], strict=True):
+                np.left_shift(words, above - shift, out=words)
+                words |= plane[here]
+            if base is None:
+                _unrotated(words, floating)
+            else:
+                words[:] = _undifference(words, base[start : start + BLOCK], floating)
+        at += size
     return out
 
 

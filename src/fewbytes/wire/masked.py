@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fewbytes.errors import FrameError
 from fewbytes.state import State
+from fewbytes.wire.coding import Array
 from fewbytes.wire.layout import DTYPES
 from fewbytes.wire.payload import Counted, Reader, Writer
 
@@ -86,5 +87,5 @@ def _shaped(value: Tensor, mask: Tensor) -> Tensor:
     return value.new_empty(()).expand(mask.shape)
 
 
-def _kept(base: Tensor | None, mask: Tensor) -> Tensor | None:
-    return None if base is None else base[mask]
+def _kept(base: Array | None, mask: Tensor) -> Array | None:
+    return None if base is None else base[mask.numpy().reshape(-1)]

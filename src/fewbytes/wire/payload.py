@@ -74,6 +74,16 @@ class Base:
 
     digest: bytes
     tensors: Mapping[str, Tensor]
+    _ordered: dict[str, Array] = dataclasses.field(default_factory=dict, repr=False)
+
+    def ordered(self, entry: Entry) -> Array | None:
+        """The flat tensor of the entry's name, ready to be subtracted; None if there is no equally laid-out one."""
+        tensor = self.tensors.get(entry.name)
+        if tensor is None or entry_of(entry.name, tensor) != entry:
+            return None
+        if entry.name not in self._ordered:
+            self._ordered[entry.name] = coding.ordered(flat_words(tensor), tensor.is_floating_point())
+        return self._ordered[entry.name]
 
     @classmethod
     def of(cls, digest: bytes, message: Any) -> Base:
@@ -144,22 +154,20 @@ class Writer:
         names = [e.name for e, here in zip(known.entries, chosen, strict=True) if here]
         return (True if chosen.all() else np.packbits(chosen, bitorder="little").tobytes()), names
 
-    def numbers(self, tensors: Sequence[Tensor], bases: Sequence[Tensor | None]) -> Any:
-        """Write tensors of one type as one value; `bases` are tensors of the same sizes or None."""
+    def numbers(self, tensors: Sequence[Tensor], bases: Sequence[Array | None]) -> Any:
+        """Write tensors of one type as one value; `bases` are what `base_of` gave for each."""
         floating = tensors[0].is_floating_point() if tensors else True
         arrays = [flat_words(t) for t in tensors]
-        known: list[Array] | None = None
-        if self.coded and any(b is not None for b in bases):
-            known = [np.zeros_like(a) if b is None else flat_words(b) for a, b in zip(arrays, bases, strict=True)]
+        known = _filled(bases, [a.size for a in arrays], arrays[0].dtype.itemsize) if arrays and self.coded else None
         return coding.encode_numbers(self, arrays, known, floating, self.coded)
 
     def bits(self, mask: Array) -> Any:
         """Write a flat bool array."""
         return coding.encode_bits(self, mask, self.coded)
 
-    def base_of(self, name: str, value: Tensor) -> Tensor | None:
-        """The tensor a reply's entry is coded against, if both ends hold an equally laid-out one."""
-        return _base_of(self.base, name, value.dtype, value.shape)
+    def base_of(self, name: str, value: Tensor) -> Array | None:
+        """What a reply's entry is coded against (flat), if both ends hold an equally laid-out one."""
+        return None if self.base is None or not self.coded else self.base.ordered(entry_of(name, value))
 
     def state(self, state: Mapping[str, Tensor]) -> Any:
         """Write named tensors of any types."""
@@ -227,14 +235,12 @@ class Reader:
             raise FrameError("header", "an entry stands twice in a value")
         return entries
 
-    def numbers(self, header: Any, dtype: torch.dtype, sizes: Sequence[int], bases: Sequence[Tensor | None]) -> Tensor:
+    def numbers(self, header: Any, dtype: torch.dtype, sizes: Sequence[int], bases: Sequence[Array | None]) -> Tensor:
         """Read what `Writer.numbers` wrote: one flat tensor of sum(sizes) elements."""
         total = sum(sizes)
         self.spend(total * dtype.itemsize)
         words = np.dtype(f"u{dtype.itemsize}")
-        known: list[Array] | None = None
-        if any(b is not None for b in bases):
-            known = [np.zeros(n, words) if b is None else flat_words(b) for n, b in zip(sizes, bases, strict=True)]
+        known = _filled(bases, sizes, dtype.itemsize)
         floating = dtype.is_floating_point
         return tensor_of(coding.decode_numbers(self, header, total, words, known, floating), dtype)
 
@@ -243,8 +249,9 @@ class Reader:
         self.spend(size)
         return coding.decode_bits(self, header, size)
 
-    def base_of(self, entry: Entry) -> Tensor | None:
-        return _base_of(self.base, entry.name, DTYPES[entry.dtype], entry.shape)
+    def base_of(self, entry: Entry) -> Array | None:
+        """What the entry is coded against (flat), if this receiver holds it."""
+        return None if self.base is None else self.base.ordered(entry)
 
     def state(self, header: Any) -> State:
         """Read what `Writer.state` wrote."""
@@ -266,9 +273,11 @@ class Reader:
         return {entry.name: state[entry.name] for entry in entries}
 
 
-def _base_of(base: Base | None, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
-    tensor = None if base is None else base.tensors.get(name)
-    return tensor if tensor is not None and tensor.dtype == dtype and tuple(tensor.shape) == tuple(shape) else None
+def _filled(bases: Sequence[Array | None], sizes: Sequence[int], width: int) -> list[Array] | None:
+    """The bases with zeros where there is none, or None if there is none at all."""
+    if all(base is None for base in bases):
+        return None
+    return [np.zeros(n, f"i{width}") if base is None else base for n, base in zip(sizes, bases, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------ fields by their type

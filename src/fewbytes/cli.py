@@ -1,0 +1,409 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fewbytes.errors import FewbytesError, UserError
+
+console = Console(stderr=True, highlight=False)
+printed = Console(highlight=False)
+app = typer.Typer(
+    help="Federated learning over slow links, measured in the bytes that cross the wire.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _option(kind: Any, text: str, *names: str, metavar: str | None = None) -> Any:
+    return Annotated[kind | None, typer.Option(*names, help=text, metavar=metavar)]
+
+
+SHARED: dict[str, Any] = {
+    "config": _option(Path, "A TOML file with any of these settings.", "-c", "--config"),
+    "dataset": _option(str, "digits, a folder under FEWBYTES_DATA, a path, or a name to download.", metavar="NAME"),
+    "partition": _option(str, "dirichlet, iid, pathological, shards, or flwr:<Partitioner>.", metavar="NAME"),
+    "partition_option": _option(list[str], "An option of a flwr: partitioner.", metavar="KEY=VALUE"),
+    "alpha": _option(float, "Dirichlet alpha: the smaller, the less alike the clients."),
+    "classes_per_client": _option(int, "For pathological."),
+    "shards_per_client": _option(int, "For shards."),
+    "samples": _option(str, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST"),
+    "clients": _option(int, "Number of clients."),
+    "fraction": _option(float, "Part of the clients that takes part in a round."),
+    "rounds": _option(int, "Number of rounds."),
+    "model": _option(str, "mlp, cnn4, resnet8:width=32, torchvision:<name>, package.module:callable.", metavar="NAME"),
+    "seed": _option(int, "Same seed, same results, bit for bit."),
+    "workers": _option(int, "Worker processes (default: one per core)."),
+    "device": _option(str, "cpu or cuda.", metavar="NAME"),
+    "precision": _option(str, "float32 or bf16.", metavar="NAME"),
+    "engine": _option(str, "local.", metavar="NAME"),
+    "evaluate_every": _option(int, "Score the models every so many rounds."),
+    "coding": _option(bool, "Lossless coding of what travels.", "--coding/--no-coding"),
+    "keep_frames": _option(bool, "Keep every frame as a file, for `fewbytes inspect`.", "--keep-frames"),
+    "save_models": _option(bool, "Save the trained models.", "--models/--no-models"),
+    "parameters": _option(list[str], "A field of the method (compare: METHOD.KEY for one).", "--set", metavar="KEY=VALUE"),
+}
+"""The options that `run`, `compare` and `plan` share: an experiment's settings."""
+Out = Annotated[Path, typer.Option(help="Where run folders go.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+
+
+def with_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options; it gets those that were named as `settings`."""
+    signature = inspect.signature(function, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.name != "settings"]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    shared = [inspect.Parameter(name, kind, default=None, annotation=note) for name, note in SHARED.items()]
+
+    @functools.wraps(function)
+    def command(**options: Any) -> None:
+        given = {name: options.pop(name) for name in SHARED}
+        function(settings=_settings(given), **options)
+
+    parameters = [p.replace(kind=kind) for p in own] + shared
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the methods: paper, what each sends, its parameters and their defaults."""
+    from fewbytes.methods import METHODS
+
+    rows = []
+    for name, cls in METHODS.items():
+        text = inspect.getdoc(inspect.getmodule(cls)) or ""
+        paper, idea, *_, cost = (" ".join(part.split()) for part in text.split("\n\n"))
+        fields = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        rows.append({"name": name, "paper": paper, "idea": idea, "bytes": cost, "parameters": fields})
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        printed.print(f"[bold cyan]{row['name']}[/]  {row['paper']}")
+        printed.print(f"  {row['idea']}\n  [dim]{row['bytes']}[/]")
+        parameters = ", ".join(f"{key}={value}" for key, value in dict(row["parameters"]).items())  # type: ignore[call-overload]
+        printed.print(f"  [dim]--set {parameters}[/]\n")
+
+
+@app.command()
+@with_settings
+def run(
+    settings: dict[str, Any],
+    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`.")] = None,
+    out: Out = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run folder.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one method; writes a run folder with the result, the ledger, the models and a report."""
+    from fewbytes.report import read_runs, summary_table
+
+    if method is not None:
+        settings["method"] = method
+    if resume is not None:
+        settings = _resumed(resume, settings)
+    if "method" not in settings:
+        raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
+    job = _Job(settings)
+    folder = resume or _new_folder(out, job.experiment.method)
+    result = job.execute(folder, resume is not None)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        printed.print(summary_table(read_runs([folder])))
+        printed.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+@with_settings
+def compare(
+    settings: dict[str, Any],
+    methods: Annotated[list[str] | None, typer.Argument(help="Names of `fewbytes methods` (default: all).")] = None,
+    out: Out = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods on the same clients; one table and one report of accuracy against megabytes."""
+    from fewbytes.methods import METHODS
+    from fewbytes.report import read_runs, summary_table, write_report
+
+    names = list(dict.fromkeys(methods or METHODS))
+    own = _per_method(names, settings.pop("parameters", {}))
+    first = _Job({**settings, "method": names[0], "parameters": own[names[0]]})
+    jobs = [first, *(_Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
+    _note_unequal_training(jobs)
+    folder = _new_folder(out, "compare")
+    results = [job.execute(folder / job.experiment.method, False) for job in jobs]
+    runs = read_runs([folder])
+    write_report(runs, folder / "report.html")
+    if as_json:
+        print(json.dumps(results, indent=2))
+    else:
+        printed.print(summary_table(runs))
+        printed.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+@with_settings
+def plan(
+    settings: dict[str, Any],
+    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`.")] = None,
+    uplink: Annotated[str, typer.Option(help="A client's uplink, e.g. 1MB/s or 10Mbit/s.")] = "1MB/s",
+    downlink: Annotated[str | None, typer.Option(help="A client's downlink (default: as the uplink).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a run would cost in bytes and time, from a few real rounds of a few clients."""
+    from fewbytes.plan import make_plan, parse_rate
+
+    rates = parse_rate(uplink), parse_rate(downlink or uplink)
+    if method is not None:
+        settings["method"] = method
+    if "method" not in settings:
+        raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
+    job = _Job(settings)
+    with console.status(f"running a few rounds of {job.experiment.method} to measure its payloads"):
+        made = make_plan(job.method, job.task, job.experiment.rounds, *rates)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))
+    else:
+        printed.print(made.table())
+
+
+@app.command()
+def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]) -> None:
+    """Write the report of one run, or one page that compares several."""
+    from fewbytes.report import read_runs, summary_table, write_report
+
+    found = read_runs(runs)
+    folder = runs[0] if len(runs) == 1 else Path(os.path.commonpath([path.resolve() for path in runs]))
+    page = write_report(found, folder / "report.html")
+    printed.print(summary_table(found))
+    printed.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command("inspect")
+def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")]) -> None:
+    """Print what a frame holds."""
+    from fewbytes.inspect import inspect_frame
+
+    printed.print(inspect_frame(frame))
+
+
+class _Job:
+    """A checked experiment: its settings, method and task. Everything the user can get wrong is told here."""
+
+    def __init__(self, settings: dict[str, Any], task: Any = None) -> None:
+        from fewbytes.experiment import make_experiment, make_method
+
+        self.experiment = make_experiment(settings)
+        self.method = make_method(self.experiment.method, self.experiment.parameters)
+        self.task = self.experiment.task() if task is None else task
+
+    def execute(self, folder: Path, resume: bool) -> dict[str, Any]:
+        """Run into a folder with a live display and a report; returns what result.json says."""
+        from fewbytes.report import read_runs, write_report
+        from fewbytes.run import run as run_method
+
+        e = self.experiment
+        with _Display(e.method, folder) as display:
+            result = run_method(
+                self.method, self.task, rounds=e.rounds, out=folder, workers=e.workers, resume=resume, coded=e.coding,
+                evaluate_every=e.evaluate_every, keep_frames=e.keep_frames, save_models=e.save_models,
+                config=e.toml(), about=e.about(self.task), watcher=display,
+            )  # fmt: skip
+        write_report(read_runs([folder]), folder / "report.html")
+        return result.summary
+
+
+def _settings(options: dict[str, Any]) -> dict[str, Any]:
+    """An experiment's settings: the config file's, and over them those named on the command line."""
+    from fewbytes.experiment import read_experiment
+
+    given = {name: value for name, value in options.items() if value is not None}
+    config, fraction = given.pop("config", None), given.pop("fraction", None)
+    settings = read_experiment(config) if config is not None else {}
+    if "samples" in given:
+        parts = given["samples"].split("/")
+        if len(parts) != 2 or not all(part.isdigit() for part in parts):
+            raise UserError(f"--samples is training/test samples per client, like 500/100, not {given['samples']!r}")
+        given["samples"] = [int(part) for part in parts]
+    partition = _pairs(given.pop("partition_option", None) or [], "--partition-option")
+    if partition:
+        given["partition_options"] = {key: _literal(value) for key, value in partition.items()}
+    parameters: dict[str, Any] = dict(_pairs(given.pop("parameters", None) or [], "--set"))
+    if fraction is not None:
+        parameters["fraction"] = fraction
+    if parameters:
+        given["parameters"] = settings.get("parameters", {}) | parameters
+    return settings | given
+
+
+def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(f"{option} takes KEY=VALUE, not {text!r}")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Parameters of each method: METHOD.KEY for one, KEY for all that have it. Raises UserError if none has."""
+    from fewbytes.experiment import make_method
+
+    own: dict[str, dict[str, Any]] = {name: {} for name in names}
+    fields = {name: {f.name for f in dataclasses.fields(make_method(name, {}))} for name in names}  # type: ignore[arg-type]
+    for key, value in parameters.items():
+        name, dot, rest = key.rpartition(".")
+        if dot and name not in names:
+            raise UserError(f"--set {key}: {name!r} is not among the methods compared: {', '.join(names)}")
+        takers = [name] if dot else [n for n in names if rest in fields[n]]
+        if not takers:
+            make_method(names[0], {rest: value})  # raises, and tells what was perhaps meant
+        for taker in takers:
+            own[taker][rest] = value
+    return own
+
+
+def _note_unequal_training(jobs: Sequence[_Job]) -> None:
+    """Say which settings of local training differ between the methods compared."""
+    for key in ("epochs", "lr", "batch", "momentum", "fraction"):
+        values = {job.experiment.method: getattr(job.method, key) for job in jobs if hasattr(job.method, key)}
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{name} {value}" for name, value in values.items())
+            console.print(f"[yellow]note:[/] {key} differs: {listed} (--set {key}=VALUE makes it equal)")
+
+
+def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings a run folder was made with; only how many workers and rounds may be given anew."""
+    from fewbytes.experiment import read_experiment
+    from fewbytes.run import read_checkpoint
+
+    read_checkpoint(folder)  # tells if it is no run folder, or cannot be gone on from
+    settings = read_experiment(folder / "config.toml")
+    for key, value in given.items():
+        made = settings.get(key)
+        if key == "parameters":
+            value, made = {k: str(v) for k, v in value.items()}, {k: str((made or {}).get(k)) for k in value}
+        if key not in ("workers", "rounds") and made != value:
+            raise UserError(f"{folder} was made with another {key} ({made!r}, not {value!r}): resume it as it was made")
+    return settings | {key: value for key, value in given.items() if key in ("workers", "rounds")}
+
+
+def _new_folder(out: Path, name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+        folder = out / f"{stamp}-{name}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except NotADirectoryError:
+            break
+        return folder
+    raise UserError(f"no new run folder can be made in {out}")
+
+
+class _Display:
+    """A live line: rounds done, accuracy and megabytes so far. (A `fewbytes.run.Watcher`.)"""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
+        self._name, self._rounds, self._scores = name, 0, ""
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(), console=console,
+        )  # fmt: skip
+        self._bar = self._progress.add_task(name, total=None, text="starting")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+        if kind is KeyboardInterrupt:
+            console.print(f"interrupted; go on with: fewbytes run --resume {self._folder}", soft_wrap=True)
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        self._rounds = rounds
+        self._progress.update(self._bar, total=rounds, completed=done, text=f"round {done}/{rounds}")
+
+    def replied(self, client: int) -> None:
+        self._replies += 1
+        self._show()
+
+    def scored(self, row: dict[str, Any]) -> None:
+        self._up, self._down, self._replies = self._up + row["uplink_bytes"], self._down + row["downlink_bytes"], 0
+        if row["accuracy"]:
+            self._scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())
+        self._progress.update(self._bar, completed=row["round"])
+        self._show()
+        if not console.is_terminal and (row["round"] % max(1, self._rounds // 5) == 0 or row["round"] == 1):
+            console.print(f"{self._name}: {self._text(row['round'])}")
+
+    def _show(self) -> None:
+        done = int(self._progress.tasks[self._bar].completed)
+        self._progress.update(self._bar, text=self._text(done))
+
+    def _text(self, done: int) -> str:
+        now = f", client {self._replies} of this one" if self._replies else ""
+        return f"round {done}/{self._rounds}{now}  {self._scores}  {self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
+
+
+def main() -> None:
+    """Run the command line. Exit codes: 0 done, 2 the user's input was wrong, 1 anything else, 130 interrupted."""
+    try:
+        app(standalone_mode=False)
+        code = 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except typer.Exit as error:
+        code = error.exit_code
+    except UserError as error:
+        code = _fail(str(error), 2)
+    except OSError as error:
+        told = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR
+        where = f": {error.filename}" if error.filename else ""
+        advice = "; free some and go on with --resume" if error.errno == errno.ENOSPC else ""
+        code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in told else 1)
+    except FewbytesError as error:
+        code = _fail(str(error), 1)
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # a usage error of the command line's library
+        if message is not None:
+            code = _fail(f"{message()} (--help lists the options)", 2)
+        else:
+            code = _fail(f"unexpected: {type(error).__name__}: {error} (FEWBYTES_DEBUG=1 shows where)", 1)
+    sys.exit(code)
+
+
+def _fail(text: str, code: int) -> int:
+    if os.environ.get("FEWBYTES_DEBUG"):
+        console.print_exception()
+    console.print(f"[bold red]fewbytes:[/] {text}".replace("\n", " "), soft_wrap=True)
+    return code

@@ -1,0 +1,99 @@
+"""What a run will cost before it is run: bytes and time over given links, from real payloads of a few clients."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from rich.table import Table
+
+from fewbytes.errors import UserError
+from fewbytes.method import Method, Task
+from fewbytes.run import run
+
+PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
+UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "bit": 1 / 8, "kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of one client's round (bytes, seconds on this machine's core), and of the whole run."""
+
+    clients: int
+    cohort: int
+    rounds: int
+    probed: int
+    up: float
+    down: float
+    nominal_up: float
+    nominal_down: float
+    train_seconds: float
+    uplink: float
+    downlink: float
+
+    @property
+    def round_seconds(self) -> float:
+        """Download, train, upload; clients work side by side, each on its own link."""
+        return self.down / self.downlink + self.train_seconds + self.up / self.uplink
+
+    def table(self) -> Table:
+        """The plan for the terminal."""
+        table = Table("", "uplink", "downlink", title="the plan", title_justify="left")
+        mb = 1e6
+        for column in table.columns[1:]:
+            column.justify = "right"
+        table.add_row("MB per client and round", f"{self.up / mb:.3f}", f"{self.down / mb:.3f}")
+        table.add_row("  as papers count", f"{self.nominal_up / mb:.3f}", f"{self.nominal_down / mb:.3f}")
+        total = self.cohort * self.rounds / mb
+        table.add_row(
+            f"MB in all: {self.cohort} of {self.clients} clients, {self.rounds} rounds",
+            f"{self.up * total:,.1f}",
+            f"{self.down * total:,.1f}",
+        )
+        table.add_row("seconds per round on the link", f"{self.up / self.uplink:.2f}", f"{self.down / self.downlink:.2f}")
+        table.add_section()
+        table.add_row("seconds per round with training", f"{self.round_seconds:.2f}", "")
+        table.add_row("hours in all", f"{self.round_seconds * self.rounds / 3600:.2f}", "")
+        table.caption = (
+            f"measured on the last of {PROBED_ROUNDS} real rounds of {self.probed} clients, each with one core of this "
+            f"machine ({self.train_seconds:.2f} s a round)"
+        )
+        return table
+
+
+def make_plan(method: Method, task: Task, rounds: int, uplink: float, downlink: float) -> Plan:
+    """Run a few real rounds on the first few clients and extrapolate; links in bytes per second."""
+    fraction = getattr(method, "fraction", 1.0)
+    few = task.data.clients[:PROBED_CLIENTS]
+    probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
+    small = replace(task, data=replace(task.data, clients=few), _kept={})
+    result = run(probed, small, rounds=PROBED_ROUNDS, workers=1, evaluate_every=10**6, save_models=False)
+    rows = {name: values[result.ledger.columns()["round"] == PROBED_ROUNDS] for name, values in result.ledger.columns().items()}
+    seconds = [row["seconds"] - row["seconds_scoring"] for row in result.rounds if row["phase"] == "round"]
+    return Plan(
+        clients=len(task.clients),
+        cohort=max(1, round(fraction * len(task.clients))),
+        rounds=rounds,
+        probed=len(few),
+        up=rows["bytes_up"].sum() / len(few),
+        down=rows["bytes_down"].sum() / len(few),
+        nominal_up=(rows["value_bytes_up"] + (rows["mask_bits_up"] + 7) // 8).sum() / len(few),
+        nominal_down=(rows["value_bytes_down"] + (rows["mask_bits_down"] + 7) // 8).sum() / len(few),
+        train_seconds=fmean(seconds[1:]) / len(few),
+        uplink=uplink,
+        downlink=downlink,
+    )
+
+
+def parse_rate(text: str) -> float:
+    """A link's rate in bytes per second: '1MB/s', '10Mbit/s', '250kB/s'. Raises UserError."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]+)(?:/s|ps)?\s*", text)
+    unit = {name.lower(): size for name, size in UNITS.items()}.get(match[2].lower()) if match else None
+    try:
+        rate = float(match[1]) * unit if match and unit else 0.0
+    except ValueError:
+        rate = 0.0
+    if rate <= 0:
+        raise UserError(f"cannot read the rate {text!r}: write it like 1MB/s, 250kB/s or 10Mbit/s")
+    return rate

@@ -1,0 +1,663 @@
+"""Data sets, splits and partitions: the papers' own splits exactly, and one clear line for every wrong input."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import RandomState
+from PIL import Image
+
+from fewbytes.data import Dataset, FederatedData, Split, datasets, federate, federate_partition, load_dataset, partition
+from fewbytes.errors import UserError
+
+GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
+USERS_CACHE = os.environ.get("FEWBYTES_CACHE")
+
+
+def dataset(labels: Any, test_labels: Any = (), classes: int | None = None) -> Dataset:
+    """A data set with these labels; a sample's only feature is its own index."""
+
+    def split(y: Any) -> Split:
+        y = torch.as_tensor(np.asarray(y, dtype=np.int64))
+        return Split(torch.arange(len(y), dtype=torch.float32)[:, None], y)
+
+    number = classes or int(max(labels)) + 1
+    return Dataset("made", split(labels), split(test_labels), tuple(f"class {c}" for c in range(number)))
+
+
+def rows(split: Split) -> np.ndarray:
+    return split.load()[0][:, 0].long().numpy()
+
+
+# Split ----------------------------------------------------------------------------------------------------------------
+
+
+def test_views_share_one_array_and_load_scaled_copies() -> None:
+    x = np.arange(6 * 4, dtype=np.uint8).reshape(6, 1, 2, 2)
+    x.setflags(write=False)
+    whole = Split(x, torch.tensor([0, 1, 2, 0, 1, 2]))
+    view = whole.take([5, 3, 1]).take(np.array([2, 0]))
+    assert view.x is x
+    assert (len(view), view.shape, view.labels.tolist()) == (2, (1, 2, 2), [1, 2])
+    loaded, y = view.load()
+    assert loaded.dtype == torch.float32
+    torch.testing.assert_close(loaded * 255, torch.from_numpy(x[[1, 5]].copy()).float())
+    loaded.zero_()
+    y.zero_()
+    assert x.sum() == sum(range(24))
+    assert view.labels.tolist() == [1, 2]
+    assert len(whole.take([])) == 0
+
+
+@pytest.mark.parametrize("rows", [None, np.array([1, 0])])
+def test_float_tensors_load_unscaled_and_fresh(rows: Any) -> None:
+    x, y = torch.full((2, 3), 7.0), torch.tensor([0, 1])
+    loaded, labels = Split(x, y, rows).load()
+    assert loaded.eq(7).all()
+    loaded.add_(1)
+    labels.add_(1)
+    assert x.eq(7).all()
+    assert y.tolist() == [0, 1]
+
+
+def test_split_of_pairs_and_torch_data_sets() -> None:
+    x = torch.rand(5, 2, dtype=torch.float64)
+    for data in ((x, [0, 1, 0, 1, 2]), torch.utils.data.TensorDataset(x, torch.tensor([0, 1, 0, 1, 2]))):
+        split = Split.of(data)
+        assert split.labels.tolist() == [0, 1, 0, 1, 2]
+        torch.testing.assert_close(split.load()[0], x.float())
+    assert Split.of(split) is split
+    assert Split.of((np.zeros((2, 1, 4, 4), np.uint8), np.array([1, 0], np.uint8))).x.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (torch.utils.data.TensorDataset(torch.rand(3, 2)), "no integer label"),
+        (torch.utils.data.TensorDataset(torch.rand(3, 2), torch.rand(3)), "no integer label"),
+        ([(Image.new("L", (2, 2)), 0)], "tensors or arrays"),
+        ([(torch.rand(2), 0), (torch.rand(3), 1)], "item 1 has shape"),
+        ([], "empty"),
+        (42, "cannot use int"),
+        ((torch.rand(3, 2), [0.0, 1.0, 2.0]), "one integer per sample"),
+        ((torch.rand(3, 2), [0, 1, -1]), "negative"),
+        ((torch.rand(3, 2), [0, 1]), "3 samples but 2 labels"),
+        ((np.array([["a"], ["b"]]), [0, 1]), "samples are numbers"),
+        ((torch.rand(3), [0, 1, 2]), "two or more"),
+        ((1, 2, 3), "a pair"),
+    ],
+)
+def test_split_of_anything_else_is_an_error(data: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Split.of(data)
+
+
+# Partitions: the papers' own ------------------------------------------------------------------------------------------
+
+
+def _cases() -> Iterator[dict[str, Any]]:
+    yield from json.loads((GOLDEN / "fusefl" / "partition.json").read_text())["cases"]
+
+
+@pytest.mark.golden
+def test_dirichlet_is_fusefls_partition() -> None:
+    def sha(indices: np.ndarray) -> str:
+        return hashlib.sha256(np.sort(indices).astype(np.int64).tobytes()).hexdigest()[:16]
+
+    for case in _cases():
+        classes = case["classes"]
+        interleaved = {"sorted": False, "interleaved": True}[case["label_layout"]]
+        train, test = (np.tile(np.arange(classes), case[f"{name}_per_class"]) for name in ("train", "test"))
+        data = dataset(train, test) if interleaved else dataset(np.sort(train), np.sort(test))
+        got = federate(data, "dirichlet", case["M"], alpha=case["alpha"], seed=case["np_random_seed"])
+        counts = got.label_counts()
+        for name in ("train", "test"):
+            parts = [rows(getattr(client, name)) for client in got.clients]
+            assert counts[name] == case[f"{name}_counts"]
+            assert [part[:10].tolist() for part in parts] == case[f"{name}_first10"]
+            assert [sha(part) for part in parts] == case[f"{name}_sorted_sha256_16"]
+
+
+@pytest.mark.golden
+def test_dirichlet_fixed_is_fedpurins_partition() -> None:
+    with np.load(GOLDEN / "fedpurin" / "purin_dirichlet.npz", allow_pickle=False) as file:
+        golden = dict(file)
+    labels, clients, seed = golden["labels"], int(golden["clients"]), int(golden["seed"])
+    alphas = {key.split("/")[0] for key in golden if key.startswith("alpha")}
+    assert alphas
+    for alpha in alphas:
+        train, test = golden[f"{alpha}/train/indices"], golden[f"{alpha}/test/indices"]
+        got = federate(
+            dataset(labels, labels),
+            clients=clients,
+            alpha=float(alpha.removeprefix("alpha")),
+            samples=(train.shape[1], test.shape[1]),
+            seed=seed,
+        )
+        np.testing.assert_array_equal([rows(client.train) for client in got.clients], train)
+        np.testing.assert_array_equal([rows(client.test) for client in got.clients], test)
+
+
+def test_fedktls_check_numbers() -> None:
+    """CIFAR-100 over 20 clients: about 870 to 920 (client, class) pairs with beta 0.1, exactly 200 pathologically."""
+    labels = np.repeat(np.arange(100), 600)
+
+    def pairs(parts: list[np.ndarray]) -> int:
+        return sum(len(np.unique(labels[part])) for part in parts)
+
+    practical = [pairs(partition.dirichlet(labels, 20, 0.1, RandomState(s), min_samples=1)) for s in range(5)]
+    assert 870 <= np.mean(practical) <= 920
+    assert pairs(partition.pathological(labels, 20, 10, RandomState(0))) == 200
+
+
+# Partitions: properties -----------------------------------------------------------------------------------------------
+
+labelled = (
+    st.integers(2, 6)
+    .flatmap(lambda classes: st.tuples(st.integers(0, 2**32 - 1), st.integers(20, 120), st.just(classes)))
+    .map(lambda t: np.concatenate([np.arange(t[2]), RandomState(t[0]).randint(t[2], size=t[1])]))
+)
+seeds = st.integers(0, 2**32 - 1)
+quick = settings(max_examples=40, deadline=None)
+
+
+def assert_same(a: list[np.ndarray], b: list[np.ndarray]) -> None:
+    assert len(a) == len(b)
+    assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@quick
+@given(labels=labelled, clients=st.integers(1, 7), seed=seeds, alpha=st.floats(0.3, 5))
+def test_dealing_partitions_are_disjoint_exhaustive_and_reproducible(
+    labels: np.ndarray, clients: int, seed: int, alpha: float
+) -> None:
+    def deal(name: str) -> list[np.ndarray]:
+        rng = RandomState(seed)
+        if name == "dirichlet":
+            return partition.dirichlet(labels, clients, alpha, rng, min_samples=1)
+        return partition.shards(labels, clients, 2, rng) if name == "shards" else partition.iid(labels, clients, rng)
+
+    for name in ("dirichlet", "shards", "iid"):
+        parts = deal(name)
+        assert len(parts) == clients
+        assert min(map(len, parts)) >= 1
+        assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+        np.random.seed(0)  # the global generator has no say
+        assert_same(parts, deal(name))
+
+
+@quick
+@given(labels=labelled, clients=st.integers(1, 7), seed=seeds, alpha=st.floats(0.05, 5), samples=st.integers(1, 200))
+def test_fixed_partition_has_exact_sizes(
+    labels: np.ndarray, clients: int, seed: int, alpha: float, samples: int
+) -> None:
+    parts = partition.dirichlet_fixed(labels, clients, alpha, samples, seed)
+    assert [len(part) for part in parts] == [samples] * clients
+    assert all(0 <= part.min() <= part.max() < len(labels) for part in parts)
+    for part in parts:
+        for c in np.unique(labels):
+            drawn = part[labels[part] == c]
+            if len(drawn) <= (labels == c).sum():
+                assert len(set(drawn)) == len(drawn), "drawn with replacement though the class had enough"
+    assert_same(parts, partition.dirichlet_fixed(labels, clients, alpha, samples, seed))
+
+
+@quick
+@given(seed=seeds, classes=st.integers(2, 8), clients=st.integers(1, 9), data=st.data())
+def test_pathological_partition(seed: int, classes: int, clients: int, data: st.DataObject) -> None:
+    per_client = data.draw(st.integers(1, classes))
+    size = 40
+    labels = RandomState(seed).permutation(np.repeat(np.arange(classes), size))
+    parts = partition.pathological(labels, clients, per_client, RandomState(seed))
+    joined = np.concatenate(parts)
+    assert len(set(joined)) == len(joined)
+    held = [len(np.unique(labels[part])) for part in parts]
+    assert all(1 <= n <= per_client for n in held)
+    if classes % per_client == 0 and clients * per_client % classes == 0:
+        takers = clients * per_client // classes
+        assert held == [per_client] * clients
+        assert len(joined) == len(labels)
+        counts = np.array([np.bincount(labels[part], minlength=classes) for part in parts])
+        assert counts[counts > 0].min() >= (size // takers) // 10
+    assert_same(parts, partition.pathological(labels, clients, per_client, RandomState(seed)))
+
+
+@quick
+@given(labels=labelled, tests=labelled, clients=st.integers(1, 5), seed=seeds)
+def test_test_parts_follow_the_training_shares(labels: np.ndarray, tests: np.ndarray, clients: int, seed: int) -> None:
+    parts = partition.shards(labels, clients, 2, RandomState(seed))
+    matched = partition.match_test(labels, parts, tests, RandomState(seed))
+    joined = np.concatenate(matched)
+    assert sorted(joined) == sorted(np.flatnonzero(np.isin(tests, labels)))
+    for c in np.unique(labels):
+        share = np.array([(labels[part] == c).sum() for part in parts]) / (labels == c).sum()
+        got = np.array([(tests[part] == c).sum() for part in matched])
+        assert np.abs(got - share * (tests == c).sum()).max() <= 1 + 1e-6
+
+
+def test_shards_hold_few_classes() -> None:
+    labels = RandomState(0).permutation(np.repeat(np.arange(10), 20))
+    parts = partition.shards(labels, 10, 2, RandomState(0))
+    assert [len(part) for part in parts] == [20] * 10
+    assert max(len(np.unique(labels[part])) for part in parts) <= 2
+
+
+# federate -------------------------------------------------------------------------------------------------------------
+
+TEN = np.arange(400) % 10
+
+
+@pytest.mark.parametrize("name", partition.PARTITIONS)
+def test_federate_by_name(name: str) -> None:
+    data = dataset(TEN, TEN[:100])
+    made = federate(data, name, 5, seed=3)
+    assert len(made.clients) == 5
+    assert made.test is data.test
+    assert all(client.train.x is data.train.x for client in made.clients)
+    counts = made.label_counts()
+    assert counts == json.loads(json.dumps(counts))
+    assert counts["classes"] == list(data.classes)
+    assert np.sum(counts["train"], axis=0).tolist() == [40] * 10
+    for client in made.clients:  # nobody is tested on a class it has not trained on
+        assert set(client.test.labels.tolist()) <= set(client.train.labels.tolist())
+
+    def parts(data: FederatedData) -> list[list[int]]:
+        return [rows(split).tolist() for client in data.clients for split in (client.train, client.test)]
+
+    assert parts(made) == parts(federate(data, name, 5, seed=3))
+    assert parts(made) != parts(federate(data, name, 5, seed=4))
+
+
+def test_samples_cut_the_parts_of_other_partitions() -> None:
+    made = federate(dataset(TEN, TEN[:100]), "shards", 5, samples=(30, 7))
+    assert [len(client.train) for client in made.clients] == [30] * 5
+    assert max(len(client.test) for client in made.clients) <= 7
+    assert min(len(set(client.train.labels.tolist())) for client in made.clients) > 1  # not just the first label
+
+
+def test_federate_partition_takes_index_lists() -> None:
+    data = dataset(TEN, TEN[:100])
+    made = federate_partition(data, [np.flatnonzero(TEN < 3), np.flatnonzero(TEN >= 3)])
+    assert [sorted(set(client.test.labels.tolist())) for client in made.clients] == [[0, 1, 2], [3, 4, 5, 6, 7, 8, 9]]
+    with pytest.raises(UserError, match="client 1 is left without a training sample"):
+        federate_partition(data, [np.arange(10), np.array([])])
+    with pytest.raises(UserError, match="client 0 has indices outside"):
+        federate_partition(data, [np.array([400])])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"partition": "dirichelt"}, "unknown partition 'dirichelt'.*did you mean 'dirichlet'"),
+        ({"alpha": 0}, "alpha is 0"),
+        ({"alpha": -1, "samples": (5, 5)}, "alpha is -1"),
+        ({"clients": 0}, "0 clients"),
+        ({"clients": 401, "partition": "iid"}, "401 clients but 400 training samples"),
+        ({"clients": 100}, "alpha 0.5 leaves each of 100 clients.*raise alpha"),
+        ({"clients": 20, "alpha": 0.001}, "raise alpha"),
+        ({"partition": "pathological", "classes_per_client": 11}, "classes per client is 11.*1..10"),
+        ({"partition": "pathological", "classes_per_client": 0}, "classes per client is 0"),
+        ({"partition": "pathological", "classes_per_client": 10, "clients": 50}, "40 samples for 50 clients"),
+        ({"partition": "shards", "clients": 100, "shards_per_client": 5}, "cannot be cut from 400"),
+        ({"partition": "shards", "shards_per_client": 0}, "cannot be cut"),
+        ({"partition": "iid", "samples": (41, 5)}, "client 0 has 40 training samples, fewer than 41"),
+        ({"samples": (0, 5)}, "two positive numbers"),
+        ({"seed": -1}, "seed -1"),
+        ({"partition": "iid", "options": {"beta": 1}}, "no such options.*beta"),
+        ({"options": {"beta": 1}}, "no such options.*beta"),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_line(
+    arguments: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "TRIES", 20)
+    with pytest.raises(UserError, match=says) as caught:
+        federate(dataset(TEN, TEN[:100]), **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_fixed_partition_needs_every_class() -> None:
+    with pytest.raises(UserError, match="class 10 has no sample"):
+        federate(dataset(TEN, TEN, classes=11), alpha=100.0, samples=(50, 50))
+
+
+def test_flower_partitioners() -> None:
+    pytest.importorskip("flwr_datasets")
+    from flwr_datasets.partitioner import IidPartitioner
+
+    data = dataset(TEN, TEN[:100])
+    made = federate(data, "flwr:DirichletPartitioner", 4, alpha=1.0, options={"min_partition_size": 5})
+    assert sorted(np.concatenate([rows(client.train) for client in made.clients])) == list(range(400))
+    assert [len(part) for part in partition.flower(TEN, IidPartitioner(num_partitions=8))] == [50] * 8
+    with pytest.raises(UserError, match="did you mean 'IidPartitioner'"):
+        federate(data, "flwr:IdPartitioner")
+    with pytest.raises(UserError, match=r"does not accept these options.*it takes num_partitions"):
+        federate(data, "flwr:IidPartitioner", options={"nonsense": 1})
+    with pytest.raises(UserError, match="makes 2 parts"):
+        federate(data, "flwr:SizePartitioner", options={"partition_sizes": [200, 200]})
+
+
+def test_flower_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(UserError, match=r"fewbytes\[flower-datasets\]"):
+        federate(dataset(TEN, TEN), "flwr:IidPartitioner")
+
+
+# Data sets ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBYTES_CACHE", str(tmp_path / "cache"))
+
+
+def png(value: int, mode: str = "L", size: tuple[int, int] = (6, 5)) -> bytes:
+    out = io.BytesIO()
+    Image.new(mode, size, value if mode == "L" else (value, 0, 255)).save(out, "PNG")
+    return out.getvalue()
+
+
+def write_parquet(
+    path: Path, images: list[Any], columns: dict[str, Any], image: str = "image", names: Any = None
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({image: images, **columns})
+    if names:
+        features = {key: {"_type": "ClassLabel", "names": value} for key, value in names.items()}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, path)
+
+
+def structs(*blobs: bytes) -> list[dict[str, Any]]:
+    return [{"bytes": blob, "path": "x.png"} for blob in blobs]
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """A Parquet data set of two classes: grey images, one of another size, one of another mode."""
+    folder = tmp_path / "pets"
+    labels = {"label": [0, 1, 1]}
+    names = {"label": ["cat", "dog"]}
+    odd = structs(png(10), png(20, size=(9, 9)), png(30, mode="RGB"))
+    write_parquet(folder / "train-00000-of-00002.parquet", odd, labels, names=names)
+    write_parquet(folder / "train-00001-of-00002.parquet", structs(png(40)), {"label": [0]}, names=names)
+    write_parquet(folder / "test-00000-of-00001.parquet", structs(png(50)), {"label": [1]}, names=names)
+    return folder
+
+
+def test_parquet_folder(pets: Path) -> None:
+    data = load_dataset(str(pets))
+    assert data.classes == ("cat", "dog")
+    assert (len(data.train), len(data.test), data.train.shape, data.test.shape) == (4, 1, (1, 5, 6), (1, 5, 6))
+    assert data.train.x.dtype == np.uint8
+    assert isinstance(data.train.x, np.memmap)
+    assert data.train.labels.tolist() == [0, 1, 1, 0]
+    assert data.train.x[[0, 1, 3], 0, 0, 0].tolist() == [10, 20, 40]
+    assert data.test.x[0, 0, 4, 5] == 50
+
+
+def test_folder_of_images_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split, count in (("train", 10), ("val", 2)):
+        for c, name in enumerate(("ant", "bee")):
+            place = tmp_path / "bugs" / split / name
+            place.mkdir(parents=True)
+            for i in range(count):
+                (place / f"{i}.PNG").write_bytes(png(100 * c + i, mode="RGB", size=(4, 3)))
+            (place / "notes.txt").write_text("not an image")
+    monkeypatch.setenv("FEWBYTES_DATA", str(tmp_path))
+    data = load_dataset("bugs")
+    assert (data.name, data.classes, data.train.shape) == ("bugs", ("ant", "bee"), (3, 3, 4))
+    assert data.train.labels.tolist() == [0] * 10 + [1] * 10
+    assert data.train.x[:, :, 0, 0].tolist() == [[100 * c + i, 0, 255] for c in (0, 1) for i in range(10)]
+    assert data.test.labels.tolist() == [0, 0, 1, 1]
+    (tmp_path / "bugs" / "val").rename(tmp_path / "bugs" / "other")
+    whole = load_dataset("bugs")  # without test images a fifth of each class, always the same
+    assert sorted(whole.test.labels.tolist()) == [0, 0, 1, 1]
+    assert len(whole.train) == 16
+    assert torch.equal(whole.test.load()[0], load_dataset("bugs").test.load()[0])
+    extra = tmp_path / "bugs" / "test" / "wasp"
+    extra.mkdir(parents=True)
+    (extra / "0.png").write_bytes(png(0))
+    with pytest.raises(UserError, match="classes that train/ has not: wasp"):
+        load_dataset("bugs")
+
+
+@pytest.mark.parametrize("place", ["data", "plain_text"])
+def test_parquet_in_a_subfolder_with_plain_binary_and_validation(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "set"
+    columns = {"coarse_label": [1, 1], "fine_label": [3, 0]}
+    write_parquet(folder / place / "train-0.parquet", [png(1, "RGB"), png(2, "RGB")], columns, image="img")
+    write_parquet(folder / place / "validation-0.parquet", [png(3)] * 2, columns, image="img")
+    data = load_dataset(str(folder))
+    assert data.classes == ("0", "1", "2", "3")
+    assert data.train.labels.tolist() == [3, 0]
+    assert data.train.shape == data.test.shape == (3, 5, 6)
+    assert data.test.x[0, :, 0, 0].tolist() == [3, 3, 3]
+
+
+def test_label_named_by_metadata_only(tmp_path: Path) -> None:
+    columns = {"number": [7, 7], "species": [1, 0]}
+    write_parquet(tmp_path / "train-0.parquet", structs(png(1), png(2)), columns, names={"species": ["a", "b"]})
+    write_parquet(tmp_path / "test-0.parquet", structs(png(1), png(2)), columns)
+    data = load_dataset(str(tmp_path))
+    assert (data.classes, data.train.labels.tolist()) == (("a", "b"), [1, 0])
+
+
+def test_second_load_decodes_nothing_until_a_file_changes(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_dataset(str(pets))
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("decoded again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "_open", refuse)
+        again = load_dataset(str(pets))
+        assert again.classes == first.classes
+        assert np.array_equal(again.train.x, first.train.x)
+        assert torch.equal(again.test.labels, first.test.labels)
+        os.utime(pets / "test-00000-of-00001.parquet", (1, 1))
+        with pytest.raises(AssertionError, match="decoded again"):
+            load_dataset(str(pets))
+
+
+def test_loading_without_a_writable_cache(
+    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEWBYTES_CACHE", str(tmp_path / "file" / "cache"))
+    assert len(load_dataset(str(pets)).train) == 4
+    assert "decoded at every start" in caplog.text
+
+
+def test_damaged_or_hostile_cache_is_decoded_again(pets: Path, tmp_path: Path) -> None:
+    class Harm:
+        def __reduce__(self) -> Any:
+            return (tmp_path.joinpath("harm").touch, ())
+
+    load_dataset(str(pets))
+    (kept,) = (tmp_path / "cache").iterdir()
+    (kept / "train-x.npy").write_bytes((kept / "train-x.npy").read_bytes()[:100])
+    assert load_dataset(str(pets)).train.x.shape == (4, 1, 5, 6)
+    np.save(kept / "train-y.npy", np.array([Harm()], dtype=object), allow_pickle=True)
+    assert load_dataset(str(pets)).train.labels.tolist() == [0, 1, 1, 0]
+    assert not (tmp_path / "harm").exists()
+    assert list((tmp_path / "cache").iterdir()) == [kept]
+
+
+@pytest.mark.parametrize(
+    ("images", "columns", "says"),
+    [
+        (structs(b"no image", png(1)), {"label": [0, 1]}, "image 0 of .*train-0.parquet is not a readable image"),
+        (structs(png(1), png(1)[:40]), {"label": [0, 1]}, "image 1 of"),
+        ([*structs(png(1)), {"bytes": None, "path": "a.png"}], {"label": [0, 1]}, "only images stored as bytes"),
+        (structs(png(1), png(1)), {"text": ["a", "b"]}, r"no integer label column.*text \(string\)"),
+        (structs(png(1), png(1)), {"label": ["a", "b"]}, r"no integer label column.*label \(string\)"),
+        (["a", "b"], {"label": [0, 1]}, "no image column"),
+        (structs(png(1), png(1)), {"label": [0, None]}, "1 samples without a label"),
+        (structs(png(1), png(1)), {"label": [0, -1]}, "labels outside 0"),
+        (pa.array([], pa.binary()), {"label": pa.array([], pa.int64())}, "has no samples"),
+    ],
+)
+def test_unusable_parquet(tmp_path: Path, images: list[Any], columns: dict[str, Any], says: str) -> None:
+    write_parquet(tmp_path / "train-0.parquet", images, columns)
+    with pytest.raises(UserError, match=says) as caught:
+        load_dataset(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_not_parquet_at_all(tmp_path: Path) -> None:
+    (tmp_path / "train-0.parquet").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_dataset(str(tmp_path))
+
+
+def test_folder_without_labels(tmp_path: Path) -> None:
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.png").write_bytes(png(1))
+    with pytest.raises(UserError, match=r"found annotations/, train/ \(1 files straight in train/\); labels are"):
+        load_dataset(str(tmp_path))
+
+
+def test_several_configurations_must_be_chosen_from(pets: Path, tmp_path: Path) -> None:
+    other = tmp_path / "both" / "two"
+    other.parent.mkdir()
+    pets.rename(tmp_path / "both" / "one")
+    write_parquet(other / "train-0.parquet", structs(png(1)), {"label": [0]})
+    with pytest.raises(UserError, match=r"several configurations \(one, two\)"):
+        load_dataset(str(tmp_path / "both"))
+    assert len(load_dataset(str(tmp_path / "both" / "one")).train) == 4
+
+
+def test_digits() -> None:
+    data = load_dataset("digits")
+    x, y = data.train.load()
+    assert (len(data.train) + len(data.test), data.train.shape, len(data.classes)) == (1797, (1, 8, 8), 10)
+    assert (x.dtype, x.min().item(), x.max().item()) == (torch.float32, 0.0, 1.0)
+    assert data.train.rows is not None
+    assert data.test.rows is not None
+    assert not set(data.train.rows.tolist()) & set(data.test.rows.tolist())
+    share = torch.bincount(data.test.labels) / (torch.bincount(y) + torch.bincount(data.test.labels))
+    assert share.sub(0.2).abs().max() < 0.005
+    assert torch.equal(load_dataset("digits").test.load()[0], data.test.load()[0])
+
+
+# Downloads ------------------------------------------------------------------------------------------------------------
+
+
+class Hub:
+    """The parts of huggingface_hub that are used, with the pets on it."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def HfApi(self) -> Any:
+        def dataset_info(repo: str, timeout: float) -> Any:
+            self.asked.append(repo)
+            assert timeout <= 10
+            if repo != "some/pets":
+                raise ConnectionError("Name or service\nnot known")
+            return SimpleNamespace(sha="abc")
+
+        return SimpleNamespace(dataset_info=dataset_info)
+
+    def snapshot_download(
+        self, repo: str, *, repo_type: str, revision: str, allow_patterns: str, local_dir: Path
+    ) -> None:
+        assert (repo_type, revision) == ("dataset", "abc")
+        self.asked.append(allow_patterns)
+        write_parquet(local_dir / "cats" / "train-0.parquet", structs(png(1), png(2)), {"label": [0, 1]})
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.delenv("FEWBYTES_DATA", raising=False)
+    made = Hub()
+    monkeypatch.setitem(sys.modules, "huggingface_hub", made)
+    return made
+
+
+def test_downloads_once(hub: Hub) -> None:
+    assert len(load_dataset("some/pets").train) == 2
+    assert len(load_dataset("some/pets").train) == 2
+    assert hub.asked == ["some/pets", "*.parquet"]
+    load_dataset("some/pets/cats")
+    assert hub.asked[2:] == ["some/pets", "cats/*.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "mnist",
+            r"FEWBYTES_DATA is not set.*fetching ylecun/mnist from the hub failed \(ConnectionError: Name or serv",
+        ),
+        ("minst", "no such name is known; did you mean mnist"),
+        ("digit", "did you mean digits"),
+        ("/no/such/folder", "no such folder"),
+        ("", "a name is needed"),
+    ],
+)
+def test_a_name_that_cannot_be_found(hub: Hub, name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        load_dataset(name)
+    assert "\n" not in str(caught.value)
+    assert "digits, which is built in" in str(caught.value)
+
+
+def test_not_found_names_what_lies_there(hub: Hub, pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBYTES_DATA", str(pets.parent))
+    with pytest.raises(UserError, match=f"nor one under FEWBYTES_DATA={pets.parent}.*did you mean pets"):
+        load_dataset("petz")
+
+
+def test_no_hub_client_installed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UserError, match="huggingface_hub, which fetches ylecun/mnist, is not installed"):
+        load_dataset("mnist")
+
+
+# Real data ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "shape", "mean"), [("mnist", (1, 28, 28), 0.1307), ("cifar10", (3, 32, 32), 0.473)])
+def test_real_data_sets(name: str, shape: tuple[int, ...], mean: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = os.environ.get("FEWBYTES_DATA")
+    if not root or not (Path(root) / name).is_dir():
+        pytest.skip(f"FEWBYTES_DATA names no folder with {name}")
+    if USERS_CACHE:  # decoding takes seconds, so keep it where the user wants it kept
+        monkeypatch.setenv("FEWBYTES_CACHE", USERS_CACHE)
+    else:
+        monkeypatch.delenv("FEWBYTES_CACHE")
+    data = load_dataset(name)
+    assert (data.train.x.shape, data.test.x.shape[0]) == (({"mnist": 60000, "cifar10": 50000}[name], *shape), 10000)
+    assert data.train.x.dtype == np.uint8
+    x, y = data.train.take(np.arange(2000)).load()
+    assert x.mean().item() == pytest.approx(mean, abs=0.01)
+    assert torch.bincount(data.test.labels).tolist() == (
+        [1000] * 10 if name == "cifar10" else [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    )
+    assert y.max() == 9
+
+
+def test_detection_data_have_no_labels() -> None:
+    root = os.environ.get("FEWBYTES_DATA")
+    if not root or not (Path(root) / "bccd").is_dir():
+        pytest.skip("FEWBYTES_DATA names no folder with bccd")
+    with pytest.raises(UserError, match=r"no labelled images.*found annotations/"):
+        load_dataset("bccd")

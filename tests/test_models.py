@@ -1,0 +1,197 @@
+"""Models by name: the papers' parameter counts and names, and one clear line for every wrong name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fewbytes.errors import UserError
+from fewbytes.models import batch_norm_names, build_model, default_model
+
+
+def size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def build_meta(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A model without storage, run once without arithmetic: enough for sizes and shapes, and quick."""
+    with torch.device("meta"):
+        model = build_model(name, shape, classes)
+        assert model(torch.empty(4, *shape)).shape == (4, classes)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters"),
+    [
+        ("resnet8", (1, 28, 28), 10, 1_229_002),  # FedPURIN
+        ("resnet8", (3, 32, 32), 10, 1_235_274),
+        ("resnet10", (3, 32, 32), 100, 4_957_092),
+        ("resnet18", (3, 32, 32), 10, 11_173_962),  # GENE-FL
+        ("resnet10:width=32,stem=3x3", (3, 32, 32), 10, 1_228_970),  # FuseFL
+        ("resnet18:width=32", (3, 32, 32), 10, 2_797_610),
+        ("resnet26:width=32", (3, 32, 32), 10, 4_366_250),
+        ("cnn4", (3, 32, 32), 10, 878_538),  # FedKTL
+        ("mlp", (1, 8, 8), 10, 65 * 200 + 201 * 10),
+        ("mlp:hidden=50", (64,), 10, 65 * 50 + 51 * 10),
+    ],
+)
+def test_sizes_are_the_papers(name: str, shape: tuple[int, ...], classes: int, parameters: int) -> None:
+    assert size(build_meta(name, shape, classes)) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "total"),
+    [("resnet18", 512, 11_227_812), ("resnet34", 512, 21_335_972), ("resnet50", 2048, 23_559_332)],
+)
+def test_torchvision_resnets_agree_with_fedktls_sizes(name: str, head: int, total: int) -> None:
+    """FedKTL counts torchvision's networks with a 512 -> 100 head in place of theirs; ours differ in the stem only."""
+    stem = 7 * 7 * 3 * 64
+    ours = build_meta(f"{name}:stem=7x7", (3, 32, 32), 100)
+    assert size(ours) - (head + 1) * 100 + 513 * 100 == total
+    assert size(ours) - size(build_meta(name, (3, 32, 32), 100)) == stem - 3 * 3 * 3 * 64
+
+
+@pytest.mark.parametrize("name", ["resnet4", "resnet6", "resnet8", "resnet10", "resnet50:width=8"])
+@pytest.mark.parametrize("side", [1, 8, 33])
+def test_resnets_take_images_of_any_size(name: str, side: int) -> None:
+    build_meta(name, (2, side, side), 3)
+
+
+def test_resnet_names_and_initial_weights() -> None:
+    torch.manual_seed(0)
+    model = build_model("resnet8", (3, 32, 32), 10)
+    names = {name for name, _ in model.named_parameters()}
+    assert {"pre_conv.weight", "pre_bn.bias", "layers.2.0.conv1.weight", "layers.1.0.bn2.weight", "fc.bias"} <= names
+    assert {"layers.1.0.shortcut.0.weight", "layers.1.0.shortcut.1.weight"} <= names
+    assert not any(name.startswith("layers.0.0.shortcut") for name in names)
+    assert model.get_submodule("layers")(torch.rand(2, 64, 8, 8)).shape == (2, 256, 2, 2)  # halved twice
+    norms = batch_norm_names(model)
+    assert sum(model.get_parameter(name).numel() for name in norms) == 2688  # FedPURIN's table
+    for name, value in model.named_parameters():
+        if name in norms:
+            assert value.eq(1.0 if name.endswith("weight") else 0.0).all()
+        elif value.ndim == 4:  # Kaiming normal, fan-out
+            expected = (2 / (value.shape[0] * value.shape[2] * value.shape[3])) ** 0.5
+            assert value.std().item() == pytest.approx(expected, rel=0.05)
+    torch.manual_seed(0)
+    again = build_model("resnet8", (3, 32, 32), 10)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_batch_norm_is_found_by_type_not_by_name() -> None:
+    model = nn.Sequential()
+    model.add_module("bn_looking", nn.Linear(2, 2))
+    model.add_module("plain", nn.BatchNorm1d(2))
+    model.add_module("group", nn.GroupNorm(1, 2))
+    model.add_module("frozen", nn.BatchNorm1d(2, affine=False))
+    assert batch_norm_names(model) == {"plain.weight", "plain.bias"}
+    assert batch_norm_names(nn.BatchNorm2d(3)) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("side", [16, 28, 64])
+def test_cnn4_takes_16_pixels_and_more(side: int) -> None:
+    build_meta("cnn4", (1, side, side), 5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn4", "resnet8:width=4", "resnet18:width=4", "resnet50:width=4"])
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    torch.manual_seed(0)
+    model = build_model(name, (1, 16, 16), 2)
+    loss = nn.functional.cross_entropy(model(torch.rand(4, 1, 16, 16)), torch.tensor([0, 1, 1, 1]))
+    for gradient in torch.autograd.grad(loss, list(model.parameters())):  # raises for an unused parameter
+        assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 8, 8), (1, 15, 40), (1, 16, 16), (3, 32, 32), (3, 4, 8, 8)])
+def test_default_model_works(shape: tuple[int, ...]) -> None:
+    assert build_model(default_model(shape), shape, 4)(torch.rand(2, *shape)).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"), [("mobilenet_v2", 1), ("mobilenet_v2", 3), ("googlenet", 1), ("squeezenet1_1", 4)]
+)
+def test_torchvision_by_name(name: str, channels: int) -> None:
+    pytest.importorskip("torchvision")
+    build_meta(f"torchvision:{name}", (channels, 32, 32), 7)
+
+
+def test_torchvision_vision_transformer_is_made_for_the_image() -> None:
+    pytest.importorskip("torchvision")
+    build_meta("torchvision:vit_b_32", (3, 32, 32), 7)
+
+
+OWN = """
+import torch
+from torch import nn
+def by_shape(shape, classes): return nn.Linear(shape[0], classes)
+class Net(nn.Linear):
+    def __init__(self, num_classes, in_channels=1, extra=None): super().__init__(in_channels, num_classes)
+def bare(): return nn.Identity()
+def failing(classes): raise RuntimeError("two\\nlines")
+def wrong(): return "text"
+constant = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_models.py").write_text(OWN)
+    (tmp_path / "own_broken.py").write_text("import nothing_of_that_name")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_models", raising=False)
+    return "own_models"
+
+
+def test_own_callables(own: str) -> None:
+    assert build_model(f"{own}:by_shape", (6,), 4)(torch.rand(2, 6)).shape == (2, 4)
+    assert build_model(f"{own}:Net", (3, 2, 2), 4)(torch.rand(2, 3)).shape == (2, 4)
+    assert isinstance(build_model(f"{own}:bare", (6,), 4), nn.Identity)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("own_models:failing", "cannot be made.*RuntimeError: two lines"),
+        ("own_models:wrong", "made a str"),
+        ("own_models:constant", "is a int"),
+        ("own_models:missing", "cannot import.*missing"),
+        ("own_broken:x", "cannot import.*nothing_of_that_name"),
+        ("no_such_module:x", "cannot import.*PYTHONPATH"),
+    ],
+)
+def test_own_callables_that_do_not_work(own: str, name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        build_model(name, (6,), 4)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("resnet81", (3, 32, 32), "unknown model 'resnet81'.*did you mean 'resnet8"),
+        ("resnet12:width=3", (3, 32, 32), "unknown model 'resnet12'"),
+        ("", (3, 32, 32), "unknown model ''"),
+        ("resnet18:widht=3", (3, 32, 32), "no option 'widht'; it takes width, stem"),
+        ("resnet18:width=-3", (3, 32, 32), "positive whole number for width"),
+        ("resnet18:stem=5x5", (3, 32, 32), "it is 7x7 or 3x3"),
+        ("cnn4:width=3", (3, 32, 32), "it takes none"),
+        ("resnet18", (64,), "use mlp"),
+        ("cnn4", (1, 15, 32), "at least 16 x 16.*use mlp or resnet8"),
+        ("torchvision:mobilenet_v9", (3, 32, 32), "did you mean 'mobilenet_v"),
+        ("torchvision:", (3, 32, 32), "no classifier ''"),
+        ("torchvision:resnet18", (64,), "needs images"),
+        ("torchvision:vit_b_16", (3, 33, 33), "cannot be made"),
+    ],
+)
+def test_wrong_names_and_options(name: str, shape: Any, says: str) -> None:
+    if name.startswith("torchvision"):
+        pytest.importorskip("torchvision")
+    with pytest.raises(UserError, match=says) as caught:
+        build_model(name, shape, 10)
+    assert "\n" not in str(caught.value)
