@@ -22,6 +22,7 @@ SAMPLE = 1 << 12  # elements looked at before choosing between coding with and w
 RAW, PLANES, DELTA = 0, 1, 2  # codings of numbers
 PACKED, GAPS_OF_ONES, GAPS_OF_ZEROS = 0, 1, 2  # codings of masks
 GAIN = 0.98  # a plane is compressed only if this is what remains, or less
+SECTION = 24  # bytes a section costs at most besides its own: length, checksum, flag, padding
 _FREQUENCIES = zstandard.ZstdCompressionParameters.from_level(
     1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, target_length=0, write_checksum=False
 )
@@ -65,19 +66,15 @@ def inflate(data: memoryview, size: int) -> bytes:
         raise FrameError("coding", f"a compressed section cannot be decompressed: {error}") from None
 
 
-def _put(sink: Sink, plane: Array, coded: bool) -> int:
-    packed = _deflate(plane) if coded else None
-    sink.section([plane if packed is None else packed])
-    return int(packed is not None)
-
-
 def _get(source: Source, flag: Any, size: int, dtype: Any) -> Array:
     """A plane of `size` elements: a view of the section where it was stored raw."""
     section = source.section()
     nbytes = size * np.dtype(dtype).itemsize
-    if flag == 1:
+    if type(flag) is not int or flag not in (0, 1) or (flag and not nbytes):
+        raise FrameError("header", "a section's flag is malformed")
+    if flag:
         return np.frombuffer(inflate(section, nbytes), dtype)
-    if flag != 0 or section.nbytes != nbytes:
+    if section.nbytes != nbytes:
         raise FrameError("length", f"a section of {section.nbytes} bytes stands where {nbytes} must")
     return np.frombuffer(section, dtype)
 
@@ -182,23 +179,30 @@ def encode_numbers(
         return [RAW]
     delta = bases is not None and _base_helps(arrays, bases, floating)
     planes = _planes(arrays, bases if delta else None, floating)
-    return [DELTA if delta else PLANES, [_put(sink, plane, coded) for plane in planes]]
+    packed = [_deflate(plane) for plane in planes]
+    stored = [plane if data is None else data for plane, data in zip(planes, packed, strict=True)]
+    if sum(memoryview(data).nbytes + SECTION for data in stored) > total * arrays[0].dtype.itemsize:
+        sink.section(list(arrays))
+        return [RAW]
+    for data in stored:
+        sink.section([data])
+    return [DELTA if delta else PLANES, [int(data is not None) for data in packed]]
 
 
 def decode_numbers(
     source: Source, header: Any, total: int, dtype: Any, bases: Sequence[Array] | None, floating: bool
 ) -> Array:
     """Read what `encode_numbers` wrote: `total` numbers of an unsigned type, in fresh memory."""
-    if not isinstance(header, list) or not header or header[0] not in (RAW, PLANES, DELTA):
+    if not isinstance(header, list) or not header or type(header[0]) is not int or header[0] not in range(DELTA + 1):
         raise FrameError("coding", "unknown coding of numbers")
+    if len(header) != 1 + (header[0] != RAW) or (total == 0 and header[0] != RAW):
+        raise FrameError("header", "a coding of numbers is malformed")
     if total == 0:
-        if header != [RAW]:
-            raise FrameError("header", "a coding for no numbers")
         return np.empty(0, dtype)
     if header[0] == RAW:
         return _get(source, 0, total, dtype).copy()
     cuts = _cuts(np.dtype(dtype).itemsize, header[0] == DELTA)
-    if len(header) != 2 or not isinstance(header[1], list) or len(header[1]) != len(cuts):
+    if not isinstance(header[1], list) or len(header[1]) != len(cuts):
         raise FrameError("header", "the planes of numbers do not fit their type")
     planes = [_get(source, flag, total, cut[1]) for flag, cut in zip(header[1], cuts, strict=True)]
     if header[0] == DELTA and bases is None:
@@ -278,7 +282,7 @@ def decode_bits(source: Source, header: Any, size: int) -> Array:
         mask = mask[:size].view(bool)
     else:
         rare = ones if kind == GAPS_OF_ONES else size - ones
-        if not rare <= nbytes <= rare + size // 255:
+        if not rare <= nbytes <= min(rare + size // 255, (size + 7) // 8):  # more would stand as packed bits
             raise FrameError("length", "a mask's gaps do not fit its size")
         gaps = _get(source, flag, nbytes, np.uint8)
         positions = _positions(gaps)

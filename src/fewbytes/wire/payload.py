@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -217,7 +218,7 @@ class Reader:
         if isinstance(header, bytes) and self.layout is not None:
             known = self.layout.entries
             chosen = np.unpackbits(np.frombuffer(header, np.uint8), bitorder="little")
-            if len(header) != (len(known) + 7) // 8 or chosen[len(known) :].any():
+            if len(header) != (len(known) + 7) // 8 or chosen[len(known) :].any() or chosen.sum() == len(known):
                 raise FrameError("layout", "the choice of entries does not fit the model")
             return [entry for entry, here in zip(known, chosen, strict=False) if here]
         if not isinstance(header, list):
@@ -226,7 +227,7 @@ class Reader:
         for item in header:
             match item:
                 case [str(name), str(dtype), list(shape)] if dtype in DTYPES and len(shape) <= 16:
-                    if not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+                    if not all(type(n) is int and n >= 0 for n in shape) or math.prod(n or 1 for n in shape) >= 1 << 56:
                         raise FrameError("length", "a tensor's shape is out of bounds")
                     entries.append(Entry(name, dtype, tuple(shape)))
                 case _:

@@ -1,0 +1,42 @@
+"""What tests share: the golden folder, small tasks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN", Path(__file__).parent / "golden"))
+torch.set_num_threads(1)
+
+
+class Vectors:
+    """A golden archive: arrays by path, and all tensors below a path."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = np.load(path)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._file[name]
+
+    def keys(self) -> list[str]:
+        return list(self._file.files)
+
+    def state(self, prefix: str) -> dict[str, Tensor]:
+        prefix = prefix.rstrip("/") + "/"
+        return {k[len(prefix) :]: torch.from_numpy(self._file[k].copy()) for k in self.keys() if k.startswith(prefix)}
+
+    def below(self, prefix: str = "") -> list[str]:
+        """Names one level below a path."""
+        prefix = prefix.rstrip("/") + "/" if prefix else ""
+        return list(dict.fromkeys(k[len(prefix) :].split("/")[0] for k in self.keys() if k.startswith(prefix)))
+
+
+@pytest.fixture
+def golden():
+    """Open a golden archive by `system/name`."""
+    return lambda name: Vectors(GOLDEN / f"{name}.npz")

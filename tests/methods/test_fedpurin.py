@@ -1,0 +1,199 @@
+"""FedPURIN's equations against vectors computed by reference code, and the properties that hold for any input."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fewbytes as fb
+from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.method import Site, Task
+from fewbytes.methods.fedpurin import (
+    Critical, FedPURIN, Personal, collaborators, combine, critical, critical_means, overlap, scores, sparse_mean,
+    taking_part, threshold,
+)  # fmt: skip
+from fewbytes.wire import Masked
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+class Net3(nn.Module):
+    """The golden files' small network, its sizes read from a state."""
+
+    def __init__(self, like: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        a, b = like["pre_conv.weight"].shape[:2], like["conv1.weight"].shape[:2]
+        self.pre_conv, self.pre_bn = nn.Conv2d(a[1], a[0], 3, padding=1, bias=False), nn.BatchNorm2d(a[0])
+        self.conv1, self.bn1 = nn.Conv2d(b[1], b[0], 3, padding=1, bias=False), nn.BatchNorm2d(b[0])
+        self.fc = nn.Linear(*like["fc.weight"].shape[::-1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.pre_bn(self.pre_conv(x)))
+        return self.fc(torch.relu(self.bn1(self.conv1(x))).mean((2, 3)))
+
+
+@pytest.mark.golden
+def test_masks(golden):
+    g = golden("fedpurin/purin_masks")
+    cases = 0
+    for key in g.keys():
+        match = re.fullmatch(r"mask/(exact|delta|exact_fp16grad)/H([01])/tau([\d.]+)/(.+)", key)
+        if match is None:
+            continue
+        kind, hessian, tau, layer = match[1], match[2] == "1", float(match[3]), match[4]
+        theta, gradient = torch.from_numpy(g[f"theta/{layer}"]), torch.from_numpy(g[f"grad/{layer}"])
+        if kind == "delta":
+            gradient = theta - torch.from_numpy(g[f"theta_prev/{layer}"])
+        if kind == "exact_fp16grad":
+            gradient = gradient.half().float()
+        mask = critical(scores(theta, gradient, hessian), tau)
+        assert np.array_equal(mask.numpy(), g[key].astype(bool)), key
+        cases += 1
+    assert cases > 20
+
+
+def round_cases(g) -> list[str]:
+    return sorted({"/".join(k.split("/")[:2]) for k in g.keys() if re.match(r"\w+(\.\d)?/t\d+/", k)} | set())
+
+
+@pytest.mark.golden
+def test_rounds(golden):
+    g = golden("fedpurin/purin_round")
+    clients = g.below("theta")
+    like = g.state("theta/0")
+    cases = [c for c in round_cases(g) if f"{c}/overlap" in g.keys()]
+    assert {c.split("/")[0] for c in cases} >= {"equal", "uneven", "weighted", "bn_selected"}
+    for case in cases:
+        name, t = case.split("/")[0], int(case.split("/t")[1])
+        tau = float(name.removeprefix("tau")) if name.startswith("tau") else float(g["tau"])
+        samples = g["samples_unequal"] if name == "weighted" else np.ones(len(clients))
+        chosen = list(taking_part(Net3(like), "selected" if name == "bn_selected" else "local"))
+        gradients = "grad_uneven" if name == "uneven" else "grad"
+        replies = {}
+        for i in clients:
+            theta, gradient = g.state(f"theta/{i}"), g.state(f"{gradients}/{i}")
+            mask = {k: critical(scores(theta[k], gradient[k]), tau) for k in chosen}
+            for k in chosen:
+                assert np.array_equal(mask[k].numpy(), g[f"{case}/mask/{i}/{k}"].astype(bool)), (case, i, k)
+            replies[int(i)] = Critical(Masked.of({k: theta[k] for k in chosen}, mask), int(samples[int(i)]))
+        masks, uploads = [r.theta.mask for r in replies.values()], [r.theta.dense() for r in replies.values()]
+        table, beta = overlap(masks), int(g["beta"])
+        assert np.allclose(table, g[f"{case}/overlap"], equal_nan=True, **CLOSE)
+        if t <= beta:
+            assert np.isclose(threshold(table, t, beta), g[f"{case}/threshold"], **CLOSE)
+        group = collaborators(table, t, beta)
+        assert np.array_equal(group, g[f"{case}/collab"])
+        assert [len(r.theta.values) for r in replies.values()] == g[f"{case}/upload_count"].tolist()
+        delta, mean = critical_means(uploads, group), sparse_mean(uploads, list(samples / samples.sum()))
+        method = FedPURIN(beta=beta, tau=tau, weighted=name == "weighted")
+        down = method.aggregate(replies, t)
+        for i in clients:
+            for k in chosen:
+                assert torch.allclose(uploads[int(i)][k], torch.from_numpy(g[f"{case}/uploaded/{i}/{k}"]), **CLOSE)
+                if f"{case}/delta/{i}/{k}" in g.keys():
+                    assert torch.allclose(delta[int(i)][k], torch.from_numpy(g[f"{case}/delta/{i}/{k}"]), **CLOSE)
+                assert torch.allclose(mean[k], torch.from_numpy(g[f"{case}/global/{k}"]), **CLOSE)
+            # What the client makes of its download is the golden combined model, its other tensors untouched.
+            theta = g.state(f"theta/{i}") | g.state(f"buffer/{i}")
+            state = Personal(dict(theta), masks[int(i)])
+            method.receive(state, down[int(i)], FakeSite(Net3(like)))
+            want = g.state(f"{case}/combined/{i}")
+            assert all(torch.allclose(state.theta[k], want[k], **CLOSE) for k in want), (case, i)
+            assert all(torch.equal(state.theta[k], theta[k]) for k in theta if k not in chosen)
+            sent = sum(int((state.theta[k] != 0).sum()) for k in chosen)
+            assert sent == g[f"{case}/download_count"][int(i)]
+            if t > beta:  # critical values come back unchanged, and are not sent
+                assert all(torch.equal(state.theta[k][masks[int(i)][k]], theta[k][masks[int(i)][k]]) for k in chosen)
+                assert not any((down[int(i)].theta.mask[k] & masks[int(i)][k]).any() for k in chosen)
+
+
+class FakeSite:
+    """Stands in for the site of `receive`, which only scores there."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def model(self, state):
+        return self._model
+
+    def score(self, name, model):
+        pass
+
+
+@pytest.mark.golden
+def test_local_training(golden):
+    g = golden("fedpurin/purin_local")
+    x, y, init = torch.from_numpy(g["x"]), torch.from_numpy(g["y"]), g.state("init")
+    data = FederatedData((ClientData(Split(x, y), Split(x, y)),), Split(x, y), tuple(map(str, range(int(y.max()) + 1))))
+    task = Task(lambda: Net3(init), data)
+    method = FedPURIN(epochs=2, lr=0.1, momentum=0.9, batch=len(y), gradient_storage="float16")
+    site, state = Site(task, 0, 1, "train"), Personal(init, {})
+    reply = method.train(state, None, site)
+    after = g.state("after_train")
+    assert all(torch.allclose(state.theta[k].double(), after[k].double(), rtol=1e-3, atol=1e-5) for k in after)
+    masks = g.state("mask")
+    assert reply.theta.mask.keys() == masks.keys()
+    assert all(torch.equal(reply.theta.mask[k], masks[k].bool()) for k in masks)
+    sparse, want = reply.theta.dense(), g.state("after_sparsify")
+    assert all(torch.allclose(sparse[k], want[k], rtol=1e-3, atol=1e-5) for k in masks)
+    assert site.records["accuracy.sparse"] == pytest.approx(float(g["test_acc_sparsified"]))
+
+
+@pytest.mark.golden
+def test_fedavg_averages_learnable_tensors_only(golden):
+    g = golden("fedpurin/purin_fedavg_family")
+    mean, names = fb.Mean(), [str(k) for k in g["fedavg/keys"]]
+    learnt = {name for name, _ in Net3(g.state("theta/0")).named_parameters()}
+    assert set(names) == learnt
+    for i, n in enumerate(g["samples"]):
+        theta = g.state(f"theta/{i}")
+        mean.add({k: theta[k] for k in names}, weight=float(n))
+    want = g.state("fedavg/global")
+    assert all(torch.allclose(mean()[k], want[k], **CLOSE) for k in names)
+
+
+def some_states(count: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:
+    g = torch.Generator().manual_seed(seed)
+    return [{"a": torch.randn(3, 4, generator=g), "b": torch.randn(5, generator=g)} for _ in range(count)]
+
+
+def test_dense_mask_and_everybody_is_fedavg():
+    states = some_states(4)
+    masks = [{k: critical(v.abs() + 1, 1.0) for k, v in s.items()} for s in states]
+    assert all(m.all() for mask in masks for m in mask.values())
+    group = collaborators(overlap(masks), 1, 100)
+    assert group.all()  # identical masks: everybody collaborates
+    mean = fb.Mean()
+    for s in states:
+        mean.add(s)
+    for delta in critical_means(states, group):
+        theta = combine(delta, sparse_mean(states, [1.0] * 4), masks[0])
+        assert all(torch.allclose(theta[k], mean()[k], **CLOSE) for k in theta)
+
+
+def test_ties_cutoff_and_all_zero():
+    assert critical(torch.tensor([1.0, 2, 2, 2]), 0.5).tolist() == [False, True, True, True]
+    assert critical(torch.tensor([1e-11, 1e-12, 5.0, 0]), 0.75).tolist() == [False, False, True, False]
+    assert critical(torch.zeros(4), 0.5).all()  # no score above the cut-off: it is not applied
+    assert not critical(torch.ones(1), 0.5).any()
+    assert not torch.isnan(scores(torch.zeros(2), torch.tensor([float("inf"), float("nan")]))).any()
+
+
+def test_a_client_without_critical_values_takes_part_in_no_mean():
+    states = some_states(3)
+    ones = {k: torch.ones_like(v, dtype=torch.bool) for k, v in states[0].items()}
+    none = {k: ~v for k, v in ones.items()}
+    replies = {i: Critical(Masked.of(s, none if i == 2 else ones), 1) for i, s in enumerate(states)}
+    down = FedPURIN().aggregate(replies, 1)
+    assert torch.allclose(down[2].theta.dense()["b"], (states[0]["b"] + states[1]["b"]) / 2)
+    assert FedPURIN().aggregate({0: replies[0]}, 1) == {}  # alone: nothing is aggregated
+
+
+@pytest.mark.parametrize("wrong", [{"tau": 0.0}, {"tau": 1.5}, {"gradient": "guess"}, {"beta": 0}, {"lr": -1.0}])
+def test_bad_parameters_are_refused(wrong):
+    with pytest.raises(fb.UserError, match=next(iter(wrong))):
+        FedPURIN(**wrong)
