@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +24,20 @@ class Vectors:
     def __getitem__(self, name: str) -> np.ndarray:
         return self._file[name]
 
-    def keys(self) -> list[str]:
-        return list(self._file.files)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file.files
 
     def state(self, prefix: str) -> dict[str, Tensor]:
         prefix = prefix.rstrip("/") + "/"
-        return {k[len(prefix) :]: torch.from_numpy(self._file[k].copy()) for k in self.keys() if k.startswith(prefix)}
+        return {k[len(prefix) :]: torch.from_numpy(self._file[k].copy()) for k in self if k.startswith(prefix)}
 
     def below(self, prefix: str = "") -> list[str]:
         """Names one level below a path."""
         prefix = prefix.rstrip("/") + "/" if prefix else ""
-        return list(dict.fromkeys(k[len(prefix) :].split("/")[0] for k in self.keys() if k.startswith(prefix)))
+        return list(dict.fromkeys(k[len(prefix) :].split("/")[0] for k in self if k.startswith(prefix)))
 
 
 @pytest.fixture

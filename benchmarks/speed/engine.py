@@ -2,8 +2,8 @@
 
     python benchmarks/speed/engine.py [resnet8] [cnn4] [mlp] [--rounds 3] [--repeats 3]
 
-The floor: two processes of one thread, data in memory as tensors, channels-last images, torch.optim.SGD; no aggregation, no
-evaluation, no bytes. The engine runs FedAvg with two workers and no evaluation. Both are measured in turn; ratios
+The floor: two processes of one thread, data in memory as tensors, channels-last images, torch.optim.SGD; no
+aggregation, no evaluation, no bytes. The engine runs FedAvg with two workers and no evaluation. Both are measured in turn; ratios
 are of medians, paired. Needs FEWBYTES_DATA for cifar10 and mnist.
 """
 
@@ -30,7 +30,9 @@ WORK = {  # name: data set, model, clients, samples, epochs, batch, lr, momentum
 }
 
 
-def raw_worker(task: fb.Task, clients: list[int], epochs: int, batch: int, lr: float, momentum: float, bf16: bool, pipe) -> None:
+def raw_worker(
+    task: fb.Task, clients: list[int], epochs: int, batch: int, lr: float, momentum: float, bf16: bool, pipe
+) -> None:
     torch.set_num_threads(1)
     model = task.model(0)
     image = any(isinstance(m, torch.nn.Conv2d) for m in model.modules())
@@ -77,9 +79,7 @@ class Raw:
 
 def engine_round(task: fb.Task, method: fb.Method, rounds: int, coded: bool) -> float:
     """Median seconds of a round; the first, which warms the workers up, is left out."""
-    result = fb.run(
-        method, task, rounds=rounds + 1, workers=2, coded=coded, evaluate_every=10**6, save_models=False
-    )
+    result = fb.run(method, task, rounds=rounds + 1, workers=2, coded=coded, evaluate_every=10**6, save_models=False)
     return statistics.median(row["seconds"] - row["seconds_scoring"] for row in result.rounds[1:])
 
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Self
 
 import typer
@@ -20,6 +19,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fewbytes.errors import FewbytesError, UserError
+from fewbytes.experiment import make_experiment, make_method, read_experiment
+from fewbytes.inspect import inspect_frame
+from fewbytes.method import Task
+from fewbytes.methods import METHODS
+from fewbytes.plan import make_plan, parse_rate
+from fewbytes.report import read_runs, summary_table, write_report
+from fewbytes.run import Watcher, read_checkpoint
+from fewbytes.run import run as run_method
 
 console = Console(stderr=True, highlight=False)
 printed = Console(highlight=False)
@@ -57,7 +64,7 @@ SHARED: dict[str, Any] = {
     "coding": _option(bool, "Lossless coding of what travels.", "--coding/--no-coding"),
     "keep_frames": _option(bool, "Keep every frame as a file, for `fewbytes inspect`.", "--keep-frames"),
     "save_models": _option(bool, "Save the trained models.", "--models/--no-models"),
-    "parameters": _option(list[str], "A field of the method (compare: METHOD.KEY for one).", "--set", metavar="KEY=VALUE"),
+    "parameters": _option(list[str], "A field of the method (compare: or METHOD.KEY).", "--set", metavar="KEY=VALUE"),
 }
 """The options that `run`, `compare` and `plan` share: an experiment's settings."""
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
@@ -85,7 +92,6 @@ def with_settings(function: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """List the methods: paper, what each sends, its parameters and their defaults."""
-    from fewbytes.methods import METHODS
 
     rows = []
     for name, cls in METHODS.items():
@@ -93,14 +99,11 @@ def methods(as_json: AsJson = False) -> None:
         paper, idea, *_, cost = (" ".join(part.split()) for part in text.split("\n\n"))
         fields = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         rows.append({"name": name, "paper": paper, "idea": idea, "bytes": cost, "parameters": fields})
+        if not as_json:
+            listed = ", ".join(f"{key}={value}" for key, value in fields.items())
+            printed.print(f"[bold cyan]{name}[/]: {paper}\n  {idea}\n  [dim]{cost}\n  parameters: {listed}[/]\n")
     if as_json:
         print(json.dumps(rows, indent=2))
-        return
-    for row in rows:
-        printed.print(f"[bold cyan]{row['name']}[/]  {row['paper']}")
-        printed.print(f"  {row['idea']}\n  [dim]{row['bytes']}[/]")
-        parameters = ", ".join(f"{key}={value}" for key, value in dict(row["parameters"]).items())  # type: ignore[call-overload]
-        printed.print(f"  [dim]--set {parameters}[/]\n")
 
 
 @app.command()
@@ -113,7 +116,6 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run one method; writes a run folder with the result, the ledger, the models and a report."""
-    from fewbytes.report import read_runs, summary_table
 
     if method is not None:
         settings["method"] = method
@@ -140,8 +142,6 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same clients; one table and one report of accuracy against megabytes."""
-    from fewbytes.methods import METHODS
-    from fewbytes.report import read_runs, summary_table, write_report
 
     names = list(dict.fromkeys(methods or METHODS))
     own = _per_method(names, settings.pop("parameters", {}))
@@ -169,7 +169,6 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Tell what a run would cost in bytes and time, from a few real rounds of a few clients."""
-    from fewbytes.plan import make_plan, parse_rate
 
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
     if method is not None:
@@ -188,7 +187,6 @@ def plan(
 @app.command()
 def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]) -> None:
     """Write the report of one run, or one page that compares several."""
-    from fewbytes.report import read_runs, summary_table, write_report
 
     found = read_runs(runs)
     folder = runs[0] if len(runs) == 1 else Path(os.path.commonpath([path.resolve() for path in runs]))
@@ -200,7 +198,6 @@ def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a fo
 @app.command("inspect")
 def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")]) -> None:
     """Print what a frame holds."""
-    from fewbytes.inspect import inspect_frame
 
     printed.print(inspect_frame(frame))
 
@@ -208,8 +205,8 @@ def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `f
 class _Job:
     """A checked experiment: its settings, method and task. Everything the user can get wrong is told here."""
 
-    def __init__(self, settings: dict[str, Any], task: Any = None) -> None:
-        from fewbytes.experiment import make_experiment, make_method
+    def __init__(self, settings: dict[str, Any], task: Task | None = None) -> None:
+        from fewbytes.experiment import make_method
 
         self.experiment = make_experiment(settings)
         self.method = make_method(self.experiment.method, self.experiment.parameters)
@@ -218,7 +215,6 @@ class _Job:
     def execute(self, folder: Path, resume: bool) -> dict[str, Any]:
         """Run into a folder with a live display and a report; returns what result.json says."""
         from fewbytes.report import read_runs, write_report
-        from fewbytes.run import run as run_method
 
         e = self.experiment
         with _Display(e.method, folder) as display:
@@ -233,7 +229,6 @@ class _Job:
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
     """An experiment's settings: the config file's, and over them those named on the command line."""
-    from fewbytes.experiment import read_experiment
 
     given = {name: value for name, value in options.items() if value is not None}
     config, fraction = given.pop("config", None), given.pop("fraction", None)
@@ -273,7 +268,6 @@ def _literal(text: str) -> Any:
 
 def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Parameters of each method: METHOD.KEY for one, KEY for all that have it. Raises UserError if none has."""
-    from fewbytes.experiment import make_method
 
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
     fields = {name: {f.name for f in dataclasses.fields(make_method(name, {}))} for name in names}  # type: ignore[arg-type]
@@ -300,8 +294,6 @@ def _note_unequal_training(jobs: Sequence[_Job]) -> None:
 
 def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The settings a run folder was made with; only how many workers and rounds may be given anew."""
-    from fewbytes.experiment import read_experiment
-    from fewbytes.run import read_checkpoint
 
     read_checkpoint(folder)  # tells if it is no run folder, or cannot be gone on from
     settings = read_experiment(folder / "config.toml")
@@ -328,8 +320,8 @@ def _new_folder(out: Path, name: str) -> Path:
     raise UserError(f"no new run folder can be made in {out}")
 
 
-class _Display:
-    """A live line: rounds done, accuracy and megabytes so far. (A `fewbytes.run.Watcher`.)"""
+class _Display(Watcher):
+    """A live line: rounds done, accuracy and megabytes so far."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
@@ -344,7 +336,7 @@ class _Display:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._progress.stop()
         if kind is KeyboardInterrupt:
             console.print(f"interrupted; go on with: fewbytes run --resume {self._folder}", soft_wrap=True)
@@ -372,7 +364,8 @@ class _Display:
 
     def _text(self, done: int) -> str:
         now = f", client {self._replies} of this one" if self._replies else ""
-        return f"round {done}/{self._rounds}{now}  {self._scores}  {self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
+        moved = f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
+        return f"round {done}/{self._rounds}{now}  {self._scores}  {moved}"
 
 
 def main() -> None:

@@ -35,7 +35,9 @@ def inspect_frame(path: Path) -> RenderableType:
         f"header and padding {len(data) - PRELUDE - stored - DIGEST:,}",
         "format": f"{MAJOR}.{MINOR}",
         "digest": parsed.digest.hex(),
-        "layout": "none: names and shapes stand in the frame" if parsed.layout_hash == NO_HASH else parsed.layout_hash.hex(),
+        "layout": "none: names and shapes stand in the frame"
+        if parsed.layout_hash == NO_HASH
+        else parsed.layout_hash.hex(),
         "base": "none" if parsed.base_hash == NO_HASH else f"{parsed.base_hash.hex()} (the message this one answers)",
     }.items():
         facts.add_row(f"[bold]{name}", value)
@@ -52,7 +54,9 @@ def inspect_frame(path: Path) -> RenderableType:
 def _describe(field: Any) -> list[str]:
     """A field's header in words: plain values as they are, arrays by their entries and coding."""
     match field:
-        case [(True | bytes() | list()) as entries, [kind, flag, length, ones], [int(), *_] as numbers] if _entries(entries):
+        case [(True | bytes() | list()) as entries, [kind, flag, length, ones], [int(), *_] as numbers] if _entries(
+            entries
+        ):
             names = ("packed bits", "gaps between ones", "gaps between zeros")
             how = f"mask of {ones:,} ones as {names[kind]}, {length:,} bytes" + (" before zstandard" if flag else "")
             return [*_entries(entries), how, f"values: {_numbers(numbers)}"]

@@ -204,7 +204,7 @@ class Site:
         if key not in self._models:
             made = self.task.model(self.me)
             if any(isinstance(m, nn.Conv2d) for m in made.modules()):
-                made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                made = made.to(memory_format=torch.channels_last)
             self._models[key] = made
             for p in made.parameters():
                 p.trained = p.requires_grad  # type: ignore[attr-defined]

@@ -51,7 +51,9 @@ class Plan:
             f"{self.up * total:,.1f}",
             f"{self.down * total:,.1f}",
         )
-        table.add_row("seconds per round on the link", f"{self.up / self.uplink:.2f}", f"{self.down / self.downlink:.2f}")
+        table.add_row(
+            "seconds per round on the link", f"{self.up / self.uplink:.2f}", f"{self.down / self.downlink:.2f}"
+        )
         table.add_section()
         table.add_row("seconds per round with training", f"{self.round_seconds:.2f}", "")
         table.add_row("hours in all", f"{self.round_seconds * self.rounds / 3600:.2f}", "")
@@ -69,7 +71,10 @@ def make_plan(method: Method, task: Task, rounds: int, uplink: float, downlink: 
     probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
     small = replace(task, data=replace(task.data, clients=few), _kept={})
     result = run(probed, small, rounds=PROBED_ROUNDS, workers=1, evaluate_every=10**6, save_models=False)
-    rows = {name: values[result.ledger.columns()["round"] == PROBED_ROUNDS] for name, values in result.ledger.columns().items()}
+    rows = {
+        name: values[result.ledger.columns()["round"] == PROBED_ROUNDS]
+        for name, values in result.ledger.columns().items()
+    }
     seconds = [row["seconds"] - row["seconds_scoring"] for row in result.rounds if row["phase"] == "round"]
     return Plan(
         clients=len(task.clients),

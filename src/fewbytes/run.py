@@ -6,13 +6,15 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import signal
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,6 @@ class Result:
     rounds: list[dict[str, Any]]
     ledger: Ledger
     global_model: nn.Module | None
-    _temporary: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
 
     @property
     def accuracy(self) -> float:
@@ -108,8 +109,7 @@ def run(
     """
     if rounds < 1 or evaluate_every < 1:
         raise UserError(f"rounds and evaluate_every must be at least 1, not {rounds} and {evaluate_every}")
-    temporary = tempfile.TemporaryDirectory(prefix="fewbytes-run-") if out is None else None
-    folder = Path(temporary.name if temporary is not None else out or "")
+    folder = Path(tempfile.mkdtemp(prefix="fewbytes-run-") if out is None else out)
     checkpoint = read_checkpoint(folder) if resume else None
     fingerprint = _fingerprint(method, task)
     if checkpoint is not None:
@@ -131,7 +131,10 @@ def run(
         model = method.global_model(loop.state, task)
         if save_models:
             _save_models(folder, net, model, loop.about)
-    return Result(folder, summary, loop.rows, net.ledger, model, temporary)
+    result = Result(folder, summary, loop.rows, net.ledger, model)
+    if out is None:
+        weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
+    return result
 
 
 class _Loop:
@@ -297,7 +300,12 @@ def majority_class_accuracy(task: Task) -> dict[str, float]:
 
 def versions() -> dict[str, str]:
     """What a result depends on: the package, its number crunchers, Python."""
-    return {"fewbytes": VERSION, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version()}
+    return {
+        "fewbytes": VERSION,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

@@ -65,7 +65,9 @@ class Mean:
             if name not in self._sum or name not in state or self._sum[name].shape != state[name].shape
         ]
         if differ:
-            raise MethodError(f"a mean needs the same entries in every state; these differ: {', '.join(sorted(differ))}")
+            raise MethodError(
+                f"a mean needs the same entries in every state; these differ: {', '.join(sorted(differ))}"
+            )
         floating = [name for name in self._sum if self._dtypes[name].is_floating_point]
         if floating:
             sums = [self._sum[name] for name in floating]

@@ -54,7 +54,7 @@ def fit(
     to every batch's loss. Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters
     that do not require gradients stay as they are.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     velocity: list[Tensor] | None = None
     bounds = batches(len(y), batch)
     context = arithmetic(precision, str(x.device))
@@ -71,7 +71,7 @@ def fit(
                 value = loss(model(x[chosen]), y[chosen])
                 if extra is not None:
                     value = value + extra(model)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             total += value.detach()
             with torch.no_grad():
                 moved = [p for p in parameters if p.grad is not None]

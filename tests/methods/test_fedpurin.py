@@ -13,8 +13,18 @@ import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.method import Site, Task
 from fewbytes.methods.fedpurin import (
-    Critical, FedPURIN, Personal, collaborators, combine, critical, critical_means, overlap, scores, sparse_mean,
-    taking_part, threshold,
+    Critical,
+    FedPURIN,
+    Personal,
+    collaborators,
+    combine,
+    critical,
+    critical_means,
+    overlap,
+    scores,
+    sparse_mean,
+    taking_part,
+    threshold,
 )  # fmt: skip
 from fewbytes.wire import Masked
 
@@ -40,7 +50,7 @@ class Net3(nn.Module):
 def test_masks(golden):
     g = golden("fedpurin/purin_masks")
     cases = 0
-    for key in g.keys():
+    for key in g:
         match = re.fullmatch(r"mask/(exact|delta|exact_fp16grad)/H([01])/tau([\d.]+)/(.+)", key)
         if match is None:
             continue
@@ -57,7 +67,7 @@ def test_masks(golden):
 
 
 def round_cases(g) -> list[str]:
-    return sorted({"/".join(k.split("/")[:2]) for k in g.keys() if re.match(r"\w+(\.\d)?/t\d+/", k)} | set())
+    return sorted({"/".join(k.split("/")[:2]) for k in g if re.match(r"\w+(\.\d)?/t\d+/", k)})
 
 
 @pytest.mark.golden
@@ -65,7 +75,7 @@ def test_rounds(golden):
     g = golden("fedpurin/purin_round")
     clients = g.below("theta")
     like = g.state("theta/0")
-    cases = [c for c in round_cases(g) if f"{c}/overlap" in g.keys()]
+    cases = [c for c in round_cases(g) if f"{c}/overlap" in g]
     assert {c.split("/")[0] for c in cases} >= {"equal", "uneven", "weighted", "bn_selected"}
     for case in cases:
         name, t = case.split("/")[0], int(case.split("/t")[1])
@@ -94,7 +104,7 @@ def test_rounds(golden):
         for i in clients:
             for k in chosen:
                 assert torch.allclose(uploads[int(i)][k], torch.from_numpy(g[f"{case}/uploaded/{i}/{k}"]), **CLOSE)
-                if f"{case}/delta/{i}/{k}" in g.keys():
+                if f"{case}/delta/{i}/{k}" in g:
                     assert torch.allclose(delta[int(i)][k], torch.from_numpy(g[f"{case}/delta/{i}/{k}"]), **CLOSE)
                 assert torch.allclose(mean[k], torch.from_numpy(g[f"{case}/global/{k}"]), **CLOSE)
             # What the client makes of its download is the golden combined model, its other tensors untouched.

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -66,7 +65,7 @@ class LocalNetwork(Network):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         torch.set_num_threads(self._threads)
         if self.pool is not None:
             self.pool.close()
@@ -195,9 +194,8 @@ class _Mail:
                 at = net.pool.exchange.new()
                 net.pool.exchange.write(at, frame)
             base = None if frame is None or self._handler.reply is None else Base.of(frame.digest, message)
-            self._packed[key] = _Letter(
-                net.number() if frame is not None else 0, frame, 0 if frame is None else len(frame), counted, base, at, self._uses[key]
-            )  # fmt: skip
+            number, length = (0, 0) if frame is None else (net.number(), len(frame))
+            self._packed[key] = _Letter(number, frame, length, counted, base, at, self._uses[key])
         self.letters[client] = self._packed[key]
         return self.letters[client]
 

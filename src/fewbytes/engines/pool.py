@@ -120,7 +120,9 @@ class Pool:
 
     def reply(self, job: Job, done: Done) -> memoryview:
         """A job's reply frame (empty: none), valid until `release`."""
-        return memoryview(done.reply) if done.reply or not done.length else self.exchange.read(job.reply_to, done.length)
+        return (
+            memoryview(done.reply) if done.reply or not done.length else self.exchange.read(job.reply_to, done.length)
+        )
 
     def release(self, job: Job) -> None:
         """The job's reply has been read: its place may be used again."""
@@ -177,7 +179,9 @@ class Pool:
         )
         sys.stdout.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours (a progress display) are never used there
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # threads of ours (a progress display) are never used there
             process.start()
         there.close()
         return _Worker(process, here)

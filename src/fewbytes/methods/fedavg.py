@@ -66,7 +66,9 @@ class FedAvg(Method):
 
     def server(self, task: Task) -> Global:
         learnt = {name for name, _ in task.first_model().named_parameters()}
-        return Global({k: v.clone() for k, v in task.first_state().items() if k in learnt or self.buffers == "averaged"})
+        return Global(
+            {k: v.clone() for k, v in task.first_state().items() if k in learnt or self.buffers == "averaged"}
+        )
 
     def client(self, site: Site) -> Own | None:
         return Own({}) if self.buffers == "local" else None

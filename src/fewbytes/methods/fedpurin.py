@@ -1,9 +1,9 @@
 """FedPURIN: "Programmed Update and Reduced INformation for Sparse Personalized Federated Learning", Algorithm 1.
 
 Every client keeps its own model. After local training it finds the values whose loss would move most if they were
-set to zero (its critical values, Eq. 7-8) and uploads only those with a bit mask; the server averages them among clients
-whose masks overlap enough (Eq. 9), takes the mean of all uploads for the rest (Eq. 10), and sends each client the
-combination of the two that its own mask asks for (Eq. 11). Batch normalisation stays on the client.
+set to zero (its critical values, Eq. 7-8) and uploads only those with a bit mask; the server averages them among
+clients whose masks overlap enough (Eq. 9), takes the mean of all uploads for the rest (Eq. 10), and sends each client
+the combination of the two that its own mask asks for (Eq. 11). Batch normalisation stays on the client.
 
 The download of round t travels with the request of the client's next round (after the last round, by itself), so that
 the upload it causes can be coded against it: one message each way a round, and the same T downloads in all.

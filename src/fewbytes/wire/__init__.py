@@ -13,19 +13,21 @@ The format, version 1. All integers are little-endian; nothing in a frame names 
 None, booleans, integers, floats and strings stand in the header as they are, lists and tuples as arrays, dicts as
 arrays of pairs, an optional value as null or an array of one, dataclasses as the array of their fields; bytes
 are a section and their length. Named tensors are [entries, groups]. `entries` is true for all entries of the layout,
-a bitset over it, or an array of [name, type, shape] for tensors the layout does not have. The layout is the
-model's names, types and shapes, which both ends build from their own model: only its hash travels (16 zero bytes:
-no layout), and a frame of another layout is refused. There is one group for each tensor type, in order of first
-appearance: a coding of all its numbers, entry after entry, in C order.
+a bitset over it (lowest bit first), or, if the layout lacks one of them, an array of [name, type, shape]. The layout
+is the model's names, types and shapes, which both ends build from their own model: only its hash travels (of the
+msgpack array of all [name, type, shape], 16 bytes of SHA-256; zeros: no layout), and a frame of another layout is
+refused. There is one group for each tensor type, in order of first appearance: a coding of all its numbers, entry
+after entry, in C order.
 
-A coding of numbers is [0], one section, the numbers as they are; or [1, flags], byte planes from the lowest to the
-highest, of floats whose sign bit was rotated to the lowest place (32-bit numbers have three planes: the two lowest
-bytes together); or [2, flags], byte planes of the zig-zag difference to the base, floats compared as integers
-in the same order. Each plane is a section, stored as it is (flag 0) or through zstandard (flag 1). The base is
-the message a reply answers: the first tensor of the same name, type and shape in it, zeros where there is none;
-the first 16 bytes of that message's digest travel as the base hash. A coding of a mask is [kind, flag, length, ones]
-and one section: packed bits, lowest first (kind 0), or the gaps between ones (1) or zeros (2), a byte each,
-255 meaning 255 and more to come. A masked value is [entries, mask, numbers].
+A coding of numbers is [0], one section (none for no numbers), the numbers as they are; or [1, flags], byte planes
+from the lowest to the highest, of floats whose sign bit was rotated to the lowest place (32-bit numbers have three
+planes: the two lowest bytes together); or [2, flags], byte planes of the zig-zag difference to the base, floats
+compared as integers in the same order. Each plane is a section, stored as it is (flag 0) or through zstandard
+(flag 1). The base is the message a reply answers: the first tensor of the same name in it, zeros where there is none
+of the same type and shape; the first 16 bytes of that message's digest travel as the base hash. A coding of a mask is
+[kind, flag, length, ones] and one section of `length` bytes once decompressed: packed bits, lowest first (kind 0), or,
+if that takes no more bytes, the gaps before ones (1) or zeros (2), a byte each, 255 meaning 255 and more to come. A
+masked value is [entries, mask, numbers].
 
 A receiver checks, in this order: magic, the prelude's checksum, version, that the lengths add up exactly, the
 header's checksum, the digest, the header's types, every section's bounds, checksum and zero padding. Only then is

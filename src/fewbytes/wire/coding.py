@@ -49,7 +49,7 @@ def _deflate(plane: Array) -> bytes | None:
     A hash table of 64 places finds runs but hardly any other match: on byte planes that is both faster and smaller
     than any level, because all there is to gain is the bytes' frequencies. Noise is passed over at memory speed.
     """
-    data = memoryview(np.ascontiguousarray(plane)).cast("B")
+    data = np.ascontiguousarray(plane).data.cast("B")
     if data.nbytes < 16:
         return None
     packed = zstandard.ZstdCompressor(compression_params=_FREQUENCIES).compress(data)
@@ -110,7 +110,8 @@ def ordered(words: Array, floating: bool) -> Array:
     if not floating:
         return signed
     top = words.dtype.itemsize * 8 - 1
-    return signed ^ ((signed >> top) & np.array((1 << top) - 1, signed.dtype))
+    flipped: Array = signed ^ ((signed >> top) & np.array((1 << top) - 1, signed.dtype))
+    return flipped
 
 
 def _difference(words: Array, base: Array, floating: bool) -> Array:

@@ -45,7 +45,9 @@ class Frame:
         body: list[memoryview] = []
         table: list[tuple[int, int]] = []
         for parts in sections:
-            views = [memoryview(np.ascontiguousarray(p) if isinstance(p, np.ndarray) else p).cast("B") for p in parts]
+            views = [
+                memoryview(np.ascontiguousarray(p).data if isinstance(p, np.ndarray) else p).cast("B") for p in parts
+            ]
             checksum = 0
             for view in views:
                 checksum = crc32c(view, checksum)
@@ -54,11 +56,11 @@ class Frame:
             body += [*views, memoryview(bytes(_gap(length)))]
         header = msgspec.msgpack.encode(Header(kind, fields, table))
         if len(header) > HEADER_CAP:
-            raise ValueError(f"the header of {kind} takes {len(header)} bytes, more than {HEADER_CAP}: too many entries")
+            raise ValueError(
+                f"the header of {kind} takes {len(header)} bytes, more than {HEADER_CAP}: too many entries"
+            )
         body_length = sum(part.nbytes for part in body)
-        fixed = _FIXED.pack(
-            MAGIC, MAJOR, MINOR, 0, len(header), crc32c(header), body_length, layout_hash, base_hash, 0
-        )
+        fixed = _FIXED.pack(MAGIC, MAJOR, MINOR, 0, len(header), crc32c(header), body_length, layout_hash, base_hash, 0)
         front = fixed + struct.pack("<I", crc32c(fixed)) + header + bytes(_gap(len(header)))
         self.parts: list[memoryview] = [memoryview(front), *(part for part in body if part.nbytes)]
         hasher = blake3()

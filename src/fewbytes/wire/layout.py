@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -58,8 +59,8 @@ class Layout:
     @cached_property
     def hash(self) -> bytes:
         """16 bytes that differ when any name, type, shape or the order differs."""
-        text = "\n".join(f"{e.name}\t{e.dtype}\t{','.join(map(str, e.shape))}" for e in self.entries)
-        return hashlib.sha256(text.encode()).digest()[:16]
+        entries = msgspec.msgpack.encode([[e.name, e.dtype, e.shape] for e in self.entries])
+        return hashlib.sha256(entries).digest()[:16]
 
 
 def entry_of(name: str, value: Tensor) -> Entry:

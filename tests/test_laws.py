@@ -1,0 +1,222 @@
+"""What holds for every method: the same results whatever runs it, however often it is stopped, and an honest ledger."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cases import CASES, TinyNet, tiny_task
+from safetensors.torch import load_file
+
+import fewbytes as fb
+from fewbytes.run import read_checkpoint
+
+ROUNDS = 4
+TIMES = ("seconds", "seconds_scoring", "peak_memory_bytes")
+
+
+def timeless(value):
+    """JSON without what may differ between equal runs."""
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
+
+
+def fingerprint(folder: Path) -> dict:
+    """Everything a run leaves, but for times: result, rounds, ledger, server state, client states, models."""
+    checkpoint = read_checkpoint(folder)
+    states = {
+        client: (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes()
+        for client, version in checkpoint.versions.items()
+        if version
+    }
+    models = {p.name: load_file(p) for p in sorted((folder / "models").glob("*.safetensors"))}
+    return {
+        "result": timeless(json.loads((folder / "result.json").read_text())),
+        "rounds": [timeless(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()],
+        "ledger": checkpoint.ledger,
+        "server": checkpoint.server,
+        "states": states,
+        "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The fingerprint of each case with two workers, made once."""
+    made: dict[str, dict] = {}
+
+    def get(name: str) -> dict:
+        if name not in made:
+            folder = tmp_path_factory.mktemp("runs") / name
+            fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=folder, workers=2)
+            made[name] = fingerprint(folder)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_number_of_workers_gives_the_same(name, uninterrupted, tmp_path):
+    for workers in (1, 3):
+        fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=tmp_path / str(workers), workers=workers)
+        assert fingerprint(tmp_path / str(workers)) == uninterrupted(name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_worker_processes_it_is_the_same(name, uninterrupted, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "elsewhere")  # where processes cannot be forked, handlers run right here
+    fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=tmp_path / "run")
+    assert fingerprint(tmp_path / "run") == uninterrupted(name)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("stop", range(1, ROUNDS + 1))
+def test_stopped_and_resumed_is_uninterrupted(name, stop, uninterrupted, tmp_path):
+    class Stop(fb.Watcher):
+        def scored(self, row):
+            if row["round"] == stop:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=tmp_path / "run", workers=2, watcher=Stop())
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
+    fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=tmp_path / "run", workers=1, resume=True)
+    assert fingerprint(tmp_path / "run") == uninterrupted(name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_ledger_is_the_bytes_of_the_frames(name, tmp_path):
+    for coded in (True, False):
+        folder = tmp_path / str(coded)
+        result = fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=folder, workers=2, keep_frames=True, coded=coded)
+        columns = result.ledger.columns()
+        sizes = {p.stem: p.stat().st_size for p in (folder / "frames").glob("*")} if result.ledger else {}
+        for i in range(len(result.ledger)):
+            stem = f"{columns['round'][i]}-{result.ledger.handlers[columns['handler'][i]]}-{columns['client'][i]}"
+            assert columns["bytes_up"][i] == sizes.get(f"{stem}-up", 0)
+            assert columns["bytes_down"][i] == sizes.get(f"{stem}-down", 0)
+        totals = result.ledger.totals()
+        assert totals["uplink_bytes"] == sum(v for k, v in sizes.items() if k.endswith("up"))
+        rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        assert sum(row["downlink_bytes"] for row in rows) == totals["downlink_bytes"] == result.summary["downlink_bytes"]
+
+
+def test_coding_changes_bytes_and_nothing_else(tmp_path):
+    for name in ("fedavg", "fedpurin"):
+        runs = [fb.run(CASES[name], tiny_task(), rounds=ROUNDS, workers=2, coded=coded) for coded in (True, False)]
+        assert runs[0].rounds[-1]["accuracy"] == runs[1].rounds[-1]["accuracy"]
+        assert runs[0].rounds[-1]["loss"] == runs[1].rounds[-1]["loss"]
+
+
+def test_bytes_follow_the_formula_of_the_docstring():
+    model = TinyNet()
+    values = sum(v.nbytes for v in model.state_dict().values())
+    learnt = sum(p.nbytes for p in model.parameters())
+    scored = learnt - sum(p.nbytes for p in model.norm.parameters())
+    for method, up, down in (
+        (CASES["fedavg"], values, values),
+        (CASES["fedavg-local-buffers"], learnt, learnt),
+    ):
+        columns = fb.run(method, tiny_task(), rounds=2).ledger.columns()
+        assert set(columns["value_bytes_up"]) == {up}
+        assert set(columns["value_bytes_down"]) == {down}
+    assert len(fb.run(CASES["separate"], tiny_task(), rounds=2).ledger.columns()["bytes_up"].nonzero()[0]) == 0
+    columns = fb.run(CASES["fedpurin"], tiny_task(), rounds=2).ledger.columns()
+    trained = columns["round"] <= 2
+    assert set(columns["mask_bits_up"][trained]) == {scored // 4}  # one bit an element, elements of four bytes
+    kept = sum(p.numel() // 2 for n, p in model.named_parameters() if not n.startswith("norm"))
+    assert set(columns["value_bytes_up"][trained]) == {4 * kept}
+    assert (columns["bytes_down"][columns["round"] == 1] == 0).all()  # the first model is drawn from the seed
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_client_alone(name):
+    result = fb.run(CASES[name], tiny_task(clients=1), rounds=2)
+    assert result.summary["rounds"] == 2
+
+
+def test_another_seed_gives_another_run(uninterrupted, tmp_path):
+    fb.run(CASES["fedavg"], tiny_task(seed=1), rounds=ROUNDS, out=tmp_path / "run")
+    assert fingerprint(tmp_path / "run")["models"] != uninterrupted("fedavg")["models"]
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from cases import CASES, tiny_task
+import fewbytes as fb
+class Tell(fb.Watcher):
+    def replied(self, client):
+        print(client, flush=True)
+fb.run(CASES[sys.argv[2]], tiny_task(), rounds=int(sys.argv[3]), out=sys.argv[4], workers=2, watcher=Tell(),
+       resume=len(sys.argv) > 5)
+"""
+
+
+@pytest.mark.parametrize("name", ["fedavg-local-buffers", "fedpurin"])
+@pytest.mark.parametrize("replies", [1, 6, 10])
+def test_kill_minus_nine_of_the_whole_run(name, replies, uninterrupted, tmp_path):
+    here = str(Path(__file__).parent)
+    arguments = [sys.executable, "-c", SCRIPT, here, name, str(ROUNDS), str(tmp_path / "run")]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    for _ in range(replies):
+        process.stdout.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{child}").exists() for child in children), "workers outlived their run"
+    subprocess.run([*arguments, "resume"], check=True, stdout=subprocess.DEVNULL)
+    assert fingerprint(tmp_path / "run") == uninterrupted(name)
+
+
+def test_a_worker_killed_in_the_middle_of_a_handler_is_replaced(uninterrupted, tmp_path, monkeypatch):
+    """Every worker kills itself in its first handler of round 2, after training and before replying."""
+    marker = tmp_path / "killed"
+    train = fb.FedPURIN.train
+
+    @functools.wraps(train)
+    def deadly(self, state, message, site):
+        reply = train(self, state, message, site)
+        if site.round == 2 and len(list(tmp_path.glob("killed*"))) < 2:
+            marker.with_name(f"killed-{os.getpid()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reply
+
+    monkeypatch.setattr(fb.FedPURIN, "train", deadly)
+    fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=tmp_path / "run", workers=2)
+    assert len(list(tmp_path.glob("killed-*"))) == 2
+    assert fingerprint(tmp_path / "run") == uninterrupted("fedpurin")
+
+
+def test_workers_killed_from_outside_again_and_again(uninterrupted, tmp_path):
+    stop, killed = threading.Event(), []
+
+    def kill_now_and_then() -> None:
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+        while not stop.wait(0.1) and len(killed) < 4:
+            for child in children.read_text().split()[:1]:
+                os.kill(int(child), signal.SIGKILL)
+                killed.append(child)
+
+    killer = threading.Thread(target=kill_now_and_then)
+    killer.start()
+    try:
+        fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=tmp_path / "run", workers=2)
+    finally:
+        stop.set()
+        killer.join()
+    assert killed
+    assert fingerprint(tmp_path / "run") == uninterrupted("fedpurin")
