@@ -371,8 +371,8 @@ class _Display(Watcher):
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 the user's input was wrong, 1 anything else, 130 interrupted."""
     try:
-        app(standalone_mode=False)
-        code = 0
+        returned = app(standalone_mode=False)  # an exit code where it ended a command itself
+        code = returned if isinstance(returned, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except typer.Exit as error:

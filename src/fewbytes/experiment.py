@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -17,6 +17,9 @@ from fewbytes.methods import METHODS
 from fewbytes.models import build_model, default_model
 
 
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Every setting of a run, with its default; the keys of config.toml and the options of the command line."""
 
@@ -24,19 +27,19 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dataset: str = "digits"
     partition: str = "dirichlet"
     alpha: float = 0.5
-    classes_per_client: int = 2
-    shards_per_client: int = 2
+    classes_per_client: Count = 2
+    shards_per_client: Count = 2
     samples: tuple[int, int] | None = None  # fixed training and test samples per client
     partition_options: dict[str, Any] = {}
-    clients: int = 10
+    clients: Count = 10
     model: str | None = None  # None: chosen by the data set's shape
-    rounds: int = 20
+    rounds: Count = 20
     seed: int = 0
     precision: Literal["float32", "bf16"] = "float32"
     device: str = "cpu"
     engine: Literal["local"] = "local"
-    workers: int | None = None  # None: one per core
-    evaluate_every: int = 1
+    workers: Count | None = None  # None: one per core
+    evaluate_every: Count = 1
     coding: bool = True
     keep_frames: bool = False
     save_models: bool = True

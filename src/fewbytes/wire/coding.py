@@ -181,12 +181,12 @@ def encode_numbers(
     delta = bases is not None and _base_helps(arrays, bases, floating)
     planes = _planes(arrays, bases if delta else None, floating)
     packed = [_deflate(plane) for plane in planes]
-    stored = [plane if data is None else data for plane, data in zip(planes, packed, strict=True)]
-    if sum(memoryview(data).nbytes + SECTION for data in stored) > total * arrays[0].dtype.itemsize:
+    pairs = list(zip(planes, packed, strict=True))
+    if sum(SECTION + (p.nbytes if d is None else len(d)) for p, d in pairs) > total * arrays[0].dtype.itemsize:
         sink.section(list(arrays))
         return [RAW]
-    for data in stored:
-        sink.section([data])
+    for plane, data in pairs:
+        sink.section([plane if data is None else data])
     return [DELTA if delta else PLANES, [int(data is not None) for data in packed]]
 
 

@@ -1,0 +1,16 @@
+"""FedAvg on handwritten digits, from Python: ten clients, each with its own mixture of classes."""
+
+import fewbytes as fb
+from fewbytes.data import federate, load_dataset
+from fewbytes.models import build_model
+
+digits = load_dataset("digits")
+data = federate(digits, "dirichlet", clients=10, alpha=0.3, seed=0)
+task = fb.Task(lambda: build_model("mlp", digits.train.shape, len(digits.classes)), data, seed=0)
+
+result = fb.run(fb.FedAvg(epochs=2, lr=0.1, batch=20, momentum=0.9), task, rounds=10)
+
+for row in result.rounds:
+    up, down = row["uplink_bytes"] / 1e6, row["downlink_bytes"] / 1e6
+    print(f"round {row['round']:2}: global {row['accuracy']['global']:.1%}, {up:.2f} MB up, {down:.2f} MB down")
+print(f"final {result.accuracy:.1%} after {result.summary['uplink_bytes'] / 1e6:.2f} MB up")

@@ -1,0 +1,235 @@
+"""The command line as its user meets it: results, resuming, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+QUICK = ["--dataset", "digits", "--clients", "4", "--alpha", "1", "--rounds", "3", "--set", "batch=20"]
+
+
+def fewbytes(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fewbytes", *arguments],
+        cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})},
+    )  # fmt: skip
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def timeless(result: dict) -> dict:
+    return {k: v for k, v in result.items() if k not in ("seconds", "peak_memory_bytes")}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    done = fewbytes("run", "fedpurin", *QUICK, "--keep-frames", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return only_run(folder)
+
+
+def test_a_run_leaves_its_folder(finished):
+    names = {"config.toml", "rounds.jsonl", "ledger.parquet", "result.json", "report.html", "partition.json"}
+    assert names <= {p.name for p in finished.iterdir()}
+    result = json.loads((finished / "result.json").read_text())
+    assert result["method"] == "fedpurin"
+    assert result["rounds"] == 3
+    assert result["status"] == "done"
+    assert 0 < result["uplink_bytes"] < result["uplink_nominal_bytes"]
+    assert result["accuracy"]["final"] <= result["accuracy"]["best"] <= 1
+    assert set(result) >= {
+        "method", "dataset", "seed", "rounds", "accuracy", "uplink_bytes", "downlink_bytes",
+        "uplink_bytes_per_client_round", "downlink_bytes_per_client_round", "seconds", "peak_memory_bytes", "versions",
+    }  # fmt: skip
+    ledger = pq.read_table(finished / "ledger.parquet").to_pydict()
+    assert sum(ledger["bytes_up"]) == result["uplink_bytes"]
+    assert sum(ledger["bytes_down"]) == result["downlink_bytes"]
+    assert {p.name for p in (finished / "models").iterdir()} == {f"client-{i}.safetensors" for i in range(4)}
+
+
+def test_the_config_of_a_run_makes_the_same_run(finished, tmp_path):
+    done = fewbytes("run", "-c", str(finished / "config.toml"), "--workers", "1", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert timeless(json.loads(done.stdout)) == timeless(json.loads((finished / "result.json").read_text()))
+
+
+def test_inspect_tells_what_a_frame_holds(finished, tmp_path):
+    done = fewbytes("inspect", str(finished / "frames" / "2-train-0-up.frame"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Critical" in done.stdout
+    assert "mask of" in done.stdout
+    frame = tmp_path / "damaged.frame"
+    data = bytearray((finished / "frames" / "2-train-0-up.frame").read_bytes())
+    data[len(data) // 2] ^= 1
+    frame.write_bytes(data)
+    damaged = fewbytes("inspect", str(frame), cwd=tmp_path)
+    assert damaged.returncode == 2
+    assert "damaged" in damaged.stderr
+
+
+def test_report_of_several_runs(finished, tmp_path):
+    assert fewbytes("run", "separate", *QUICK, cwd=tmp_path).returncode == 0
+    done = fewbytes("report", str(finished), str(only_run(tmp_path)), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "separate" in done.stdout
+
+
+def test_compare_beats_guessing(tmp_path):
+    done = fewbytes(
+        "compare", "--dataset", "digits", "--clients", "5", "--alpha", "0.5", "--rounds", "8", "--json",
+        "--set", "epochs=2", "--set", "lr=0.1", "--set", "batch=20", "--set", "momentum=0.9", "--set", "fedpurin.tau=0.4",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = {r["method"]: r for r in json.loads(done.stdout)}
+    assert set(results) == {"fedavg", "fedpurin", "separate"}
+    assert results["fedpurin"]["parameters"]["tau"] == 0.4
+    for result in results.values():
+        kind = "global" if result["accuracy"]["kind"] == "global" else "personalised"
+        assert result["accuracy"]["final"] > result["majority_class_accuracy"][kind] + 0.2
+    assert results["separate"]["uplink_bytes"] == 0 < results["fedpurin"]["uplink_bytes"]
+    assert (only_run(tmp_path) / "report.html").stat().st_size > 1_000_000
+
+
+def test_plan_measures_real_payloads(tmp_path):
+    done = fewbytes("plan", "fedavg", "--model", "mlp", "--clients", "50", "--rounds", "10", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    values = 4 * (64 * 200 + 200 + 200 * 10 + 10)
+    assert plan["nominal_up"] == plan["nominal_down"] == values
+    assert 0 < plan["up"] < plan["down"] < values
+    assert not (tmp_path / "runs").exists()
+
+
+def test_methods_lists_every_method(tmp_path):
+    names = {row["name"] for row in json.loads(fewbytes("methods", "--json", cwd=tmp_path).stdout)}
+    assert names == {"fedavg", "fedpurin", "separate"}
+
+
+MISTAKES = {
+    "unknown method": (["run", "fedpurrin"], "fedpurin"),
+    "unknown data set": (["run", "fedavg", "--dataset", "digitz"], "digits"),
+    "unknown option": (["run", "fedavg", "--alhpa", "1"], "--alpha"),
+    "unknown parameter": (["run", "fedpurin", "--set", "tua=0.5"], "tau"),
+    "tau above 1": (["run", "fedpurin", "--set", "tau=1.5"], "(0, 1]"),
+    "tau zero": (["run", "fedpurin", "--set", "tau=0"], "(0, 1]"),
+    "a word for a number": (["run", "fedpurin", "--set", "tau=half"], "tau"),
+    "a set without value": (["run", "fedpurin", "--set", "tau"], "KEY=VALUE"),
+    "unknown partition": (["run", "fedavg", "--partition", "dirichle"], "dirichlet"),
+    "alpha zero": (["run", "fedavg", "--alpha", "0"], "alpha"),
+    "too many clients": (["run", "fedavg", "--clients", "5000"], "5000"),
+    "clients without samples": (["run", "fedavg", "--clients", "700", "--alpha", "0.01"], "clients"),
+    "too many fixed samples": (["run", "fedavg", "--partition", "iid", "--samples", "500/100"], "samples"),
+    "unknown model": (["run", "fedavg", "--model", "resnet9"], "resnet"),
+    "module that is not there": (["run", "fedavg", "--model", "no.such:thing"], "no.such"),
+    "unknown device": (["run", "fedavg", "--device", "tpu9"], "tpu9"),
+    "bad precision": (["run", "fedavg", "--precision", "int3"], "precision"),
+    "config that is not there": (["run", "-c", "nowhere.toml"], "nowhere.toml"),
+    "config that is not TOML": (["run", "-c", "broken.toml"], "broken.toml"),
+    "config with an unknown key": (["run", "-c", "misspelt.toml"], "rounds"),
+    "config with a wrong type": (["run", "-c", "wrong.toml"], "rounds"),
+    "report of no run": (["report", "."], "not a run folder"),
+    "resume of no run": (["run", "--resume", "."], "not a run folder"),
+    "inspect of no frame": (["inspect", "broken.toml"], "broken.toml"),
+    "no method": (["run"], "method"),
+    "zero rounds": (["run", "fedavg", "--rounds", "0"], "rounds"),
+    "zero workers": (["run", "fedavg", "--workers", "0"], "workers"),
+    "rate that is none": (["plan", "fedavg", "--uplink", "fast"], "1MB/s"),
+    "out that is a file": (["run", "fedavg", "--out", "broken.toml"], "broken.toml"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_clear_line_and_code_2(mistake, tmp_path):
+    (tmp_path / "broken.toml").write_text("rounds = [")
+    (tmp_path / "misspelt.toml").write_text('method = "fedavg"\nround = 3')
+    (tmp_path / "wrong.toml").write_text('method = "fedavg"\nrounds = "many"')
+    arguments, told = MISTAKES[mistake]
+    done = fewbytes(*arguments, cwd=tmp_path, env={"FEWBYTES_DATA": str(tmp_path)})
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, done.stderr
+    assert told in lines[0]
+    assert not list((tmp_path / "runs").glob("*")), "a run folder was left behind"
+
+
+def test_a_data_set_without_labels(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    (tmp_path / "bare").mkdir()
+    pq.write_table(pa.table({"image": [b"x"]}), tmp_path / "bare" / "train-00000-of-00001.parquet")
+    done = fewbytes("run", "fedavg", "--dataset", "bare", cwd=tmp_path, env={"FEWBYTES_DATA": str(tmp_path)})
+    assert done.returncode == 2
+    assert "label" in done.stderr
+
+
+def test_a_checkpoint_of_another_config_or_damaged(finished, tmp_path):
+    done = fewbytes("run", "--resume", str(finished), "--alpha", "0.2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "alpha" in done.stderr
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(finished), str(copy)], check=True)
+    config = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(config.replace("seed = 0", "seed = 1"))
+    other = fewbytes("run", "--resume", str(copy), cwd=tmp_path)
+    assert other.returncode == 2
+    assert "another configuration" in other.stderr
+    (copy / "config.toml").write_text(config)
+    state = copy / "checkpoint" / "run.state"
+    state.write_bytes(state.read_bytes()[:-1])
+    damaged = fewbytes("run", "--resume", str(copy), cwd=tmp_path)
+    assert damaged.returncode == 2
+    assert "checkpoint" in damaged.stderr
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory) -> dict:
+    """The result of a run long enough to be interrupted."""
+    done = fewbytes("run", "fedpurin", *QUICK, "--rounds", "60", "--json", cwd=tmp_path_factory.mktemp("long"))
+    assert done.returncode == 0, done.stderr
+    return timeless(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_cleanly_and_resumed(stop, long, tmp_path):
+    arguments = [sys.executable, "-m", "fewbytes", "run", "fedpurin", *QUICK, "--rounds", "60"]
+    process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    rows: list[Path] = []
+    while not (rows and rows[0].read_text()) and process.poll() is None:
+        rows = list(tmp_path.glob("runs/*/rounds.jsonl"))
+        time.sleep(0.002)
+    process.send_signal(stop)
+    stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert "--resume" in stderr
+    run = only_run(tmp_path)
+    done = fewbytes("run", "--resume", str(run), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert timeless(json.loads((run / "result.json").read_text())) == long
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_no_space_left(tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        done = fewbytes("run", "separate", *QUICK, "--out", str(small), cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert "space" in done.stderr
+        assert "Traceback" not in done.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)

@@ -1,0 +1,51 @@
+"""The README's code blocks and the examples run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def test_python_blocks(tmp_path):
+    assert blocks("python")
+    subprocess.run([sys.executable, "-c", "\n".join(blocks("python"))], cwd=tmp_path, check=True, timeout=300)
+
+
+COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("fewbytes ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands(command, tmp_path):
+    arguments = [sys.executable, "-m", "fewbytes", *shlex.split(command)[1:]]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_config_block(tmp_path):
+    (tmp_path / "experiment.toml").write_text(blocks("toml")[0])
+    arguments = [sys.executable, "-m", "fewbytes", "run", "-c", "experiment.toml", "--json"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert '"tau": 0.3' in done.stdout
+
+
+@pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
+def test_examples(example, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / example)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "MB up" in done.stdout
