@@ -1,4 +1,4 @@
-"""A method of your own in thirty lines: FedProx (Li et al. 2020), FedAvg with a term that keeps clients near the server.
+"""A method of your own in thirty lines: FedProx (Li et al. 2020), FedAvg with clients kept near the server.
 
 Client k minimises F_k(w) + mu/2 |w - w_t|^2 (Eq. 2). With mu = 0 it is FedAvg.
 """

@@ -89,7 +89,8 @@ def test_report_of_several_runs(finished, tmp_path):
 def test_compare_beats_guessing(tmp_path):
     done = fewbytes(
         "compare", "--dataset", "digits", "--clients", "5", "--alpha", "0.5", "--rounds", "8", "--json",
-        "--set", "epochs=2", "--set", "lr=0.1", "--set", "batch=20", "--set", "momentum=0.9", "--set", "fedpurin.tau=0.4",
+        "--set", "epochs=2", "--set", "lr=0.1", "--set", "batch=20", "--set", "momentum=0.9",
+        "--set", "fedpurin.tau=0.4",
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -107,7 +107,9 @@ def test_the_ledger_is_the_bytes_of_the_frames(name, tmp_path):
         totals = result.ledger.totals()
         assert totals["uplink_bytes"] == sum(v for k, v in sizes.items() if k.endswith("up"))
         rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-        assert sum(row["downlink_bytes"] for row in rows) == totals["downlink_bytes"] == result.summary["downlink_bytes"]
+        assert (
+            sum(row["downlink_bytes"] for row in rows) == totals["downlink_bytes"] == result.summary["downlink_bytes"]
+        )
 
 
 def test_coding_changes_bytes_and_nothing_else(tmp_path):

@@ -3,8 +3,8 @@
     python benchmarks/speed/engine.py [resnet8] [cnn4] [mlp] [--rounds 3] [--repeats 3]
 
 The floor: two processes of one thread, data in memory as tensors, channels-last images, torch.optim.SGD; no
-aggregation, no evaluation, no bytes. The engine runs FedAvg with two workers and no evaluation. Both are measured in turn; ratios
-are of medians, paired. Needs FEWBYTES_DATA for cifar10 and mnist.
+aggregation, no evaluation, no bytes. The engine runs FedAvg with two workers and no evaluation. Both are measured in
+turn; ratios are of medians, paired. Needs FEWBYTES_DATA for cifar10 and mnist.
 """
 
 from __future__ import annotations

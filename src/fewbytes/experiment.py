@@ -16,7 +16,6 @@ from fewbytes.method import Method, Task
 from fewbytes.methods import METHODS
 from fewbytes.models import build_model, default_model
 
-
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 

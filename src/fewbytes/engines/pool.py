@@ -217,6 +217,7 @@ def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with_parent(parent)
+    _keep_memory()
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
@@ -238,6 +239,15 @@ def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[
                     done = Done(job.number, error=f"OSError: {error}")
                 done.length = len(frame)
         pipe.send_bytes(msgspec.msgpack.encode(done))
+
+
+def _keep_memory() -> None:
+    """Keep what is freed: each training step asks for the same memory again (10 % of the time of ResNet-8)."""
+    allocator = ctypes.CDLL(None)
+    if hasattr(allocator, "mallopt"):  # the GNU C library
+        trim_threshold, mmap_threshold = -1, -3
+        allocator.mallopt(trim_threshold, 1 << 30)
+        allocator.mallopt(mmap_threshold, 1 << 30)
 
 
 def _die_with_parent(parent: int) -> None:

@@ -246,7 +246,7 @@ def _positions(gaps: Array) -> Array:
 
 
 def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
-    """Write a flat bool array as one section: packed bits, or gaps between the rarer symbol below 10 %."""
+    """Write a flat bool array as one section: packed bits, or the gaps before the rarer symbol."""
     ones = int(np.count_nonzero(mask))
     packed = np.packbits(mask, bitorder="little")
     best: tuple[list[Any], Buffer] = ([PACKED, 0, packed.nbytes, ones], packed)
@@ -255,12 +255,12 @@ def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
         if squeezed is not None:
             best = ([PACKED, 1, packed.nbytes, ones], squeezed)
         rare = min(ones, mask.size - ones)
-        if rare < 0.1 * mask.size:
+        if 8 * rare <= mask.size:
             kind = GAPS_OF_ONES if ones == rare else GAPS_OF_ZEROS
             gaps = _gaps(np.flatnonzero(mask if kind == GAPS_OF_ONES else ~mask))
             squeezed = _deflate(gaps)
             data: Buffer = gaps if squeezed is None else squeezed
-            if memoryview(data).nbytes < memoryview(best[1]).nbytes:
+            if gaps.nbytes <= packed.nbytes and memoryview(data).nbytes < memoryview(best[1]).nbytes:
                 best = ([kind, int(squeezed is not None), gaps.nbytes, ones], data)
     sink.section([best[1]])
     return best[0]

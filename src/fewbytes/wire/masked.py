@@ -45,7 +45,7 @@ class Masked:
         parts = self.values.split([int(m.sum()) for m in self.mask.values()])
         state = {name: torch.zeros(m.shape, dtype=self.values.dtype) for name, m in self.mask.items()}
         for (name, m), part in zip(self.mask.items(), parts, strict=True):
-            state[name][m] = part
+            state[name].masked_scatter_(m, part)  # unlike state[name][m] = part, exact for every NaN
         return state
 
     def dense(self) -> State:

@@ -1,0 +1,283 @@
+"""The network's rules, the state store, named randomness, the mean and the training loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from cases import LOCAL, TinyNet, tiny_data, tiny_task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fewbytes as fb
+from fewbytes.engines.local import LocalNetwork
+from fewbytes.engines.store import ClientStore
+from fewbytes.streams import stream
+from fewbytes.training import batches, evaluate, fit
+
+
+@fb.payload
+class Question:
+    number: int
+
+
+@fb.payload
+class Answer:
+    number: int
+    noise: float
+
+
+@dataclass
+class Count:
+    asked: int
+
+
+@dataclass(frozen=True)
+class Probe(fb.Method):
+    """A method that asks and does what a test wants in between."""
+
+    def client(self, site: fb.Site) -> Count:
+        return Count(0)
+
+    def round(self, state: None, net: fb.Network, t: int) -> None: ...
+
+    def ask(self, state: Count, message: Question, site: fb.Site) -> Answer:
+        state.asked += 1
+        return Answer(message.number * 100 + site.me * 10 + state.asked, float(site.rng.random()))
+
+    def told(self, state: Count, message: Question | None, site: fb.Site) -> None:
+        state.asked += 10
+
+    def fails(self, state: Count, message: None, site: fb.Site) -> None:
+        if site.me == 2:
+            raise ValueError("no such thing")
+
+    def lies(self, state: Count, message: None, site: fb.Site) -> Answer:
+        return Question(1)
+
+    def vague(self, state, message, site):
+        return None
+
+
+@pytest.fixture(params=[1, 3])
+def net(request, tmp_path):
+    with LocalNetwork(Probe(), tiny_task(clients=6), tmp_path / "clients", workers=request.param) as network:
+        network.begin(1)
+        yield network
+
+
+def test_replies_come_in_the_order_asked(net):
+    order = [4, 0, 5, 2, 1, 3]
+    replies = list(net.call(net.method.ask, to=order, send=Question(7)))
+    assert [(i, r.number) for i, r in replies] == [(i, 701 + 10 * i) for i in order]
+
+
+def test_each_client_may_get_its_own_message_and_keeps_its_state(net):
+    asked = {i: Question(i) for i in (3, 1)}
+    assert [r.number for _, r in net.call(net.method.ask, to=asked)] == [331, 111]
+    net.tell(net.method.told, to=[3], send=Question(0))
+    net.tell(net.method.told, to=[3])
+    assert [r.number for _, r in net.call(net.method.ask, to=asked)] == [330 + 22, 112]
+
+
+def test_randomness_is_named_not_sequenced(net):
+    once = {i: r.noise for i, r in net.call(net.method.ask, to=net.clients, send=Question(0))}
+    again = {i: r.noise for i, r in net.call(net.method.ask, to=reversed(net.clients), send=Question(0))}
+    assert once == again
+    assert len(set(once.values())) == len(once)
+    net.begin(2)
+    assert {r.noise for _, r in net.call(net.method.ask, to=net.clients, send=Question(0))} != set(once.values())
+
+
+def test_one_call_at_a_time(net):
+    calls = net.call(net.method.ask, to=[0, 1], send=Question(0))
+    next(calls)
+    with pytest.raises(fb.MethodError, match="not read to its end"):
+        list(net.call(net.method.ask, to=[2], send=Question(0)))
+    with pytest.raises(fb.MethodError, match="not read to its end"):
+        net.idle()
+
+
+def test_what_a_handler_raises_names_client_round_and_handler(net):
+    with pytest.raises(fb.MethodError, match=r"client 2, round 1, handler 'fails': ValueError: no such thing"):
+        net.tell(net.method.fails, to=net.clients)
+
+
+def test_wrong_use_is_told(net):
+    method = net.method
+    for wrong, text in (
+        (lambda: net.call(method.ask, to=[0, 0], send=Question(1)), "asked twice"),
+        (lambda: net.call(method.ask, to=[99], send=Question(1)), "unknown clients"),
+        (lambda: net.call(Probe().ask, to=[0], send=Question(1)), "not a handler of the method that runs"),
+        (lambda: net.call(method.vague, to=[0]), "must be typed"),
+        (lambda: net.tell(method.ask, to=[0], send=Answer(1, 0.0)), "takes a Question"),
+        (lambda: list(net.call(method.lies, to=[0])), "must reply a Answer"),
+        (lambda: net.sample(0), "fraction"),
+    ):
+        net._open = None
+        with pytest.raises(fb.MethodError, match=text):
+            wrong()
+
+
+def test_a_handler_that_keeps_killing_its_worker_is_an_error(tmp_path):
+    import os
+    import signal
+
+    class Deadly(Probe):
+        def told(self, state: Count, message: Question | None, site: fb.Site) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    method = Deadly()
+    with LocalNetwork(method, tiny_task(), tmp_path / "clients", workers=2) as network:
+        network.begin(1)
+        with pytest.raises(
+            fb.MethodError, match=r"client \d, round 1, handler 'told': its worker process died 3 times"
+        ):
+            network.tell(method.told, to=network.clients)
+
+
+def test_samples_of_clients_are_seeded_ascending_and_of_the_right_size(tmp_path):
+    with LocalNetwork(Probe(), tiny_task(clients=10), tmp_path / "clients", workers=1) as network:
+        cohorts = []
+        for t in range(20):
+            network.begin(t)
+            cohorts.append(network.sample(0.3))
+        assert all(len(c) == 3 and c == sorted(set(c)) for c in cohorts)
+        assert len({tuple(c) for c in cohorts}) > 5
+        network.begin(7)
+        assert network.sample(0.3) == cohorts[7]
+        assert network.sample(1.0) == network.clients
+        assert len(network.sample(0.001)) == 1
+
+
+def test_the_store_keeps_versions_until_told(tmp_path):
+    store = ClientStore(tmp_path)
+    for version in (1, 2):
+        store.save(Count(version * 5), 3, version)
+    assert store.load(Count, 3, 1).asked == 5
+    (tmp_path / ".3-9.state.77.tmp").write_bytes(b"half")
+    store.keep_only({3: 2})
+    assert [p.name for p in tmp_path.iterdir()] == ["3-2.state"]
+    (tmp_path / "3-2.state").write_bytes((tmp_path / "3-2.state").read_bytes()[:-3])
+    with pytest.raises(fb.FrameError):
+        store.load(Count, 3, 2)
+
+
+def test_named_streams():
+    assert stream(1, "a", 2).random() == stream(1, "a", 2).random()
+    assert len({float(stream(s, n).random()) for s in (1, 2) for n in ("a", "b", 12)}) == 6
+
+
+@given(
+    weights=st.lists(st.integers(1, 1000), min_size=1, max_size=8),
+    seed=st.integers(0, 100),
+)
+@settings(deadline=None, max_examples=30)
+def test_mean_is_the_weighted_mean(weights, seed):
+    g = np.random.default_rng(seed)
+    arrays = g.standard_normal((len(weights), 3, 2)).astype(np.float32)
+    counters = g.integers(0, 100, len(weights))
+    mean = fb.Mean()
+    for array, counter, weight in zip(arrays, counters, weights, strict=True):
+        mean.add({"w": torch.from_numpy(array), "n": torch.tensor(int(counter))}, weight)
+    got = mean()
+    assert np.allclose(got["w"], np.average(arrays, axis=0, weights=weights), rtol=1e-4, atol=1e-5)
+    assert got["n"].dtype == torch.int64
+    assert abs(int(got["n"]) - np.average(counters, weights=weights)) <= 0.5 + 1e-9
+
+
+def test_mean_refuses_states_that_differ():
+    mean = fb.Mean()
+    with pytest.raises(fb.MethodError, match="nothing"):
+        mean()
+    mean.add({"a": torch.ones(2)})
+    with pytest.raises(fb.MethodError, match="b"):
+        mean.add({"a": torch.ones(2), "b": torch.ones(1)})
+    with pytest.raises(fb.MethodError, match="a"):
+        mean.add({"a": torch.ones(1)})  # would broadcast
+    with pytest.raises(fb.MethodError, match="above 0"):
+        mean.add({"a": torch.ones(2)}, weight=0)
+
+
+@given(samples=st.integers(1, 200), size=st.integers(1, 50))
+def test_batches_cover_everything_and_none_is_single(samples, size):
+    bounds = batches(samples, size)
+    assert [i for a, b in bounds for i in range(a, b)] == list(range(samples))
+    if size > 1 and samples > 1:
+        assert all(b - a > 1 for a, b in bounds)
+
+
+def test_fit_is_sgd_with_momentum_and_leaves_the_last_gradient():
+    torch.manual_seed(3)
+    ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
+    theirs.load_state_dict(ours.state_dict())
+    x, y = torch.randn(10, 4), torch.arange(10) % 3
+    torch.manual_seed(5)
+    fit(ours, x, y, epochs=3, lr=0.1, batch=4, momentum=0.9, weight_decay=0.01)
+    torch.manual_seed(5)
+    optimiser = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for _ in range(3):
+        for chosen in torch.randperm(10).split(4):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(theirs(x[chosen]), y[chosen]).backward()
+            gradient = theirs.weight.grad.clone()
+            optimiser.step()
+    assert torch.allclose(ours.weight, theirs.weight, atol=1e-6)
+    assert torch.allclose(ours.weight.grad, gradient, atol=1e-6)
+
+
+def test_evaluate_counts_and_restores_the_mode():
+    model = TinyNet()
+    x, y = tiny_data().test.load()
+    model.train()
+    correct, loss = evaluate(model, x, y)
+    assert 0 <= correct <= len(y)
+    assert loss > 0
+    assert model.training
+
+
+def test_training_learns_the_tiny_task():
+    result = fb.run(fb.FedAvg(**LOCAL, momentum=0.9), tiny_task(), rounds=15)
+    assert result.accuracy > 0.9
+
+
+def test_models_may_differ_per_client():
+    widths = (2, 3, 4, 5)
+
+    def build(client: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, widths[client]), nn.ReLU(), nn.Linear(widths[client], 3))
+
+    task = fb.Task(build, tiny_data())
+    result = fb.run(fb.Separate(**LOCAL), task, rounds=2)
+    saved = [fb.load_model(result.folder, client=i, build=lambda i=i: build(i)) for i in range(4)]
+    assert [m[1].out_features for m in saved] == list(widths)
+    with pytest.raises(fb.MethodError, match="the model has"):
+        fb.run(fb.FedAvg(**LOCAL), fb.Task(lambda i: build(i), tiny_data()), rounds=1)
+
+
+def test_a_model_is_loaded_by_one_call(tmp_path):
+    result = fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=2, out=tmp_path / "run")
+    model = fb.load_model(tmp_path / "run", build=TinyNet)
+    want = result.global_model.state_dict()
+    assert all(torch.equal(v, want[k]) for k, v in model.state_dict().items())
+    with pytest.raises(fb.UserError, match="client-0"):
+        fb.load_model(tmp_path / "run", client=0, build=TinyNet)
+    with pytest.raises(fb.UserError, match="build"):
+        fb.load_model(tmp_path / "run")
+    with pytest.raises(fb.UserError, match="does not fit"):
+        fb.load_model(tmp_path / "run", build=lambda: nn.Linear(2, 2))
+
+
+def test_run_refuses_what_cannot_be(tmp_path):
+    fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, out=tmp_path / "run")
+    with pytest.raises(fb.UserError, match="already holds a run"):
+        fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, out=tmp_path / "run")
+    with pytest.raises(fb.UserError, match="another configuration"):
+        fb.run(fb.FedAvg(**LOCAL, momentum=0.5), tiny_task(), rounds=1, out=tmp_path / "run", resume=True)
+    with pytest.raises(fb.UserError, match="rounds"):
+        fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=0)
+    with pytest.raises(fb.UserError, match="at least one client"):
+        fb.Task.of(TinyNet, [])
