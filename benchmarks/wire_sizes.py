@@ -19,8 +19,9 @@ from paper.fedpurin_table3 import base_bits, entropy, flat, plain_bits
 
 import fewbytes as fb
 from fewbytes.data import load_dataset
-from fewbytes.methods.fedpurin import critical, gradient_of, scores, taking_part
+from fewbytes.methods.fedpurin import critical, scores, taking_part
 from fewbytes.models import build_model
+from fewbytes.state import gradients_of
 from fewbytes.training import fit
 from fewbytes.wire import Base, Layout, Parsed, counted
 
@@ -66,9 +67,9 @@ def main(name: str, steps: int) -> None:
     learnt = {k: v for k, v in after.items() if v.is_floating_point()}
     values, reference = flat(learnt), flat({k: before[k] for k in learnt})
     show("dense", Whole(fb.Dense(after)), values, reference, np.zeros(0))
-    parts = taking_part(model)
+    gradient = gradients_of(model)
     for tau in (0.5, 0.3, 0.05):
-        mask = {k: critical(scores(after[k], gradient_of(p)), tau) for k, p in parts.items()}
+        mask = {k: critical(scores(after[k], gradient[k]), tau) for k in taking_part(model)}
         chosen = flat(mask).astype(bool)
         kept, told = flat({k: after[k] for k in mask})[chosen], flat({k: before[k] for k in mask})[chosen]
         show(f"critical {tau}", Sparse(fb.Masked.of(after, mask)), kept, told, chosen)

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -1348,6 +1349,31 @@ def test_limits_count_masks_values_and_bytes(coded: bool) -> None:
     frame = bytes(pack(both, coded=coded))
     assert same(unpack(Everything, frame, limit=total), both)
     assert Case(Everything, frame).refuse(frame, limit=total - 1) == "length"
+
+
+def test_decoding_takes_little_more_than_the_limit() -> None:
+    """Small frames of arrays exactly as large as the limit, and what is allocated on the way."""
+    n = 64 * 131_072
+    ones = zstd_of_zeros(8, n // 8)
+
+    def peak(cls: type[Any], frame: bytes, limit: int, base: Base | None = None) -> float:
+        tracemalloc.start()
+        unpack(cls, frame, limit=limit, base=base)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert Case(cls, b"", None, base).refuse(frame, limit=limit - 1) == "length"
+        return most / limit
+
+    planes = [zstd_of_zeros(128, 2 * n), zstd_of_zeros(64, n), zstd_of_zeros(64, n)]
+    assert peak(Whole, assemble("Whole", [[[["f", "float32", [n]]], [[1, [1] * 3]]]], planes), 4 * n) < 3.1
+    base = Base(blake3(b"message").digest(), {"g": torch.zeros(1)})
+    entries, delta = [["f", "float32", [n - 1]], ["g", "float32", [1]]], [[2, [1] * 4]]
+    frame = assemble("Whole", [[entries, delta]], [zstd_of_zeros(64, n)] * 4, base=base.digest[:16])
+    assert peak(Whole, frame, 4 * n, base) < 3.1
+    for kind, rare in ((1, n // 8), (2, 7 * n // 8)):
+        values = zstd_of_zeros(rare // 131_072, rare)
+        frame = assemble("Part", [[[["f", "uint8", [n]]], [kind, 1, n // 8, rare], [1, [1]]]], [ones, values])
+        assert peak(Part, frame, n + rare) < 3.1
 
 
 def test_frames_are_also_files() -> None:

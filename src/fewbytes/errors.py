@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class FewbytesError(Exception):
     """Base of every error this package raises on purpose; its text is one line for the user."""
@@ -25,3 +28,9 @@ class FrameError(FewbytesError):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{text} [{code}]")
         self.code = code
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the known name closest to a misspelt one, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

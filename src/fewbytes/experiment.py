@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from fewbytes.data import federate, load_dataset
-from fewbytes.errors import UserError
+from fewbytes.errors import UserError, suggestion
 from fewbytes.method import Method, Task
 from fewbytes.methods import METHODS
 from fewbytes.models import build_model, default_model
@@ -86,7 +85,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
         raise UserError(f"the config {path} is not valid TOML: {error}") from None
     for key in settings:
         if key not in SETTINGS:
-            raise UserError(f"the config {path} has an unknown key {key!r}{_suggestion(key, SETTINGS)}")
+            raise UserError(f"the config {path} has an unknown key {key!r}{suggestion(key, SETTINGS)}")
     return settings
 
 
@@ -101,14 +100,14 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
 def make_method(name: str, parameters: dict[str, Any]) -> Method:
     """A method by name with its own parameters, given as values or as text. Raises UserError."""
     if name not in METHODS:
-        raise UserError(f"unknown method {name!r}{_suggestion(name, METHODS)}; `fewbytes methods` lists them")
+        raise UserError(f"unknown method {name!r}{suggestion(name, METHODS)}; `fewbytes methods` lists them")
     cls = METHODS[name]
     hints = typing.get_type_hints(cls)
     fields = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     values = {}
     for key, value in parameters.items():
         if key not in fields:
-            raise UserError(f"{name} has no parameter {key!r}{_suggestion(key, fields)}; it has {', '.join(fields)}")
+            raise UserError(f"{name} has no parameter {key!r}{suggestion(key, fields)}; it has {', '.join(fields)}")
         try:
             values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))
         except msgspec.ValidationError as error:
@@ -124,8 +123,3 @@ def check_device(device: str) -> None:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
-
-
-def _suggestion(name: str, known: typing.Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f": did you mean {close[0]!r}?" if close else ""

@@ -22,6 +22,16 @@ def state_of(model: nn.Module, keep: Callable[[str], bool] | None = None) -> Sta
     }
 
 
+def gradients_of(model: nn.Module) -> State:
+    """A copy of the parameters' gradients, contiguous, on the CPU; zeros for a parameter that has none."""
+    return {
+        name: torch.zeros(p.shape, dtype=p.dtype)
+        if p.grad is None
+        else p.grad.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, p in model.named_parameters()
+    }
+
+
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Copy `state` into the model's entries of the same names; the model's other entries stay as they are.
 

@@ -81,7 +81,7 @@ def test_rounds(golden):
         name, t = case.split("/")[0], int(case.split("/t")[1])
         tau = float(name.removeprefix("tau")) if name.startswith("tau") else float(g["tau"])
         samples = g["samples_unequal"] if name == "weighted" else np.ones(len(clients))
-        chosen = list(taking_part(Net3(like), "selected" if name == "bn_selected" else "local"))
+        chosen = taking_part(Net3(like), "selected" if name == "bn_selected" else "local")
         gradients = "grad_uneven" if name == "uneven" else "grad"
         replies = {}
         for i in clients:

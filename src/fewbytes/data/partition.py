@@ -6,7 +6,6 @@ the one the papers' released code draws from, so that the same seed gives the sa
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import math
@@ -18,7 +17,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from fewbytes.data.split import ClientData, Dataset, FederatedData
-from fewbytes.errors import UserError
+from fewbytes.errors import UserError, suggestion
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +192,9 @@ def _flower_by_name(name: str, clients: int, alpha: float, seed: int, options: d
         raise _no_flower() from error
     names = [n for n in module.__all__ if n.endswith("Partitioner") and n != "Partitioner"]
     if name not in names:
-        raise UserError(f"flwr-datasets has no partitioner {name!r}{_suggest(name, names)}; it has {', '.join(names)}")
+        raise UserError(
+            f"flwr-datasets has no partitioner {name!r}{suggestion(name, names)}; it has {', '.join(names)}"
+        )
     kind = getattr(module, name)
     takes = inspect.signature(kind).parameters
     known = {"num_partitions": clients, "partition_by": "label", "alpha": alpha, "seed": seed}
@@ -285,7 +286,7 @@ def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indice
 def _check(partition: str, clients: int, samples: tuple[int, int] | None, seed: int, available: int) -> None:
     if partition not in PARTITIONS and not partition.startswith("flwr:"):
         raise UserError(
-            f"unknown partition {partition!r}{_suggest(partition, PARTITIONS)}; "
+            f"unknown partition {partition!r}{suggestion(partition, PARTITIONS)}; "
             f"there are {', '.join(PARTITIONS)} and flwr:<Name> for those of flwr-datasets"
         )
     if clients < 1:
@@ -318,11 +319,6 @@ def _shuffled(dealt: Sequence[Sequence[Indices]], rng: RandomState) -> list[Indi
     for part in parts:
         rng.shuffle(part)
     return parts
-
-
-def _suggest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _line(error: Exception) -> str:

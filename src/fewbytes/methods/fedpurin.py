@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models import batch_norm_names
 from fewbytes.net import Network
-from fewbytes.state import State, load_state, state_of
+from fewbytes.state import State, gradients_of, load_state, state_of
 from fewbytes.wire import Masked, payload
 
 
@@ -123,13 +123,12 @@ class FedPURIN(Method):
         self.receive(state, message, site)
         model = site.model(state.theta)
         site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)  # line 4
-        after = state_of(model)
-        mask = {}
-        for name, parameter in taking_part(model, self.batch_norm).items():
-            gradient = after[name] - state.theta[name] if self.gradient == "delta" else gradient_of(parameter)
+        after, gradient, mask = state_of(model), gradients_of(model), {}
+        for name in taking_part(model, self.batch_norm):
+            g = after[name] - state.theta[name] if self.gradient == "delta" else gradient[name]
             if self.gradient_storage == "float16":
-                gradient = gradient.half().float()
-            mask[name] = critical(scores(after[name], gradient, self.hessian), self.tau, self.cutoff)  # lines 5-6
+                g = g.half().float()
+            mask[name] = critical(scores(after[name], g, self.hessian), self.tau, self.cutoff)  # lines 5-6
         state.theta, state.mask = after, mask
         reply = Critical(Masked.of(after, mask), len(site.train))  # line 7
         load_state(model, reply.theta.dense())
@@ -149,15 +148,10 @@ class FedPURIN(Method):
         return site.model(state.theta)
 
 
-def taking_part(model: nn.Module, batch_norm: str = "local") -> dict[str, nn.Parameter]:
-    """The learnable tensors that collaborate, by name: all but batch normalisation's, or all (`selected`)."""
+def taking_part(model: nn.Module, batch_norm: str = "local") -> list[str]:
+    """Names of the learnable tensors that collaborate: all but batch normalisation's, or all (`selected`)."""
     stay = batch_norm_names(model) if batch_norm == "local" else set()
-    return {name: p for name, p in model.named_parameters() if name not in stay}
-
-
-def gradient_of(parameter: nn.Parameter) -> Tensor:
-    """The last batch's gradient, in the parameter's shape; zeros if it had none."""
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
+    return [name for name, _ in model.named_parameters() if name not in stay]
 
 
 def scores(theta: Tensor, gradient: Tensor, hessian: bool = False) -> Tensor:

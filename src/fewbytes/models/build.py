@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewbytes.errors import UserError
+from fewbytes.errors import UserError, suggestion
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.models.small import Cnn4, Mlp
 
@@ -48,7 +47,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if rest and "=" not in rest:
         return _own(base, rest, shape, classes)
     raise UserError(
-        f"unknown model {base!r}{_suggest(base, NAMES)}; there are {', '.join(NAMES)}, torchvision:<name> "
+        f"unknown model {base!r}{suggestion(base, NAMES)}; there are {', '.join(NAMES)}, torchvision:<name> "
         "and package.module:callable"
     )
 
@@ -97,7 +96,7 @@ def _torchvision(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     names = zoo.list_models(module=zoo)
     if name not in names:
         raise UserError(
-            f"torchvision has no classifier {name!r}{_suggest(name, names)}; see torchvision's list of models"
+            f"torchvision has no classifier {name!r}{suggestion(name, names)}; see torchvision's list of models"
         )
     if len(shape) != 3:
         raise UserError(f"torchvision:{name} needs images, but samples have shape {shape}; use mlp")
@@ -150,11 +149,6 @@ def _call(name: str, maker: Any, *args: Any, **kwargs: Any) -> Any:
         return maker(*args, **kwargs)
     except Exception as error:
         raise UserError(f"model {name!r} cannot be made with {kwargs}: {_line(error)}") from error
-
-
-def _suggest(name: str, known: tuple[str, ...] | list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _line(error: Exception) -> str:

@@ -182,7 +182,7 @@ class Writer:
 
 
 class Reader:
-    """Gives a payload's sections back; wire values call its methods. Allocates at most `limit` bytes of arrays."""
+    """Gives a payload's sections back; wire values call its methods. Its arrays take at most `limit` bytes."""
 
     def __init__(self, parsed: Parsed, layout: Layout | None, base: Base | None, limit: int) -> None:
         if parsed.layout_hash != NO_HASH and (layout is None or layout.hash != parsed.layout_hash):
@@ -418,8 +418,8 @@ def unpack(
 ) -> T:
     """The payload of class `cls` in a frame; its tensors own their memory.
 
-    Raises FrameError (and nothing else) for bytes that are not such a frame, without allocating more than `limit`
-    bytes of arrays.
+    Raises FrameError (and nothing else) for bytes that are not such a frame, or whose arrays take more than `limit`
+    bytes (while it decodes, up to three times that).
     """
     parsed = data if isinstance(data, Parsed) else Parsed(data)
     if parsed.header.kind != cls.__name__:

@@ -1,0 +1,212 @@
+"""Frames kept in git still say what they said: the format cannot change unseen.
+
+`python tests/test_frames.py --write` writes them anew. Do that only with a new format version, or for a new example.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_wire import same, take_apart, tensor
+from torch import Tensor
+
+from fewbytes.state import State
+from fewbytes.wire import Base, Dense, Frame, Layout, Masked, pack, payload, unpack
+from fewbytes.wire.layout import DTYPES
+
+FOLDER = Path(__file__).parent / "frames"
+
+
+@payload
+class Model:
+    model: Dense
+
+
+@payload
+class Update:
+    round: int
+    change: Masked
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    name: str
+    weight: float
+
+
+@payload
+class Fields:
+    nothing: None
+    flag: bool
+    lowest: int
+    highest: int
+    reals: list[float]
+    text: str
+    raw: bytes
+    some: int | None
+    none: int | None
+    pair: tuple[int, str]
+    many: tuple[bool, ...]
+    table: dict[int, list[bytes]]
+    shards: list[Shard]
+    state: State
+    scalar: Tensor
+    empty: Tensor | None
+    dense: Dense
+    masked: Masked
+    by_client: dict[int, Dense]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A value and how it is packed."""
+
+    value: Any
+    layout: Layout | None = None
+    base: Base | None = None
+    coded: bool = False
+
+    def pack(self) -> Frame:
+        return pack(self.value, layout=self.layout, base=self.base, coded=self.coded)
+
+
+def numbers(dtype: torch.dtype, n: int, shift: int = 0) -> Tensor:
+    """Some numbers of a type: rising slowly, both signs where it has them; exact in every type."""
+    rising = torch.arange(n) // 4 - 20 + shift
+    if dtype == torch.bool:
+        return rising.remainder(2).bool()
+    return (rising / 8).to(dtype) if dtype.is_floating_point else rising.clamp(min=torch.iinfo(dtype).min).to(dtype)
+
+
+def scattered(n: int, every: int) -> Tensor:
+    """A mask of about one in `every` places, with long gaps and short."""
+    return (torch.arange(n) * torch.arange(n) + 3 * (torch.arange(n) // 7)) % every == 0
+
+
+def examples() -> dict[str, Example]:
+    """Values by the name of their file. Literal, or computed exactly: no generator's stream may change them."""
+    model = {name: numbers(dtype, 240).reshape(2, 10, 12) for name, dtype in DTYPES.items()}
+    layout = Layout.of(model)
+    moved = {name: numbers(dtype, 240, 1).reshape(2, 10, 12) for name, dtype in DTYPES.items()}
+    part = {name: model[name] for name in ("bool", "float32", "int64")}
+    bits = np.array([0x7F800001, 0xFFC12345, 0x80000000, 0x7F800000, 0xFF800000, 1, 0x80000001], np.uint32)
+    odd = {"odd": tensor(bits, torch.float32, (7,)), "none": torch.zeros(0, 3), "": torch.tensor(7, dtype=torch.int16)}
+    foreign = {"new": torch.arange(3.0), "float32": numbers(torch.float32, 8)}
+    message = Example(Model(Dense(model)), layout)
+    base = Base.of(message.pack().digest, message.value)
+
+    weights = {"w": numbers(torch.float32, 2000).reshape(40, 50)}
+    wide = Layout.of(weights)
+    noise = (torch.arange(2000) * 2654435761 // 8192 % 256 - 128).to(torch.int32).reshape(40, 50)
+    near = {"w": (weights["w"].view(torch.int32) + noise).view(torch.float32)}
+    # The digest is spelled out: that of a coded frame may change with zstandard.
+    held = Base(bytes(range(32)), {"w": weights["w"] - 0.125})
+
+    def masked(mask: Tensor, **options: Any) -> Example:
+        value = Update(3, Masked.of(weights, {"w": mask.reshape(40, 50)}))
+        return Example(value, **{"layout": wide, "coded": True, **options})
+
+    return {
+        "model": message,
+        "model-part": Example(Model(Dense(part)), layout),
+        "model-foreign": Example(Model(Dense(foreign)), layout),
+        "model-named": Example(Model(Dense(odd))),
+        "model-empty": Example(Model(Dense({}))),
+        "model-coded": Example(message.value, layout, coded=True),
+        "model-coded-named": Example(message.value, coded=True),
+        "model-reply": Example(Model(Dense(moved)), layout, base, coded=True),
+        "weights-coded": Example(Model(Dense(weights)), wide, coded=True),
+        "weights-reply": Example(Model(Dense(near)), wide, Base(bytes(range(32)), weights), coded=True),
+        "update": masked(scattered(2000, 3), coded=False),
+        "update-named": masked(scattered(2000, 3), coded=False, layout=None),
+        "update-sparse": masked(scattered(2000, 37)),
+        "update-sparser": masked((torch.arange(2000) % 997) == 3),
+        "update-dense": masked(~scattered(2000, 37)),
+        "update-denser": masked((torch.arange(2000) % 997) != 3),
+        "update-even": masked(torch.arange(2000) % 16 < 5),
+        "update-half": masked(scattered(2000, 3)),
+        "update-reply": masked(scattered(2000, 3), base=held),
+        "update-none": masked(torch.zeros(2000, dtype=torch.bool)),
+        "fields": Example(
+            Fields(
+                nothing=None,
+                flag=True,
+                lowest=-(1 << 63),
+                highest=(1 << 63) - 1,
+                reals=[0.1, -0.0, math.inf, -math.inf, math.nan, 5e-324],
+                text="Grüße, 世界",
+                raw=bytes(range(11)),
+                some=1,
+                none=None,
+                pair=(300, "pair"),
+                many=(True, False, True),
+                table={1: [b"one", b""], -70000: []},
+                shards=[Shard("a", 0.5), Shard("b", 1.5)],
+                state=part,
+                scalar=torch.tensor(-1.5, dtype=torch.float64),
+                empty=torch.zeros(0, dtype=torch.int8),
+                dense=Dense(odd),
+                masked=Masked.nonzero({"m": torch.tensor([[0.0, 1.0], [2.0, 0.0]])}),
+                by_client={4: Dense(foreign), 9: Dense({})},
+            ),
+            layout,
+        ),
+    }
+
+
+NAMES = list(examples())
+
+
+def stored(name: str) -> bytes:
+    return (FOLDER / f"{name}.frame").read_bytes()
+
+
+def test_every_example_has_its_frame_and_every_frame_its_example() -> None:
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(NAMES)
+    assert all(path.suffix == ".frame" and path.stat().st_size < 8192 for path in FOLDER.iterdir())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_frames_still_hold_their_values(name: str) -> None:
+    example = examples()[name]
+    value = unpack(type(example.value), stored(name), layout=example.layout, base=example.base)
+    assert same(value, example.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_format_is_as_it_was(name: str) -> None:
+    """What is not coded is the same to the byte; zstandard may compress differently from version to version."""
+    example, was = examples()[name], stored(name)
+    now = bytes(example.pack())
+    if not example.coded:
+        assert now == was
+    assert now[:8] == was[:8]
+    assert (take_apart(now)[0], take_apart(now)[3]) == (take_apart(was)[0], take_apart(was)[3])
+
+
+def test_the_frames_show_every_coding() -> None:
+    numbers, masks = set(), set()
+    for name in NAMES:
+        kind, fields, _, _ = take_apart(stored(name))
+        groups = fields[0][1] if kind == "Model" else [fields[1][2]] if kind == "Update" else []
+        numbers |= {(coding[0], flag) for coding in groups for flag in [None, *(coding[1:] or [[]])[0]]}
+        masks |= {tuple(fields[1][1][:2])} if kind == "Update" else set()
+    assert numbers == {(0, None), (1, None), (1, 0), (1, 1), (2, None), (2, 0), (2, 1)}
+    assert masks == {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(__doc__)
+    FOLDER.mkdir(exist_ok=True)
+    for path in FOLDER.glob("*.frame"):
+        path.unlink()
+    for name, example in examples().items():
+        (FOLDER / f"{name}.frame").write_bytes(bytes(example.pack()))
