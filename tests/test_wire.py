@@ -288,7 +288,7 @@ def letters(draw: st.DrawFn, dtype: torch.dtype | None = None) -> tuple[State, L
     if draw(st.booleans()):
         state |= draw(st.dictionaries(NAMES, tensors(dtype), max_size=2))
     layout = draw(st.sampled_from([None, Layout.of(model)]))
-    held = draw(st.sampled_from([None, Base(draw(st.binary(min_size=32, max_size=32)), base)]))
+    held = draw(st.sampled_from([None, Base(blake3(draw(st.binary(max_size=4))).digest(), base)]))
     return state, layout, held
 
 

@@ -113,7 +113,7 @@ def run(
     checkpoint = read_checkpoint(folder) if resume else None
     fingerprint = _fingerprint(method, task)
     if checkpoint is not None:
-        _check(checkpoint, fingerprint, folder)
+        _check(checkpoint, fingerprint, folder, rounds)
     else:
         _begin_folder(folder, method, task, rounds, config)
     loop = _Loop(method, task, rounds, folder, fingerprint, evaluate_every, about or {}, watcher or Watcher())
@@ -321,7 +321,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
 
 
-def _check(checkpoint: Checkpoint, fingerprint: str, folder: Path) -> None:
+def _check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -> None:
+    if rounds < checkpoint.round or (checkpoint.finished and rounds > checkpoint.round):
+        state = "has ended" if checkpoint.finished else "is already further"
+        raise UserError(f"the run in {folder} {state}, after {checkpoint.round} rounds: start a new one for {rounds}")
     if checkpoint.fewbytes.split(".")[:2] != VERSION.split(".")[:2]:
         raise UserError(f"the checkpoint in {folder} was written by fewbytes {checkpoint.fewbytes}; this is {VERSION}")
     if checkpoint.fingerprint != fingerprint:
