@@ -9,6 +9,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -165,6 +166,7 @@ class Task:
         return layout
 
 
+@cache
 def _takes_argument(build: Callable[..., nn.Module]) -> bool:
     """Whether a model builder wants the client's id: it has a parameter that must be given."""
     try:
