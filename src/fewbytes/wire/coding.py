@@ -6,6 +6,7 @@ gain, never assumed. Decoders take the size they must produce from the receiver 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -43,6 +44,17 @@ class Source(Protocol):
 # ---------------------------------------------------------------------------------------------------- planes
 
 
+class _Zstandard(threading.local):
+    """Contexts that are made once a thread: making one costs as much as coding a small plane."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(compression_params=_FREQUENCIES)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_zstandard = _Zstandard()
+
+
 def _deflate(plane: Array) -> bytes | None:
     """The plane through zstandard, or None where that gains nothing.
 
@@ -52,7 +64,7 @@ def _deflate(plane: Array) -> bytes | None:
     data = np.ascontiguousarray(plane).data.cast("B")
     if data.nbytes < 16:
         return None
-    packed = zstandard.ZstdCompressor(compression_params=_FREQUENCIES).compress(data)
+    packed = _zstandard.compressor.compress(data)
     return packed if len(packed) <= GAIN * data.nbytes else None
 
 
@@ -61,7 +73,7 @@ def inflate(data: memoryview, size: int) -> bytes:
     try:
         if zstandard.frame_content_size(data) != size:
             raise FrameError("length", f"a compressed section does not hold the {size} bytes it must")
-        return zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+        return _zstandard.decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FrameError("coding", f"a compressed section cannot be decompressed: {error}") from None
 
@@ -245,6 +257,10 @@ def _positions(gaps: Array) -> Array:
     return np.cumsum(gaps, dtype=np.int64)[ends] + np.arange(ends.size)
 
 
+def _nbytes(data: Buffer) -> int:
+    return len(data) if isinstance(data, bytes) else data.nbytes
+
+
 def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
     """Write a flat bool array as one section: packed bits, or the gaps before the rarer symbol."""
     ones = int(np.count_nonzero(mask))
@@ -260,7 +276,7 @@ def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
             gaps = _gaps(np.flatnonzero(mask if kind == GAPS_OF_ONES else ~mask))
             squeezed = _deflate(gaps)
             data: Buffer = gaps if squeezed is None else squeezed
-            if gaps.nbytes <= packed.nbytes and memoryview(data).nbytes < memoryview(best[1]).nbytes:
+            if gaps.nbytes <= packed.nbytes and _nbytes(data) < _nbytes(best[1]):
                 best = ([kind, int(squeezed is not None), gaps.nbytes, ones], data)
     sink.section([best[1]])
     return best[0]
