@@ -424,7 +424,7 @@ def unpack(
     parsed = data if isinstance(data, Parsed) else Parsed(data)
     if parsed.header.kind != cls.__name__:
         raise FrameError("type", f"the frame holds a {parsed.header.kind[:80]!r}, expected a {cls.__name__!r}")
-    kind: type[Any] = cls
+    kind: Any = cls
     hints = _hints(kind)
     if len(parsed.header.fields) != len(hints):
         raise FrameError("type", f"a {cls.__name__} has another number of fields than this receiver's")
