@@ -309,6 +309,15 @@ def test_dense_comes_back_bit_for_bit(letter: tuple[State, Layout | None, Base |
     assert all(value.is_contiguous() for value in back.model.dense().values())
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_dense_values_of_a_mask_keep_every_bit(dtype: torch.dtype) -> None:
+    for word in special(dtype):
+        value = tensor(np.array([word], f"u{dtype.itemsize}"), dtype, (1,))
+        for state in ({"a": value}, {"a": value.repeat(3)}, {"a": value.reshape(())}):
+            mask = {"a": torch.ones(state["a"].shape, dtype=torch.bool)}
+            assert same_state(Masked.of(state, mask).dense(), state)
+
+
 DENSITIES = [0.0, 0.003, 0.05, 0.5, 0.95, 0.997, 1.0]
 
 
@@ -814,6 +823,7 @@ def test_nothing_is_refused_for_what_it_is() -> None:
     case = cases()["dense"]
     assert case.refuse(b"") == case.refuse(case.frame[:64]) == "truncated"
     assert case.refuse(b"\x93NUMPY" + case.frame[6:]) == "magic"
+    assert case.refuse(assemble("long\n" * 100_000, [])) == "type"
 
 
 # --------------------------------------------------------------------- hostile bytes: every checksum true, the rest not
@@ -1166,6 +1176,18 @@ def test_masked_values_are_of_one_type_and_fit_their_mask() -> None:
     one = [["x", "int8", [8]]]
     for n in (0, 6, 8, 14):
         assert Case(Part, b"").refuse(assemble("Part", [[one, [0, 0, 1, 7], [0]]], [b"\x7f", bytes(n)])) == "length"
+
+
+def test_repeated_entries_are_refused() -> None:
+    def frames(names: list[str]) -> list[Case]:
+        entries = [[name, "int8", [4]] for name in names]
+        whole = assemble("Whole", [[entries, [[0]]]], [bytes(8)])
+        part = assemble("Part", [[entries, [0, 0, 1, 8], [0]]], [b"\xff", bytes(8)])
+        return [Case(Whole, whole), Case(Part, part)]
+
+    for case in frames(["a", "b"]):
+        case.unpack()
+    assert {case.refuse(case.frame) for case in frames(["a", "a"])} == {"header"}
 
 
 def test_repeated_keys_are_refused() -> None:
