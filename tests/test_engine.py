@@ -30,6 +30,11 @@ class Answer:
     noise: float
 
 
+@fb.payload
+class Weights:
+    theta: fb.Dense
+
+
 @dataclass
 class Count:
     asked: int
@@ -57,6 +62,13 @@ class Probe(fb.Method):
 
     def lies(self, state: Count, message: None, site: fb.Site) -> Answer:
         return Question(1)
+
+    def scribbles(self, state: Count, message: Weights, site: fb.Site) -> Weights:
+        message.theta.dense()["w"].add_(1)
+        return Weights(fb.Dense({"w": torch.ones(3)}))
+
+    def echoes(self, state: Count, message: Weights, site: fb.Site) -> Weights:
+        return message
 
     def vague(self, state, message, site):
         return None
@@ -120,6 +132,16 @@ def test_wrong_use_is_told(net):
         net._open = None
         with pytest.raises(fb.MethodError, match=text):
             wrong()
+
+
+def test_a_message_changed_in_place_is_told_at_either_end(net):
+    message = Weights(fb.Dense({"w": torch.zeros(3)}))
+    with pytest.raises(fb.MethodError, match="'w' was changed in place"):
+        list(net.call(net.method.scribbles, to=[0], send=message))
+    net._open = None
+    with pytest.raises(fb.MethodError, match="'w' was changed in place"):
+        for _ in net.call(net.method.echoes, to=[0, 1], send=message):
+            message.theta.dense()["w"].add_(1)
 
 
 def test_a_handler_that_keeps_killing_its_worker_is_an_error(tmp_path):

@@ -35,7 +35,7 @@ def fingerprint(folder: Path) -> dict:
     checkpoint = read_checkpoint(folder)
     states = {
         client: (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes()
-        for client, version in checkpoint.versions.items()
+        for client, version in checkpoint.state_versions().items()
         if version
     }
     models = {p.name: load_file(p) for p in sorted((folder / "models").glob("*.safetensors"))}

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fewbytes.engines.local import LocalNetwork, available_cores
 from fewbytes.engines.store import state_class
@@ -76,12 +76,16 @@ class Checkpoint:
     round: int  # the last whole round; 0: after the start
     finished: bool
     server: bytes  # the server's state as a frame; empty: none
-    versions: dict[int, int]
+    versions: Tensor  # of client states: (client, version) rows, int64
     ledger: bytes
     handlers: list[str]
-    rows: str  # rounds.jsonl so far
+    rows: bytes  # rounds.jsonl so far
     seconds: float
     peak_memory_bytes: int
+
+    def state_versions(self) -> dict[Id, int]:
+        """The version of each client's state in the store."""
+        return {int(client): int(number) for client, number in self.versions}
 
 
 def run(
@@ -124,7 +128,7 @@ def run(
         workers=workers,
         coded=coded,
         ledger=Ledger.frombytes(checkpoint.ledger, checkpoint.handlers) if checkpoint is not None else None,
-        versions=checkpoint.versions if checkpoint is not None else None,
+        versions=checkpoint.state_versions() if checkpoint is not None else None,
         frames=folder / "frames" if keep_frames else None,
     ) as net:
         summary = loop.run(net, checkpoint)
@@ -164,10 +168,10 @@ class _Loop:
         else:
             kind = state_class(self.method, "server")
             self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
-            self.rows = [json.loads(line) for line in checkpoint.rows.splitlines()]
+            self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
             done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
             net.peak_memory_bytes = checkpoint.peak_memory_bytes
-            _write_text(self.folder / "rounds.jsonl", checkpoint.rows)
+            _write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
         self.watcher.started(self.folder, self.rounds, done)
         try:
             with _terminating():
@@ -230,8 +234,9 @@ class _Loop:
         server = b"" if self.state is None else bytes(pack(self.state, coded=False))
         finished = phase == "finish"
         checkpoint = Checkpoint(
-            VERSION, self.fingerprint, min(t, self.rounds), finished, server, net.versions, net.ledger.tobytes(),
-            net.ledger.handlers, rows, self.seconds, net.peak_memory_bytes,
+            VERSION, self.fingerprint, min(t, self.rounds), finished, server,
+            torch.tensor(sorted(net.versions.items()), dtype=torch.int64).view(-1, 2), net.ledger.tobytes(),
+            net.ledger.handlers, rows.encode(), self.seconds, net.peak_memory_bytes,
         )  # fmt: skip
         with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
             for part in pack(checkpoint, coded=False).parts:

@@ -71,6 +71,7 @@ class Runner:
         handler = self._handler(job.handler)
         received, base = self._received(job, handler, message, layout)
         reply = getattr(self.method, handler.name)(state, received, site)
+        unchanged(base)
         frame: Frame | None = None
         if handler.reply is not None:
             if type(reply) is not handler.reply:
@@ -113,6 +114,12 @@ class Runner:
             received = unpack(handler.message, message, layout=layout)
             self._message = (job.message, received, Base.of(bytes(message[-32:]), received))
         return self._message[1:]
+
+
+def unchanged(base: Base | None) -> None:
+    """Raises MethodError if a message's tensors were changed in place while both ends count on them."""
+    if base is not None and base.changed():
+        raise MethodError(f"the message's {base.changed()[0]!r} was changed in place: change a copy")
 
 
 def packed(handler: Handler, message: Any, layout: Layout, coded: bool) -> tuple[Frame | None, Counted]:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from fewbytes.engines.handlers import SCORE, Done, Job, Runner, packed
+from fewbytes.engines.handlers import SCORE, Done, Job, Runner, packed, unchanged
 from fewbytes.engines.pool import Pool, attempt, failed
 from fewbytes.engines.store import ClientStore
 from fewbytes.method import Id, Method, Task
@@ -76,6 +76,7 @@ class LocalNetwork(Network):
             letter = mail.take(job.client)
             value = None
             if handler.reply is not None:
+                unchanged(letter.base)
                 value = unpack(handler.reply, reply, layout=self.task.layout(job.client), base=letter.base)
             self._keep(job.client, handler.name, "up", reply)
             self.versions[job.client] = done.version

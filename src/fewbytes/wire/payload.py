@@ -76,6 +76,14 @@ class Base:
     digest: bytes
     tensors: Mapping[str, Tensor]
     _ordered: dict[str, Array] = dataclasses.field(default_factory=dict, repr=False)
+    _versions: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._versions.update({name: tensor._version for name, tensor in self.tensors.items()})
+
+    def changed(self) -> list[str]:
+        """Names of tensors that were changed in place since the message was sent: nothing can be coded against them."""
+        return [name for name, tensor in self.tensors.items() if tensor._version != self._versions[name]]
 
     def ordered(self, entry: Entry) -> Array | None:
         """The flat tensor of the entry's name, ready to be subtracted; None if there is no equally laid-out one."""
