@@ -139,9 +139,11 @@ def test_a_message_changed_in_place_is_told_at_either_end(net):
     with pytest.raises(fb.MethodError, match="'w' was changed in place"):
         list(net.call(net.method.scribbles, to=[0], send=message))
     net._open = None
+    replies = net.call(net.method.echoes, to=[0, 1], send=message)
+    next(replies)
+    message.theta.dense()["w"].add_(1)
     with pytest.raises(fb.MethodError, match="'w' was changed in place"):
-        for _ in net.call(net.method.echoes, to=[0, 1], send=message):
-            message.theta.dense()["w"].add_(1)
+        next(replies)
 
 
 def test_a_handler_that_keeps_killing_its_worker_is_an_error(tmp_path):
