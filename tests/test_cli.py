@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -146,6 +147,9 @@ MISTAKES = {
     "inspect of no frame": (["inspect", "broken.toml"], "broken.toml"),
     "no method": (["run"], "method"),
     "zero rounds": (["run", "fedavg", "--rounds", "0"], "rounds"),
+    "more fixed samples than there are": (["run", "fedavg", "--samples", "100000/10"], "100000"),
+    "a choice that is none": (["run", "fedpurin", "--set", "batch_norm=shared"], "local, selected"),
+    "a device that does not compute": (["run", "fedavg", "--device", "meta"], "meta"),
     "zero workers": (["run", "fedavg", "--workers", "0"], "workers"),
     "rate that is none": (["plan", "fedavg", "--uplink", "fast"], "1MB/s"),
     "out that is a file": (["run", "fedavg", "--out", "broken.toml"], "broken.toml"),
@@ -219,6 +223,49 @@ def test_interrupted_cleanly_and_resumed(stop, long, tmp_path):
     done = fewbytes("run", "--resume", str(run), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert timeless(json.loads((run / "result.json").read_text())) == long
+
+
+def test_a_damaged_or_missing_client_state(finished, tmp_path):
+    for damage in (lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-9] + bytes(9))):
+        copy = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
+        subprocess.run(["cp", "-r", str(finished), str(copy)], check=True)
+        damage(next((copy / "checkpoint" / "clients").glob("2-*.state")))
+        done = fewbytes("run", "--resume", str(copy), cwd=tmp_path)
+        assert done.returncode == 2
+        assert "client 2" in done.stderr
+
+
+def test_two_processes_do_not_run_in_one_folder(finished, tmp_path):
+    with open(finished / "checkpoint" / "lock", "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = fewbytes("run", "--resume", str(finished), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "another process is running" in done.stderr
+
+
+def test_json_has_standard_output_for_itself_and_models_come_from_the_current_folder(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef net(shape, classes):\n    print('hello')\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))\n"
+    )
+    done = fewbytes("run", "fedavg", *QUICK, "--model", "mine:net", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"] == "mine:net"
+    assert "hello" in done.stderr
+
+
+def test_config_spellings_of_the_command_line(tmp_path):
+    (tmp_path / "c.toml").write_text('method = "fedavg"\nsamples = "30/10"\nfraction = 0.5\nclients = 4\nrounds = 1')
+    done = fewbytes("run", "-c", "c.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"]["fraction"] == 0.5
+
+
+def test_a_diverging_run_says_so_and_writes_json(tmp_path):
+    done = fewbytes("run", "fedavg", *QUICK, "--set", "lr=1e18", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "not finite" in done.stderr
+    assert "NaN" not in (only_run(tmp_path) / "rounds.jsonl").read_text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")

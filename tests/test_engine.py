@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.engines.local import LocalNetwork
 from fewbytes.engines.store import ClientStore
+from fewbytes.files import ScratchFolder
 from fewbytes.streams import stream
 from fewbytes.training import batches, evaluate, fit
 
@@ -190,6 +193,20 @@ def test_the_store_keeps_versions_until_told(tmp_path):
         store.load(Count, 3, 2)
 
 
+def test_scratch_folders_go_with_their_process(tmp_path):
+    code = "import sys, os; from pathlib import Path; from fewbytes.files import ScratchFolder\n"
+    code += "ScratchFolder('test', Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    (left,) = tmp_path.iterdir()
+    mine = ScratchFolder("test", tmp_path)
+    assert not left.exists()
+    other = ScratchFolder("test", tmp_path)
+    assert mine.path.exists()  # still held
+    mine.close()
+    other.close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_named_streams():
     assert stream(1, "a", 2).random() == stream(1, "a", 2).random()
     assert len({float(stream(s, n).random()) for s in (1, 2) for n in ("a", "b", 12)}) == 6
@@ -307,5 +324,9 @@ def test_run_refuses_what_cannot_be(tmp_path):
         fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=2, out=tmp_path / "run", resume=True)
     with pytest.raises(fb.UserError, match="rounds"):
         fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=0)
+    with pytest.raises(fb.UserError, match="workers"):
+        fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, workers=0)
+    with pytest.raises(fb.UserError, match="a file is in the way"):
+        fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, out=tmp_path / "run" / "config.toml")
     with pytest.raises(fb.UserError, match="at least one client"):
         fb.Task.of(TinyNet, [])

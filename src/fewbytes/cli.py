@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -10,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -123,9 +124,10 @@ def run(
         settings = _resumed(resume, settings)
     if "method" not in settings:
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
-    job = _Job(settings)
-    folder = resume or _new_folder(out, job.experiment.method)
-    result = job.execute(folder, resume is not None)
+    with _standard_output_for(as_json):
+        job = _Job(settings)
+        folder = resume or _new_folder(out, job.experiment.method)
+        result = job.execute(folder, resume is not None)
     if as_json:
         print(json.dumps(result, indent=2))
     else:
@@ -143,20 +145,24 @@ def compare(
 ) -> None:
     """Run several methods on the same clients; one table and one report of accuracy against megabytes."""
 
-    names = list(dict.fromkeys(methods or METHODS))
+    with _standard_output_for(as_json):
+        folder, results = _compare(list(dict.fromkeys(methods or METHODS)), settings, out)
+    if as_json:
+        print(json.dumps(results, indent=2))
+    else:
+        printed.print(summary_table(read_runs([folder])))
+        printed.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+
+
+def _compare(names: list[str], settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[str, Any]]]:
     own = _per_method(names, settings.pop("parameters", {}))
     first = _Job({**settings, "method": names[0], "parameters": own[names[0]]})
     jobs = [first, *(_Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
     _note_unequal_training(jobs)
     folder = _new_folder(out, "compare")
     results = [job.execute(folder / job.experiment.method, False) for job in jobs]
-    runs = read_runs([folder])
-    write_report(runs, folder / "report.html")
-    if as_json:
-        print(json.dumps(results, indent=2))
-    else:
-        printed.print(summary_table(runs))
-        printed.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+    write_report(read_runs([folder]), folder / "report.html")
+    return folder, results
 
 
 @app.command()
@@ -227,25 +233,25 @@ class _Job:
         return result.summary
 
 
+@contextlib.contextmanager
+def _standard_output_for(as_json: bool) -> Iterator[None]:
+    """With --json, standard output is the result's alone: what models or handlers print goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        yield
+
+
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
     """An experiment's settings: the config file's, and over them those named on the command line."""
 
     given = {name: value for name, value in options.items() if value is not None}
-    config, fraction = given.pop("config", None), given.pop("fraction", None)
+    config = given.pop("config", None)
     settings = read_experiment(config) if config is not None else {}
-    if "samples" in given:
-        parts = given["samples"].split("/")
-        if len(parts) != 2 or not all(part.isdigit() for part in parts):
-            raise UserError(f"--samples is training/test samples per client, like 500/100, not {given['samples']!r}")
-        given["samples"] = [int(part) for part in parts]
     partition = _pairs(given.pop("partition_option", None) or [], "--partition-option")
     if partition:
         given["partition_options"] = {key: _literal(value) for key, value in partition.items()}
     parameters: dict[str, Any] = dict(_pairs(given.pop("parameters", None) or [], "--set"))
-    if fraction is not None:
-        parameters["fraction"] = fraction
     if parameters:
-        given["parameters"] = settings.get("parameters", {}) | parameters
+        given["parameters"] = {**dict(settings.get("parameters", {})), **parameters}
     return settings | given
 
 
@@ -295,10 +301,16 @@ def _note_unequal_training(jobs: Sequence[_Job]) -> None:
 def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The settings a run folder was made with; only how many workers and rounds may be given anew."""
 
+    if not (folder / "config.toml").exists() and list(folder.glob("*/config.toml")):
+        raise UserError(f"{folder} holds several runs: resume one of them, or start the comparison anew")
     read_checkpoint(folder)  # tells if it is no run folder, or cannot be gone on from
     settings = read_experiment(folder / "config.toml")
+    if "dataset" not in settings:
+        raise UserError(f"{folder} was made from Python: go on with fewbytes.run(..., out=..., resume=True)")
     for key, value in given.items():
-        made = settings.get(key)
+        made = settings.get("parameters", {}).get(key) if key == "fraction" else settings.get(key)
+        if key == "samples":
+            made = "/".join(map(str, made or []))
         if key == "parameters":
             value, made = {k: str(v) for k, v in value.items()}, {k: str((made or {}).get(k)) for k in value}
         if key not in ("workers", "rounds") and made != value:
@@ -314,7 +326,7 @@ def _new_folder(out: Path, name: str) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
-        except NotADirectoryError:
+        except OSError:
             break
         return folder
     raise UserError(f"no new run folder can be made in {out}")
@@ -351,6 +363,9 @@ class _Display(Watcher):
 
     def scored(self, row: dict[str, Any]) -> None:
         self._up, self._down, self._replies = self._up + row["uplink_bytes"], self._down + row["downlink_bytes"], 0
+        if row.get("not_finite"):
+            names = ", ".join(row["not_finite"])
+            self._progress.print(f"[yellow]note:[/] round {row['round']}: {names} not finite (is lr too high?)")
         if row["accuracy"]:
             self._scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())
         self._progress.update(self._bar, completed=row["round"])
@@ -370,6 +385,7 @@ class _Display(Watcher):
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 the user's input was wrong, 1 anything else, 130 interrupted."""
+    sys.path.insert(0, os.getcwd())  # --model finds a module in the current folder, as `python -m` would
     try:
         returned = app(standalone_mode=False)  # an exit code where it ended a command itself
         code = returned if isinstance(returned, int) else 0
@@ -382,7 +398,7 @@ def main() -> None:
     except OSError as error:
         told = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR
         where = f": {error.filename}" if error.filename else ""
-        advice = "; free some and go on with --resume" if error.errno == errno.ENOSPC else ""
+        advice = "; free some; a run that had begun goes on with --resume" if error.errno == errno.ENOSPC else ""
         code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in told else 1)
     except FewbytesError as error:
         code = _fail(str(error), 1)

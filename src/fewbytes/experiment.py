@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import torch
 
 from fewbytes.data import federate, load_dataset
 from fewbytes.errors import UserError, suggestion
@@ -27,7 +29,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     alpha: float = 0.5
     classes_per_client: Count = 2
     shards_per_client: Count = 2
-    samples: tuple[int, int] | None = None  # fixed training and test samples per client
+    samples: tuple[Count, Count] | None = None  # fixed training and test samples per client
     partition_options: dict[str, Any] = {}
     clients: Count = 10
     model: str | None = None  # None: chosen by the data set's shape
@@ -59,20 +61,24 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             options=self.partition_options,
         )  # fmt: skip
         shape, classes = dataset.train.shape, len(dataset.classes)
-        name = self.model or default_model(shape)
-        build_model(name, shape, classes)  # so that a wrong name is told before anything is written
-        return Task(lambda: build_model(name, shape, classes), data, self.seed, self.precision, self.device)
+        name = self.model = self.model or default_model(shape)
+        task = Task(lambda: build_model(name, shape, classes), data, self.seed, self.precision, self.device)
+        try:
+            task.layout(0)  # so that a wrong model is told before anything is written
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None
+        return task
 
     def about(self, task: Task) -> dict[str, Any]:
         """What result.json says of the task."""
         shape = task.data.clients[0].train.shape
         return {
-            "dataset": self.dataset, "model": self.model or default_model(shape), "partition": self.partition,
+            "dataset": self.dataset, "model": self.model, "partition": self.partition,
             "sample_shape": list(shape), "classes": len(task.data.classes),
         }  # fmt: skip
 
 
-SETTINGS = tuple(f.name for f in msgspec.structs.fields(Experiment))
+SETTINGS = (*(f.name for f in msgspec.structs.fields(Experiment)), "fraction")
 
 
 def read_experiment(path: Path) -> dict[str, Any]:
@@ -90,7 +96,23 @@ def read_experiment(path: Path) -> dict[str, Any]:
 
 
 def make_experiment(settings: dict[str, Any]) -> Experiment:
-    """Settings as an experiment, their types checked. Raises UserError naming the setting."""
+    """Settings as an experiment, their types checked. Raises UserError naming the setting.
+
+    `samples` may be text like "500/100"; `fraction` stands for the method's parameter of that name.
+    """
+    settings = dict(settings)
+    if not isinstance(settings.get("parameters", {}), dict):
+        raise UserError("parameters is a table of the method's own fields")
+    if "fraction" in settings:
+        settings["parameters"] = settings.get("parameters", {}) | {"fraction": settings.pop("fraction")}
+    if isinstance(settings.get("samples"), str):
+        match = re.fullmatch(r"([0-9]+)/([0-9]+)", settings["samples"])
+        if match is None:
+            raise UserError(f"samples is training/test samples per client, like 500/100, not {settings['samples']!r}")
+        settings["samples"] = [int(match[1]), int(match[2])]
+    for key, kind in typing.get_type_hints(Experiment).items():
+        if typing.get_origin(kind) is Literal and settings.get(key, kind.__args__[0]) not in kind.__args__:
+            raise UserError(f"{key} is one of {', '.join(kind.__args__)}, not {settings[key]!r}")
     try:
         return msgspec.convert(settings, Experiment)
     except msgspec.ValidationError as error:
@@ -108,6 +130,9 @@ def make_method(name: str, parameters: dict[str, Any]) -> Method:
     for key, value in parameters.items():
         if key not in fields:
             raise UserError(f"{name} has no parameter {key!r}{suggestion(key, fields)}; it has {', '.join(fields)}")
+        if typing.get_origin(hints[key]) is Literal:
+            values[key] = value  # the method tells which there are
+            continue
         try:
             values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))
         except msgspec.ValidationError as error:
@@ -117,8 +142,8 @@ def make_method(name: str, parameters: dict[str, Any]) -> Method:
 
 def check_device(device: str) -> None:
     """Raises UserError for a device this machine does not have."""
-    import torch
-
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"device {device!r} is neither cpu nor cuda")
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -1,12 +1,19 @@
-"""Writing files so that nothing is ever half-written."""
+"""Files that are never half-written, folders that are never left behind or used twice at once."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # not a Unix system: nothing is locked there
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -33,3 +40,39 @@ def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def lock(path: Path) -> BinaryIO | None:
+    """Hold the file at `path` until what is returned is closed, or this process and its children are gone.
+
+    None if somebody else holds it.
+    """
+    file = open(path, "ab")  # noqa: SIM115 (open as long as the lock is held)
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+class ScratchFolder:
+    """A temporary folder that goes with its process: `close` removes it, or, after a kill -9, the next one made."""
+
+    def __init__(self, kind: str, parent: Path | None = None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        for left in parent.glob(f"fewbytes-{kind}-*/lock"):
+            with suppress(OSError):
+                held = lock(left)
+                if held is not None:
+                    shutil.rmtree(left.parent, ignore_errors=True)
+                    held.close()
+        self.path = Path(tempfile.mkdtemp(prefix=f"fewbytes-{kind}-", dir=parent))
+        self._lock = lock(self.path / "lock")
+
+    def close(self) -> None:
+        """Remove the folder and all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()

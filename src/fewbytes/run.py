@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
-import shutil
 import signal
-import tempfile
 import threading
 import time
 import weakref
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from fewbytes.engines.local import LocalNetwork, available_cores
 from fewbytes.engines.store import state_class
 from fewbytes.errors import FrameError, UserError
-from fewbytes.files import replacing
+from fewbytes.files import ScratchFolder, lock, replacing
 from fewbytes.method import Id, Method, Task
 from fewbytes.models.files import save_model
 from fewbytes.net import Ledger, Network
@@ -111,16 +110,51 @@ def run(
     parameters). `about`: entries for result.json. Raises UserError for a folder that cannot be used, MethodError
     when a handler fails; a KeyboardInterrupt leaves the folder ready to be resumed.
     """
-    if rounds < 1 or evaluate_every < 1:
-        raise UserError(f"rounds and evaluate_every must be at least 1, not {rounds} and {evaluate_every}")
-    folder = Path(tempfile.mkdtemp(prefix="fewbytes-run-") if out is None else out)
+    if min(rounds, evaluate_every, 1 if workers is None else workers) < 1:
+        raise UserError(
+            f"rounds ({rounds}), evaluate_every ({evaluate_every}) and workers ({workers}) must be at least 1"
+        )
+    if not isinstance(method, Method):
+        raise UserError(f"a method is an object like FedAvg(), not {method!r}")
+    scratch = ScratchFolder("run") if out is None else None
+    try:
+        folder = scratch.path if scratch is not None else Path(out or "")
+        with _held(folder):
+            result = _run(
+                method, task, rounds, folder, workers, resume, coded, evaluate_every, keep_frames, save_models,
+                config, about or {}, watcher or Watcher(),
+            )  # fmt: skip
+    except BaseException:
+        if scratch is not None:
+            scratch.close()
+        raise
+    if scratch is not None:
+        weakref.finalize(result, scratch.close)
+    return result
+
+
+def _run(
+    method: Method,
+    task: Task,
+    rounds: int,
+    folder: Path,
+    workers: int | None,
+    resume: bool,
+    coded: bool,
+    evaluate_every: int,
+    keep_frames: bool,
+    save_models: bool,
+    config: str | None,
+    about: dict[str, Any],
+    watcher: Watcher,
+) -> Result:
     checkpoint = read_checkpoint(folder) if resume else None
-    fingerprint = _fingerprint(method, task)
+    fingerprint = _fingerprint(method, task, f"coded {coded}, evaluated every {evaluate_every}")
     if checkpoint is not None:
         _check(checkpoint, fingerprint, folder, rounds)
     else:
         _begin_folder(folder, method, task, rounds, config)
-    loop = _Loop(method, task, rounds, folder, fingerprint, evaluate_every, about or {}, watcher or Watcher())
+    loop = _Loop(method, task, rounds, folder, fingerprint, evaluate_every, about, watcher)
     with LocalNetwork(
         method,
         task,
@@ -135,10 +169,21 @@ def run(
         model = method.global_model(loop.state, task)
         if save_models:
             _save_models(folder, net, model, loop.about)
-    result = Result(folder, summary, loop.rows, net.ledger, model)
-    if out is None:
-        weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
-    return result
+    return Result(folder, summary, loop.rows, net.ledger, model)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other processes from running in it. Raises UserError if one does."""
+    try:
+        (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{folder} cannot be a run folder: a file is in the way") from None
+    held = lock(folder / "checkpoint" / "lock")
+    if held is None:
+        raise UserError(f"another process is running in {folder}: wait for it, or choose another folder")
+    with held:
+        yield
 
 
 class _Loop:
@@ -206,6 +251,8 @@ class _Loop:
             cohort = len(np.unique(net.ledger.columns(before)["client"]))
             row = {"round": t, "phase": phase, "cohort": cohort, "accuracy": accuracy, "loss": loss}
             row |= net.ledger.totals(before)
+            broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
+            row |= {"not_finite": broken} if broken else {}
             row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
             self.rows.append(row)
         self._checkpoint(net, t, phase)
@@ -322,7 +369,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         return unpack(Checkpoint, path.read_bytes(), limit=1 << 40)
     except FileNotFoundError:
         raise UserError(f"{folder} has no checkpoint to go on from: the run ended before its first round") from None
-    except FrameError as error:
+    except (FrameError, OSError) as error:
         raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
 
 
@@ -337,19 +384,35 @@ def _check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) 
             f"the checkpoint in {folder} is of another configuration (method, parameters, data, model or seed): "
             "resume it with the configuration it was made with, or start a new run"
         )
+    for client, number in checkpoint.state_versions().items():
+        path = folder / "checkpoint" / "clients" / f"{client}-{number}.state"
+        try:
+            Parsed(path.read_bytes() if number else b"")
+        except (FrameError, OSError) as error:
+            if number:
+                raise UserError(
+                    f"client {client}'s state {path} is gone or damaged ({error}): start a new run"
+                ) from None
 
 
-def _fingerprint(method: Method, task: Task) -> str:
+def _fingerprint(method: Method, task: Task, how: str) -> str:
     counts = task.data.label_counts()
     labels = [client.train.labels.numpy().tobytes() for client in task.data.clients]
-    parts = [repr(method), str(task.seed), task.precision, str(MAJOR), json.dumps(counts), task.layout(0).hash.hex()]
+    parts = [
+        repr(method),
+        how,
+        str(task.seed),
+        task.precision,
+        str(MAJOR),
+        json.dumps(counts),
+        task.layout(0).hash.hex(),
+    ]
     return hashlib.sha256("\n".join(parts).encode() + b"".join(labels)).hexdigest()
 
 
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
     if (folder / "config.toml").exists():
         raise UserError(f"{folder} already holds a run: choose another folder, or resume it")
-    (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
     if config is None:
         made = {"method": type(method).__name__.lower(), "rounds": rounds, "seed": task.seed}
         config = msgspec.toml.encode(made | {"parameters": asdict(method)}).decode()  # type: ignore[call-overload]
@@ -364,12 +427,13 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _means(records: dict[str, dict[Id, float]], prefix: str) -> dict[str, float]:
-    """Means over the clients that recorded a name, in ascending order of clients."""
-    return {
+    """Means over the clients that recorded a name, in ascending order of clients; none where one is not finite."""
+    means = {
         name.removeprefix(prefix): float(np.mean([values[i] for i in sorted(values)]))
         for name, values in records.items()
         if name.startswith(prefix)
     }
+    return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
 
 def _save_models(folder: Path, net: LocalNetwork, model: nn.Module | None, about: dict[str, Any]) -> None:

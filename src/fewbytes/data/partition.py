@@ -38,7 +38,7 @@ def dirichlet(labels: Indices, clients: int, alpha: float, rng: RandomState, min
     _check_alpha(alpha)
     failed = UserError(
         f"no partition of {len(labels)} samples with alpha {alpha} leaves each of {clients} clients at least "
-        f"{min_samples} samples; raise alpha, use fewer clients or more samples, or lower min_samples"
+        f"{min_samples} samples; raise alpha, use fewer clients or more samples"
     )
     if clients * min_samples > len(labels):
         raise failed
@@ -295,6 +295,8 @@ def _check(partition: str, clients: int, samples: tuple[int, int] | None, seed: 
         raise UserError(f"{clients} clients but {available} training samples; use at most as many clients as samples")
     if samples and min(samples) < 1:
         raise UserError(f"samples per client are {samples}; give two positive numbers, train and test")
+    if samples and samples[0] > available:
+        raise UserError(f"{samples[0]} training samples per client, but there are {available} in all; lower samples")
     if not 0 <= seed < 2**32:
         raise UserError(f"seed {seed} must lie in 0..2^32-1")
 

@@ -8,7 +8,6 @@ import mmap
 import os
 import signal
 import sys
-import tempfile
 import traceback
 import warnings
 from collections import deque
@@ -23,6 +22,7 @@ import torch
 
 from fewbytes.engines.handlers import Done, Job, Runner
 from fewbytes.errors import FewbytesError, MethodError
+from fewbytes.files import ScratchFolder
 from fewbytes.wire import Frame
 
 INLINE_REPLY = 1 << 16  # bytes: shorter frames go through the pipe
@@ -36,7 +36,7 @@ class Exchange:
     def __init__(self) -> None:
         shared = Path("/dev/shm")
         roomy = shared.is_dir() and os.access(shared, os.W_OK) and _free_bytes(shared) > 1 << 30
-        self._folder = tempfile.TemporaryDirectory(prefix="fewbytes-", dir=shared if roomy else None)
+        self._folder = ScratchFolder("exchange", shared if roomy else None)
         self._maps: dict[str, mmap.mmap] = {}
         self._spare: list[str] = []
         self._made = 0
@@ -46,7 +46,7 @@ class Exchange:
         if self._spare:
             return self._spare.pop()
         self._made += 1
-        return f"{self._folder.name}/{self._made}"
+        return f"{self._folder.path}/{self._made}"
 
     def free(self, name: str) -> None:
         """Give a name back for the next `new`."""
@@ -75,7 +75,7 @@ class Exchange:
 
     def close(self) -> None:
         self._maps.clear()
-        self._folder.cleanup()
+        self._folder.close()
 
 
 def _free_bytes(folder: Path) -> int:
@@ -165,7 +165,7 @@ class Pool:
             if self._attempts[job.number] >= ATTEMPTS:
                 raise MethodError(
                     f"client {job.client}, round {job.round}, handler {job.handler!r}: its worker process died "
-                    f"{ATTEMPTS} times (exit code {code}; out of memory?)"
+                    f"{ATTEMPTS} times ({_cause(code)})"
                 )
         self._queue.extendleft(reversed(worker.jobs.values()))
         self.replaced += 1
@@ -185,6 +185,12 @@ class Pool:
             process.start()
         there.close()
         return _Worker(process, here)
+
+
+def _cause(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    return f"{signal.Signals(-code).name}{': out of memory?' if code == -signal.SIGKILL else ''}"
 
 
 class _Worker:
@@ -207,7 +213,7 @@ def attempt(run: Callable[[], tuple[Done, Frame | None]], number: int) -> tuple[
     """Run a job; what it raises becomes its result."""
     try:
         return run()
-    except Exception as error:  # whatever a handler raises is reported with its client and round
+    except (Exception, SystemExit) as error:  # whatever a handler raises is reported with its client and round
         text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
         return Done(number, error=text.replace("\n", " ") or type(error).__name__, trace=traceback.format_exc()), None
 

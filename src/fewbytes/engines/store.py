@@ -8,11 +8,11 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from fewbytes.errors import MethodError
+from fewbytes.errors import FrameError, MethodError, UserError
 from fewbytes.files import replacing
 from fewbytes.method import Id, Method
 from fewbytes.net import required
-from fewbytes.wire import pack, unpack
+from fewbytes.wire import Parsed, pack, unpack
 
 
 class ClientStore:
@@ -32,6 +32,14 @@ class ClientStore:
     def load(self, kind: type[Any], client: Id, version: int) -> Any:
         """A client's state. Raises FrameError if the file is damaged, OSError if it is gone."""
         return unpack(kind, self.path(client, version).read_bytes(), limit=1 << 40)
+
+    def check(self, client: Id, version: int) -> None:
+        """Raises UserError if a client's state is gone or damaged."""
+        path = self.path(client, version)
+        try:
+            Parsed(path.read_bytes())
+        except (FrameError, OSError) as error:
+            raise UserError(f"client {client}'s state {path} is gone or damaged: start a new run ({error})") from None
 
     def save(self, state: Any, client: Id, version: int) -> None:
         """Write a client's state as a new version."""
