@@ -384,15 +384,10 @@ def _check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) 
             f"the checkpoint in {folder} is of another configuration (method, parameters, data, model or seed): "
             "resume it with the configuration it was made with, or start a new run"
         )
+    store = ClientStore(folder / "checkpoint" / "clients")
     for client, number in checkpoint.state_versions().items():
-        path = folder / "checkpoint" / "clients" / f"{client}-{number}.state"
-        try:
-            Parsed(path.read_bytes() if number else b"")
-        except (FrameError, OSError) as error:
-            if number:
-                raise UserError(
-                    f"client {client}'s state {path} is gone or damaged ({error}): start a new run"
-                ) from None
+        if number:
+            store.check(client, number)
 
 
 def _fingerprint(method: Method, task: Task, how: str) -> str:
