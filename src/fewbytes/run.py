@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.engines.local import LocalNetwork, available_cores
-from fewbytes.engines.store import state_class
+from fewbytes.engines.store import ClientStore, state_class
 from fewbytes.errors import FrameError, UserError
 from fewbytes.files import ScratchFolder, lock, replacing
 from fewbytes.method import Id, Method, Task
