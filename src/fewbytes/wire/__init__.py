@@ -1,4 +1,4 @@
-"""Payloads to bytes and back, without loss and without pickle.
+"""Payloads to bytes and back, without loss; nothing is ever unpickled.
 
 The format, version 1. All integers are little-endian; nothing in a frame names code to run.
 
