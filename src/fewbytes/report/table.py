@@ -22,7 +22,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=14, max_width=26)
     table.add_column("accuracy", no_wrap=True, max_width=12)
-    for name in ("final", "best", "personal-\nised", "global", "uplink\nMB", "downlink\nMB", "s"):
+    for name in ("final", "best", "personal-\nised", "global", "MB\nup", "MB\ndown", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         score = run.score(run.kind)
