@@ -17,7 +17,7 @@ from cases import CASES, TinyNet, tiny_task
 from safetensors.torch import load_file
 
 import fewbytes as fb
-from fewbytes.run import read_checkpoint
+from fewbytes.checkpoint import read_checkpoint
 
 ROUNDS = 4
 TIMES = ("seconds", "seconds_scoring", "peak_memory_bytes")

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fewbytes.checkpoint import read_checkpoint
 from fewbytes.errors import FewbytesError, UserError
 from fewbytes.experiment import make_experiment, make_method, read_experiment
 from fewbytes.inspect import inspect_frame
@@ -26,7 +27,7 @@ from fewbytes.method import Task
 from fewbytes.methods import METHODS
 from fewbytes.plan import make_plan, parse_rate
 from fewbytes.report import read_runs, summary_table, write_report
-from fewbytes.run import Watcher, read_checkpoint
+from fewbytes.run import Watcher
 from fewbytes.run import run as run_method
 
 console = Console(stderr=True, highlight=False)

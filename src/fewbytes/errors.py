@@ -22,7 +22,7 @@ class FrameError(FewbytesError):
     """Bytes that are not a well-formed frame for this receiver: damaged, hostile or of another layout.
 
     `code` names the cause in one word: `truncated`, `magic`, `version`, `checksum`, `length`, `header`,
-    `type`, `layout`, `base`, `coding`, `padding`.
+    `type`, `layout`, `base`, `coding`, `padding`, `values`.
     """
 
     def __init__(self, code: str, text: str) -> None:

@@ -42,15 +42,15 @@ def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
             os.close(folder)
 
 
-def lock(path: Path) -> BinaryIO | None:
+def lock(path: Path, wait: bool = False) -> BinaryIO | None:
     """Hold the file at `path` until what is returned is closed, or this process and its children are gone.
 
-    None if somebody else holds it.
+    None if somebody else holds it, unless `wait`.
     """
     file = open(path, "ab")  # noqa: SIM115 (open as long as the lock is held)
     try:
         if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         file.close()
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fewbytes.errors import MethodError
+from fewbytes.errors import FewbytesError, MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.streams import stream
 from fewbytes.wire import Counted
@@ -22,9 +23,14 @@ Sent = TypeVar("Sent")
 Reply = TypeVar("Reply")
 
 
+OUTCOMES = ("answered", "unreachable", "late", "failed", "rejected", "surplus")
+"""How an exchange can end: with a reply; the node was not there; nothing came in time; its handler failed; what came
+was no valid reply; or more clients were asked than needed and others were faster."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """One exchange with one client: frame lengths in bytes, and what papers count for the same payloads."""
+    """One exchange with one client: frame lengths in bytes, what papers count for the same payloads, how it ended."""
 
     round: int
     handler: str
@@ -33,6 +39,41 @@ class Row:
     bytes_up: int
     down: Counted
     up: Counted
+    outcome: str = "answered"  # one of OUTCOMES
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Whose replies an exchange over a real network waits for. Raises UserError for values out of range."""
+
+    min_replies: float = 0.5  # part of the clients asked that must answer, or the run stops
+    round_timeout: float = 3600.0  # seconds an exchange waits for its clients
+    over_selection: float = 0.0  # asks a cohort this part larger than it must be; the first to answer are taken
+    connect_timeout: float = 300.0  # seconds the start waits for all clients; who comes later joins between rounds
+
+    def __post_init__(self) -> None:
+        for name, fits, words in (
+            ("min_replies", 0 < self.min_replies <= 1, "in (0, 1]"),
+            ("round_timeout", 0 < self.round_timeout < math.inf, "above 0"),
+            ("over_selection", 0 <= self.over_selection <= 10, "in [0, 10]"),
+            ("connect_timeout", 0 < self.connect_timeout < math.inf, "above 0"),
+        ):
+            if not fits:
+                raise UserError(f"{name} must be {words}, not {getattr(self, name)!r}")
+
+
+class TooFewReplies(FewbytesError):
+    """Fewer clients answered than the policy asks for; the run can go on from its last checkpoint."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A client whose reply took no part in an exchange, and why in words."""
+
+    client: Id
+    handler: str
+    outcome: str
+    why: str
 
 
 class Ledger:
@@ -40,7 +81,7 @@ class Ledger:
 
     COLUMNS = (
         "round", "handler", "client", "bytes_down", "bytes_up",
-        "value_bytes_down", "value_bytes_up", "mask_bits_down", "mask_bits_up",
+        "value_bytes_down", "value_bytes_up", "mask_bits_down", "mask_bits_up", "outcome",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -55,11 +96,12 @@ class Ledger:
             self.handlers.append(row.handler)
         self._rows.extend(
             (row.round, self.handlers.index(row.handler), row.client, row.bytes_down, row.bytes_up,
-             row.down.value_bytes, row.up.value_bytes, row.down.mask_bits, row.up.mask_bits)
+             row.down.value_bytes, row.up.value_bytes, row.down.mask_bits, row.up.mask_bits,
+             OUTCOMES.index(row.outcome))
         )  # fmt: skip
 
     def columns(self, start: int = 0) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
-        """The columns from row `start` on as int64 arrays; `handler` is a number into `handlers`."""
+        """The columns from row `start` on, int64; `handler` is a number into `handlers`, `outcome` into OUTCOMES."""
         table = np.frombuffer(self._rows.tobytes(), np.int64).reshape(-1, len(self.COLUMNS))[start:]
         return {name: table[:, i] for i, name in enumerate(self.COLUMNS)}
 
@@ -83,10 +125,10 @@ class Ledger:
         arrays: dict[str, Any] = {
             name: pa.array(values, pa.int32() if name in ("round", "client") else pa.int64())
             for name, values in columns.items()
-            if name != "handler"
+            if name not in ("handler", "outcome")
         }
-        names = np.array(self.handlers or [""], dtype=object)
-        arrays["handler"] = pa.array(names[columns["handler"]] if len(self) else [], pa.string())
+        for name, words in (("handler", self.handlers or [""]), ("outcome", OUTCOMES)):
+            arrays[name] = pa.array(np.array(words, dtype=object)[columns[name]] if len(self) else [], pa.string())
         pq.write_table(pa.table({name: arrays[name] for name in self.COLUMNS}), path)
 
     def tobytes(self) -> bytes:
@@ -143,21 +185,27 @@ class Network(ABC):
     def __init__(self, method: Method, task: Task, ledger: Ledger | None = None) -> None:
         self.method, self.task = method, task
         self.clients: list[Id] = task.clients
+        """The clients the run knows, in ascending order."""
         self.ledger = Ledger() if ledger is None else ledger
         self.records: dict[str, dict[Id, float]] = {}
         """What handlers recorded for people since the round began: name, client, value."""
+        self.left_out: list[LeftOut] = []
+        """Whose replies took no part since the round began."""
         self.t = 0
         self.rng: np.random.Generator = stream(task.seed, "server", 0)
         self.scored = True
         self.on_reply: Callable[[Id], None] = lambda client: None
         """Told of every exchange that ended (for a progress display)."""
+        self.versions: dict[Id, int] = {}
+        """The version of each client's state, as of its last accepted reply."""
+        self.peak_memory_bytes = 0
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None
 
-    def begin(self, t: int, scored: bool = True) -> None:
-        """Start round t (0: before the first): the server's named randomness, no records."""
-        self.t, self.scored, self.records = t, scored, {}
-        self.rng = stream(self.task.seed, "server", t)
+    def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
+        """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
+        self.t, self.scored, self.records, self.left_out = t, scored, {}, []
+        self.rng = stream(self.task.seed, "server", t, *names)
 
     def sample(self, fraction: float) -> list[Id]:
         """A random cohort: round(fraction * clients), at least one, in ascending order."""
@@ -202,6 +250,10 @@ class Network(ABC):
         if self._open is not None:
             raise MethodError(f"the call of {self._open!r} was not read to its end before the next step")
 
+    def abandon(self) -> None:
+        """Forget a call that ended in an error."""
+        self._open = None
+
     def _handler(self, function: Callable[..., Any]) -> Handler:
         if getattr(function, "__self__", None) is not self.method:
             raise MethodError(f"{function!r} is not a handler of the method that runs: call self.<handler>")
@@ -225,3 +277,14 @@ class Network(ABC):
     @abstractmethod
     def score_clients(self) -> dict[Id, tuple[int, int]]:
         """(correct, samples) of every client's own model on its test split; empty if the method has none."""
+
+    @abstractmethod
+    def save_models(self, folder: Path, about: dict[str, Any]) -> None:
+        """Save every client's own model, if the method has one, as `client-<i>.safetensors`, where the client is."""
+
+    def arrivals(self) -> list[Id]:
+        """Clients that can be reached now but are not known to the run yet."""
+        return []
+
+    def checkpointed(self) -> None:
+        """The run can go on from the states of `versions`: older ones may go."""

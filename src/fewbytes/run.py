@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -12,29 +11,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fewbytes.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
 from fewbytes.engines.local import LocalNetwork, available_cores
-from fewbytes.engines.store import ClientStore, state_class
-from fewbytes.errors import FrameError, UserError
+from fewbytes.engines.store import state_class
+from fewbytes.errors import UserError
 from fewbytes.files import ScratchFolder, lock, replacing
 from fewbytes.method import Id, Method, Task
 from fewbytes.models.files import save_model
-from fewbytes.net import Ledger, Network
+from fewbytes.net import Ledger, Network, Policy, TooFewReplies
 from fewbytes.training import evaluate
 from fewbytes.wire import pack, unpack
-from fewbytes.wire.frame import MAJOR
-
-VERSION = version("fewbytes")
 
 
 class Watcher:
@@ -45,6 +41,9 @@ class Watcher:
 
     def replied(self, client: Id) -> None:
         """A client's exchange has ended."""
+
+    def joined(self, client: Id) -> None:
+        """A client the run did not know has been served."""
 
     def scored(self, row: dict[str, Any]) -> None:
         """A line of rounds.jsonl has been written."""
@@ -66,25 +65,28 @@ class Result:
         return float(self.summary["accuracy"]["final"])
 
 
-@dataclass
-class Checkpoint:
-    """Everything a run needs to go on as if it had never stopped, but for the client states in the store."""
+@dataclass(frozen=True)
+class Settings:
+    """What a run is besides its method and task, whichever engine it runs on."""
 
-    fewbytes: str
-    fingerprint: str
-    round: int  # the last whole round; 0: after the start
-    finished: bool
-    server: bytes  # the server's state as a frame; empty: none
-    versions: Tensor  # of client states: (client, version) rows, int64
-    ledger: bytes
-    handlers: list[str]
-    rows: bytes  # rounds.jsonl so far
-    seconds: float
-    peak_memory_bytes: int
+    rounds: int
+    out: Path | None = None  # the run folder; None: a temporary one that lives as long as the result
+    resume: bool = False  # go on from the checkpoint in it
+    coded: bool = True  # lossless coding of what travels
+    evaluate_every: int = 1
+    keep_frames: bool = False
+    save_models: bool = True
+    config: str | None = None  # text of config.toml; None: the method's parameters
+    about: dict[str, Any] = field(default_factory=dict)  # entries for result.json
+    watcher: Watcher = field(default_factory=Watcher)
 
-    def state_versions(self) -> dict[Id, int]:
-        """The version of each client's state in the store."""
-        return {int(client): int(number) for client, number in self.versions}
+    def __post_init__(self) -> None:
+        if min(self.rounds, self.evaluate_every) < 1:
+            raise UserError(f"rounds ({self.rounds}) and evaluate_every ({self.evaluate_every}) must be at least 1")
+
+
+Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Network]]
+"""Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
 
 
 def run(
@@ -93,7 +95,9 @@ def run(
     *,
     rounds: int,
     out: Path | str | None = None,
+    engine: Literal["local", "flower-simulation"] = "local",
     workers: int | None = None,
+    policy: Policy | None = None,
     resume: bool = False,
     coded: bool = True,
     evaluate_every: int = 1,
@@ -103,27 +107,63 @@ def run(
     about: dict[str, Any] | None = None,
     watcher: Watcher | None = None,
 ) -> Result:
-    """Run a method on a task with the local engine; returns when `rounds` rounds are done.
+    """Run a method on a task on this machine; returns when `rounds` rounds are done.
 
-    `out`: the run folder (default: a temporary one that lives as long as the result). `resume`: go on from the
-    checkpoint in it. `coded`: lossless coding of what travels. `config`: text of config.toml (default: the method's
-    parameters). `about`: entries for result.json. Raises UserError for a folder that cannot be used, MethodError
-    when a handler fails; a KeyboardInterrupt leaves the folder ready to be resumed.
+    `out`: the run folder (default: a temporary one that lives as long as the result). `engine`: this package's own,
+    or Flower's simulation on Ray (the same results, bit for bit). `policy`: how long Flower waits for whom. `resume`:
+    go on from the checkpoint in `out`. `coded`: lossless coding of what travels. `config`: text of config.toml
+    (default: the method's parameters). `about`: entries for result.json. Raises UserError for a folder that cannot be
+    used, MethodError when a handler fails; a KeyboardInterrupt leaves the folder ready to be resumed.
     """
-    if min(rounds, evaluate_every, 1 if workers is None else workers) < 1:
-        raise UserError(
-            f"rounds ({rounds}), evaluate_every ({evaluate_every}) and workers ({workers}) must be at least 1"
-        )
+    if workers is not None and workers < 1:
+        raise UserError(f"workers must be at least 1, not {workers}")
     if not isinstance(method, Method):
         raise UserError(f"a method is an object like FedAvg(), not {method!r}")
-    scratch = ScratchFolder("run") if out is None else None
+    settings = Settings(
+        rounds, None if out is None else Path(out), resume, coded, evaluate_every, keep_frames, save_models, config,
+        about or {}, watcher or Watcher(),
+    )  # fmt: skip
+    if engine == "flower-simulation":
+        from fewbytes.engines.flower import simulate
+
+        simulated: Result = simulate(method, task, settings, workers, policy or Policy())
+        return simulated
+    if engine != "local":
+        raise UserError(f"engine is local or flower-simulation, not {engine!r}")
+
+    def connect(folder: Path, checkpoint: Checkpoint | None) -> LocalNetwork:
+        return LocalNetwork(
+            method, task, folder / "checkpoint" / "clients", workers=workers, coded=coded,
+            frames=folder / "frames" if keep_frames else None, **carried_on(checkpoint),
+        )  # fmt: skip
+
+    return drive(method, task, settings, connect)
+
+
+def carried_on(checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """What an engine's network takes over from a checkpoint: `ledger`, `versions` and `known`."""
+    if checkpoint is None:
+        return {}
+    ledger = Ledger.frombytes(checkpoint.ledger, checkpoint.handlers)
+    return {"ledger": ledger, "versions": checkpoint.state_versions(), "known": checkpoint.known}
+
+
+def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> Result:
+    """Run the loop over an engine's network: what every engine calls. Errors as in `run`."""
+    scratch = ScratchFolder("run") if settings.out is None else None
     try:
-        folder = scratch.path if scratch is not None else Path(out or "")
+        folder = settings.out if scratch is None and settings.out is not None else scratch.path  # type: ignore[union-attr]
         with _held(folder):
-            result = _run(
-                method, task, rounds, folder, workers, resume, coded, evaluate_every, keep_frames, save_models,
-                config, about or {}, watcher or Watcher(),
-            )  # fmt: skip
+            loop = _Loop(method, task, settings, folder)
+            checkpoint = loop.begin()
+            with connect(folder, checkpoint) as net:
+                summary = loop.run(net, checkpoint)
+                model = method.global_model(loop.state, task)
+                if settings.save_models:
+                    if model is not None:
+                        save_model(model, folder / "models" / "global.safetensors", settings.about)
+                    net.save_models(folder / "models", settings.about)
+            result = Result(folder, summary, loop.rows, net.ledger, model)
     except BaseException:
         if scratch is not None:
             scratch.close()
@@ -131,45 +171,6 @@ def run(
     if scratch is not None:
         weakref.finalize(result, scratch.close)
     return result
-
-
-def _run(
-    method: Method,
-    task: Task,
-    rounds: int,
-    folder: Path,
-    workers: int | None,
-    resume: bool,
-    coded: bool,
-    evaluate_every: int,
-    keep_frames: bool,
-    save_models: bool,
-    config: str | None,
-    about: dict[str, Any],
-    watcher: Watcher,
-) -> Result:
-    checkpoint = read_checkpoint(folder) if resume else None
-    fingerprint = _fingerprint(method, task, f"coded {coded}, evaluated every {evaluate_every}")
-    if checkpoint is not None:
-        _check(checkpoint, fingerprint, folder, rounds)
-    else:
-        _begin_folder(folder, method, task, rounds, config)
-    loop = _Loop(method, task, rounds, folder, fingerprint, evaluate_every, about, watcher)
-    with LocalNetwork(
-        method,
-        task,
-        folder / "checkpoint" / "clients",
-        workers=workers,
-        coded=coded,
-        ledger=Ledger.frombytes(checkpoint.ledger, checkpoint.handlers) if checkpoint is not None else None,
-        versions=checkpoint.state_versions() if checkpoint is not None else None,
-        frames=folder / "frames" if keep_frames else None,
-    ) as net:
-        summary = loop.run(net, checkpoint)
-        model = method.global_model(loop.state, task)
-        if save_models:
-            _save_models(folder, net, model, loop.about)
-    return Result(folder, summary, loop.rows, net.ledger, model)
 
 
 @contextmanager
@@ -187,25 +188,27 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 class _Loop:
-    def __init__(
-        self,
-        method: Method,
-        task: Task,
-        rounds: int,
-        folder: Path,
-        fingerprint: str,
-        evaluate_every: int,
-        about: dict[str, Any],
-        watcher: Watcher,
-    ) -> None:
-        self.method, self.task, self.rounds, self.folder = method, task, rounds, folder
-        self.fingerprint, self.evaluate_every, self.about, self.watcher = fingerprint, evaluate_every, about, watcher
+    def __init__(self, method: Method, task: Task, settings: Settings, folder: Path) -> None:
+        self.method, self.task, self.folder = method, task, folder
+        self.rounds, self.evaluate_every = settings.rounds, settings.evaluate_every
+        self.settings, self.watcher = settings, settings.watcher
+        how = f"coded {settings.coded}, evaluated every {settings.evaluate_every}"
+        self.fingerprint = fingerprint(method, task, how)
         self.state: Any = None
         self.rows: list[dict[str, Any]] = []
         self.seconds = 0.0
         self.status = "running"
 
-    def run(self, net: LocalNetwork, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    def begin(self) -> Checkpoint | None:
+        """The checkpoint to go on from, or a folder begun anew. Raises UserError if neither can be."""
+        if not self.settings.resume:
+            _begin_folder(self.folder, self.method, self.task, self.rounds, self.settings.config)
+            return None
+        checkpoint = read_checkpoint(self.folder)
+        check(checkpoint, self.fingerprint, self.folder, self.rounds)
+        return checkpoint
+
+    def run(self, net: Network, checkpoint: Checkpoint | None) -> dict[str, Any]:
         done, finished = 0, False
         net.on_reply = self.watcher.replied
         if checkpoint is None:
@@ -219,10 +222,12 @@ class _Loop:
             _write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
         self.watcher.started(self.folder, self.rounds, done)
         try:
-            with _terminating():
+            with terminating():
                 if checkpoint is None:
                     self._phase(net, 0, "start", lambda: self.method.start(self.state, net))
                 for t in range(done + 1, self.rounds + 1):
+                    for client in net.arrivals():
+                        self._join(net, t, client)
                     self._phase(net, t, "round", lambda t=t: self.method.round(self.state, net, t))  # type: ignore[misc]
                 if not finished:
                     self._phase(net, self.rounds + 1, "finish", lambda: self.method.finish(self.state, net))
@@ -235,10 +240,21 @@ class _Loop:
                 self._summarise(net)
         return self._summary(net)
 
-    def _phase(self, net: LocalNetwork, t: int, phase: str, step: Callable[[], None]) -> None:
+    def _join(self, net: Network, t: int, client: Id) -> None:
+        """Serve a client the run did not know, before round t; one that is gone again may come back later."""
+        net.clients = sorted([*net.clients, client])
+        try:
+            self._phase(net, t, "join", lambda: self.method.join(self.state, net, client), client)
+        except TooFewReplies:
+            net.clients.remove(client)
+            net.abandon()
+        else:
+            self.watcher.joined(client)
+
+    def _phase(self, net: Network, t: int, phase: str, step: Callable[[], None], *who: Id) -> None:
         started, before = time.monotonic(), len(net.ledger)
         scored = phase == "round" and (t % self.evaluate_every == 0 or t == self.rounds)
-        net.begin(t, scored or phase == "finish")
+        net.begin(t, scored or phase == "finish", *(f"join {client}" for client in who))
         step()
         net.idle()
         exchanged = time.monotonic()
@@ -253,6 +269,7 @@ class _Loop:
             row |= net.ledger.totals(before)
             broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
             row |= {"not_finite": broken} if broken else {}
+            row |= {"left_out": [asdict(left) for left in net.left_out]} if net.left_out else {}
             row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
             self.rows.append(row)
         self._checkpoint(net, t, phase)
@@ -276,12 +293,12 @@ class _Loop:
             accuracy["global"] = correct / len(test)
         return accuracy
 
-    def _checkpoint(self, net: LocalNetwork, t: int, phase: str) -> None:
+    def _checkpoint(self, net: Network, t: int, phase: str) -> None:
         rows = "".join(json.dumps(row) + "\n" for row in self.rows)
         server = b"" if self.state is None else bytes(pack(self.state, coded=False))
-        finished = phase == "finish"
+        whole = t - 1 if phase in ("join", "finish") else t
         checkpoint = Checkpoint(
-            VERSION, self.fingerprint, min(t, self.rounds), finished, server,
+            VERSION, self.fingerprint, whole, list(net.clients), phase == "finish", server,
             torch.tensor(sorted(net.versions.items()), dtype=torch.int64).view(-1, 2), net.ledger.tobytes(),
             net.ledger.handlers, rows.encode(), self.seconds, net.peak_memory_bytes,
         )  # fmt: skip
@@ -289,16 +306,16 @@ class _Loop:
             for part in pack(checkpoint, coded=False).parts:
                 file.write(part)
         _write_text(self.folder / "rounds.jsonl", rows)
-        net.store.keep_only(net.versions)
+        net.checkpointed()
 
-    def _summarise(self, net: LocalNetwork) -> None:
+    def _summarise(self, net: Network) -> None:
         with replacing(self.folder / "result.json") as file:
             file.write(json.dumps(self._summary(net), indent=2).encode() + b"\n")
         temporary = self.folder / ".ledger.tmp"
         net.ledger.write_parquet(temporary)
         os.replace(temporary, self.folder / "ledger.parquet")
 
-    def _summary(self, net: LocalNetwork) -> dict[str, Any]:
+    def _summary(self, net: Network) -> dict[str, Any]:
         kinds = dict.fromkeys(kind for row in self.rows for kind in row["accuracy"])
         curves = {k: [(r["round"], r["accuracy"][k]) for r in self.rows if k in r["accuracy"]] for k in kinds}
         scores = {
@@ -317,7 +334,7 @@ class _Loop:
         return {
             "method": type(self.method).__name__.lower(),
             "parameters": asdict(self.method),  # type: ignore[call-overload]
-            **self.about,
+            **self.settings.about,
             "clients": len(self.task.clients),
             "seed": self.task.seed,
             "rounds": len(rows),
@@ -325,6 +342,7 @@ class _Loop:
             "accuracy": {"kind": kind, **scores.get(kind, nothing), "all": scores},
             "majority_class_accuracy": majority_class_accuracy(self.task),
             **totals,
+            "left_out": int((net.ledger.columns()["outcome"] != 0).sum()),
             "uplink_bytes_per_client_round": totals["uplink_bytes"] / max(1, exchanges),
             "downlink_bytes_per_client_round": totals["downlink_bytes"] / max(1, exchanges),
             "seconds": round(self.seconds, 3),
@@ -360,51 +378,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint of a run folder. Raises UserError if there is none, or it is damaged."""
-    path = folder / "checkpoint" / "run.state"
-    if not (folder / "config.toml").is_file():
-        raise UserError(f"{folder} is not a run folder (it has no config.toml): name one of those under runs/")
-    try:
-        return unpack(Checkpoint, path.read_bytes(), limit=1 << 40)
-    except FileNotFoundError:
-        raise UserError(f"{folder} has no checkpoint to go on from: the run ended before its first round") from None
-    except (FrameError, OSError) as error:
-        raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
-
-
-def _check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -> None:
-    if rounds < checkpoint.round or (checkpoint.finished and rounds > checkpoint.round):
-        state = "has ended" if checkpoint.finished else "is already further"
-        raise UserError(f"the run in {folder} {state}, after {checkpoint.round} rounds: start a new one for {rounds}")
-    if checkpoint.fewbytes.split(".")[:2] != VERSION.split(".")[:2]:
-        raise UserError(f"the checkpoint in {folder} was written by fewbytes {checkpoint.fewbytes}; this is {VERSION}")
-    if checkpoint.fingerprint != fingerprint:
-        raise UserError(
-            f"the checkpoint in {folder} is of another configuration (method, parameters, data, model or seed): "
-            "resume it with the configuration it was made with, or start a new run"
-        )
-    store = ClientStore(folder / "checkpoint" / "clients")
-    for client, number in checkpoint.state_versions().items():
-        if number:
-            store.check(client, number)
-
-
-def _fingerprint(method: Method, task: Task, how: str) -> str:
-    counts = task.data.label_counts()
-    labels = [client.train.labels.numpy().tobytes() for client in task.data.clients]
-    parts = [
-        repr(method),
-        how,
-        str(task.seed),
-        task.precision,
-        str(MAJOR),
-        json.dumps(counts),
-        task.layout(0).hash.hex(),
-    ]
-    return hashlib.sha256("\n".join(parts).encode() + b"".join(labels)).hexdigest()
-
-
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
     if (folder / "config.toml").exists():
         raise UserError(f"{folder} already holds a run: choose another folder, or resume it")
@@ -431,18 +404,8 @@ def _means(records: dict[str, dict[Id, float]], prefix: str) -> dict[str, float]
     return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
 
-def _save_models(folder: Path, net: LocalNetwork, model: nn.Module | None, about: dict[str, Any]) -> None:
-    if model is not None:
-        save_model(model, folder / "models" / "global.safetensors", about)
-    if type(net.method).local_model is not Method.local_model:
-        for client in net.clients:
-            own = net.local_model(client)
-            if own is not None:
-                save_model(own, folder / "models" / f"client-{client}.safetensors", about)
-
-
 @contextmanager
-def _terminating() -> Iterator[None]:
+def terminating() -> Iterator[None]:
     """Treat a polite request to end (SIGTERM) like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +13,7 @@ from torch import nn
 from fewbytes.engines.store import ClientStore, state_class
 from fewbytes.errors import MethodError
 from fewbytes.method import Id, Method, Site, Task
+from fewbytes.models.files import save_model
 from fewbytes.net import Handler
 from fewbytes.training import evaluate
 from fewbytes.wire import Base, Counted, Frame, Layout, counted, pack, unpack
@@ -62,9 +66,9 @@ class Runner:
         site = Site(self.task, job.client, job.round, job.handler, self._models, job.scored)
         state = self._state(job)
         done = Done(job.number, version=job.version)
-        if job.handler in (SCORE, SAVE):
+        if job.handler == SCORE:
             model = self.method.local_model(state, site)
-            if model is not None and job.handler == SCORE:
+            if model is not None and len(site.test):
                 x, y = site.tensors(site.test)
                 done.score = (evaluate(model, x, y, self.task.precision)[0], len(y))
             return done, None
@@ -85,10 +89,14 @@ class Runner:
         done.records = site.records
         return done, frame
 
-    def local_model(self, client: Id, version: int, t: int) -> nn.Module | None:
-        """A client's own model, by the method."""
+    def save_model(self, client: Id, version: int, t: int, folder: Path, about: dict[str, Any]) -> None:
+        """Save a client's own model, if the method has one."""
+        if type(self.method).local_model is Method.local_model:
+            return
         site = Site(self.task, client, t, SAVE, scored=False)
-        return self.method.local_model(self._state(Job(0, SAVE, client, t, False, version)), site)
+        model = self.method.local_model(self._state(Job(0, SAVE, client, t, False, version)), site)
+        if model is not None:
+            save_model(model, folder / f"client-{client}.safetensors", about)
 
     def _state(self, job: Job) -> Any:
         if self.state_class is None:
@@ -114,6 +122,16 @@ class Runner:
             received = unpack(handler.message, message, layout=layout)
             self._message = (job.message, received, Base.of(bytes(message[-32:]), received))
         return self._message[1:]
+
+
+def handlers_of(method: Method) -> list[str]:
+    """The names of a method's client handlers: what takes (state, message, site: Site)."""
+    names = []
+    for name, function in inspect.getmembers(type(method), inspect.isfunction):
+        if list(inspect.signature(function).parameters)[3:] and hasattr(Method, name) is False:
+            with suppress(MethodError, TypeError):
+                names.append(Handler.of(function).name)
+    return names
 
 
 def unchanged(base: Base | None) -> None:

@@ -61,6 +61,12 @@ class Exchange:
             mapped = self._map(name)
         frame.write_into(memoryview(mapped))
 
+    def put(self, frame: Frame) -> str:
+        """Write a frame into a file nobody uses; returns its name."""
+        name = self.new()
+        self.write(name, frame)
+        return name
+
     def read(self, name: str, length: int) -> memoryview:
         """The first `length` bytes of the file, valid until somebody writes it again."""
         mapped = self._maps.get(name)
@@ -222,8 +228,8 @@ def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[
     """A worker's life: jobs in, results out, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends the workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with_parent(parent)
-    _keep_memory()
+    die_with_parent(parent)
+    keep_memory()
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
@@ -247,7 +253,7 @@ def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[
         pipe.send_bytes(msgspec.msgpack.encode(done))
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Keep what is freed: each training step asks for the same memory again (10 % of the time of ResNet-8)."""
     allocator = ctypes.CDLL(None)
     if hasattr(allocator, "mallopt"):  # the GNU C library
@@ -256,7 +262,7 @@ def _keep_memory() -> None:
         allocator.mallopt(mmap_threshold, 1 << 30)
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Have the system end this process when its parent dies, even by kill -9 (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

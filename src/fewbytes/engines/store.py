@@ -54,6 +54,13 @@ class ClientStore:
             if file.name not in wanted:
                 file.unlink(missing_ok=True)
 
+    def keep_only_of(self, client: Id, versions: set[int]) -> None:
+        """Remove every version of one client's state but these."""
+        wanted = {self.path(client, version).name for version in versions}
+        for file in self.folder.glob(f"{client}-*.state"):
+            if file.name not in wanted:
+                file.unlink(missing_ok=True)
+
 
 def state_class(method: Method, half: str) -> type[Any] | None:
     """The class of the state that `method.server` or `method.client` makes, by its return type; None for no state."""

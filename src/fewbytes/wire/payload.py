@@ -120,6 +120,14 @@ def counted(value: Any) -> Counted:
     return sum((v.counted() for v in _wire_values(value)), Counted())
 
 
+def check_finite(value: Any) -> None:
+    """Raises FrameError if a payload's wire values hold numbers that are not finite."""
+    for wire_value in _wire_values(value):
+        for name, tensor in wire_value.states().items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise FrameError("values", f"the values of {name!r} are not all finite")
+
+
 def flat_words(value: Tensor) -> Array:
     """A tensor's bits in C order as a flat array of unsigned integers (no copy where it is contiguous)."""
     value = value.detach().cpu().contiguous().reshape(-1)

@@ -1,0 +1,104 @@
+"""Seconds per round of the same FedAvg: our local engine, Flower's own on its simulation, ours on Flower's simulation.
+
+    FEWBYTES_DATA=… python benchmarks/flower/speed.py [cnn4] [mlp] [--rounds 5] [--repeats 3]
+
+Each is measured in a process of its own, in turn; start-up and the first round are not counted. Nothing is evaluated;
+our frames are coded. Two workers or Ray actors of one thread on two cores. Memory is the peak of all processes
+together, start-up included, shared pages counted once. One part alone: `--part peer --workload cnn4` (JSON).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+from peer import WORK, PeakMemory, make_task, peer_rounds
+
+import fewbytes as fb
+
+PARTS = {
+    "local": "fewbytes, local engine",
+    "peer": "Flower's FedAvg, its simulation",
+    "simulation": "fewbytes, Flower's simulation",
+}
+
+
+def method(workload: str) -> fb.Method:
+    """Our FedAvg with a workload's settings."""
+    *_, epochs, batch, lr = WORK[workload]
+    return fb.FedAvg(epochs=epochs, batch=batch, lr=lr)
+
+
+def seconds(result: fb.Result) -> list[float]:
+    """Seconds of a run's rounds but the first, without scoring."""
+    return [row["seconds"] - row["seconds_scoring"] for row in result.rounds[1:] if row["phase"] == "round"]
+
+
+def local_rounds(workload: str, rounds: int) -> list[float]:
+    """Seconds of each round after the first."""
+    task = make_task(workload)
+    return seconds(
+        fb.run(method(workload), task, rounds=rounds + 1, workers=2, evaluate_every=10**6, save_models=False)
+    )
+
+
+def simulation_rounds(workload: str, rounds: int) -> list[float]:
+    """Seconds of each round after the first."""
+    from fewbytes.engines.flower import simulate
+
+    task = make_task(workload)
+    return seconds(simulate(method(workload), task, rounds=rounds + 1, evaluate_every=10**6, save_models=False))
+
+
+MEASURE = {"local": local_rounds, "peer": peer_rounds, "simulation": simulation_rounds}
+
+
+def measure(part: str, workload: str, rounds: int) -> tuple[list[float], int]:
+    """One part in a fresh process: seconds per round, peak memory in bytes. Raises RuntimeError if it fails."""
+    command = [sys.executable, __file__, "--part", part, "--workload", workload, "--rounds", str(rounds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with PeakMemory(process.pid) as peak:
+        out, errors = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{errors[-2000:]}")
+    return json.loads(out.splitlines()[-1])["seconds"], peak.bytes
+
+
+def table(workload: str, times: dict[str, list[float]], memory: dict[str, int]) -> str:
+    """The measurements of a workload as text."""
+    ours = statistics.median(times["local"])
+    lines = [f"{workload:34} {'s/round':>8} {'min-max':>15} {'to ours':>8} {'peak MiB':>9}"]
+    for part, values in times.items():
+        middle = statistics.median(values)
+        spread = f"{min(values):.2f}-{max(values):.2f}"
+        size = memory[part] / 2**20
+        lines.append(f"  {PARTS[part]:32} {middle:8.2f} {spread:>15} {middle / ours:7.2f}x {size:9.0f}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", nargs="*", default=list(WORK))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--part", choices=list(PARTS))
+    parser.add_argument("--workload", choices=list(WORK))
+    options = parser.parse_args()
+    if options.part:
+        print(json.dumps({"seconds": MEASURE[options.part](options.workload, options.rounds)}))
+        sys.exit()
+    print(f"{os.cpu_count()} cores; {options.repeats} x {options.rounds} rounds of each")
+    for workload in options.work:
+        times: dict[str, list[float]] = {part: [] for part in options.parts}
+        memory = dict.fromkeys(options.parts, 0)
+        for _ in range(options.repeats):
+            for part in options.parts:
+                values, peak = measure(part, workload, options.rounds)
+                times[part] += values
+                memory[part] = max(memory[part], peak)
+        print(table(workload, times, memory), flush=True)

@@ -1,0 +1,141 @@
+"""What every engine's network shares: messages packed once, replies checked and entered in the ledger, frames kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fewbytes.engines.handlers import Done, packed, unchanged
+from fewbytes.method import Id, Method, Task
+from fewbytes.net import Handler, Ledger, Network, Row
+from fewbytes.wire import Base, Counted, Frame, unpack
+from fewbytes.wire.payload import LIMIT
+
+
+class EngineNetwork(Network):
+    """A network that packs, counts and keeps frames; an engine adds how they get to the clients and back.
+
+    `coded`: lossless coding of the frames. `versions`: each client's state's version, as the server knows it.
+    `known`: the clients that take part (default: all). `frames`: a folder that every frame is kept in.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        *,
+        coded: bool = True,
+        ledger: Ledger | None = None,
+        versions: dict[Id, int] | None = None,
+        known: list[Id] | None = None,
+        frames: Path | None = None,
+    ) -> None:
+        super().__init__(method, task, ledger)
+        if known is not None:
+            self.clients = list(known)
+        self.coded = coded
+        self.versions: dict[Id, int] = dict(versions or {})
+        self._frames = frames
+        self._numbers = 0
+
+    def number(self) -> int:
+        """A number no job or message of this run has had."""
+        self._numbers += 1
+        return self._numbers
+
+    def settle(
+        self,
+        handler: Handler,
+        client: Id,
+        letter: Letter,
+        done: Done,
+        reply: memoryview,
+        limit: int = LIMIT,
+        check: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """The decoded reply; its exchange is entered in the ledger. Raises FrameError, entering nothing.
+
+        `limit`: bytes of arrays the reply may hold. `check` may raise FrameError for a value it does not accept.
+        """
+        value = None
+        if handler.reply is not None:
+            unchanged(letter.base)
+            value = unpack(handler.reply, reply, layout=self.task.layout(client), base=letter.base, limit=limit)
+            if check is not None:
+                check(value)
+        self.keep(client, handler.name, "up", reply)
+        self.versions[client] = done.version
+        for name, record in done.records.items():
+            self.records.setdefault(name, {})[client] = record
+        row = Row(self.t, handler.name, client, letter.length, len(reply), letter.counted, Counted(*done.up))
+        self.ledger.add(row)
+        return value
+
+    def keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:
+        """Keep a frame as a file, if asked to."""
+        if self._frames is not None and frame is not None and len(frame):
+            self._frames.mkdir(parents=True, exist_ok=True)
+            (self._frames / f"{self.t}-{handler}-{client}-{way}.frame").write_bytes(bytes(frame))
+
+
+@dataclass
+class Letter:
+    """One message as it travels, to however many clients."""
+
+    number: int
+    frame: Frame | None
+    length: int
+    counted: Counted
+    base: Base | None
+    at: str
+    left: int  # clients that have not answered yet
+
+
+class Mail:
+    """The messages of one call: each packed once, when it is first sent, and dropped with its last reply.
+
+    `put` stores a frame where its reader finds it and `free` gives the place back.
+    """
+
+    def __init__(
+        self,
+        net: EngineNetwork,
+        handler: Handler,
+        messages: Mapping[Id, Any],
+        asked: list[Id],
+        put: Callable[[Frame], str] = lambda frame: "",
+        free: Callable[[str], None] = lambda at: None,
+    ) -> None:
+        self.letters: dict[Id, Letter] = {}
+        self._net, self._handler, self._messages = net, handler, messages
+        self._put, self._free = put, free
+        self._key = {i: (id(messages[i]), net.task.architecture(i)) for i in asked}
+        self._uses = Counter(self._key.values())
+        self._packed: dict[Any, Letter] = {}
+
+    def write(self, client: Id) -> Letter:
+        """The client's message, packed and put where its reader finds it."""
+        key, message = self._key[client], self._messages[client]
+        if key not in self._packed:
+            net = self._net
+            frame, counted = packed(self._handler, message, net.task.layout(client), net.coded)
+            at = "" if frame is None else self._put(frame)
+            base = None if frame is None or self._handler.reply is None else Base.of(frame.digest, message)
+            number, length = (0, 0) if frame is None else (net.number(), len(frame))
+            self._packed[key] = Letter(number, frame, length, counted, base, at, self._uses[key])
+        self.letters[client] = self._packed[key]
+        self._net.keep(client, self._handler.name, "down", self.letters[client].frame)
+        return self.letters[client]
+
+    def take(self, client: Id) -> Letter:
+        """The client's message, once its reply is here (or will not come)."""
+        letter = self.letters.pop(client)
+        letter.left -= 1
+        if letter.left == 0:
+            del self._packed[self._key[client]]
+            if letter.at:
+                self._free(letter.at)
+        return letter

@@ -1,0 +1,136 @@
+"""A client's node: what it is asked it does once, and keeps its state and its last reply on its own disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from fewbytes.checkpoint import VERSION
+from fewbytes.engines.handlers import SCORE, Done, Job, Runner
+from fewbytes.engines.pool import attempt, keep_memory
+from fewbytes.engines.store import ClientStore
+from fewbytes.errors import FewbytesError
+from fewbytes.files import lock, replacing
+from fewbytes.method import Id, Method, Task
+from fewbytes.wire.frame import MAJOR
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Order(msgspec.Struct, array_like=True):
+    """What a server asks of a client's node. The message's frame travels beside it."""
+
+    run: str  # the run's name: the node's folder for it
+    agreed: bytes  # digest of what both ends must have in common
+    job: Job
+    call: int  # which call of the round this is
+    kept: int  # version of the client's state that the server may go back to
+    coded: bool
+
+
+class Kept(msgspec.Struct, array_like=True):
+    """The last thing a client did: which job, for what order (a digest), with what reply."""
+
+    number: int
+    asked: bytes
+    done: Done
+    frame: bytes
+
+
+def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
+    """What a server and a client's node must have in common to understand each other, in words for people."""
+    return {
+        "fewbytes version": VERSION.rpartition(".")[0],
+        "frame format": str(MAJOR),
+        "method": repr(method),
+        "model (names, types and shapes of its entries)": task.layout(client).hash.hex(),
+        "seed": str(task.seed),
+        "precision": task.precision,
+    }
+
+
+def digest(common: dict[str, str]) -> bytes:
+    """16 bytes that are equal for equal `in_common`."""
+    return blake3(msgspec.json.encode(common)).digest()[:16]
+
+
+class Node:
+    """Answers orders of one run for the clients whose data are here.
+
+    `folder`: where run folders go on this node. The files of a client lie in `<run>/checkpoint/clients`: its state in
+    the versions the server may ask for, and its last reply, so that an order that comes twice is answered twice but
+    done once. `threads`: torch threads; results are equal bit for bit only at 1.
+    """
+
+    def __init__(self, method: Method, task: Task, folder: Path, run: str, threads: int = 1) -> None:
+        if not RUN_NAME.fullmatch(run):
+            raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
+        self.method, self.task, self.folder = method, task, folder / run
+        self.store = ClientStore(self.folder / "checkpoint" / "clients")
+        self.runner = Runner(method, task, self.store, True)
+        torch.set_num_threads(threads)
+        keep_memory()
+
+    def answer(self, order: Order, frame: memoryview | None) -> tuple[Done, bytes]:
+        """Run the order's job, or give its stored reply: what came of it and the reply's frame (empty: none)."""
+        job = order.job
+        if not 0 <= job.client < len(self.task.clients):
+            return Done(job.number, error=f"this node's task has no client {job.client}"), b""
+        ours = in_common(self.method, self.task, job.client)
+        if digest(ours) != order.agreed:
+            return Done(job.number, error=DIFFERENT + msgspec.json.encode(ours).decode()), b""
+        self.runner.coded = order.coded
+        with self._alone(job.client):
+            return self._answer(order, frame)
+
+    def _answer(self, order: Order, frame: memoryview | None) -> tuple[Done, bytes]:
+        job = order.job
+        asked = self._digest(order, frame)
+        kept = self._kept(job.client)
+        if kept is not None and kept.asked == asked:
+            return kept.done, kept.frame
+        if kept is not None and job.number < kept.number:
+            return Done(job.number, error="the order is older than one this client has already followed"), b""
+        if job.version and not self.store.path(job.client, job.version).exists():
+            return Done(job.number, error=f"the client's state (version {job.version}) is gone from its node"), b""
+        done, reply = attempt(lambda: self.runner.run(job, frame), job.number)
+        packed = b"" if reply is None else bytes(reply)
+        if not done.error and job.handler != SCORE:
+            with replacing(self._path(job.client), sync=True) as file:
+                file.write(msgspec.msgpack.encode(Kept(job.number, asked, done, packed)))
+            self.store.keep_only_of(job.client, {order.kept, job.version, done.version})
+        return done, packed
+
+    def _digest(self, order: Order, frame: memoryview | None) -> bytes:
+        job = order.job
+        what = (order.agreed, order.coded, job.handler, job.client, job.round, order.call, job.scored, job.version)
+        return blake3(msgspec.msgpack.encode(what) + (b"" if frame is None else bytes(frame[-32:]))).digest()
+
+    def _path(self, client: Id) -> Path:
+        return self.store.folder / f"{client}.reply"
+
+    def _kept(self, client: Id) -> Kept | None:
+        try:
+            return msgspec.msgpack.decode(self._path(client).read_bytes(), type=Kept)
+        except (OSError, msgspec.MsgspecError):
+            return None  # nothing kept, or torn by a loss of power: doing it again gives the same
+
+    @contextmanager
+    def _alone(self, client: Id) -> Iterator[None]:
+        """One order at a time for a client, whichever process it reached: a straggler is waited for."""
+        held = lock(self.store.folder / f"{client}.lock", wait=True)
+        try:
+            yield
+        finally:
+            if held is not None:
+                held.close()
+
+
+DIFFERENT = "different:"
+"""How an error begins that carries, as JSON, what the node has that the server was to have in common with it."""

@@ -1,0 +1,75 @@
+"""A Flower grid in memory that hands messages to a ClientApp, and the faults a real network has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+Fault = Callable[[Message, Message], Iterable[Message]]
+"""What becomes of a reply: (the message, its reply) -> the replies that arrive."""
+
+
+class MemoryGrid(Grid):
+    """Nodes 1000, 1001, … each with one client's data; replies land in the reverse order of asking.
+
+    `fault`: what becomes of replies. `present`: the clients whose nodes are there, looked at each time.
+    """
+
+    def __init__(self, app: ClientApp, clients: int, fault: Fault | None = None, named: bool = False) -> None:
+        self.app, self.fault, self.named = app, fault or (lambda message, reply: [reply]), named
+        self.present = list(range(clients))
+        self.config: dict[str, Any] = {}
+        self.asked: list[Message] = []
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # what Flower's own processes set
+        self._replies: dict[str, list[Message]] = {}
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any: ...
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [1000 + i for i in self.present]
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=1000 + i, name=f"site-{i}" if self.named else "") for i in self.present]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            number = str(uuid4())
+            message.metadata.__dict__["_message_id"] = number
+            self._replies[number] = [message]
+            ids.append(number)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for number in reversed(list(message_ids)):
+            for message in self._replies.pop(number, []):
+                yield from self.fault(message, self.answer(message))
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def answer(self, message: Message) -> Message:
+        """What the node answers."""
+        self.asked.append(message)
+        client = message.metadata.dst_node_id - 1000
+        if client not in self.present:
+            return Message(Error(5, "node unavailable"), reply_to=message)
+        config = {"partition-id": client, **self.config}
+        context = Context(1, message.metadata.dst_node_id, config, RecordDict(), {})
+        try:
+            return self.app(message, context)
+        except Exception as error:
+            return Message(Error(2, str(error)), reply_to=message)
