@@ -10,6 +10,7 @@ To be imported, not run: Ray's actors find `client_app` by this module's name.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import tempfile
 import threading
@@ -126,7 +127,7 @@ def peer_rounds(workload: str, rounds: int) -> list[float]:
     simulate(server_app, client_app, clients)
     if len(strategy.ended) != rounds + 1:
         raise RuntimeError(f"{len(strategy.ended)} of {rounds + 1} rounds ended; see Flower's log above")
-    return [end - start for start, end in zip(strategy.ended, strategy.ended[1:], strict=False)]
+    return [end - start for start, end in itertools.pairwise(strategy.ended)]
 
 
 def simulate(server_app: ServerApp, client_app: ClientApp, clients: int) -> None:

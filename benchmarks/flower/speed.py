@@ -2,19 +2,23 @@
 
     FEWBYTES_DATA=… python benchmarks/flower/speed.py [cnn4] [mlp] [--rounds 5] [--repeats 3]
 
-Each is measured in a process of its own, in turn; start-up and the first round are not counted. Nothing is evaluated;
-our frames are coded. Two workers or Ray actors of one thread on two cores. Memory is the peak of all processes
-together, start-up included, shared pages counted once. One part alone: `--part peer --workload cnn4` (JSON).
+Each is measured in a process of its own, in turn, round's end to round's end; start-up (Ray's too) and the first round
+are not counted. Nothing is evaluated; our frames are coded and our checkpoints written. Two workers or Ray actors of
+one thread. Memory is the peak of all processes together, start-up included, shared pages counted once; Ray's own
+processes belong to it. One part alone: `--part peer --workload cnn4` (JSON).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
+import time
+from typing import Any
 
 from peer import WORK, PeakMemory, make_task, peer_rounds
 
@@ -33,28 +37,32 @@ def method(workload: str) -> fb.Method:
     return fb.FedAvg(epochs=epochs, batch=batch, lr=lr)
 
 
-def seconds(result: fb.Result) -> list[float]:
-    """Seconds of a run's rounds but the first, without scoring."""
-    return [row["seconds"] - row["seconds_scoring"] for row in result.rounds[1:] if row["phase"] == "round"]
+class Ends(fb.Watcher):
+    """Notes when each round has ended, its checkpoint written."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def scored(self, row: dict[str, Any]) -> None:
+        self.times.append(time.perf_counter())
 
 
-def local_rounds(workload: str, rounds: int) -> list[float]:
-    """Seconds of each round after the first."""
-    task = make_task(workload)
-    return seconds(
-        fb.run(method(workload), task, rounds=rounds + 1, workers=2, evaluate_every=10**6, save_models=False)
-    )
+def our_rounds(workload: str, rounds: int, engine: str) -> list[float]:
+    """Seconds of each of `rounds` rounds, end to end; one before, and one after in which the end is scored, are not
+    counted."""
+    ends = Ends()
+    fb.run(
+        method(workload), make_task(workload), rounds=rounds + 2, engine=engine, workers=2, evaluate_every=10**6,
+        save_models=False, watcher=ends,
+    )  # fmt: skip
+    return [end - start for start, end in itertools.pairwise(ends.times[:-1])]
 
 
-def simulation_rounds(workload: str, rounds: int) -> list[float]:
-    """Seconds of each round after the first."""
-    from fewbytes.engines.flower import simulate
-
-    task = make_task(workload)
-    return seconds(simulate(method(workload), task, rounds=rounds + 1, evaluate_every=10**6, save_models=False))
-
-
-MEASURE = {"local": local_rounds, "peer": peer_rounds, "simulation": simulation_rounds}
+MEASURE = {
+    "local": lambda workload, rounds: our_rounds(workload, rounds, "local"),
+    "peer": peer_rounds,
+    "simulation": lambda workload, rounds: our_rounds(workload, rounds, "flower-simulation"),
+}
 
 
 def measure(part: str, workload: str, rounds: int) -> tuple[list[float], int]:

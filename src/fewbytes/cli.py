@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fewbytes.checkpoint import read_checkpoint
+from fewbytes.display import Display, console
 from fewbytes.errors import FewbytesError, UserError
 from fewbytes.experiment import make_experiment, make_method, read_experiment
 from fewbytes.inspect import inspect_frame
@@ -27,10 +27,8 @@ from fewbytes.method import Task
 from fewbytes.methods import METHODS
 from fewbytes.plan import make_plan, parse_rate
 from fewbytes.report import read_runs, summary_table, write_report
-from fewbytes.run import Watcher
 from fewbytes.run import run as run_method
 
-console = Console(stderr=True, highlight=False)
 printed = Console(highlight=False)
 app = typer.Typer(
     help="Federated learning over slow links, measured in the bytes that cross the wire.",
@@ -61,7 +59,11 @@ SHARED: dict[str, Any] = {
     "workers": _option(int, "Worker processes (default: one per core)."),
     "device": _option(str, "cpu or cuda.", metavar="NAME"),
     "precision": _option(str, "float32 or bf16.", metavar="NAME"),
-    "engine": _option(str, "local.", metavar="NAME"),
+    "engine": _option(str, "local, or flower-simulation (Ray).", metavar="NAME"),
+    "min_replies": _option(float, "Flower: part of the clients asked that must answer, or the run stops."),
+    "round_timeout": _option(float, "Flower: seconds an exchange waits for its clients."),
+    "over_selection": _option(float, "Flower: ask a cohort this part larger; the first to answer are taken."),
+    "connect_timeout": _option(float, "Flower: seconds the start waits for all clients."),
     "evaluate_every": _option(int, "Score the models every so many rounds."),
     "coding": _option(bool, "Lossless coding of what travels.", "--coding/--no-coding"),
     "keep_frames": _option(bool, "Keep every frame as a file, for `fewbytes inspect`.", "--keep-frames"),
@@ -69,6 +71,8 @@ SHARED: dict[str, Any] = {
     "parameters": _option(list[str], "A field of the method (compare: or METHOD.KEY).", "--set", metavar="KEY=VALUE"),
 }
 """The options that `run`, `compare` and `plan` share: an experiment's settings."""
+FREE = ("workers", "rounds", "min_replies", "round_timeout", "over_selection", "connect_timeout")
+"""The settings that may be given anew when a run is resumed: no result depends on them while all clients answer."""
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
@@ -129,11 +133,44 @@ def run(
         job = _Job(settings)
         folder = resume or _new_folder(out, job.experiment.method)
         result = job.execute(folder, resume is not None)
-    if as_json:
-        print(json.dumps(result, indent=2))
+    _told(folder, result, as_json)
+
+
+@app.command()
+@with_settings
+def deploy(
+    settings: dict[str, Any],
+    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`.")] = None,
+    out: Out = Path("runs"),
+    hosts: Annotated[str | None, typer.Option(help="Names of the clients' hosts, with commas.", metavar="LIST")] = None,
+    address: Annotated[str, typer.Option(help="Where the nodes reach this machine.")] = "127.0.0.1:0",
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a deployment that ended.")] = None,
+    show: Annotated[bool, typer.Option("--print", help="Write the files, print the commands, start nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run one method on Flower's SuperLink and SuperNodes over TLS, on this machine or on a list of hosts."""
+    from fewbytes.deploy import Deployed, sites
+
+    settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
+    if resume is not None:
+        settings = _resumed(resume, settings)
+    elif hosts is not None:
+        settings.setdefault("clients", len(hosts.split(",")))
+    if "method" not in settings:
+        raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
+    with _standard_output_for(as_json):
+        job = _Job(settings)
+        nodes = sites(job.experiment, hosts)
+        folder = resume or _new_folder(out, job.experiment.method)
+        deployed = Deployed(job.experiment, folder, nodes, address, resume is not None)
+        deployed.write()
+        if not show:
+            with Display(job.experiment.method, folder, "deploy") as display:
+                deployed.execute(display, display.note)
+    if show:
+        printed.print(deployed.commands(), soft_wrap=True)
     else:
-        printed.print(summary_table(read_runs([folder])))
-        printed.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+        _told(folder, json.loads((folder / "result.json").read_text()), as_json)
 
 
 @app.command()
@@ -148,6 +185,11 @@ def compare(
 
     with _standard_output_for(as_json):
         folder, results = _compare(list(dict.fromkeys(methods or METHODS)), settings, out)
+    _told(folder, results, as_json)
+
+
+def _told(folder: Path, results: Any, as_json: bool) -> None:
+    """Print what came of runs: result.json as it is, or a table and where the report is."""
     if as_json:
         print(json.dumps(results, indent=2))
     else:
@@ -224,11 +266,14 @@ class _Job:
         from fewbytes.report import read_runs, write_report
 
         e = self.experiment
-        with _Display(e.method, folder) as display:
+        if e.engine == "flower-deployment":
+            raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
+        with Display(e.method, folder) as display:
             result = run_method(
-                self.method, self.task, rounds=e.rounds, out=folder, workers=e.workers, resume=resume, coded=e.coding,
-                evaluate_every=e.evaluate_every, keep_frames=e.keep_frames, save_models=e.save_models,
-                config=e.toml(), about=e.about(self.task), watcher=display,
+                self.method, self.task, rounds=e.rounds, out=folder, engine=e.engine, workers=e.workers,
+                policy=e.policy(), resume=resume, coded=e.coding, evaluate_every=e.evaluate_every,
+                keep_frames=e.keep_frames, save_models=e.save_models, config=e.toml(), about=e.about(self.task),
+                watcher=display,
             )  # fmt: skip
         write_report(read_runs([folder]), folder / "report.html")
         return result.summary
@@ -300,7 +345,7 @@ def _note_unequal_training(jobs: Sequence[_Job]) -> None:
 
 
 def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings a run folder was made with; only how many workers and rounds may be given anew."""
+    """The settings a run folder was made with; only those of FREE may be given anew."""
 
     if not (folder / "config.toml").exists() and list(folder.glob("*/config.toml")):
         raise UserError(f"{folder} holds several runs: resume one of them, or start the comparison anew")
@@ -314,9 +359,9 @@ def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
             made = "/".join(map(str, made or []))
         if key == "parameters":
             value, made = {k: str(v) for k, v in value.items()}, {k: str((made or {}).get(k)) for k in value}
-        if key not in ("workers", "rounds") and made != value:
+        if key not in FREE and made != value:
             raise UserError(f"{folder} was made with another {key} ({made!r}, not {value!r}): resume it as it was made")
-    return settings | {key: value for key, value in given.items() if key in ("workers", "rounds")}
+    return settings | {key: value for key, value in given.items() if key in FREE}
 
 
 def _new_folder(out: Path, name: str) -> Path:
@@ -331,57 +376,6 @@ def _new_folder(out: Path, name: str) -> Path:
             break
         return folder
     raise UserError(f"no new run folder can be made in {out}")
-
-
-class _Display(Watcher):
-    """A live line: rounds done, accuracy and megabytes so far."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
-        self._name, self._rounds, self._scores = name, 0, ""
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(), console=console,
-        )  # fmt: skip
-        self._bar = self._progress.add_task(name, total=None, text="starting")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._progress.stop()
-        if kind is KeyboardInterrupt:
-            console.print(f"interrupted; go on with: fewbytes run --resume {self._folder}", soft_wrap=True)
-
-    def started(self, folder: Path, rounds: int, done: int) -> None:
-        self._rounds = rounds
-        self._progress.update(self._bar, total=rounds, completed=done, text=f"round {done}/{rounds}")
-
-    def replied(self, client: int) -> None:
-        self._replies += 1
-        self._show()
-
-    def scored(self, row: dict[str, Any]) -> None:
-        self._up, self._down, self._replies = self._up + row["uplink_bytes"], self._down + row["downlink_bytes"], 0
-        if row.get("not_finite"):
-            names = ", ".join(row["not_finite"])
-            self._progress.print(f"[yellow]note:[/] round {row['round']}: {names} not finite (is lr too high?)")
-        if row["accuracy"]:
-            self._scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())
-        self._progress.update(self._bar, completed=row["round"])
-        self._show()
-        if not console.is_terminal and (row["round"] % max(1, self._rounds // 5) == 0 or row["round"] == 1):
-            console.print(f"{self._name}: {self._text(row['round'])}")
-
-    def _show(self) -> None:
-        done = int(self._progress.tasks[self._bar].completed)
-        self._progress.update(self._bar, text=self._text(done))
-
-    def _text(self, done: int) -> str:
-        now = f", client {self._replies} of this one" if self._replies else ""
-        moved = f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
-        return f"round {done}/{self._rounds}{now}  {self._scores}  {moved}"
 
 
 def main() -> None:

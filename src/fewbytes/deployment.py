@@ -35,9 +35,8 @@ try:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA384
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding, NoEncryption, PrivateFormat, PublicFormat, load_ssh_private_key,
-    )  # fmt: skip
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+    from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
 except ModuleNotFoundError:
     raise UserError("a deployment needs Flower: pip install 'flwr>=1.41'") from None
 
@@ -58,10 +57,8 @@ def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
     They are kept if they are there. Raises UserError if those do not cover the hosts or are out of date.
     """
-    wanted, now = (
-        {_general_name(host) for host in ("localhost", "127.0.0.1", *hosts)},
-        datetime.datetime.now(datetime.UTC),
-    )
+    wanted = {_general_name(host) for host in ("localhost", "127.0.0.1", *hosts)}
+    now = datetime.datetime.now(datetime.UTC)
     if (folder / "server.pem").exists():
         there = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
         missing = wanted - set(there.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
@@ -73,31 +70,31 @@ def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
             raise UserError(f"{folder}: {', '.join(faults)}; {remedy}")
         return
     ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    issuer, subject = (
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"fewbytes {role}")]) for role in ("CA", "SuperLink")
+    )
 
-    def certificate(of: ec.EllipticCurvePrivateKey, ca: bool) -> bytes:
-        issuer, name = (
-            x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"fewbytes {x}")]) for x in ("CA", "SuperLink")
-        )
-        return (
-            x509.CertificateBuilder(issuer, issuer if ca else name, of.public_key(), x509.random_serial_number())
+    def certificate(name: x509.Name, of: ec.EllipticCurvePrivateKey, *more: x509.ExtensionType) -> bytes:
+        ca = of is ca_key
+        builder = (
+            x509.CertificateBuilder(issuer, name, of.public_key(), x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
             .not_valid_after(now + datetime.timedelta(days=3650))
             .add_extension(x509.BasicConstraints(ca, 0 if ca else None), critical=True)
             .add_extension(x509.KeyUsage(not ca, False, False, False, False, ca, ca, False, False), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(of.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.DNSName("fewbytes.invalid")] if ca else wanted), critical=False
-            )
-            .sign(ca_key, SHA384())
-            .public_bytes(Encoding.PEM)
         )
+        for extension in more:
+            builder = builder.add_extension(extension, critical=False)
+        return builder.sign(ca_key, SHA384()).public_bytes(Encoding.PEM)
 
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "ca.key", ca_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    _write(folder / "ca.crt", certificate(ca_key, True))
+    _write(folder / "ca.crt", certificate(issuer, ca_key))
     _write(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    _write(folder / "server.pem", certificate(key, False))  # last: where it is, all four are
+    # last, for where it is, all four are
+    _write(folder / "server.pem", certificate(subject, key, x509.SubjectAlternativeName(wanted)))
 
 
 def write_node_key(folder: Path, name: str) -> None:
@@ -183,8 +180,13 @@ class Deployment:
         ]  # fmt: skip
 
     def supernode_command(
-        self, name: str, node_config: Mapping[str, str | int], superlink: str = "", folder: Path | None = None, port: int = 9094
-    ) -> list[str]:  # fmt: skip
+        self,
+        name: str,
+        node_config: Mapping[str, str | int],
+        superlink: str | None = None,
+        folder: Path | None = None,
+        port: int = 9094,
+    ) -> list[str]:
         """A SuperNode's command line, for this host or another. Raises UserError for a value that Flower cannot take.
 
         `superlink`: where that host reaches the SuperLink; `folder`: where it has certificates/ca.crt and keys/<name>;
@@ -207,9 +209,9 @@ class Deployment:
         local = self.local_address.rpartition(":")[0].strip("[]")
         write_certificates(self.folder / "certificates", [local, *hosts])
         try:
-            _bind(self._host, self._port).close()
+            _listen(self._host, self._port).close()
         except OSError as error:
-            raise UserError(f"the SuperLink cannot listen on {self.address}: {os.strerror(error.errno or 0)}") from None
+            raise UserError(f"the SuperLink cannot listen on {self.address}: {_why(error)}") from None
         home, ca = self.folder / "flower-home", str(self.folder / "certificates" / "ca.crt")
         home.mkdir(exist_ok=True)
         link = {"address": self.local_address, "root-certificates": ca}
@@ -248,10 +250,8 @@ class Deployment:
         for name in new:
             write_node_key(self.folder / "keys", name)
         for pair in (new[start : start + 2] for start in range(0, len(new), 2)):  # two at a time: a second each
-            keys = [str(self.folder / "keys" / f"{name}.pub") for name in pair]
-            answers = self._flwr(
-                *(["supernode", "register", k, "fewbytes", "--name", n] for k, n in zip(keys, pair, strict=True))
-            )
+            key = {name: str(self.folder / "keys" / f"{name}.pub") for name in pair}
+            answers = self._flwr(*(["supernode", "register", key[name], "fewbytes", "--name", name] for name in pair))
             for name, answer in zip(pair, answers, strict=True):
                 if answer.get("success"):
                     ids[name] = str(answer["node-id"])
@@ -287,7 +287,7 @@ class Deployment:
         return int(self._one(f"submitting {app}", "run", str(app.absolute()), "fewbytes")["run-id"])
 
     def run_status(self, run: int) -> tuple[str, str]:
-        """A run's status and details: pending, starting, running, finished:completed, finished:failed, finished:stopped.
+        """A run's status and details: pending, starting, running, finished:completed, …:failed, …:stopped.
 
         Takes a second of processor time. Raises FewbytesError with Flower's message.
         """
@@ -457,24 +457,20 @@ def _found(command: str) -> str:
     return found
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
+def _listen(host: str, port: int) -> socket.socket:
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def _free_port(host: str, taken: Iterable[int] = ()) -> int:
     while True:
         try:
-            with _bind(host, 0) as bound:
-                port = int(bound.getsockname()[1])
+            with _listen(host, 0) as free:
+                port = int(free.getsockname()[1])
         except OSError as error:
-            raise UserError(f"cannot listen on {host}: {error.strerror}") from None
+            raise UserError(f"cannot listen on {host}: {_why(error)}") from None
         if port not in taken:
             return port
+
+
+def _why(error: OSError) -> str:
+    return str(error.strerror).partition(" (")[0].lower()

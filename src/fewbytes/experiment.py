@@ -16,6 +16,8 @@ from fewbytes.errors import UserError, suggestion
 from fewbytes.method import Method, Task
 from fewbytes.methods import METHODS
 from fewbytes.models import build_model, default_model
+from fewbytes.net import Policy
+from fewbytes.run import Settings, Watcher
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -37,19 +39,38 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: int = 0
     precision: Literal["float32", "bf16"] = "float32"
     device: str = "cpu"
-    engine: Literal["local"] = "local"
+    engine: Literal["local", "flower-simulation", "flower-deployment"] = "local"
     workers: Count | None = None  # None: one per core
     evaluate_every: Count = 1
     coding: bool = True
     keep_frames: bool = False
     save_models: bool = True
+    min_replies: float = Policy.min_replies  # of the engines on Flower, with the three below
+    round_timeout: float = Policy.round_timeout
+    over_selection: float = Policy.over_selection
+    connect_timeout: float = Policy.connect_timeout
     parameters: dict[str, Any] = {}  # the method's own fields
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting that has a value, the method's parameters with their defaults."""
+        settings = {k: v for k, v in msgspec.to_builtins(self).items() if v is not None}
+        settings["parameters"] = dataclasses.asdict(make_method(self.method, self.parameters))  # type: ignore[call-overload]
+        return settings
 
     def toml(self) -> str:
         """The text of config.toml."""
-        settings = {k: v for k, v in msgspec.to_builtins(self).items() if v is not None}
-        settings["parameters"] = dataclasses.asdict(make_method(self.method, self.parameters))  # type: ignore[call-overload]
-        return msgspec.toml.encode(settings).decode()
+        return msgspec.toml.encode(self.settings()).decode()
+
+    def policy(self) -> Policy:
+        """Whom a run on Flower waits for, and how long."""
+        return Policy(self.min_replies, self.round_timeout, self.over_selection, self.connect_timeout)
+
+    def run_settings(self, task: Task, out: Path, resume: bool, watcher: Watcher) -> Settings:
+        """The experiment as what the run's loop takes."""
+        return Settings(
+            self.rounds, out, resume, self.coding, self.evaluate_every, self.keep_frames, self.save_models,
+            self.toml(), self.about(task), watcher,
+        )  # fmt: skip
 
     def task(self) -> Task:
         """The task: data loaded and dealt out, the model ready to be built. Raises UserError."""

@@ -90,7 +90,7 @@ def client_app(method: Method, task: Task, folder: Path | str | None = None) -> 
     default `folder`, or .fewbytes in the home directory) and `threads` (of torch; default 1, as every engine has).
     """
     shared = _Shared((method, task))
-    return make_client_app(handlers_of(method), lambda context: (shared.key, *shared.value), folder)
+    return make_client_app(handlers_of(type(method)), lambda context: (shared.key, *shared.value), folder)
 
 
 def make_client_app(

@@ -124,11 +124,11 @@ class Runner:
         return self._message[1:]
 
 
-def handlers_of(method: Method) -> list[str]:
+def handlers_of(method: type[Method]) -> list[str]:
     """The names of a method's client handlers: what takes (state, message, site: Site)."""
     names = []
-    for name, function in inspect.getmembers(type(method), inspect.isfunction):
-        if list(inspect.signature(function).parameters)[3:] and hasattr(Method, name) is False:
+    for name, function in inspect.getmembers(method, inspect.isfunction):
+        if list(inspect.signature(function).parameters)[3:] and not hasattr(Method, name):
             with suppress(MethodError, TypeError):
                 names.append(Handler.of(function).name)
     return names

@@ -89,9 +89,10 @@ class FedPURIN(Method):
 
     def round(self, state: Waiting, net: Network, t: int) -> None:
         cohort = net.sample(self.fraction)
-        down = {i: state.combined.pop(i, None) for i in cohort}
+        down = {i: state.combined.get(i) for i in cohort}
         replies = dict(net.call(self.train, to=down))  # lines 3-8
-        state.combined |= self.aggregate(replies, t)
+        waiting = {i: combined for i, combined in state.combined.items() if i not in replies}  # who was silent has none
+        state.combined = waiting | self.aggregate(replies, t)
 
     def finish(self, state: Waiting, net: Network) -> None:
         net.tell(self.receive, to=state.combined)

@@ -1,0 +1,117 @@
+"""The Flower app of any experiment: `server` and `client`, told by the run config what to run.
+
+The run config's keys are an experiment's settings (`fewbytes.experiment`), the method's own as `parameters.<name>`,
+besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`, and `names` (the registered
+names of the clients' nodes, in the order of the clients, with commas).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fewbytes.engines.flower import Found, default_folder, make_client_app, serve
+from fewbytes.engines.handlers import handlers_of
+from fewbytes.errors import UserError
+from fewbytes.experiment import Experiment, make_experiment, make_method
+from fewbytes.method import Id
+from fewbytes.methods import METHODS
+from fewbytes.report import read_runs, write_report
+from fewbytes.run import Watcher
+
+EVENTS = "deployment/events.jsonl"
+"""Where in a run folder the server tells `fewbytes deploy` how it goes, if that made the folder."""
+
+_found: dict[str, Found] = {}
+
+
+def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings from Flower's flat run config: dots nest, dashes are underscores, an empty text is no setting."""
+    settings: dict[str, Any] = {}
+    for key, value in config.items():
+        if value != "":
+            place = settings
+            *above, last = key.replace("-", "_").split(".")
+            for name in above:
+                place = place.setdefault(name, {})
+            place[last] = value
+    return settings
+
+
+def write_run_config(experiment: Experiment) -> dict[str, Any]:
+    """An experiment as the table of a Flower app's run config, which knows only plain values and tables of them."""
+    settings = experiment.settings()
+    if "samples" in settings:
+        settings["samples"] = "/".join(map(str, settings["samples"]))
+    return {key: value for key, value in settings.items() if value != {}}
+
+
+def _client_finds(context: Context) -> Found:
+    key = json.dumps({k: v for k, v in context.run_config.items() if k not in ("resume", "out")}, sort_keys=True)
+    if key not in _found:
+        settings = read_run_config(context.run_config)
+        experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
+        _found[key] = (key, make_method(experiment.method, experiment.parameters), experiment.task())
+    return _found[key]
+
+
+client = make_client_app(sorted({name for cls in METHODS.values() for name in handlers_of(cls)}), _client_finds)
+server = ServerApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment that the run config describes."""
+    settings = read_run_config(context.run_config)
+    out, resume, names = (settings.pop(key, empty) for key, empty in (("out", ""), ("resume", False), ("names", "")))
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = Path(out) if out else default_folder() / "runs" / f"{stamp}-{settings.get('method', 'run')}"
+    teller = _Teller(folder)
+    try:
+        experiment = make_experiment(settings)
+        method, task = make_method(experiment.method, experiment.parameters), experiment.task()
+        serve(
+            grid, method, task, experiment.run_settings(task, folder, resume, teller), experiment.policy(),
+            names.split(",") if names else (),
+        )  # fmt: skip
+        page = write_report(read_runs([folder]), folder / "report.html")
+    except BaseException as error:
+        teller.tell("failed", error=str(error) or type(error).__name__, mine=isinstance(error, UserError))
+        raise
+    teller.tell("ended")
+    print(f"report: {page}", flush=True)
+
+
+class _Teller(Watcher):
+    """Writes what happens as lines of JSON for `fewbytes deploy` to read, and a line a round to the log."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / EVENTS
+
+    def tell(self, event: str, **what: Any) -> None:
+        if self._path.parent.is_dir():
+            with open(self._path, "a") as file:
+                file.write(json.dumps({"event": event, **what}) + "\n")
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        self.tell("started", rounds=rounds, done=done, pid=os.getpid())
+
+    def replied(self, client: Id) -> None:
+        self.tell("replied", client=client)
+
+    def joined(self, client: Id) -> None:
+        self.tell("joined", client=client)
+        print(f"client {client} has joined", flush=True)
+
+    def scored(self, row: dict[str, Any]) -> None:
+        self.tell("scored", row=row)
+        scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())
+        moved = f"{row['uplink_bytes'] / 1e6:.2f} MB up {row['downlink_bytes'] / 1e6:.2f} MB down"
+        print(f"round {row['round']}: {scores}  {moved}  {len(row.get('left_out', []))} left out", flush=True)

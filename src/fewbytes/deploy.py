@@ -1,0 +1,229 @@
+"""A run deployed with one command: an app written, Flower's processes started or told, the run followed to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fewbytes.app import EVENTS, write_run_config
+from fewbytes.deployment import Deployment, write_certificates, write_node_key
+from fewbytes.errors import FewbytesError, UserError
+from fewbytes.experiment import Experiment
+from fewbytes.files import replacing
+from fewbytes.run import Watcher, terminating
+
+LOOPBACK = "127.0.0.1:0"
+QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
+
+
+@dataclass(frozen=True)
+class Site:
+    """A client's node: its registered name, and whether `deploy` starts it itself."""
+
+    name: str
+    here: bool
+
+
+def sites(experiment: Experiment, hosts: str | None) -> list[Site]:
+    """A node a client: on the hosts of a list with commas, or all on this machine. Raises UserError."""
+    if hosts is None:
+        return [Site(f"client-{i}", True) for i in range(experiment.clients)]
+    names = [name.strip() for name in hosts.split(",") if name.strip()]
+    if len(set(names)) != len(names) or len(names) != experiment.clients:
+        raise UserError(f"--hosts names each client's node once: {len(names)} names for {experiment.clients} clients")
+    return [Site(name, False) for name in names]
+
+
+class Deployed:
+    """A run's deployment in `<run folder>/deployment`.
+
+    `address`: host:port where the nodes reach the SuperLink. Raises UserError for what the user got wrong.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, nodes: Sequence[Site], address: str, resume: bool) -> None:
+        self.experiment, self.out, self.nodes, self.resume = experiment, folder.absolute(), nodes, resume
+        self.folder = self.out / "deployment"
+        host, _, port = address.rpartition(":")
+        self.remote = not all(site.here for site in nodes)
+        if self.remote and port == "0":
+            raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
+        self.host = host.strip("[]")
+        self.deployment = Deployment(self.folder, f"0.0.0.0:{port}" if self.remote else address)
+        self.address = f"{host}:{self.deployment.address.rpartition(':')[2]}"
+
+    def write(self) -> None:
+        """The app, the certificates, a folder for each node on another host; nothing of a stopped run's SuperLink."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.out / EVENTS).unlink(missing_ok=True)
+        if not self.remote:  # a new SuperLink: an old one takes its nodes for connected for a minute more
+            for name in ("superlink.db", "superlink.db-wal", "superlink.db-shm", "nodes.json"):
+                (self.folder / name).unlink(missing_ok=True)
+        self._write_app()
+        write_certificates(self.folder / "certificates", ["127.0.0.1", self.host])
+        for i, site in enumerate(self.nodes):
+            write_node_key(self.folder / "keys", site.name)
+            if not site.here:
+                self._write_node(i, site.name)
+
+    def commands(self) -> str:
+        """What to run where, for people."""
+        lines = ["on this machine:", f"  {shlex.join(self.deployment.superlink_command())}"]
+        for i, site in enumerate(self.nodes):
+            lines.append(f"  flwr supernode register {self.folder}/keys/{site.name}.pub fewbytes --name {site.name}")
+            if site.here:
+                config = self._node_config(i)
+                lines.append(f"  {shlex.join(self.deployment.supernode_command(site.name, config, port=9094 + i))}")
+        lines.append(f"  FLWR_HOME={self.folder}/flower-home flwr run {self.folder}/app fewbytes")
+        if self.remote:
+            lines += ["on each host, with this package installed, after copying its folder there:"]
+            lines += [f"  sh start.sh    # {self.folder}/nodes/{s.name}" for s in self.nodes if not s.here]
+        return "\n".join(lines)
+
+    def execute(self, watcher: Watcher, note: Callable[[str], None]) -> None:
+        """Start Flower, submit the run, follow it to its end. Raises what the run's server raised, in its words.
+
+        A KeyboardInterrupt, or a SuperLink that dies, leaves the run folder ready to be resumed.
+        """
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+        with terminating(), self.deployment:
+            self.deployment.start_superlink([self.host])
+            self.deployment.register([site.name for site in self.nodes])
+            for i, site in enumerate(self.nodes):
+                if site.here:
+                    self.deployment.start_supernode(site.name, self._node_config(i))
+            if self.remote:
+                note(f"waiting for {len(self.nodes)} nodes; start them with\n{self.commands()}")
+            number = self.deployment.submit(self.folder / "app")
+            try:
+                self._follow(number, watcher, note)
+            except FewbytesError as error:
+                if (self.out / "checkpoint" / "run.state").exists():
+                    raise type(error)(f"{error}; go on with: fewbytes deploy --resume {self.out}") from None
+                raise
+
+    def _follow(self, number: int, watcher: Watcher, note: Callable[[str], None]) -> None:
+        pid, told, quiet = 0, set(), time.monotonic() + QUIET_SECONDS
+        try:
+            for event in self._events():
+                if event is None:
+                    self.deployment.check()
+                    for ended in self.deployment.ended():
+                        if ended.name not in told:
+                            told.add(ended.name)
+                            note(f"the SuperNode {ended.name} has ended (exit code {ended.exit_code}): {ended.reason}")
+                    if len(told) == len(self.nodes) and not pid:
+                        raise FewbytesError(f"no SuperNode runs any more ({self.folder / 'logs'} tells why)")
+                    if time.monotonic() > quiet and not _alive(pid):
+                        quiet = time.monotonic() + QUIET_SECONDS
+                        status, details = self.deployment.run_status(number)
+                        if status.startswith("finished"):
+                            raise FewbytesError(f"the run's server ended without a word ({status} {details})".rstrip())
+                    continue
+                quiet = time.monotonic() + QUIET_SECONDS
+                match event.pop("event"):
+                    case "started":
+                        pid = event["pid"]
+                        watcher.started(self.out, event["rounds"], event["done"])
+                    case "replied":
+                        watcher.replied(event["client"])
+                    case "joined":
+                        watcher.joined(event["client"])
+                    case "scored":
+                        watcher.scored(event["row"])
+                    case "failed":
+                        raise (UserError if event["mine"] else FewbytesError)(event["error"])
+                    case "ended":
+                        return
+        except KeyboardInterrupt:
+            if pid:  # let it write its result
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                deadline = time.monotonic() + 10
+                while _alive(pid) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+            raise
+
+    def _events(self) -> Iterator[dict[str, Any] | None]:
+        """What the run's server tells, as it comes; None now and then while it tells nothing."""
+        path, position = self.out / EVENTS, 0
+        while True:
+            text = b""
+            with suppress(FileNotFoundError), open(path, "rb") as file:
+                file.seek(position)
+                text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            position += len(whole)
+            for line in whole.splitlines():
+                yield json.loads(line)
+            if not whole:
+                yield None
+                time.sleep(0.2)
+
+    def _node_config(self, client: int) -> dict[str, str | int]:
+        return {"partition-id": client, "folder": str(self.out.parent)}
+
+    def _write_app(self) -> None:
+        app = self.folder / "app"
+        app.mkdir(exist_ok=True)
+        names = ",".join(site.name for site in self.nodes)
+        config = write_run_config(self.experiment) | {"out": str(self.out), "resume": self.resume, "names": names}
+        described = {
+            "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+            "project": {
+                "name": "fewbytes-run", "version": "1.0.0", "license": {"file": "LICENSE"},
+                "dependencies": ["flwr>=1.41", "fewbytes"],
+            },
+            "tool": {"flwr": {"app": {
+                "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.41.0",
+                "components": {"serverapp": "apps:server", "clientapp": "apps:client"},
+                "config": config,
+            }}},
+        }  # fmt: skip
+        for name, text in (
+            ("pyproject.toml", tomli_w.dumps(described)),
+            ("apps.py", 'from fewbytes.app import client, server\n\n__all__ = ["client", "server"]\n'),
+            ("LICENSE", "Apache-2.0\n"),
+        ):
+            with replacing(app / name) as file:
+                file.write(text.encode())
+
+    def _write_node(self, client: int, name: str) -> None:
+        """What a host needs: the certificate that proves the SuperLink, the node's key, a script."""
+        folder = self.folder / "nodes" / name
+        for part in (f"keys/{name}", "certificates/ca.crt"):
+            (folder / part).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / part) as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write((self.folder / part).read_bytes())
+        config: dict[str, str | int] = {"partition-id": client, "folder": "runs"}
+        command = self.deployment.supernode_command(name, config, superlink=self.address, folder=Path("."))
+        script = "\n".join(
+            (
+                "#!/bin/sh",
+                f"# The node {name}. FEWBYTES_DATA names the folder of its data sets.",
+                'cd "$(dirname "$0")"',
+                "export FLWR_HOME=$PWD/flower-home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1",
+                "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05",
+                f"exec {shlex.join(command)}",
+            )
+        )
+        with replacing(folder / "start.sh") as file:
+            file.write(script.encode() + b"\n")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return pid != 0

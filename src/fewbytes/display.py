@@ -1,0 +1,76 @@
+"""The live line of a run in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fewbytes.run import Watcher
+
+console = Console(stderr=True, highlight=False)
+"""Where the command line talks to people; standard output is for results."""
+
+
+class Display(Watcher):
+    """A live line: rounds done, accuracy and megabytes so far."""
+
+    def __init__(self, name: str, folder: Path, command: str = "run") -> None:
+        self._command = command
+        self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
+        self._name, self._rounds, self._scores = name, 0, ""
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"),
+            TimeElapsedColumn(), console=console,
+        )  # fmt: skip
+        self._bar = self._progress.add_task(name, total=None, text="starting")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._progress.stop()
+        if kind is KeyboardInterrupt:
+            console.print(f"interrupted; go on with: fewbytes {self._command} --resume {self._folder}", soft_wrap=True)
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        self._rounds = rounds
+        self._progress.update(self._bar, total=rounds, completed=done, text=f"round {done}/{rounds}")
+
+    def note(self, text: str) -> None:
+        """Print something worth knowing above the live line."""
+        self._progress.print(f"[yellow]note:[/] {escape(text)}", soft_wrap=True)
+
+    def joined(self, client: int) -> None:
+        self.note(f"client {client} has joined")
+
+    def replied(self, client: int) -> None:
+        self._replies += 1
+        self._show()
+
+    def scored(self, row: dict[str, Any]) -> None:
+        self._up, self._down, self._replies = self._up + row["uplink_bytes"], self._down + row["downlink_bytes"], 0
+        if row.get("not_finite"):
+            names = ", ".join(row["not_finite"])
+            self.note(f"round {row['round']}: {names} not finite (is lr too high?)")
+        for left in row.get("left_out", []):
+            self.note(f"round {row['round']}: client {left['client']} {left['outcome']}: {left['why']}")
+        if row["accuracy"]:
+            self._scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())
+        self._progress.update(self._bar, completed=row["round"])
+        self._show()
+        if not console.is_terminal and (row["round"] % max(1, self._rounds // 5) == 0 or row["round"] == 1):
+            console.print(f"{self._name}: {self._text(row['round'])}")
+
+    def _show(self) -> None:
+        done = int(self._progress.tasks[self._bar].completed)
+        self._progress.update(self._bar, text=self._text(done))
+
+    def _text(self, done: int) -> str:
+        now = f", client {self._replies} of this one" if self._replies else ""
+        moved = f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
+        return f"round {done}/{self._rounds}{now}  {self._scores}  {moved}"

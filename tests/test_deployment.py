@@ -1,0 +1,287 @@
+"""A deployment's real processes on loopback: who is let in, who is told why not, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fewbytes.deployment import Deployment, _family, _running, write_certificates, write_node_key
+from fewbytes.errors import FewbytesError, UserError
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "mini"
+version = "0.1.0"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41"]
+[tool.flwr.app]
+publisher = "me"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+[tool.flwr.app.components]
+serverapp = "mini.apps:server"
+clientapp = "mini.apps:client"
+"""
+APPS = """
+import time
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+client = ClientApp()
+server = ServerApp()
+@server.main()
+def main(grid, context):
+    print("nodes", [(node.name, node.status) for node in grid.get_nodes()])
+    while True:
+        time.sleep(0.1)
+"""
+
+
+def until(holds: Callable[[], object], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def names(pem: Path) -> set[str]:
+    there = x509.load_pem_x509_certificate(pem.read_bytes()).extensions
+    return {str(name.value) for name in there.get_extension_for_class(x509.SubjectAlternativeName).value}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[SimpleNamespace]:
+    """A SuperLink, the registered node hospital-a and a stranger whose key nobody registered."""
+    with Deployment(tmp_path_factory.mktemp("running") / "deployment", "127.0.0.1:0") as deployment:
+        deployment.start_superlink(["link.example.org"])
+        deployment.register(["hospital-a"])
+        write_node_key(deployment.folder / "keys", "stranger")
+        for name in ("hospital-a", "stranger"):
+            deployment.start_supernode(name, {"partition-id": 0, "path": "C:\\it's here.toml"})
+        host, port = deployment.address.split(":")
+        yield SimpleNamespace(deployment=deployment, folder=deployment.folder, host=host, port=int(port))
+
+
+@pytest.fixture
+def app(tmp_path) -> Path:
+    folder = tmp_path / "app"
+    (folder / "mini").mkdir(parents=True)
+    for name, text in {
+        "pyproject.toml": PYPROJECT,
+        "mini/apps.py": APPS,
+        "mini/__init__.py": "",
+        "LICENSE": "x",
+    }.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_certificates_cover_their_hosts_and_are_kept(tmp_path):
+    folder = tmp_path / "certificates"
+    write_certificates(folder, ["link.example.org", "192.0.2.7", "::1"])
+    assert names(folder / "server.pem") == {"localhost", "127.0.0.1", "link.example.org", "192.0.2.7", "::1"}
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {
+        "ca.crt": 0o644, "server.pem": 0o644, "ca.key": 0o600, "server.key": 0o600,
+    }  # fmt: skip
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    (folder / "ca.key").unlink()  # may be kept elsewhere
+    write_certificates(folder, ["192.0.2.7"])
+    assert all(path.read_bytes() == before[path] for path in folder.iterdir())
+    with pytest.raises(UserError, match=r"does not cover other\.example\.org; remove the folder"):
+        write_certificates(folder, ["other.example.org"])
+    (folder / "ca.crt").unlink()
+    with pytest.raises(UserError, match=r"ca\.crt is missing"):
+        write_certificates(folder, [])
+    with pytest.raises(UserError, match="neither a host name nor an IP"):
+        write_certificates(tmp_path / "none", ["http://x"])
+    assert not (tmp_path / "none").exists()
+
+
+def test_node_keys_are_p384_and_kept(tmp_path):
+    write_node_key(tmp_path, "hospital-a")
+    private = serialization.load_ssh_private_key((tmp_path / "hospital-a").read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.curve.name == "secp384r1"
+    public = serialization.load_ssh_public_key((tmp_path / "hospital-a.pub").read_bytes())
+    assert public == private.public_key()
+    assert (tmp_path / "hospital-a").stat().st_mode & 0o777 == 0o600
+    before = (tmp_path / "hospital-a").read_bytes()
+    (tmp_path / "hospital-a.pub").unlink()
+    write_node_key(tmp_path, "hospital-a")
+    assert (tmp_path / "hospital-a").read_bytes() == before
+    assert serialization.load_ssh_public_key((tmp_path / "hospital-a.pub").read_bytes()) == public
+    for bad in ("", "-a", "../a", "a b", "a" * 65, "a/b", "a\n", "a.pub"):
+        with pytest.raises(UserError, match="is no name for a node"):
+            write_node_key(tmp_path, bad)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", ":80", "127.0.0.1:70000", "::1:80", "http://x:80"])
+def test_an_address_of_another_form_is_refused(tmp_path, address):
+    with pytest.raises(UserError, match="expected host:port"):
+        Deployment(tmp_path, address)
+
+
+def test_node_configurations_reach_flower_as_they_are(tmp_path):
+    from flwr.common.config import parse_config_args
+
+    config = {
+        "partition-id": 3,
+        "a": "x y",
+        "b": "it's",
+        "c": 'say "x"',
+        "d": "C:\\new\\it's",
+        "e": "k=v.toml",
+        "f.g": "",
+    }
+    deployment = Deployment(tmp_path, "127.0.0.1:9000")
+    command = deployment.supernode_command("a", config, superlink="link:443", folder=Path("copies"), port=9100)
+    assert command[-2] == "--node-config"
+    assert parse_config_args([command[-1]]) == config
+    assert "link:443" in command
+    assert "copies/keys/a" in command
+    for bad in ({"a": "'\""}, {"a": "x\ny"}, {"a b": "x"}):
+        with pytest.raises(UserError, match="node configuration"):
+            deployment.supernode_command("a", bad)
+
+
+def test_only_tls_with_our_authority_is_spoken(running):
+    ours = ssl.create_default_context(cafile=running.folder / "certificates" / "ca.crt")
+    for name in ("127.0.0.1", "localhost", "link.example.org"):
+        with (
+            socket.create_connection((running.host, running.port)) as plain,
+            ours.wrap_socket(plain, server_hostname=name) as tls,
+        ):
+            assert tls.version() == "TLSv1.3"
+    other = ssl.create_default_context()
+    for context, name in ((other, "127.0.0.1"), (ours, "elsewhere.example.org")):
+        with (
+            socket.create_connection((running.host, running.port)) as plain,
+            pytest.raises(ssl.SSLCertVerificationError),
+        ):
+            context.wrap_socket(plain, server_hostname=name)
+    connection = http.client.HTTPConnection(running.host, running.port, timeout=10)
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
+        connection.request("GET", "/health")
+        connection.getresponse()
+    connection.close()
+
+
+def test_a_registered_node_comes_online_and_a_stranger_is_refused(running):
+    deployment = running.deployment
+    assert until(lambda: deployment.ended() and deployment.node_status() == {"hospital-a": "online"})
+    ((name, code, reason),) = deployment.ended()
+    assert (name, code) == ("stranger", 1)
+    assert "Failed to activate SuperNode" in reason
+    assert "Exit Code: 305" in (running.folder / "logs" / "stranger.log").read_text()
+    with sqlite3.connect(f"file:{running.folder}/superlink.db?mode=ro", uri=True) as database:
+        assert database.execute("select name, status from node").fetchall() == [("hospital-a", "online")]
+    database.close()
+    deployment.register(["hospital-a"])
+    (running.folder / "nodes.json").rename(running.folder / "lost.json")
+    deployment.register(["hospital-a"])  # though Flower says that its key is already in use
+    (running.folder / "lost.json").rename(running.folder / "nodes.json")
+    with pytest.raises(UserError, match="hospital-a is running already"):
+        deployment.start_supernode("hospital-a", {})
+    with pytest.raises(UserError, match="no such private key"):
+        deployment.start_supernode("hospital-b", {})
+
+
+def test_a_run_is_submitted_watched_and_stopped(running, app):
+    deployment = running.deployment
+    assert until(lambda: deployment.node_status() == {"hospital-a": "online"})
+    run = deployment.submit(app)
+    assert until(lambda: deployment.run_status(run) == ("running", ""))
+    deployment.stop(run)
+    assert deployment.run_status(run)[0] == "finished:stopped"
+    for doing in (lambda: deployment.stop(run), lambda: deployment.run_status(7)):
+        with pytest.raises(FewbytesError, match=r"^(stopping run \d+: .* already finished|run 7: .*not found)\.$"):
+            doing()
+    log = running.folder / "logs" / "superlink.log"
+    assert until(lambda: "nodes [('hospital-a', 'online')]" in log.read_text())
+    (app / "mini" / "apps.py").write_text("server = None\n")
+    with pytest.raises(
+        FewbytesError, match=r"^submitting .*: Invalid Flower App .* attribute client in module mini\.apps"
+    ):
+        deployment.submit(app)
+
+
+def test_a_second_superlink_is_told_why_not(running, tmp_path):
+    with (
+        pytest.raises(UserError, match="another deployment is running there"),
+        Deployment(running.folder, "127.0.0.1:0"),
+    ):
+        pass
+    wanted = f"the SuperLink cannot listen on {running.deployment.address}: address already in use"
+    with Deployment(tmp_path, running.deployment.address) as second, pytest.raises(UserError, match=wanted):
+        second.start_superlink()
+
+
+def test_nothing_is_left_after_the_context_and_its_nodes_return(tmp_path, app):
+    with Deployment(tmp_path / "deployment", "127.0.0.1:0") as deployment:
+        deployment.start_superlink()
+        deployment.register(["a"])
+        deployment.start_supernode("a", {})
+        run = deployment.submit(app)
+        assert until(lambda: deployment.run_status(run)[0] == "running" and deployment.node_status()["a"] == "online")
+        family = _family({os.getpid()})
+        kinds = [Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1].split("/")[-1] for pid, _ in family]
+        assert {"flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp"} <= set(kinds)
+        ours = _family({process.process.pid for process in (deployment._superlink, deployment._nodes["a"])})
+        assert len(ours) >= 5
+    assert not ours & _running().keys()
+    with deployment:
+        deployment.start_superlink()
+        deployment.register(["a"])
+        deployment.start_supernode("a", {})
+        assert until(lambda: deployment.node_status() == {"a": "online"})
+        assert deployment.ended() == []
+        os.kill(deployment._superlink.process.pid, signal.SIGKILL)
+        deployment._superlink.process.wait()
+        with pytest.raises(
+            FewbytesError, match=r"the SuperLink ended with exit code -9: killed by SIGKILL \(.*superlink\.log"
+        ):
+            deployment.check()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_a_kill_leaves_nothing(tmp_path):
+    script = f"""
+import os, signal, time
+from pathlib import Path
+from fewbytes.deployment import Deployment, _family
+with Deployment(Path({str(tmp_path)!r}), "127.0.0.1:0") as deployment:
+    deployment.start_superlink()
+    deployment.register(["a"])
+    deployment.start_supernode("a", {{}})
+    while len(family := _family({{os.getpid()}})) < 5:  # itself, two services, each with its executor
+        time.sleep(0.1)
+    print(*(f"{{pid}},{{start}}" for pid, start in family), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    family = {(int(pid), start) for pid, start in (each.split(",") for each in done.stdout.split())}
+    assert len(family) >= 5
+    assert until(lambda: not family & _running().keys())
