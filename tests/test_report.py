@@ -99,6 +99,33 @@ def make_run(
     return folder
 
 
+def leave_out(folder: Path, *left: tuple[int, int, str, str], why: str = "no reply within 60 s") -> Path:
+    """Make of a run one in which exchanges (round, client, handler, outcome) ended without a used reply."""
+    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text("utf-8").splitlines()]
+    for row in rows:
+        mine = [
+            {"client": client, "handler": handler, "outcome": outcome, "why": why}
+            for t, client, handler, outcome in left
+            if t == row["round"]
+        ]
+        row |= {"left_out": mine} if mine else {}
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    ledger = pq.read_table(folder / "ledger.parquet")
+    how = {(t, client, handler): outcome for t, client, handler, outcome in left}
+    exchanges = zip(*(ledger[name].to_pylist() for name in ("round", "client", "handler")), strict=True)
+    outcomes = pa.array([how.get(exchange, "answered") for exchange in exchanges], pa.string())
+    pq.write_table(ledger.append_column("outcome", outcomes), folder / "ledger.parquet")
+    return folder
+
+
+def join(folder: Path, t: int, **about: Any) -> None:
+    """A line more, of a client that joined before round t."""
+    lines = (folder / "rounds.jsonl").read_text("utf-8").splitlines()
+    row = {"round": t, "phase": "join", "accuracy": {"global": 0.999}, "uplink_bytes": 1, "downlink_bytes": 1} | about
+    lines.insert(t - 1, json.dumps(row))
+    (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+
+
 def make_compare(folder: Path) -> Path:
     """A compare folder of three methods, judged by different kinds of accuracy."""
     make_run(folder / "1-fedavg")
@@ -184,6 +211,10 @@ def test_what_is_no_run_folder_is_said_in_one_line(tmp_path: Path) -> None:
         ("rounds.jsonl", "nonsense"),
         ("rounds.jsonl", '{"round": 1}\n'),
         ("rounds.jsonl", '{"round": "1", "phase": "round", "uplink_bytes": 1, "downlink_bytes": 1}\n'),
+        (
+            "rounds.jsonl",
+            '{"round": 1, "phase": "round", "uplink_bytes": 1, "downlink_bytes": 1, "left_out": [{"client": 1}]}\n',
+        ),
         ("ledger.parquet", "PAR1 but not for long"),
         ("partition.json", '{"classes": ["0", "1"], "train": [[1]], "test": [[1]]}'),
         ("result.json", "{"),
@@ -200,9 +231,12 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str) -> None:
 
 def test_a_ledger_without_its_columns_is_damaged(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
-    pq.write_table(pa.table({"client": [1]}), folder / "ledger.parquet")
-    with pytest.raises(UserError, match=r"ledger\.parquet is damaged"):
-        read_run(folder)
+    whole = pq.read_table(folder / "ledger.parquet")
+    numbers = whole.append_column("outcome", pa.array([0] * len(whole)))
+    for table in (pa.table({"client": [1]}), numbers):
+        pq.write_table(table, folder / "ledger.parquet")
+        with pytest.raises(UserError, match=r"ledger\.parquet is damaged"):
+            read_run(folder)
 
 
 def test_a_compare_folder_is_its_runs_and_none_is_read_twice(tmp_path: Path) -> None:
@@ -282,6 +316,101 @@ def test_the_page_asks_for_nothing_and_names_what_it_shows(tmp_path: Path) -> No
     drawings = [attrs for _, attrs in tags if attrs.get("class") == "chart"]
     assert len(drawings) == 9
     assert all(attrs["aria-label"] for attrs in drawings)
+
+
+LEFT = [(1, 2, "train", "late"), (1, 5, "train", "rejected"), (3, 2, "train", "late"), (3, 4, "train", "unreachable")]
+
+
+def test_who_was_left_out_is_named(tmp_path: Path) -> None:
+    left = [*LEFT, (2, 0, "train", "surplus"), (2, 1, "score", "late")]
+    run = read_run(leave_out(make_run(tmp_path / "a"), *left))
+    text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+    assert (
+        f"<h2>Left out</h2>\n<p>4 of {CLIENTS * ROUNDS} exchanges ended without a usable reply: 2 late, 1 rejected, "
+        "1 unreachable; the rounds went on without them. 1 of 48 exchanges was surplus: more clients were asked than "
+        "needed. 1 scoring of a client&#x27;s own model failed: 1 late.</p>"
+    ) in text
+    rows = [" ".join(re.sub("<[^>]*>", " ", row).split()) for row in re.findall("<tr>.*no reply.*</tr>", text)]
+    assert rows == [
+        f"round {t} {client} {handler} {outcome} no reply within 60 s"
+        for t, client, handler, outcome in [*LEFT[:2], left[5], *LEFT[2:], left[4]]
+    ]
+    assert run.bytes_by_client("downlink")[2] == ROUNDS * 40_000  # what was not used has crossed the wire as well
+    assert run.total_bytes("downlink") == CLIENTS * ROUNDS * 40_000
+
+
+def test_where_nobody_was_left_out_nothing_is_said(tmp_path: Path) -> None:
+    older, newer = make_run(tmp_path / "a"), leave_out(make_run(tmp_path / "b"))
+    for folder in (older, newer):
+        runs = [read_run(folder)]
+        text = write_report(runs, tmp_path / "r.html").read_text("utf-8")
+        assert "Left out" not in text
+        assert "Joined" not in text
+        assert summary_table(runs).caption is None
+
+
+def test_a_killed_run_names_them_too_and_an_unfinished_step_is_in_the_ledger(tmp_path: Path) -> None:
+    folder = leave_out(make_run(tmp_path / "a"), *LEFT)
+    lines = (folder / "rounds.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (folder / "rounds.jsonl").write_text("".join(lines[:2]), "utf-8")  # interrupted in round 3
+    text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
+    assert "4 of 48 exchanges ended" in text
+    assert text.count("<td>no reply within 60 s</td>") == text.count("not told: what it was part of did not end") == 2
+    (folder / "ledger.parquet").unlink()
+    text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
+    assert "<p>2 exchanges ended without a usable reply: 1 late, 1 rejected;" in text
+
+
+def test_what_the_network_says_is_text(tmp_path: Path) -> None:
+    why = f"<script>document.title=1</script>{HOSTILE}\ud800"
+    folder = leave_out(make_run(tmp_path / "a"), (2, 3, "<i>train", "<b>late"), why=why)
+    text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
+    assert "<td>&lt;i&gt;train</td><td>&lt;b&gt;late</td><td>&lt;script&gt;document.title=1&lt;/script&gt;" in text
+    assert [tag for tag, _ in Page(text).tags].count("script") == 3
+    assert not [attrs for tag, attrs in Page(text).tags if tag == "img" or "onerror" in attrs]
+    leave_out(make_run(tmp_path / "b"), (2, 3, "train", "late"), why="x" * 10_000)
+    assert f"<td>{'x' * 299}…</td>" in write_report([read_run(tmp_path / "b")], tmp_path / "r.html").read_text("utf-8")
+
+
+def test_many_left_out_are_cut_and_the_surplus_ones_first(tmp_path: Path) -> None:
+    left = [(1, 1, "train", "surplus")] * 150 + [(2, 2, "train", "late")] * 60
+    run = read_run(leave_out(make_run(tmp_path / "a"), *left))
+    text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+    assert (text.count("<td>late</td>"), text.count("<td>surplus</td>")) == (60, 140)
+    assert "10 more in <code>rounds.jsonl</code>" in text
+
+
+def test_who_joined_is_named_and_counts_but_scores_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    before = read_run(folder)
+    join(folder, 4, client=3)
+    join(folder, 6)
+    run = read_run(folder)
+    text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+    joined = "Client 3 joined before round 4, a client joined before round 6."
+    assert f"<h2>Joined later</h2>\n<p>{joined}</p>\n</section>" in text
+    assert '"before round 4","0.00000100"' in text
+    assert run.score("global")[:2] == before.score("global")[:2]
+    text = write_report([read_run(leave_out(folder, *LEFT))], tmp_path / "r.html").read_text("utf-8")
+    assert f"the rounds went on without them. {joined}</p>" in text
+
+
+def test_a_comparison_names_them_run_by_run(tmp_path: Path) -> None:
+    folder = make_compare(tmp_path / "c")
+    leave_out(folder / "1-fedavg", *LEFT)
+    leave_out(folder / "3-fedktl", (2, 3, "train", "failed"))
+    runs = read_runs([folder])
+    text = write_report(runs, tmp_path / "r.html").read_text("utf-8")
+    assert "<p><b>fedavg</b>: 4 of 48 exchanges ended without" in text
+    assert "<p><b>fedktl</b>: 1 of 48 exchanges ended without a usable reply: 1 failed; the rounds went on w" in text
+    assert "<b>fedpurin</b>: " not in text
+    assert all("scope" in attrs for tag, attrs in Page(text).tags if tag == "th")
+    console = Console(width=80, record=True)
+    console.print(summary_table(runs))
+    assert [line.strip() for line in console.export_text().splitlines()][-2:] == [
+        "left out: fedavg, 4 of 48 exchanges (2 late, 1 rejected, 1 unreachable)",
+        "left out: fedktl, 1 of 48 exchanges (1 failed)",
+    ]
 
 
 def test_nothing_to_report_and_nowhere_to_write_are_the_users_errors(tmp_path: Path) -> None:

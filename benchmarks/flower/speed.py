@@ -76,15 +76,17 @@ def measure(part: str, workload: str, rounds: int) -> tuple[list[float], int]:
     return json.loads(out.splitlines()[-1])["seconds"], peak.bytes
 
 
-def table(workload: str, times: dict[str, list[float]], memory: dict[str, int]) -> str:
-    """The measurements of a workload as text."""
-    ours = statistics.median(times["local"])
+def table(workload: str, times: dict[str, list[list[float]]], memory: dict[str, int]) -> str:
+    """The measurements of a workload as text; a ratio is the median over the repeats, each to its own neighbour."""
+    middles = {part: [statistics.median(values) for values in repeats] for part, repeats in times.items()}
+    ours = next(iter(middles.values()))
     lines = [f"{workload:34} {'s/round':>8} {'min-max':>15} {'to ours':>8} {'peak MiB':>9}"]
-    for part, values in times.items():
-        middle = statistics.median(values)
+    for part, repeats in times.items():
+        values = [value for repeat in repeats for value in repeat]
         spread = f"{min(values):.2f}-{max(values):.2f}"
+        ratio = statistics.median(theirs / own for theirs, own in zip(middles[part], ours, strict=True))
         size = memory[part] / 2**20
-        lines.append(f"  {PARTS[part]:32} {middle:8.2f} {spread:>15} {middle / ours:7.2f}x {size:9.0f}")
+        lines.append(f"  {PARTS[part]:32} {statistics.median(values):8.2f} {spread:>15} {ratio:7.2f}x {size:9.0f}")
     return "\n".join(lines)
 
 
@@ -102,11 +104,11 @@ if __name__ == "__main__":
         sys.exit()
     print(f"{os.cpu_count()} cores; {options.repeats} x {options.rounds} rounds of each")
     for workload in options.work:
-        times: dict[str, list[float]] = {part: [] for part in options.parts}
+        times: dict[str, list[list[float]]] = {part: [] for part in options.parts}
         memory = dict.fromkeys(options.parts, 0)
         for _ in range(options.repeats):
             for part in options.parts:
                 values, peak = measure(part, workload, options.rounds)
-                times[part] += values
+                times[part].append(values)
                 memory[part] = max(memory[part], peak)
         print(table(workload, times, memory), flush=True)

@@ -17,7 +17,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fewbytes.engines.flower import Found, default_folder, make_client_app, serve
+from fewbytes.engines.flower import Found, default_folder, make_client_app, serve_run
 from fewbytes.engines.handlers import handlers_of
 from fewbytes.errors import UserError
 from fewbytes.experiment import Experiment, make_experiment, make_method
@@ -77,7 +77,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         experiment = make_experiment(settings)
         method, task = make_method(experiment.method, experiment.parameters), experiment.task()
-        serve(
+        serve_run(
             grid, method, task, experiment.run_settings(task, folder, resume, teller), experiment.policy(),
             names.split(",") if names else (),
         )  # fmt: skip

@@ -48,7 +48,6 @@ DEFAULTS = {  # a user who sets one himself has asked for it
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds; 1 adds half a second to every message
-    "PYTHONUNBUFFERED": "1",  # what an app prints is in the log when it is killed
 }
 
 

@@ -110,17 +110,25 @@ class Task:
 
     @classmethod
     def of(
-        cls, model: Callable[..., nn.Module], clients: Iterable[tuple[Any, Any]], test: Any = None, *, seed: int = 0
+        cls,
+        model: Callable[..., nn.Module],
+        clients: Iterable[tuple[Any, Any] | None],
+        test: Any = None,
+        *,
+        seed: int = 0,
     ) -> Task:
         """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
 
-        Each set is an (x, y) pair of tensors or a data set of (x, y) items. Raises UserError for sets without labels.
+        Each set is an (x, y) pair of tensors or a data set of (x, y) items. None stands for a client whose data lie
+        elsewhere, on its own node. Raises UserError for sets without labels.
         """
-        data = tuple(ClientData(Split.of(train), Split.of(own)) for train, own in clients)
-        if not data or not all(len(client.train) for client in data):
+        nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
+        pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
+        data = tuple(ClientData(*pair) for pair in pairs)
+        if not data or not all(len(train) or train is nothing for train, _ in pairs):
             raise UserError("a task needs at least one client, and every client at least one training sample")
-        server = Split.of(test) if test is not None else data[0].test.take(torch.arange(0))
-        highest = max(int(s.labels.max()) for c in data for s in (c.train, c.test) if len(s))
+        server = nothing if test is None else Split.of(test)
+        highest = max((int(s.labels.max()) for pair in pairs for s in (*pair, server) if len(s)), default=-1)
         return cls(model, FederatedData(data, server, tuple(map(str, range(highest + 1)))), seed)
 
     @property

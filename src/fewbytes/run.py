@@ -126,8 +126,7 @@ def run(
     if engine == "flower-simulation":
         from fewbytes.engines.flower import simulate
 
-        simulated: Result = simulate(method, task, settings, workers, policy or Policy())
-        return simulated
+        return simulate(method, task, settings, workers, policy or Policy())
     if engine != "local":
         raise UserError(f"engine is local or flower-simulation, not {engine!r}")
 
@@ -363,7 +362,7 @@ def majority_class_accuracy(task: Task) -> dict[str, float]:
     accuracy = {}
     if held.any():
         accuracy["personalised"] = float(own.mean())
-    if len(server):
+    if len(server) and train.any():
         accuracy["global"] = float((server == int(train.sum(0).argmax())).double().mean())
     return accuracy
 

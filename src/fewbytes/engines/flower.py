@@ -37,6 +37,7 @@ from fewbytes.errors import FewbytesError, FrameError, UserError
 from fewbytes.files import ScratchFolder
 from fewbytes.method import Id, Method, Task
 from fewbytes.net import Handler, Ledger, LeftOut, Policy, Row, TooFewReplies
+from fewbytes.run import Result, Settings, carried_on, drive, terminating
 from fewbytes.wire import Counted, Frame
 from fewbytes.wire.payload import check_finite
 
@@ -83,21 +84,36 @@ Found = tuple[str, Method, Task]
 _nodes: dict[tuple[str, str, str], Node] = {}  # of this process, by what runs, where, and the run's name
 
 
-def client_app(method: Method, task: Task, folder: Path | str | None = None) -> ClientApp:
-    """The method's client half as a Flower ClientApp.
+def client_app(
+    method: Method,
+    task: Task | Callable[[Context], Task],
+    folder: Path | str | None = None,
+    app: ClientApp | None = None,
+) -> ClientApp:
+    """The method's client half as a Flower ClientApp, or added to an `app` of yours.
 
-    A node's configuration may say `partition-id` (which client's data are here), `folder` (where run folders go;
-    default `folder`, or .fewbytes in the home directory) and `threads` (of torch; default 1, as every engine has).
+    `task`: with the data of this node's client (at least), or a function that makes it from Flower's context, called
+    once in a process. A node's configuration may say `partition-id` (which client's data are here), `folder` (where
+    run folders go; default `folder`, or .fewbytes in the home directory) and `threads` (of torch; default 1).
     """
     shared = _Shared((method, task))
-    return make_client_app(handlers_of(type(method)), lambda context: (shared.key, *shared.value), folder)
+
+    def find(context: Context) -> Found:
+        if not isinstance(shared.value[1], Task):
+            shared.value = (shared.value[0], shared.value[1](context))
+        return (shared.key, *shared.value)
+
+    return make_client_app(handlers_of(type(method)), find, folder, app)
 
 
 def make_client_app(
-    names: Sequence[str], find: Callable[[Context], Found], folder: Path | str | None = None
+    names: Sequence[str],
+    find: Callable[[Context], Found],
+    folder: Path | str | None = None,
+    app: ClientApp | None = None,
 ) -> ClientApp:
     """A ClientApp that serves handlers of these names, of the method that `find` finds for a context."""
-    app = ClientApp()
+    app = ClientApp() if app is None else app
 
     def serve(message: Message, context: Context) -> Message:
         return Message(_served(message, context, find, folder), reply_to=message)
@@ -172,28 +188,13 @@ def _shared(key: str, stored: Any) -> _Shared:
 # -------------------------------------------------------------------------------------------------------- server side
 
 
-def server_app(
-    method: Method,
-    task: Task,
-    *,
-    rounds: int,
-    out: Path | str,
-    policy: Policy | None = None,
-    names: Sequence[str] = (),
-    **settings: Any,
-) -> ServerApp:
-    """The method's server half as a Flower ServerApp that leaves a run folder at `out`.
-
-    `names`: the registered name of each client's node, in the order of the clients; without names (no authentication)
-    a node is asked for its partition-id. The other arguments are those of `fewbytes.run`.
-    """
-    from fewbytes.run import Settings
-
+def server_app(method: Method, task: Task, **arguments: Any) -> ServerApp:
+    """The method's server half as a Flower ServerApp; `arguments` are those of `serve`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(grid, method, task, Settings(rounds, Path(out), **settings), policy or Policy(), names)
+        serve(grid, method, task, **arguments)
 
     return app
 
@@ -202,15 +203,33 @@ def serve(
     grid: Grid,
     method: Method,
     task: Task,
-    settings: Any,
+    *,
+    rounds: int,
+    out: Path | str,
+    policy: Policy | None = None,
+    names: Sequence[str] = (),
+    **settings: Any,
+) -> Result:
+    """Run the method's server half over a Flower grid, from a ServerApp's main; leaves a run folder at `out`.
+
+    `task`: clients' data may lie elsewhere. `names`: the registered name of each client's node, in the order of the
+    clients; without names (no authentication) a node is asked for its partition-id. `settings`: the other fields of
+    `fewbytes.run.Settings`, such as `resume`. Raises what `fewbytes.run` does, and TooFewReplies.
+    """
+    return serve_run(grid, method, task, Settings(rounds, Path(out), **settings), policy or Policy(), names)
+
+
+def serve_run(
+    grid: Grid,
+    method: Method,
+    task: Task,
+    settings: Settings,
     policy: Policy,
     names: Sequence[str] = (),
     poll: float = 0.1,
     stop: threading.Event | None = None,
-    workers: int = 0,
-) -> Any:
-    """Run the loop over a Flower grid: a `fewbytes.run.Result`."""
-    from fewbytes.run import carried_on, drive
+) -> Result:
+    """`serve` for settings that are made already. `poll`: seconds between looks for replies; `stop` is Ctrl-C."""
 
     def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerNetwork:
         return FlowerNetwork(
@@ -534,31 +553,26 @@ def _one_line(text: str | None) -> str:
 # --------------------------------------------------------------------------------------------------------- simulation
 
 
-def simulate(method: Method, task: Task, settings: Any, workers: int | None, policy: Policy) -> Any:
-    """Run on Flower's simulation: a Ray actor a worker, every client a node. A `fewbytes.run.Result`.
-
-    Raises UserError where Ray is not installed.
-    """
+def simulate(method: Method, task: Task, settings: Settings, workers: int | None, policy: Policy) -> Result:
+    """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     from flwr.simulation import run_simulation
 
-    from fewbytes.run import terminating
-
     logging.getLogger("flwr").setLevel(logging.ERROR)
     scratch = ScratchFolder("run") if settings.out is None else None
     folder = Path(settings.out) if scratch is None else scratch.path / "run"
     settings = replace(settings, out=folder)
     stop, ended = threading.Event(), threading.Event()
-    outcome: list[Any] = []
+    outcome: list[Result | BaseException] = []
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            outcome.append(serve(grid, method, task, settings, policy, poll=0.02, stop=stop))
+            outcome.append(serve_run(grid, method, task, settings, policy, poll=0.02, stop=stop))
         except BaseException as error:  # told by the thread that waits
             outcome.append(error)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -15,10 +15,10 @@ from fewbytes.checkpoint import VERSION
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import attempt, keep_memory
 from fewbytes.engines.store import ClientStore
-from fewbytes.errors import FewbytesError
+from fewbytes.errors import FewbytesError, FrameError
 from fewbytes.files import lock, replacing
 from fewbytes.method import Id, Method, Task
-from fewbytes.wire.frame import MAJOR
+from fewbytes.wire.frame import MAJOR, Parsed
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -80,8 +80,8 @@ class Node:
     def answer(self, order: Order, frame: memoryview | None) -> tuple[Done, bytes]:
         """Run the order's job, or give its stored reply: what came of it and the reply's frame (empty: none)."""
         job = order.job
-        if not 0 <= job.client < len(self.task.clients):
-            return Done(job.number, error=f"this node's task has no client {job.client}"), b""
+        if not 0 <= job.client < len(self.task.clients) or not len(self.task.data.clients[job.client].train):
+            return Done(job.number, error=f"the data of client {job.client} are not on this node"), b""
         ours = in_common(self.method, self.task, job.client)
         if digest(ours) != order.agreed:
             return Done(job.number, error=DIFFERENT + msgspec.json.encode(ours).decode()), b""
@@ -93,7 +93,7 @@ class Node:
         job = order.job
         asked = self._digest(order, frame)
         kept = self._kept(job.client)
-        if kept is not None and kept.asked == asked:
+        if kept is not None and kept.asked == asked and _whole(kept.frame):
             return kept.done, kept.frame
         if kept is not None and job.number < kept.number:
             return Done(job.number, error="the order is older than one this client has already followed"), b""
@@ -102,7 +102,7 @@ class Node:
         done, reply = attempt(lambda: self.runner.run(job, frame), job.number)
         packed = b"" if reply is None else bytes(reply)
         if not done.error and job.handler != SCORE:
-            with replacing(self._path(job.client), sync=True) as file:
+            with replacing(self._path(job.client)) as file:
                 file.write(msgspec.msgpack.encode(Kept(job.number, asked, done, packed)))
             self.store.keep_only_of(job.client, {order.kept, job.version, done.version})
         return done, packed
@@ -130,6 +130,13 @@ class Node:
         finally:
             if held is not None:
                 held.close()
+
+
+def _whole(frame: bytes) -> bool:
+    """Whether a stored frame came through a loss of power undamaged; if not, doing it again gives the same."""
+    with suppress(FrameError):
+        return not frame or bool(Parsed(frame))
+    return False
 
 
 DIFFERENT = "different:"

@@ -27,13 +27,26 @@ Row = dict[str, Any]  # a `Round`, and whatever else its line holds
 Direction = Literal["uplink", "downlink"]
 
 _COLUMNS = ["round", "client", "bytes_down", "bytes_up"]  # of the ledger, that a report reads
+_WORDS = ["handler", "outcome"]  # and these, where it has outcomes
+
+
+class LeftOut(TypedDict):
+    """A client whose reply took no part in an exchange: how that ended, and why in somebody's words."""
+
+    client: int
+    handler: str
+    outcome: str
+    why: str
 
 
 class Round(TypedDict):
-    """One line of `rounds.jsonl`: accuracies are fractions 0..1, bytes are those of this phase alone."""
+    """One line of `rounds.jsonl`: accuracies are fractions 0..1, bytes are those of this phase alone.
+
+    A client joined (`client`, where it is told) before the round of the line.
+    """
 
     round: int
-    phase: Literal["start", "round", "finish"]
+    phase: Literal["start", "join", "round", "finish"]
     uplink_bytes: int
     downlink_bytes: int
     uplink_nominal_bytes: NotRequired[int]
@@ -41,6 +54,8 @@ class Round(TypedDict):
     cohort: NotRequired[int]
     accuracy: NotRequired[dict[str, float | None]]
     seconds: NotRequired[float]
+    client: NotRequired[int]
+    left_out: NotRequired[list[LeftOut]]
 
 
 class Partition(TypedDict):
@@ -113,8 +128,12 @@ class RunFolder:
         return list(dict.fromkeys(kind for row in self.rounds for kind in row.get("accuracy", {})))
 
     def curve(self, kind: str | None) -> list[tuple[Row, float]]:
-        """The rounds in which one kind of accuracy was measured, each with the accuracy as a fraction."""
-        found = ((row, row.get("accuracy", {}).get(kind or "")) for row in self.rounds)
+        """The rounds in which one kind of accuracy was measured, each with the accuracy as a fraction.
+
+        What a client measured when it joined is its own and no round's.
+        """
+        rows = (row for row in self.rounds if row["phase"] != "join")
+        found = ((row, row.get("accuracy", {}).get(kind or "")) for row in rows)
         return [(row, value) for row, value in found if value is not None and math.isfinite(value)]
 
     def score(self, kind: str | None) -> Score:
@@ -145,6 +164,13 @@ class RunFolder:
         cohorts = sum(row.get("cohort", 0) for row in self.rounds if row["phase"] == "round")
         return self.total_bytes(direction) / cohorts if cohorts else None
 
+    @property
+    def exchanges(self) -> int | None:
+        """How many times a client was asked something over the whole run; None without a ledger of all of it."""
+        if self.ledger is None or self.total_bytes("downlink") > (pc.sum(self.ledger["bytes_down"]).as_py() or 0):
+            return None
+        return int(self.ledger.num_rows)
+
     def bytes_by_client(self, direction: Direction) -> dict[int, int]:
         """Bytes of every client over the whole run; a client never called has 0. Empty without a ledger."""
         if self.ledger is None:
@@ -171,6 +197,12 @@ class RunFolder:
     def status(self) -> str:
         """`done`, `running`, `interrupted`, or `unfinished` where the run left no result."""
         return "unfinished" if self.result is None else self.result.get("status", "done")
+
+
+def when(row: Row) -> str:
+    """When in a run a line of its rounds happened."""
+    words = {"start": "before round 1", "join": f"before round {row['round']}", "finish": "after the last round"}
+    return words.get(row["phase"], f"round {row['round']}")
 
 
 def read_run(path: Path | str) -> RunFolder:
@@ -274,9 +306,12 @@ def _result(file: Path) -> dict[str, Any]:
 
 
 def _ledger(file: Path) -> pa.Table:
-    table = pq.ParquetFile(file).read(columns=_COLUMNS)
-    if table.column_names != _COLUMNS or not all(pa.types.is_integer(field.type) for field in table.schema):
+    table = pq.ParquetFile(file).read(columns=[*_COLUMNS, *_WORDS])
+    types = {field.name: field.type for field in table.schema}
+    if not all(name in types and pa.types.is_integer(types[name]) for name in _COLUMNS):
         raise ValueError(f"it needs the integer columns {', '.join(_COLUMNS)}")
+    if "outcome" in types and {types.get(name) for name in _WORDS} != {pa.string()}:
+        raise ValueError(f"it needs words in the columns {' and '.join(_WORDS)}")
     return table
 
 

@@ -18,7 +18,8 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped, unused-i
 
 from fewbytes.errors import UserError
 from fewbytes.files import replacing
-from fewbytes.report.folder import Direction, Row, RunFolder
+from fewbytes.report import left_out
+from fewbytes.report.folder import Direction, Row, RunFolder, when
 from fewbytes.report.table import alike, majority_rows, megabytes, percent, seconds
 
 Trace = dict[str, Any]  # of plotly
@@ -60,7 +61,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="replace"))  # a stranger's words may hold half a character
     except OSError as error:
         raise UserError(f"the report {path} cannot be written: {error.strerror}") from error
     return path
@@ -75,6 +76,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
             _key(runs) if len(runs) > 1 else "",
             _accuracy(runs, charts),
             _traffic(runs, charts),
+            left_out.section(runs),
             _labels(runs, charts),
             _configs(runs),
             _versions(runs),
@@ -135,12 +137,12 @@ def _summary(runs: Sequence[RunFolder]) -> str:
     rows = []
     for index, run in enumerate(runs):
         score = run.score(run.kind)
-        when = "" if score.best_row is None else f"<small>{_when(score.best_row)}</small>"
+        best = "" if score.best_row is None else f"<small>{when(score.best_row)}</small>"
         badge = "" if run.status == "done" else f' <span class="badge">{_e(run.status)}</span>'
         cells = [
             f"<td>{_e(run.kind or '—')}</td>",
             f'<td class="strong">{percent(score.final)}</td>',
-            f"<td>{percent(score.best)}{when}</td>",
+            f"<td>{percent(score.best)}{best}</td>",
             f"<td>{percent(run.score('global').final)}</td>",
             f"<td>{percent(run.score('personalised').final)}</td>",
         ]
@@ -290,8 +292,8 @@ def _traffic(runs: Sequence[RunFolder], charts: Charts) -> str:
     )
     return f"""<section>
 <h2>Bytes a round</h2>
-<p>What all clients together sent and received in each round. Diamonds are exchanges before the first round and after
-the last.</p>
+<p>What all clients together sent and received in each round. Diamonds are exchanges outside the rounds: before
+the first, after the last, with a client that joined.</p>
 <div class="pair">{rounds}</div>
 </section>""" + (
         f'\n<section>\n<h2>Bytes a client</h2>\n<p>{by_client}</p>\n<div class="pair">{clients}</div>\n</section>'
@@ -402,7 +404,7 @@ def _accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Dir
         "x": [position[id(row)] / 1e6 if direction else row["round"] for row in rows],
         "y": [value for _, value in curve],
         "customdata": [
-            [_plain(run.label), _plain(kind or ""), _when(row), megabytes(position[id(row)])] for row in rows
+            [_plain(run.label), _plain(kind or ""), when(row), megabytes(position[id(row)])] for row in rows
         ],
         "hovertemplate": "%{customdata[0]}<br><b>%{y:.1%}</b> %{customdata[1]}<br>%{customdata[2]}"
         + (f"<br>%{{customdata[3]}} MB {direction}" if direction else "")
@@ -412,15 +414,15 @@ def _accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Dir
 
 def _round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
     """Megabytes of each round; exchanges outside the rounds stand apart from the line."""
-    rows: list[Row | None] = []
+    rows: list[Row | None] = [row for row in run.rounds if row["phase"] == "round"]
     for row in run.rounds:
-        rows += [row] if row["phase"] == "round" else [None, row, None]
+        rows += [None, row] if row["phase"] != "round" else []
     counts = [None if row is None else row[f"{direction}_bytes"] for row in rows]
     return _line(index, rows) | {
         "x": [None if row is None else row["round"] for row in rows],
         "y": [None if count is None else count / 1e6 for count in counts],
         "customdata": [
-            [_plain(run.label), "" if row is None else _when(row), megabytes(count)]
+            [_plain(run.label), "" if row is None else when(row), megabytes(count)]
             for row, count in zip(rows, counts, strict=True)
         ],
         "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
@@ -538,10 +540,6 @@ def _colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
-def _when(row: Row) -> str:
-    return {"start": "before round 1", "finish": "after the last round"}.get(row["phase"], f"round {row['round']}")
-
-
 # ---- words ----
 
 
@@ -641,6 +639,7 @@ figure { margin: 0 0 24px; min-width: 0; }
 figcaption { font-weight: 600; font-size: 14px; }
 .chart { width: 100%; }
 details + details { margin-top: 8px; }
+details + p { margin-top: 16px; }
 summary { cursor: pointer; font-weight: 500; }
 pre { margin: 8px 0 0; padding: 14px 16px; background: var(--bg); border: 1px solid var(--line); border-radius: 8px;
   overflow-x: auto; font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }

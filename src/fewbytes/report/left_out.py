@@ -1,0 +1,156 @@
+"""Names the clients a run went on without, and those that joined it later, for the page and for the terminal.
+
+Why a client was left out is told by the network, so it is escaped and cut like any stranger's words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
+
+from fewbytes.report.folder import RunFolder, when
+
+_LINES, _NAMES, _CHARACTERS = 200, 20, 300  # shown at most: of a table, of those who joined, of a reason
+_SCORING = "score"  # what the engine names the scoring of a client's own model, which is in no ledger
+_COLUMNS = ["round", "client", "handler", "outcome"]
+
+
+class Left(NamedTuple):
+    """A client that was asked something, and whose reply, if any, was not used."""
+
+    round: int
+    client: int
+    handler: str
+    outcome: str
+    when: str
+    why: str
+
+
+def left_out(run: RunFolder) -> list[Left]:
+    """Everyone left out of an exchange, in the order of the rounds, which know why.
+
+    The ledger alone knows those of a step that became no line: a round that was interrupted, or a client that was
+    gone again before it had joined.
+    """
+    found = [
+        Left(row["round"], left["client"], left["handler"], left["outcome"], when(row), left["why"])
+        for row in run.rounds
+        for left in row.get("left_out", [])
+    ]
+    told = Counter(left[: len(_COLUMNS)] for left in found)
+    for entry in _unanswered(run):
+        if told[entry]:
+            told[entry] -= 1
+        else:
+            step = {"round": entry[0], "phase": "round" if entry[0] else "start"}
+            found.append(Left(*entry, when(step), "not told: what it was part of did not end"))
+    return sorted(found, key=lambda left: left.round)
+
+
+def captions(runs: Sequence[RunFolder]) -> list[str]:
+    """A line of plain text for every run that left anyone out."""
+    lines = []
+    for run in runs:
+        exchanges, surplus, scorings = _sorts(run)
+        asked = exchanges + surplus
+        parts = [f"{_of_all(run, len(asked))} ({_tally(asked)})"] if asked else []
+        parts += [f"{_counted(len(scorings), 'scoring')} ({_tally(scorings)})"] if scorings else []
+        name = f"{run.label}, " if len(runs) > 1 else ""
+        lines += [f"left out: {name}{', '.join(parts)}"] if parts else []
+    return lines
+
+
+def section(runs: Sequence[RunFolder]) -> str:
+    """The section of the page; nothing where nobody was left out or joined later."""
+    parts = ""
+    for run in runs:
+        sentences = [*_sentences(run), *_joined(run)]
+        name = f"<b>{escape(run.label)}</b>: " if len(runs) > 1 else ""
+        if sentences:
+            parts += f"\n<p>{name}{escape(' '.join(sentences))}</p>{_table(run, len(runs) == 1)}"
+    title = "Left out" if any(map(left_out, runs)) else "Joined later"
+    return f"<section>\n<h2>{title}</h2>{parts}\n</section>" if parts else ""
+
+
+def _table(run: RunFolder, unfolded: bool) -> str:
+    """Those left out, the surplus ones last, since nothing went wrong with them."""
+    found = sorted(left_out(run), key=lambda left: left.outcome == "surplus")
+    if not found:
+        return ""
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("when", "client", "exchange", "what happened", "why"))
+    rows = ""
+    for left in found[:_LINES]:
+        why = left.why if len(left.why) <= _CHARACTERS else f"{left.why[: _CHARACTERS - 1]}…"
+        cells = "".join(f"<td>{escape(str(cell))}</td>" for cell in (left.client, left.handler, left.outcome, why))
+        rows += f'<tr><th scope="row">{escape(left.when)}</th>{cells}</tr>\n'
+    more = len(found) - _LINES
+    note = f'\n<p class="note">{more:,} more in <code>rounds.jsonl</code> and the ledger.</p>' if more > 0 else ""
+    return f"""
+<details{" open" if unfolded else ""}><summary>Who, and why</summary>
+<div class="wide" role="region" aria-label="Clients left out of {escape(run.label)}" tabindex="0">
+<table class="narrow"><thead><tr>{heads}</tr></thead><tbody>
+{rows}</tbody></table>
+</div>{note}
+</details>"""
+
+
+# ---- words ----
+
+
+def _sentences(run: RunFolder) -> list[str]:
+    exchanges, surplus, scorings = _sorts(run)
+    told = []
+    if exchanges:
+        went_on = f"the rounds went on without {'it' if len(exchanges) == 1 else 'them'}"
+        told.append(f"{_of_all(run, len(exchanges))} ended without a usable reply: {_tally(exchanges)}; {went_on}.")
+    if surplus:
+        were = "was" if len(surplus) == 1 else "were"
+        told.append(f"{_of_all(run, len(surplus))} {were} surplus: more clients were asked than needed.")
+    if scorings:
+        told.append(f"{_counted(len(scorings), 'scoring')} of a client's own model failed: {_tally(scorings)}.")
+    return told
+
+
+def _joined(run: RunFolder) -> list[str]:
+    names = [
+        f"{f'client {client}' if (client := row.get('client')) is not None else 'a client'} joined {when(row)}"
+        for row in run.rounds
+        if row["phase"] == "join"
+    ]
+    more = [f"{len(names) - _NAMES:,} more later"] if len(names) > _NAMES else []
+    text = ", ".join(names[:_NAMES] + more)
+    return [f"{text[0].upper()}{text[1:]}."] if text else []
+
+
+def _sorts(run: RunFolder) -> tuple[list[Left], list[Left], list[Left]]:
+    """Exchanges without a usable reply, with a reply that was not needed, and scorings."""
+    found = left_out(run)
+    scorings = [left for left in found if left.handler == _SCORING]
+    exchanges = [left for left in found if left.handler != _SCORING]
+    surplus = [left for left in exchanges if left.outcome == "surplus"]
+    return [left for left in exchanges if left.outcome != "surplus"], surplus, scorings
+
+
+def _tally(group: Sequence[Left]) -> str:
+    counts = Counter(left.outcome for left in group)
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items(), key=lambda it: (-it[1], it[0])))
+
+
+def _of_all(run: RunFolder, count: int) -> str:
+    return _counted(count, "exchange") if run.exchanges is None else f"{count:,} of {run.exchanges:,} exchanges"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _unanswered(run: RunFolder) -> list[tuple[int, int, str, str]]:
+    """The ledger's exchanges without a used reply; none from a ledger of before there were any."""
+    if run.ledger is None or "outcome" not in run.ledger.column_names:
+        return []
+    rows = run.ledger.filter(pc.field("outcome") != "answered").select(_COLUMNS).to_pylist()
+    return [(row["round"], row["client"], row["handler"], row["outcome"]) for row in rows]

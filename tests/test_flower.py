@@ -1,0 +1,374 @@
+"""Flower's engine in memory: the laws again, and what a real network does to a round."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import time
+
+import pytest
+import torch
+from cases import CASES, TinyNet, tiny_data, tiny_task
+from test_laws import ROUNDS, fingerprint, uninterrupted  # noqa: F401 (a fixture)
+
+import fewbytes as fb
+from fewbytes.run import Settings
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from flower_grid import MemoryGrid
+from flwr.app import Array, ArrayRecord, Message
+
+from fewbytes.engines.flower import client_app, read_content, serve_run
+
+CLIENTS = 4
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+
+
+def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, grid=None, **settings):
+    """Run a case through a Flower grid in memory, server and nodes in one run folder; returns (result, grid)."""
+    task = task or tiny_task()
+    grid = grid or MemoryGrid(client_app(CASES[name], node_task or task, folder.parent), CLIENTS, fault)
+    settings = Settings(**{"rounds": ROUNDS, "out": folder} | settings)
+    policy = policy or fb.Policy(round_timeout=0.5, connect_timeout=0.5)
+    names = [f"site-{i}" for i in range(len(task.clients))] if grid.named else ()
+    return serve_run(grid, CASES[name], task, settings, policy, names, poll=0.001), grid
+
+
+def rounds_of(folder):
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def left_out(folder):
+    return [(r["round"], x["client"], x["outcome"]) for r in rounds_of(folder) for x in r.get("left_out", [])]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_flower_is_the_local_engine(name, uninterrupted, tmp_path):  # noqa: F811
+    result, _ = run(name, tmp_path / "run")
+    assert fingerprint(tmp_path / "run") == uninterrupted(name)
+    assert result.summary["left_out"] == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("stop", [1, ROUNDS - 1])
+def test_a_server_that_stops_is_resumed(name, stop, uninterrupted, tmp_path):  # noqa: F811
+    class Stop(fb.Watcher):
+        def replied(self, client):
+            if client == 1 and len(rounds_of(tmp_path / "run")) >= stop:
+                raise RuntimeError("the server's process dies in the middle of a round")
+
+    if name != "separate":
+        with pytest.raises(RuntimeError):
+            run(name, tmp_path / "run", watcher=Stop())
+        run(name, tmp_path / "run", resume=True)
+        assert fingerprint(tmp_path / "run") == uninterrupted(name)
+
+
+def test_what_was_done_before_the_server_died_is_not_done_again(tmp_path, monkeypatch):
+    trained = []
+    train = fb.FedPURIN.train
+
+    @functools.wraps(train)
+    def counting(self, state, message, site):
+        trained.append((site.round, site.me))
+        return train(self, state, message, site)
+
+    monkeypatch.setattr(fb.FedPURIN, "train", counting)
+
+    class Stop(fb.Watcher):
+        def replied(self, client):
+            if client == 1 and len(rounds_of(tmp_path / "run")) == 2:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run("fedpurin", tmp_path / "run", watcher=Stop())
+    run("fedpurin", tmp_path / "run", resume=True)
+    assert sorted(trained) == [(t, i) for t in range(1, ROUNDS + 1) for i in range(CLIENTS)]
+
+
+def test_asked_twice_a_node_gives_the_stored_reply(tmp_path):
+    seen = {}
+
+    def twice(message, reply):
+        seen[message.metadata.message_id] = (message, reply)
+        return [reply, reply]  # and the same reply arrives twice
+
+    result, grid = run("fedpurin", tmp_path / "run", fault=twice)
+    plain, _ = run("fedpurin", tmp_path / "plain")
+    assert result.rounds[-1]["accuracy"] == plain.rounds[-1]["accuracy"]
+    message, reply = [pair for pair in seen.values() if pair[0].metadata.message_type == "train.receive"][-1]
+    again = grid.answer(message)
+    assert [bytes(x) for x in read_content(again.content)] == [bytes(x) for x in read_content(reply.content)]
+    older = next(pair[0] for pair in seen.values() if pair[0].metadata.message_type == "train.train")
+    assert b"older than one" in read_content(grid.answer(older).content)[0]
+
+
+def flipped(reply: Message, at: int) -> Message:
+    """The reply with one bit of its frame flipped."""
+    record = reply.content.config_records["fewbytes"]
+    data = bytearray(record["frame"])
+    data[at % len(data)] ^= 1
+    record["frame"] = bytes(data)
+    return reply
+
+
+def of_round(message: Message, t: int, client: int) -> bool:
+    return message.metadata.message_type == "train.train" and (
+        message.metadata.group_id == str(t) and message.metadata.dst_node_id == 1000 + client
+    )
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedpurin"])
+def test_flipped_bits_leave_one_client_out_of_one_round(name, tmp_path):
+    for at in (0, 70, 500, -1):
+        folder = tmp_path / f"run{at}"
+        result, _ = run(name, folder, fault=lambda m, r, at=at: [flipped(r, at) if of_round(m, 2, 1) else r])
+        assert left_out(folder) == [(2, 1, "rejected")]
+        assert result.summary["status"] == "done"
+        assert result.summary["left_out"] == 1
+        columns = result.ledger.columns()
+        (row,) = columns["outcome"].nonzero()[0]
+        assert columns["bytes_up"][row] > 0
+        assert columns["round"][row] == 2
+
+
+def test_garbage_of_every_kind_is_rejected(tmp_path):
+    def nothing(m, r):
+        r.content.clear()
+        return [r]
+
+    def record(**fields):
+        def fault(m, r):
+            for key, value in fields.items():
+                r.content.config_records["fewbytes"][key] = value
+            return [r]
+
+        return fault
+
+    def array(m, r):
+        r.content["frame"] = ArrayRecord({"frame": Array("uint8", (3,), "x", b"abc")})
+        return [r]
+
+    faults = [nothing, array, record(order=b""), record(order=b"\xc1"), record(order=7), record(order=b"\x90" * 70_000)]
+    faults += [record(frame=b""), record(frame=b"FEWB"), record(frame="text"), record(frame=b"\x00" * 10_000)]
+    for i, fault in enumerate(faults):
+        folder = tmp_path / str(i)
+        run("fedavg", folder, rounds=2, fault=lambda m, r, fault=fault: fault(m, r) if of_round(m, 2, 0) else [r])
+        assert left_out(folder) == [(2, 0, "rejected")], i
+
+
+def test_numbers_that_are_not_finite_never_reach_the_method(tmp_path, monkeypatch):
+    train = fb.FedAvg.train
+
+    @functools.wraps(train)
+    def poisoned(self, state, message, site):
+        reply = train(self, state, message, site)
+        if site.me == 2 and site.round == 2:
+            next(iter(reply.theta.dense().values()))[:] = float("nan")
+        return reply
+
+    monkeypatch.setattr(fb.FedAvg, "train", poisoned)
+    result, _ = run("fedavg", tmp_path / "run")
+    assert left_out(tmp_path / "run") == [(2, 2, "rejected")]
+    assert all(torch.isfinite(v).all() for v in result.global_model.state_dict().values())
+
+
+def test_late_dead_and_failing_clients_do_not_stop_a_round(tmp_path):
+    def fault(message, reply):
+        if of_round(message, 1, 0):
+            return []  # never answers
+        if of_round(message, 2, 1):
+            grid.present.remove(2)  # dies while the round runs
+        return [reply]
+
+    task = tiny_task()
+    grid = MemoryGrid(client_app(CASES["fedpurin"], task, tmp_path), CLIENTS, fault)
+    policy = fb.Policy(round_timeout=0.3, connect_timeout=0.3)
+    result, _ = run("fedpurin", tmp_path / "run", task=task, grid=grid, policy=policy, rounds=3)
+    outcomes = left_out(tmp_path / "run")
+    assert (1, 0, "late") in outcomes
+    assert {(t, o) for t, i, o in outcomes if i == 2} >= {(3, "unreachable")}
+    assert result.summary["status"] == "done"
+    assert 0 in {int(c) for c in result.ledger.columns()["client"][result.ledger.columns()["round"] == 3]}
+
+
+def test_a_silent_client_goes_on_from_its_last_accepted_state(tmp_path):
+    """What the server did not accept did not happen: the run equals one in which the client is never asked."""
+    run("fedpurin", tmp_path / "late", fault=lambda m, r: [] if of_round(m, 2, 0) else [r])
+    run("fedpurin", tmp_path / "damaged", fault=lambda m, r: [flipped(r, 99) if of_round(m, 2, 0) else r])
+    late, damaged = (fingerprint(tmp_path / name) for name in ("late", "damaged"))
+    assert late["models"] == damaged["models"]
+    assert late["states"] == damaged["states"]
+    assert late["server"] == damaged["server"]
+
+
+def test_too_few_replies_end_the_run_and_it_can_be_resumed(tmp_path, uninterrupted):  # noqa: F811
+    policy = fb.Policy(min_replies=0.75, round_timeout=0.3, connect_timeout=0.3)
+    with pytest.raises(fb.FewbytesError, match=r"round 3.*only 2 of 4 .*3 are needed.*client 0 late"):
+        run("fedpurin", tmp_path / "run", policy=policy, fault=lambda m, r: [] if m.metadata.group_id == "3" else [r])
+    run("fedpurin", tmp_path / "run", policy=policy, resume=True)
+    assert fingerprint(tmp_path / "run") == uninterrupted("fedpurin")
+
+
+def test_over_selection_takes_the_first_to_answer(tmp_path):
+    half = dataclasses.replace(CASES["fedavg"], fraction=0.5)
+    task, silent = tiny_task(), ("train.train", 1001)
+    grid = MemoryGrid(client_app(half, task, tmp_path), CLIENTS)
+    grid.fault = lambda m, r: [] if (m.metadata.message_type, m.metadata.dst_node_id) == silent else [r]
+    policy = fb.Policy(over_selection=0.5, round_timeout=60, connect_timeout=1)
+    started = time.monotonic()
+    result = serve_run(grid, half, task, Settings(6, tmp_path / "run"), policy, poll=0.001)
+    assert time.monotonic() - started < 30  # nobody waited for the silent one
+    columns = result.ledger.columns()
+    for t in range(1, 7):
+        assert sum(columns["round"] == t) == 3  # two and a half more
+        assert sum((columns["round"] == t) & (columns["outcome"] == 0)) >= 2
+    assert {(i, o) for _, i, o in left_out(tmp_path / "run")} == {(1, "surplus")}
+
+
+def test_a_newcomer_is_served_between_rounds(tmp_path):
+    task = tiny_task()
+    grid = MemoryGrid(client_app(CASES["fedavg"], task, tmp_path), CLIENTS)
+    grid.present = [0, 1, 2]
+    joined = []
+
+    class Late(fb.Watcher):
+        def scored(self, row):
+            if row["round"] == 2:
+                grid.present.append(3)
+
+        def joined(self, client):
+            joined.append(client)
+
+    policy = fb.Policy(connect_timeout=0.2)
+    result, _ = run("fedavg", tmp_path / "run", task=task, grid=grid, policy=policy, watcher=Late())
+    columns = result.ledger.columns()
+    assert joined == [3]
+    assert set(columns["round"][columns["client"] == 3]) == {3, 4}
+    with pytest.raises(fb.UserError, match="has ended"):
+        run("fedavg", tmp_path / "run", task=task, grid=grid, policy=policy, rounds=9, resume=True)
+
+
+def test_a_newcomer_that_is_gone_again_is_not_missed(tmp_path, monkeypatch):
+    def join(self, state, net, client):
+        next(net.call(self.train, to=[client], send=None), None)
+
+    monkeypatch.setattr(fb.FedAvg, "join", join)
+    task = tiny_task()
+
+    def fault(message, reply):
+        return [] if message.metadata.dst_node_id == 1003 else [reply]
+
+    grid = MemoryGrid(client_app(CASES["fedavg"], task, tmp_path), CLIENTS, named=True, fault=fault)
+    grid.present = [0, 1, 2]
+
+    class Late(fb.Watcher):
+        def scored(self, row):
+            grid.present = [0, 1, 2, 3]
+
+    policy = fb.Policy(connect_timeout=0.2, round_timeout=0.2)
+    result, _ = run("fedavg", tmp_path / "run", task=task, grid=grid, policy=policy, watcher=Late())
+    assert result.summary["status"] == "done"
+    assert set(result.ledger.columns()["client"][result.ledger.columns()["outcome"] == 0]) == {0, 1, 2}
+
+
+def test_nodes_are_known_by_their_registered_names(tmp_path, uninterrupted):  # noqa: F811
+    grid = MemoryGrid(client_app(CASES["fedpurin"], tiny_task(), tmp_path), CLIENTS, named=True)
+    run("fedpurin", tmp_path / "run", grid=grid)
+    assert fingerprint(tmp_path / "run") == uninterrupted("fedpurin")
+    assert not any(m.metadata.message_type == "query.hello" for m in grid.asked)  # nobody is asked who he is
+    grid = MemoryGrid(client_app(CASES["fedpurin"], tiny_task(), tmp_path), CLIENTS, named=True)
+    grid.config = {"partition-id": 1}
+    with pytest.raises(fb.FewbytesError, match="this node holds client 1, it was asked as client 0"):
+        run("fedpurin", tmp_path / "wrong", grid=grid)
+
+
+def test_unnamed_nodes_that_claim_the_same_client_are_an_error(tmp_path):
+    grid = MemoryGrid(client_app(CASES["fedavg"], tiny_task(), tmp_path), CLIENTS)
+    grid.config = {"partition-id": 1}
+    with pytest.raises(fb.UserError, match="two nodes say they hold client 1"):
+        run("fedavg", tmp_path / "run", grid=grid)
+    grid.config = {"partition-id": 9}
+    with pytest.raises(fb.UserError, match="client 9, not one of 0 to 3"):
+        run("fedavg", tmp_path / "other", grid=grid)
+
+
+class OtherNet(TinyNet):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(4 * 16, 5)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (fb.Task(OtherNet, tiny_data()), r"client 0 runs something else than this server: model .* there, .* here$"),
+        (tiny_task(seed=3), "seed: 3 there, 0 here"),
+    ],
+)
+def test_a_node_with_another_task_is_told_in_one_line(task, words, tmp_path):
+    with pytest.raises(fb.UserError, match=words):
+        run("fedavg", tmp_path / "run", node_task=task)
+
+
+def test_a_node_with_another_method_is_told_in_one_line(tmp_path):
+    other = dataclasses.replace(CASES["fedavg"], lr=0.7)
+    grid = MemoryGrid(client_app(other, tiny_task(), tmp_path), CLIENTS)
+    with pytest.raises(fb.UserError, match=r"method: FedAvg\(.*lr=0.7.*there, FedAvg\(.*lr=0.1.* here"):
+        run("fedavg", tmp_path / "run", grid=grid)
+
+
+def test_nobody_there_is_told_in_one_line(tmp_path):
+    grid = MemoryGrid(client_app(CASES["fedavg"], tiny_task(), tmp_path), CLIENTS)
+    grid.present = [2]
+    with pytest.raises(fb.FewbytesError, match=r"1 of 4 clients connected within 0.2 s, at least 2 .*absent: client 0"):
+        run("fedavg", tmp_path / "run", grid=grid, policy=fb.Policy(connect_timeout=0.2))
+
+
+def test_a_handler_that_raises_leaves_its_client_out(tmp_path, monkeypatch):
+    train = fb.FedAvg.train
+
+    @functools.wraps(train)
+    def raising(self, state, message, site):
+        if site.me == 3 and site.round == 2:
+            raise ValueError("no\nluck")
+        return train(self, state, message, site)
+
+    monkeypatch.setattr(fb.FedAvg, "train", raising)
+    run("fedavg", tmp_path / "run")
+    (left,) = [x for row in rounds_of(tmp_path / "run") for x in row.get("left_out", [])]
+    assert left == {"client": 3, "handler": "train", "outcome": "failed", "why": "ValueError: no luck"}
+
+
+def test_a_state_that_is_gone_from_its_node_leaves_its_client_out(tmp_path):
+    class Wipe(fb.Watcher):
+        def scored(self, row):
+            if row["round"] == 1:
+                for file in (tmp_path / "run" / "checkpoint" / "clients").glob("1-*"):
+                    file.unlink()
+
+    run("fedpurin", tmp_path / "run", watcher=Wipe(), rounds=2, save_models=False)
+    assert (2, 1, "failed") in left_out(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "", ".hidden", "x" * 200])
+def test_a_run_name_that_is_no_folder_is_refused_by_the_node(name, tmp_path):
+    from fewbytes.engines.node import Node
+
+    with pytest.raises(fb.FewbytesError, match="cannot name a folder"):
+        Node(CASES["fedavg"], tiny_task(), tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"min_replies": 0}, {"round_timeout": -1}, {"over_selection": -0.1}, {"connect_timeout": 0}]
+)
+def test_a_policy_out_of_range_is_told(policy):
+    with pytest.raises(fb.UserError, match=next(iter(policy))):
+        fb.Policy(**policy)
