@@ -21,7 +21,8 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from flower_grid import MemoryGrid
 from flwr.app import Array, ArrayRecord, Message
 
-from fewbytes.engines.flower import client_app, read_content, serve_run
+from fewbytes.engines.flower import client_app, serve_run
+from fewbytes.engines.grid import read_content
 
 CLIENTS = 4
 

@@ -1,0 +1,370 @@
+"""The network over a Flower grid: payloads as messages, replies waited for, read with suspicion, released in order."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fewbytes.engines.exchange import EngineNetwork, Mail
+from fewbytes.engines.handlers import SCORE, Done, Job
+from fewbytes.engines.local import memory_bytes
+from fewbytes.engines.node import DIFFERENT, Order, digest, in_common
+from fewbytes.errors import FewbytesError, FrameError, UserError
+from fewbytes.method import Id, Method, Task
+from fewbytes.net import Handler, Ledger, LeftOut, Policy, Row, TooFewReplies
+from fewbytes.wire import Counted, Frame
+from fewbytes.wire.payload import check_finite
+
+SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which costs the fewest requests
+WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
+NODE_UNAVAILABLE = 5  # Flower's error code for a node that is gone
+MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
+DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
+
+
+def write_content(order: bytes, frame: Frame | bytes | None) -> RecordDict:
+    """A message's content: what is asked or answered, and a frame."""
+    record = ConfigRecord({"order": order})
+    content = RecordDict({"fewbytes": record})
+    data = b"" if frame is None else bytes(frame)
+    if len(data) > SMALL:
+        content["frame"] = ArrayRecord({"frame": Array("uint8", (len(data),), "fewbytes.frame", data)})
+    elif data:
+        record["frame"] = data
+    return content
+
+
+def read_content(content: RecordDict) -> tuple[bytes, memoryview]:
+    """Undo `write_content`; an empty view for no frame. Raises FrameError for anything else."""
+    try:
+        record = content.config_records["fewbytes"]
+        order, frame = record["order"], record.get("frame", b"")
+        if "frame" in content.array_records:
+            frame = content.array_records["frame"]["frame"].data
+    except (KeyError, TypeError, AttributeError):
+        order, frame = None, None
+    if not isinstance(order, bytes) or not isinstance(frame, bytes):
+        raise FrameError("header", "a message of Flower's does not hold what this package writes")
+    return order, memoryview(frame)
+
+
+class _Answer(NamedTuple):
+    """What came of asking a client: `outcome` is one of `fewbytes.net.OUTCOMES`; `frame` is the reply's."""
+
+    outcome: str
+    why: str = ""
+    done: Done = Done(0)
+    frame: memoryview = memoryview(b"")
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What a client is asked."""
+
+    order: Order | None = None
+    frame: Frame | bytes | None = None
+
+
+class FlowerNetwork(EngineNetwork):
+    """Moves payloads as messages of a Flower grid. A context manager: entering it waits for the clients.
+
+    `run`: the run's name on the nodes. `names`: as in `server_app`. `poll`: seconds between looks for replies. `stop`:
+    ends the run as Ctrl-C does.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        method: Method,
+        task: Task,
+        run: str,
+        policy: Policy,
+        names: Sequence[str] = (),
+        poll: float = 0.1,
+        stop: threading.Event | None = None,
+        *,
+        coded: bool = True,
+        ledger: Ledger | None = None,
+        versions: dict[Id, int] | None = None,
+        known: list[Id] | None = None,
+        frames: Path | None = None,
+    ) -> None:
+        super().__init__(method, task, coded=coded, ledger=ledger, versions=versions, known=known, frames=frames)
+        if names and len(names) != len(task.clients):
+            raise UserError(f"there are {len(names)} names of nodes for {len(task.clients)} clients")
+        self.grid, self.run, self.policy, self.names, self.poll = grid, run, policy, list(names), poll
+        self._stop = threading.Event() if stop is None else stop
+        self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
+        self._known = known
+        self._committed = dict(self.versions)
+        self._nodes: dict[Id, int] = {}  # the node of each client that can be reached
+        self._clients: dict[int, Id] = {}  # the client of each node without a name
+        self._agreed: dict[Any, bytes] = {}
+        self._call = 0
+        self._cohort: tuple[set[Id], int] = (set(), 0)
+
+    def __enter__(self) -> Self:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        deadline, wanted = time.monotonic() + self.policy.connect_timeout, set(self.clients)
+        self._refresh()
+        while not wanted <= self._nodes.keys() and time.monotonic() < deadline:
+            self._wait(max(self.poll, 0.2))
+            self._refresh()
+        there = sorted(wanted & self._nodes.keys())
+        needed = math.ceil(self.policy.min_replies * len(wanted))
+        if len(there) < needed:
+            raise TooFewReplies(
+                f"{len(there)} of {len(wanted)} clients connected within {self.policy.connect_timeout:g} s, at least "
+                f"{needed} are needed (min_replies = {self.policy.min_replies:g}); absent: "
+                f"{', '.join(self._called(i) for i in sorted(wanted - set(there))[:5])}"
+            )
+        if self._known is None:
+            self.clients = there
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        torch.set_num_threads(self._threads)
+
+    def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
+        super().begin(t, scored, *names)
+        self._call = 0
+        self._cohort = (set(), 0)
+        self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes(os.getpid()))
+
+    def arrivals(self) -> list[Id]:
+        self._refresh()
+        return sorted(self._nodes.keys() - set(self.clients))
+
+    def checkpointed(self) -> None:
+        self._committed = dict(self.versions)
+
+    def sample(self, fraction: float) -> list[Id]:
+        if not self.policy.over_selection:
+            return super().sample(fraction)
+        count = max(1, round(fraction * len(self.clients)))
+        chosen = super().sample(min(1.0, fraction * (1 + self.policy.over_selection)))
+        self._cohort = (set(chosen), count)
+        return chosen
+
+    def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
+        mail = Mail(self, handler, messages, asked)
+        self._call += 1
+        cohort, count = self._cohort
+        enough = count if set(asked) == cohort else len(asked)
+        needed = math.ceil(self.policy.min_replies * enough)
+        failed: list[LeftOut] = []
+
+        def question(client: Id) -> _Question:
+            letter = mail.write(client)
+            job = self._job(handler.name, client)
+            job.message, job.message_length = letter.number, letter.length
+            return _Question(self._order(job), letter.frame)
+
+        for client, answer in self._ask(f"train.{handler.name}", asked, question, enough):
+            if answer.outcome == "answered":
+                try:
+                    value = self._accept(handler, client, mail, answer)
+                except FrameError as error:
+                    answer = answer._replace(outcome="rejected", why=str(error))
+            if answer.outcome == "answered":
+                yield client, value
+                continue
+            self._leave_out(handler.name, client, mail, answer)
+            if answer.outcome != "surplus":
+                failed.append(self.left_out[-1])
+            if len(asked) - len(failed) < needed:
+                first, left = failed[0], len(asked) - len(failed)
+                raise TooFewReplies(
+                    f"round {self.t}, handler {handler.name!r}: only {left} of {len(asked)} clients can still answer, "
+                    f"{needed} are needed (min_replies = {self.policy.min_replies:g}); {self._called(first.client)} "
+                    f"{first.outcome}: {first.why}; the run can be resumed"
+                )
+
+    def _accept(self, handler: Handler, client: Id, mail: Mail, answer: _Answer) -> Any:
+        """The decoded reply, entered in the ledger. Raises FrameError for one that must not reach the method."""
+        job_version, done = self.versions.get(client, 0), answer.done
+        if done.version not in (job_version, job_version + 1):
+            raise FrameError("header", f"it is of state version {done.version}, asked was version {job_version}")
+        limit = 16 * sum(v.nbytes for v in self.task.first_state(client).values()) + MARGIN
+        value = self.settle(handler, client, mail.letters[client], done, answer.frame, limit, check_finite)
+        mail.take(client)
+        return value
+
+    def _leave_out(self, handler: str, client: Id, mail: Mail, answer: _Answer) -> None:
+        self.left_out.append(LeftOut(client, handler, answer.outcome, answer.why))
+        letter = mail.take(client) if client in mail.letters else None
+        down, sent = (0, Counted()) if letter is None else (letter.length, letter.counted)
+        self.ledger.add(Row(self.t, handler, client, down, len(answer.frame), sent, Counted(), answer.outcome))
+
+    def score_clients(self) -> dict[Id, tuple[int, int]]:
+        if type(self.method).local_model is Method.local_model:
+            return {}
+        scores = {}
+        self._call += 1
+        for client, answer in self._ask(
+            "evaluate.score", self.clients, lambda i: _Question(self._order(self._job(SCORE, i)))
+        ):
+            correct, samples = answer.done.score
+            if answer.outcome != "answered":
+                self.left_out.append(LeftOut(client, "score", answer.outcome, answer.why))
+            elif 0 <= correct <= samples and samples:
+                scores[client] = (correct, samples)
+        return scores
+
+    def save_models(self, folder: Path, about: dict[str, Any]) -> None:
+        if type(self.method).local_model is Method.local_model:
+            return
+        words = msgspec.json.encode(about)
+        for _ in self._ask("query.save", self.clients, lambda i: _Question(self._order(self._job("save", i)), words)):
+            pass
+
+    # ------------------------------------------------------------------------------------------ asking and waiting
+
+    def _ask(
+        self, kind: str, asked: Sequence[Id], question: Callable[[Id], _Question], enough: int | None = None
+    ) -> Iterator[tuple[Id, _Answer]]:
+        """Ask clients; yields what came of it in the order asked, one reply in memory (and WINDOW early ones).
+
+        With `enough` fewer than those asked: the first so many to answer are taken, the others are surplus.
+        """
+        deadline = time.monotonic() + self.policy.round_timeout
+        ids: dict[Id, str] = {}
+        for client in asked:
+            if client in self._nodes:
+                asking = question(client)
+                text = msgspec.msgpack.encode(asking.order)
+                pushed = self._push(kind, self._nodes[client], write_content(text, asking.frame))
+                if pushed:
+                    ids[client] = pushed
+        early: dict[str, Message] = {}
+        if enough is not None and enough < len(ids):
+            while len(early) < len(ids) and time.monotonic() < deadline:
+                early |= self._pull([i for i in ids.values() if i not in early])
+                if sum(not reply.has_error() for reply in early.values()) >= enough:
+                    break
+                self._wait(self.poll)
+        surplus = bool(early)
+        left = list(ids.values())
+        for client in asked:
+            if client not in ids:
+                yield client, _Answer("unreachable", "its node is not connected")
+                continue
+            wanted = ids[client]
+            while wanted not in early and not surplus:
+                early |= self._pull([i for i in left if i not in early][:WINDOW])
+                if wanted in early or time.monotonic() >= deadline:
+                    break
+                self._wait(self.poll)
+            left.remove(wanted)
+            reply = early.pop(wanted, None)
+            if reply is not None:
+                yield client, self._answer(client, reply)
+            elif surplus and time.monotonic() < deadline:
+                yield client, _Answer("surplus", "others answered first")
+            else:
+                yield client, _Answer("late", f"no reply within {self.policy.round_timeout:g} s")
+
+    def _push(self, kind: str, node: int, content: RecordDict) -> str | None:
+        """Send a message; its id, or None if Flower does not take it."""
+        message = Message(content, node, kind, ttl=self.policy.round_timeout + 60, group_id=str(self.t))
+        return next(iter(self.grid.push_messages([message])), None)
+
+    def _pull(self, ids: Sequence[str]) -> dict[str, Message]:
+        """The replies that are there, by the ids of what they answer."""
+        return {m.metadata.reply_to_message_id: m for m in self.grid.pull_messages(ids)} if ids else {}
+
+    def _wait(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise KeyboardInterrupt
+
+    def _answer(self, client: Id, reply: Message) -> _Answer:
+        """A client's reply, read with suspicion. Raises UserError if its node runs something else than the server."""
+        if reply.has_error():
+            outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
+            return _Answer(outcome, f"Flower's error {reply.error.code}: {_one_line(reply.error.reason)}")
+        try:
+            text, frame = read_content(reply.content)
+            if len(text) > DONE_LIMIT:
+                raise FrameError("length", f"{len(text)} bytes of measurements beside a reply")
+            done = msgspec.msgpack.decode(text, type=Done)
+        except (FrameError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return _Answer("rejected", _one_line(str(error)))
+        if done.error.startswith(DIFFERENT):
+            raise UserError(self._difference(client, done.error.removeprefix(DIFFERENT)))
+        if done.error:
+            return _Answer("failed", _one_line(done.error), frame=frame)
+        return _Answer("answered", "", done, frame)
+
+    def _difference(self, client: Id, text: str) -> str:
+        """What a node has else than this server, in one line."""
+        ours, theirs = in_common(self.method, self.task, client), {}
+        with suppress(msgspec.MsgspecError):
+            theirs = msgspec.json.decode(text, type=dict[str, str])
+        differing = [
+            f"{k}: {_one_line(theirs.get(k, 'none'))} there, {v} here" for k, v in ours.items() if theirs.get(k) != v
+        ]
+        return f"{self._called(client)} runs something else than this server: {'; '.join(differing)}"
+
+    def _job(self, handler: str, client: Id) -> Job:
+        return Job(self.number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
+
+    def _order(self, job: Job) -> Order:
+        key = self.task.architecture(job.client)
+        if key not in self._agreed:
+            self._agreed[key] = digest(in_common(self.method, self.task, job.client))
+        return Order(self.run, self._agreed[key], job, self._call, self._committed.get(job.client, 0), self.coded)
+
+    def _called(self, client: Id) -> str:
+        """A client as people know it."""
+        return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
+
+    def _refresh(self) -> None:
+        """Learn which clients can be reached: by their nodes' registered names, or by asking nodes without one."""
+        nodes, strangers = {}, []
+        for info in self.grid.get_nodes():
+            if self.names:
+                if info.name in self.names:
+                    nodes[self.names.index(info.name)] = info.node_id
+            elif info.node_id in self._clients:
+                nodes[self._clients[info.node_id]] = info.node_id
+            else:
+                strangers.append(info.node_id)
+        ids = {self._push("query.hello", node, RecordDict({})): node for node in strangers}
+        ids.pop(None, None)
+        deadline = time.monotonic() + self.policy.connect_timeout
+        while ids and time.monotonic() < deadline:
+            for number, reply in self._pull([i for i in ids if i is not None]).items():
+                node = ids.pop(number)
+                if reply.has_error():
+                    raise FewbytesError(f"a node does not start its app: {_one_line(reply.error.reason)}")
+                client = msgspec.msgpack.decode(read_content(reply.content)[0], type=int)
+                if client not in self.task.clients:
+                    last = len(self.task.clients) - 1
+                    raise UserError(
+                        f"a node says it holds client {client}, not one of 0 to {last}: set its partition-id"
+                    )
+                if client in nodes:
+                    raise UserError(f"two nodes say they hold client {client}: give each its own partition-id")
+                nodes[client] = node
+                self._clients[node] = client
+            if ids:
+                self._wait(self.poll)
+        self._nodes = nodes
+
+
+def _one_line(text: str | None) -> str:
+    """Words of somebody else's, for a message of ours."""
+    return " ".join((text or "").split())[:300]
