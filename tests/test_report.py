@@ -322,7 +322,7 @@ LEFT = [(1, 2, "train", "late"), (1, 5, "train", "rejected"), (3, 2, "train", "l
 
 
 def test_who_was_left_out_is_named(tmp_path: Path) -> None:
-    left = [*LEFT, (2, 0, "train", "surplus"), (2, 1, "score", "late")]
+    left = [*LEFT, (2, 0, "train", "surplus"), (2, 1, ":score", "late")]
     run = read_run(leave_out(make_run(tmp_path / "a"), *left))
     text = write_report([run], tmp_path / "r.html").read_text("utf-8")
     assert (

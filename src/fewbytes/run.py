@@ -262,9 +262,16 @@ class _Loop:
             accuracy |= self._score(net)
         seconds = time.monotonic() - started
         self.seconds += seconds
-        if phase == "round" or len(net.ledger) > before:
+        if phase in ("round", "join") or len(net.ledger) > before:
             cohort = len(np.unique(net.ledger.columns(before)["client"]))
-            row = {"round": t, "phase": phase, "cohort": cohort, "accuracy": accuracy, "loss": loss}
+            row = {
+                "round": t,
+                "phase": phase,
+                **({"client": who[0]} if who else {}),
+                "cohort": cohort,
+                "accuracy": accuracy,
+                "loss": loss,
+            }
             row |= net.ledger.totals(before)
             broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
             row |= {"not_finite": broken} if broken else {}

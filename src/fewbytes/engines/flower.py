@@ -6,6 +6,7 @@ ledger are checkpointed by the run's loop, a client's state by its node (`fewbyt
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
@@ -13,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fewbytes.checkpoint import Checkpoint
+from fewbytes.engines.drop import Drop, shared_memory
 from fewbytes.engines.grid import FlowerNetwork, read_content, write_content
 from fewbytes.engines.handlers import Done, handlers_of
 from fewbytes.engines.local import available_cores
@@ -36,6 +38,8 @@ from fewbytes.files import ScratchFolder
 from fewbytes.method import Method, Task
 from fewbytes.net import Policy
 from fewbytes.run import Result, Settings, carried_on, drive, terminating
+
+AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher looks every 0.1 s, and looks at each
 
 Found = tuple[str, Method, Task]
 """What a client app runs: a key that names it in this process, the method, the task."""
@@ -55,27 +59,51 @@ def client_app(
     once in a process. A node's configuration may say `partition-id` (which client's data are here), `folder` (where
     run folders go; default `folder`, or .fewbytes in the home directory) and `threads` (of torch; default 1).
     """
-    shared = _Shared((method, task))
+    return _register(_Shared(_Client(method, task, folder)), app)
+
+
+@dataclass
+class _Client:
+    """What a client app is made of; `drop` is where a simulation hands frames over."""
+
+    method: Method
+    task: Task | Callable[[Context], Task]
+    folder: Path | str | None
+    drop: Drop | None = None
+
+
+def _register(shared: _Shared, app: ClientApp | None = None) -> ClientApp:
+    client = shared.value
 
     def find(context: Context) -> Found:
-        if not isinstance(shared.value[1], Task):
-            shared.value = (shared.value[0], shared.value[1](context))
-        return (shared.key, *shared.value)
+        if not isinstance(client.task, Task):
+            client.task = client.task(context)
+        return shared.key, client.method, client.task
 
-    return make_client_app(handlers_of(type(method)), find, folder, app)
+    app = _SharedApp(shared) if app is None else app
+    return make_client_app(handlers_of(type(client.method)), find, client.folder, client.drop, app)
 
 
 def make_client_app(
     names: Sequence[str],
     find: Callable[[Context], Found],
     folder: Path | str | None = None,
+    drop: Drop | None = None,
     app: ClientApp | None = None,
 ) -> ClientApp:
     """A ClientApp that serves handlers of these names, of the method that `find` finds for a context."""
     app = ClientApp() if app is None else app
 
     def serve(message: Message, context: Context) -> Message:
-        return Message(_served(message, context, find, folder), reply_to=message)
+        if message.metadata.message_type == "query.hello":
+            here = context.node_config.get("partition-id")
+            return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
+        text, frame = read_content(message.content, drop)
+        order = msgspec.msgpack.decode(text, type=Order)
+        save = message.metadata.message_type == "query.save"
+        done, reply = _served(order, frame, save, context, find, folder)
+        name = drop.put(reply) if drop is not None and reply else ""
+        return Message(write_content(msgspec.msgpack.encode(done), reply, name), reply_to=message)
 
     for name in names:
         app.train(name)(serve)
@@ -85,16 +113,18 @@ def make_client_app(
     return app
 
 
-def _served(message: Message, context: Context, find: Callable[[Context], Found], folder: Path | str | None) -> Any:
-    here = context.node_config.get("partition-id")
-    if message.metadata.message_type == "query.hello":
-        return write_content(msgspec.msgpack.encode(-1 if here is None else int(here)), None)
-    text, frame = read_content(message.content)
-    order = msgspec.msgpack.decode(text, type=Order)
-    client = order.job.client
-    if here is not None and int(here) != client:
-        error = f"this node holds client {int(here)}, it was asked as client {client}: its partition-id is wrong"
-        return write_content(msgspec.msgpack.encode(Done(order.job.number, error=error)), None)
+def _served(
+    order: Order,
+    frame: memoryview,
+    save: bool,
+    context: Context,
+    find: Callable[[Context], Found],
+    folder: Path | str | None,
+) -> tuple[Done, bytes]:
+    job, here = order.job, context.node_config.get("partition-id")
+    if here is not None and int(here) != job.client:
+        wrong = f"this node holds client {int(here)}, it was asked as client {job.client}: its partition-id is wrong"
+        return Done(job.number, error=wrong), b""
     key, method, task = find(context)
     base = Path(str(context.node_config.get("folder") or folder or default_folder()))
     where = (key, str(base), order.run)
@@ -102,12 +132,11 @@ def _served(message: Message, context: Context, find: Callable[[Context], Found]
         _nodes.clear()  # one run at a time
         _nodes[where] = Node(method, task, base, order.run, int(context.node_config.get("threads", 1)))
     node = _nodes[where]
-    if message.metadata.message_type == "query.save":
-        job = order.job
-        node.runner.save_model(client, job.version, job.round, node.folder / "models", msgspec.json.decode(frame))
-        return write_content(msgspec.msgpack.encode(Done(job.number)), None)
-    done, reply = node.answer(order, frame if len(frame) else None)
-    return write_content(msgspec.msgpack.encode(done), reply)
+    if not save:
+        return node.answer(order, frame if len(frame) else None)
+    about = msgspec.json.decode(frame)
+    node.runner.save_model(job.client, job.version, job.round, node.folder / "models", about)
+    return Done(job.number), b""
 
 
 def default_folder() -> Path:
@@ -116,14 +145,12 @@ def default_folder() -> Path:
 
 
 class _Shared:
-    """A value that Ray's actors get once each, not with every message."""
+    """A value that Ray's actors get once each, not with every message; `key` is its name everywhere."""
 
-    _made: dict[str, Any] = {}  # noqa: RUF012 (of the process: what actors keep between messages)
-
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, key: str = "", stored: Any = None) -> None:
         self.value = value
-        self.key = f"{os.getpid()}-{id(self)}-{time.time_ns()}"
-        self._stored: Any = None
+        self.key = key or f"{os.getpid()}-{id(self)}-{time.time_ns()}"
+        self._stored = stored
 
     def __reduce__(self) -> Any:
         import ray
@@ -133,15 +160,31 @@ class _Shared:
         return _shared, (self.key, self._stored)
 
 
+@functools.cache
 def _shared(key: str, stored: Any) -> _Shared:
     import ray
 
-    if key not in _Shared._made:
-        made = _Shared(ray.get(stored))
-        made.key, made._stored = key, stored
-        _Shared._made[key] = made
-    shared: _Shared = _Shared._made[key]
-    return shared
+    return _Shared(ray.get(stored), key, stored)
+
+
+class _SharedApp(ClientApp):
+    """A ClientApp that travels to Ray's actors as a name: its functions would be pickled with every message."""
+
+    def __init__(self, shared: _Shared) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def __reduce__(self) -> Any:
+        return _shared_app, (self._shared,)
+
+
+_apps: dict[str, ClientApp] = {}  # of this process
+
+
+def _shared_app(shared: _Shared) -> ClientApp:
+    if shared.key not in _apps:
+        _apps[shared.key] = _register(shared)
+    return _apps[shared.key]
 
 
 def server_app(method: Method, task: Task, **arguments: Any) -> ServerApp:
@@ -183,13 +226,15 @@ def serve_run(
     policy: Policy,
     names: Sequence[str] = (),
     poll: float = 0.1,
+    ahead: int | None = None,
+    drop: Drop | None = None,
     stop: threading.Event | None = None,
 ) -> Result:
-    """`serve` for settings that are made already. `poll`: seconds between looks for replies; `stop` is Ctrl-C."""
+    """`serve` for settings that are made already; for `poll`, `ahead`, `drop` and `stop` see FlowerNetwork."""
 
     def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerNetwork:
         return FlowerNetwork(
-            grid, method, task, folder.resolve().name, policy, names, poll, stop or threading.Event(),
+            grid, method, task, folder.resolve().name, policy, names, poll, ahead, drop, stop,
             coded=settings.coded, frames=folder / "frames" if settings.keep_frames else None, **carried_on(checkpoint),
         )  # fmt: skip
 
@@ -197,7 +242,7 @@ def serve_run(
 
 
 def simulate(method: Method, task: Task, settings: Settings, workers: int | None, policy: Policy) -> Result:
-    """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError where Ray is not installed."""
+    """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -208,31 +253,37 @@ def simulate(method: Method, task: Task, settings: Settings, workers: int | None
     scratch = ScratchFolder("run") if settings.out is None else None
     folder = settings.out or (scratch.path / "run" if scratch else Path())
     settings = replace(settings, out=folder)
+    exchange = ScratchFolder("exchange", shared_memory())
+    drop = Drop(exchange.path)
     stop, ended = threading.Event(), threading.Event()
     outcome: list[Result | BaseException] = []
+    count = min(workers or available_cores(), len(task.clients))
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            outcome.append(serve_run(grid, method, task, settings, policy, poll=0.02, stop=stop))
+            outcome.append(
+                serve_run(grid, method, task, settings, policy, poll=0.01, ahead=AHEAD * count, drop=drop, stop=stop)
+            )
         except BaseException as error:  # told by the thread that waits
             outcome.append(error)
         finally:
             ended.set()
 
-    count = min(workers or available_cores(), len(task.clients))
     backend: Any = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
     }
     with terminating():
         try:
-            app_there = client_app(method, task, folder.absolute().parent)
-            run_simulation(app, app_there, len(task.clients), backend_config=backend)
+            there = _register(_Shared(_Client(method, task, folder.absolute().parent, drop)))
+            run_simulation(app, there, len(task.clients), backend_config=backend)
         except KeyboardInterrupt:
             stop.set()
             ended.wait(30)
+        finally:
+            exchange.close()
     ending = outcome[0] if outcome else KeyboardInterrupt()
     if isinstance(ending, BaseException):
         if scratch is not None:

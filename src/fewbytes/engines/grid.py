@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import msgspec
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fewbytes.engines.drop import Drop
 from fewbytes.engines.exchange import EngineNetwork, Mail
 from fewbytes.engines.handlers import SCORE, Done, Job
 from fewbytes.engines.local import memory_bytes
@@ -34,28 +35,31 @@ MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the m
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
 
 
-def write_content(order: bytes, frame: Frame | bytes | None) -> RecordDict:
-    """A message's content: what is asked or answered, and a frame."""
+def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = "") -> RecordDict:
+    """A message's content: what is asked or answered, and a frame, or its name in a Drop that both ends know."""
     record = ConfigRecord({"order": order})
     content = RecordDict({"fewbytes": record})
-    data = b"" if frame is None else bytes(frame)
-    if len(data) > SMALL:
-        content["frame"] = ArrayRecord({"frame": Array("uint8", (len(data),), "fewbytes.frame", data)})
-    elif data:
-        record["frame"] = data
+    if name:
+        record["name"] = name
+    elif frame is not None and len(frame) > SMALL:
+        content["frame"] = ArrayRecord({"frame": Array("uint8", (len(frame),), "fewbytes.frame", bytes(frame))})
+    elif frame is not None and len(frame):
+        record["frame"] = bytes(frame)
     return content
 
 
-def read_content(content: RecordDict) -> tuple[bytes, memoryview]:
+def read_content(content: RecordDict, drop: Drop | None = None) -> tuple[bytes, memoryview]:
     """Undo `write_content`; an empty view for no frame. Raises FrameError for anything else."""
     try:
         record = content.config_records["fewbytes"]
-        order, frame = record["order"], record.get("frame", b"")
-        if "frame" in content.array_records:
+        order, frame = record["order"], cast(Any, record.get("frame", b""))
+        if drop is not None and "name" in record:
+            frame = drop.get(str(record["name"]))
+        elif "frame" in content.array_records:
             frame = content.array_records["frame"]["frame"].data
     except (KeyError, TypeError, AttributeError):
         order, frame = None, None
-    if not isinstance(order, bytes) or not isinstance(frame, bytes):
+    if not isinstance(order, bytes) or not isinstance(frame, bytes | memoryview):
         raise FrameError("header", "a message of Flower's does not hold what this package writes")
     return order, memoryview(frame)
 
@@ -71,17 +75,19 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class _Question:
-    """What a client is asked."""
+    """What a client is asked; the message's frame, or its name in the drop."""
 
-    order: Order | None = None
+    order: Order
     frame: Frame | bytes | None = None
+    name: str = ""
 
 
 class FlowerNetwork(EngineNetwork):
     """Moves payloads as messages of a Flower grid. A context manager: entering it waits for the clients.
 
-    `run`: the run's name on the nodes. `names`: as in `server_app`. `poll`: seconds between looks for replies. `stop`:
-    ends the run as Ctrl-C does.
+    `run`: the run's name on the nodes. `names`: as in `server_app`. `poll`: seconds between looks for replies. `ahead`:
+    clients asked at a time (default: all). `drop`: where frames are handed over that need not travel. `stop`: ends
+    the run as Ctrl-C does.
     """
 
     def __init__(
@@ -93,6 +99,8 @@ class FlowerNetwork(EngineNetwork):
         policy: Policy,
         names: Sequence[str] = (),
         poll: float = 0.1,
+        ahead: int | None = None,
+        drop: Drop | None = None,
         stop: threading.Event | None = None,
         *,
         coded: bool = True,
@@ -104,7 +112,8 @@ class FlowerNetwork(EngineNetwork):
         super().__init__(method, task, coded=coded, ledger=ledger, versions=versions, known=known, frames=frames)
         if names and len(names) != len(task.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(task.clients)} clients")
-        self.grid, self.run, self.policy, self.names, self.poll = grid, run, policy, list(names), poll
+        self.grid, self.run, self.policy, self.names = grid, run, policy, list(names)
+        self.poll, self.ahead, self.drop = poll, ahead, drop
         self._stop = threading.Event() if stop is None else stop
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
         self._known = known
@@ -160,25 +169,31 @@ class FlowerNetwork(EngineNetwork):
         return chosen
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        mail = Mail(self, handler, messages, asked)
+        places = () if self.drop is None else (self.drop.put, self.drop.remove)
+        mail = Mail(self, handler, messages, asked, *places)
         self._call += 1
         cohort, count = self._cohort
         enough = count if set(asked) == cohort else len(asked)
         needed = math.ceil(self.policy.min_replies * enough)
         failed: list[LeftOut] = []
+        shared: dict[int, bytes] = {}  # frames that go to several clients, by their letter's number
 
         def question(client: Id) -> _Question:
             letter = mail.write(client)
             job = self._job(handler.name, client)
             job.message, job.message_length = letter.number, letter.length
-            return _Question(self._order(job), letter.frame)
+            if letter.frame is None or letter.left == 1 or letter.at:
+                return _Question(self._order(job), letter.frame, letter.at)
+            if letter.number not in shared:
+                shared[letter.number] = bytes(letter.frame)
+            return _Question(self._order(job), shared[letter.number])
 
         for client, answer in self._ask(f"train.{handler.name}", asked, question, enough):
             if answer.outcome == "answered":
                 try:
                     value = self._accept(handler, client, mail, answer)
                 except FrameError as error:
-                    answer = answer._replace(outcome="rejected", why=str(error))
+                    answer = answer._replace(outcome="rejected", why=_one_line(str(error)))
             if answer.outcome == "answered":
                 yield client, value
                 continue
@@ -219,7 +234,7 @@ class FlowerNetwork(EngineNetwork):
         ):
             correct, samples = answer.done.score
             if answer.outcome != "answered":
-                self.left_out.append(LeftOut(client, "score", answer.outcome, answer.why))
+                self.left_out.append(LeftOut(client, SCORE, answer.outcome, answer.why))
             elif 0 <= correct <= samples and samples:
                 scores[client] = (correct, samples)
         return scores
@@ -241,41 +256,50 @@ class FlowerNetwork(EngineNetwork):
         With `enough` fewer than those asked: the first so many to answer are taken, the others are surplus.
         """
         deadline = time.monotonic() + self.policy.round_timeout
-        ids: dict[Id, str] = {}
-        for client in asked:
-            if client in self._nodes:
-                asking = question(client)
-                text = msgspec.msgpack.encode(asking.order)
-                pushed = self._push(kind, self._nodes[client], write_content(text, asking.frame))
-                if pushed:
-                    ids[client] = pushed
+        choosing = enough is not None and enough < len(asked)
+        ahead = len(asked) if self.ahead is None or choosing else self.ahead
+        ids: dict[Id, str | None] = {}  # what was sent to whom; None: it could not be
         early: dict[str, Message] = {}
-        if enough is not None and enough < len(ids):
-            while len(early) < len(ids) and time.monotonic() < deadline:
-                early |= self._pull([i for i in ids.values() if i not in early])
-                if sum(not reply.has_error() for reply in early.values()) >= enough:
-                    break
-                self._wait(self.poll)
-        surplus = bool(early)
-        left = list(ids.values())
-        for client in asked:
-            if client not in ids:
+        surplus = False
+        for turn, client in enumerate(asked):
+            for coming in asked[len(ids) : turn + ahead]:
+                ids[coming] = self._send(kind, coming, question)
+            if choosing and not turn:
+                surplus = self._first(enough or 0, [i for i in ids.values() if i], early, deadline)
+            wanted = ids[client]
+            if wanted is None:
                 yield client, _Answer("unreachable", "its node is not connected")
                 continue
-            wanted = ids[client]
             while wanted not in early and not surplus:
-                early |= self._pull([i for i in left if i not in early][:WINDOW])
+                coming_in = [i for c in asked[turn : len(ids)] if (i := ids[c]) and i not in early]
+                early |= self._pull(coming_in[:WINDOW])
                 if wanted in early or time.monotonic() >= deadline:
                     break
                 self._wait(self.poll)
-            left.remove(wanted)
             reply = early.pop(wanted, None)
             if reply is not None:
                 yield client, self._answer(client, reply)
-            elif surplus and time.monotonic() < deadline:
+            elif surplus:
                 yield client, _Answer("surplus", "others answered first")
             else:
                 yield client, _Answer("late", f"no reply within {self.policy.round_timeout:g} s")
+
+    def _first(self, enough: int, ids: Sequence[str], early: dict[str, Message], deadline: float) -> bool:
+        """Collect replies until enough clients have answered; whether they have before the deadline."""
+        while True:
+            early |= self._pull([i for i in ids if i not in early])
+            if sum(not reply.has_error() for reply in early.values()) >= enough:
+                return True
+            if len(early) == len(ids) or time.monotonic() >= deadline:
+                return False
+            self._wait(self.poll)
+
+    def _send(self, kind: str, client: Id, question: Callable[[Id], _Question]) -> str | None:
+        if client not in self._nodes:
+            return None
+        asking = question(client)
+        content = write_content(msgspec.msgpack.encode(asking.order), asking.frame, asking.name)
+        return self._push(kind, self._nodes[client], content)
 
     def _push(self, kind: str, node: int, content: RecordDict) -> str | None:
         """Send a message; its id, or None if Flower does not take it."""
@@ -296,7 +320,9 @@ class FlowerNetwork(EngineNetwork):
             outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
             return _Answer(outcome, f"Flower's error {reply.error.code}: {_one_line(reply.error.reason)}")
         try:
-            text, frame = read_content(reply.content)
+            text, frame = read_content(reply.content, self.drop)
+            if self.drop is not None and "name" in reply.content.config_records["fewbytes"]:
+                self.drop.remove(str(reply.content.config_records["fewbytes"]["name"]))
             if len(text) > DONE_LIMIT:
                 raise FrameError("length", f"{len(text)} bytes of measurements beside a reply")
             done = msgspec.msgpack.decode(text, type=Done)

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 import msgspec
 import torch
 
+from fewbytes.engines.drop import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
 from fewbytes.errors import FewbytesError, MethodError
 from fewbytes.files import ScratchFolder
@@ -34,9 +34,7 @@ class Exchange:
     """Frames handed between processes through files in shared memory, mapped once and used again."""
 
     def __init__(self) -> None:
-        shared = Path("/dev/shm")
-        roomy = shared.is_dir() and os.access(shared, os.W_OK) and _free_bytes(shared) > 1 << 30
-        self._folder = ScratchFolder("exchange", shared if roomy else None)
+        self._folder = ScratchFolder("exchange", shared_memory())
         self._maps: dict[str, mmap.mmap] = {}
         self._spare: list[str] = []
         self._made = 0
@@ -82,11 +80,6 @@ class Exchange:
     def close(self) -> None:
         self._maps.clear()
         self._folder.close()
-
-
-def _free_bytes(folder: Path) -> int:
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 class Pool:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 from fewbytes.report.folder import RunFolder, when
 
 _LINES, _NAMES, _CHARACTERS = 200, 20, 300  # shown at most: of a table, of those who joined, of a reason
-_SCORING = "score"  # what the engine names the scoring of a client's own model, which is in no ledger
+_SCORING = ":score"  # what the engine names the scoring of a client's own model, which is in no ledger
 _COLUMNS = ["round", "client", "handler", "outcome"]
 
 

@@ -1,0 +1,56 @@
+"""Frames handed over in shared memory where both ends are on this machine: a message then carries only their names."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import uuid
+from pathlib import Path
+
+from fewbytes.errors import FrameError
+from fewbytes.wire import Frame
+
+SHARED = Path("/dev/shm")
+ROOM = 1 << 30  # bytes that must be free there
+NAME = re.compile(r"[0-9a-f]{32}")
+
+
+def shared_memory() -> Path | None:
+    """A folder in memory that processes of this machine share, if it has room."""
+    if not (SHARED.is_dir() and os.access(SHARED, os.W_OK)):
+        return None
+    status = os.statvfs(SHARED)
+    return SHARED if status.f_bavail * status.f_frsize > ROOM else None
+
+
+class Drop:
+    """A folder of frames by name; whoever knows the folder may put and take. Names from outside are checked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, frame: Frame | bytes) -> str:
+        """Store a frame; returns its name."""
+        name = uuid.uuid4().hex
+        with open(self.folder / name, "wb") as file:
+            for part in frame.parts if isinstance(frame, Frame) else [frame]:
+                file.write(part)
+        return name
+
+    def get(self, name: str) -> memoryview:
+        """A stored frame, as a view that outlives its name. Raises FrameError if there is none."""
+        try:
+            with open(self._path(name), "rb") as file:
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError):
+            raise FrameError("truncated", "the frame is no longer where its message says") from None
+
+    def remove(self, name: str) -> None:
+        """Forget a frame."""
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise FrameError("header", "a frame's name is malformed")
+        return self.folder / name
