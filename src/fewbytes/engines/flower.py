@@ -101,7 +101,7 @@ def make_client_app(
         text, frame = read_content(message.content, drop)
         order = msgspec.msgpack.decode(text, type=Order)
         save = message.metadata.message_type == "query.save"
-        done, reply = _served(order, frame, save, context, find, folder)
+        done, reply = _served(order, frame, save, context, find, folder, drop is None)
         name = drop.put(reply) if drop is not None and reply else ""
         return Message(write_content(msgspec.msgpack.encode(done), reply, name), reply_to=message)
 
@@ -120,6 +120,7 @@ def _served(
     context: Context,
     find: Callable[[Context], Found],
     folder: Path | str | None,
+    replies: bool,
 ) -> tuple[Done, bytes]:
     job, here = order.job, context.node_config.get("partition-id")
     if here is not None and int(here) != job.client:
@@ -130,7 +131,8 @@ def _served(
     where = (key, str(base), order.run)
     if where not in _nodes:
         _nodes.clear()  # one run at a time
-        _nodes[where] = Node(method, task, base, order.run, int(context.node_config.get("threads", 1)))
+        threads = int(context.node_config.get("threads", 1))
+        _nodes[where] = Node(method, task, base, order.run, threads, replies)
     node = _nodes[where]
     if not save:
         return node.answer(order, frame if len(frame) else None)

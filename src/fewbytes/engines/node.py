@@ -65,13 +65,16 @@ class Node:
 
     `folder`: where run folders go on this node. The files of a client lie in `<run>/checkpoint/clients`: its state in
     the versions the server may ask for, and its last reply, so that an order that comes twice is answered twice but
-    done once. `threads`: torch threads; results are equal bit for bit only at 1.
+    done once. `threads`: torch threads; results are equal bit for bit only at 1. `replies`: whether to keep them; a
+    simulation, whose server and nodes end together, need not.
     """
 
-    def __init__(self, method: Method, task: Task, folder: Path, run: str, threads: int = 1) -> None:
+    def __init__(
+        self, method: Method, task: Task, folder: Path, run: str, threads: int = 1, replies: bool = True
+    ) -> None:
         if not RUN_NAME.fullmatch(run):
             raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
-        self.method, self.task, self.folder = method, task, folder / run
+        self.method, self.task, self.folder, self.replies = method, task, folder / run, replies
         self.store = ClientStore(self.folder / "checkpoint" / "clients")
         self.runner = Runner(method, task, self.store, True)
         torch.set_num_threads(threads)
@@ -102,8 +105,9 @@ class Node:
         done, reply = attempt(lambda: self.runner.run(job, frame), job.number)
         packed = b"" if reply is None else bytes(reply)
         if not done.error and job.handler != SCORE:
+            record = Kept(job.number, asked, done, packed) if self.replies else Kept(job.number, b"", Done(0), b"")
             with replacing(self._path(job.client)) as file:
-                file.write(msgspec.msgpack.encode(Kept(job.number, asked, done, packed)))
+                file.write(msgspec.msgpack.encode(record))
             self.store.keep_only_of(job.client, {order.kept, job.version, done.version})
         return done, packed
 

@@ -116,29 +116,40 @@ def _unrotated(words: Array, floating: bool) -> None:
         words |= sign
 
 
-def ordered(words: Array, floating: bool) -> Array:
+def ordered(words: Array, floating: bool, out: Array | None = None) -> Array:
     """Floats as signed integers in the same order, so that near floats are near integers (its own inverse)."""
     signed = words.view(f"i{words.dtype.itemsize}")
     if not floating:
         return signed
     top = words.dtype.itemsize * 8 - 1
-    flipped: Array = signed ^ ((signed >> top) & np.array((1 << top) - 1, signed.dtype))
+    flipped: Array = np.right_shift(signed, top, out=out)
+    flipped &= np.array((1 << top) - 1, signed.dtype)
+    flipped ^= signed
     return flipped
 
 
-def _difference(words: Array, base: Array, floating: bool) -> Array:
+def _difference(words: Array, base: Array, floating: bool, out: Array, spare: Array) -> Array:
     """Zig-zag of the integer difference to the ordered base: small magnitudes become small unsigned numbers."""
-    delta = ordered(words, floating) - base
-    top = words.dtype.itemsize * 8 - 1
-    return ((delta << 1) ^ (delta >> top)).view(words.dtype)
+    kind = f"i{words.dtype.itemsize}"
+    delta, sign = out.view(kind), spare.view(kind)
+    np.subtract(ordered(words, floating, delta), base, out=delta)
+    np.right_shift(delta, words.dtype.itemsize * 8 - 1, out=sign)
+    delta <<= 1
+    delta ^= sign
+    return out
 
 
-def _undifference(coded: Array, base: Array, floating: bool) -> Array:
+def _undifference(coded: Array, base: Array, floating: bool) -> None:
+    """Undo `_difference`, in place."""
     signed = coded.view(f"i{coded.dtype.itemsize}")
     one = np.array(1, coded.dtype)
-    delta = (coded >> one).view(signed.dtype) ^ -(signed & np.array(1, signed.dtype))
-    delta += base
-    return ordered(delta.view(coded.dtype), floating).view(coded.dtype)
+    sign = -(signed & np.array(1, signed.dtype))
+    coded >>= one
+    signed ^= sign
+    signed += base
+    if floating:
+        ordered(coded, floating, sign)
+        coded[:] = sign.view(coded.dtype)
 
 
 def _planes(arrays: Sequence[Array], bases: Sequence[Array] | None, floating: bool) -> list[Array]:
@@ -155,7 +166,7 @@ def _planes(arrays: Sequence[Array], bases: Sequence[Array] | None, floating: bo
             if bases is None:
                 coded = _rotated(words, floating, scratch[:n])
             else:
-                coded = _difference(words, bases[i][start : start + BLOCK], floating)
+                coded = _difference(words, bases[i][start : start + BLOCK], floating, scratch[:n], shifted[:n])
             for plane, (shift, _) in zip(planes, cuts, strict=True):
                 if shift:
                     plane[at : at + n] = np.right_shift(coded, shift, out=shifted[:n])
@@ -170,7 +181,8 @@ def _base_helps(arrays: Sequence[Array], bases: Sequence[Array], floating: bool)
     i = max(range(len(arrays)), key=lambda k: arrays[k].size)
     step = max(1, arrays[i].size // SAMPLE)
     words, base = arrays[i][::step].copy(), bases[i][::step].copy()
-    bits = np.log2(_difference(words, base, floating).astype(np.float64) + 1).mean()
+    coded = _difference(words, base, floating, np.empty_like(words), np.empty_like(words))
+    bits = np.log2(coded.astype(np.float64) + 1).mean()
     if floating:  # the exponent's top bits hardly vary: about five of its eight are free
         return bool(bits + 2 < 8 * words.dtype.itemsize - 5)
     return bool(bits < np.log2(words.astype(np.float64) + 1).mean())
@@ -234,7 +246,7 @@ def decode_numbers(
             if base is None:
                 _unrotated(words, floating)
             else:
-                words[:] = _undifference(words, base[start : start + BLOCK], floating)
+                _undifference(words, base[start : start + BLOCK], floating)
         at += size
     return out
 
