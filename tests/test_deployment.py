@@ -23,7 +23,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fewbytes.deployment import Deployment, _family, _running, write_certificates, write_node_key
+from fewbytes.certificates import write_certificates, write_node_key
+from fewbytes.deployment import Deployment, _family, _running
 from fewbytes.errors import FewbytesError, UserError
 
 PYPROJECT = """

@@ -100,6 +100,10 @@ class _Teller(Watcher):
             with open(self._path, "a") as file:
                 file.write(json.dumps({"event": event, **what}) + "\n")
 
+    def waiting(self, there: int, wanted: int) -> None:
+        self.tell("waiting", there=there, wanted=wanted)
+        print(f"waiting for clients: {there} of {wanted} are connected", flush=True)
+
     def started(self, folder: Path, rounds: int, done: int) -> None:
         self.tell("started", rounds=rounds, done=done, pid=os.getpid())
 

@@ -258,6 +258,7 @@ class _Job:
         from fewbytes.experiment import make_method
 
         self.experiment = make_experiment(settings)
+        self.experiment.policy()
         self.method = make_method(self.experiment.method, self.experiment.parameters)
         self.task = self.experiment.task() if task is None else task
 

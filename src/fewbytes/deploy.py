@@ -16,7 +16,8 @@ from typing import Any
 import tomli_w
 
 from fewbytes.app import EVENTS, write_run_config
-from fewbytes.deployment import Deployment, write_certificates, write_node_key
+from fewbytes.certificates import write_certificates, write_node_key
+from fewbytes.deployment import Deployment
 from fewbytes.errors import FewbytesError, UserError
 from fewbytes.experiment import Experiment
 from fewbytes.files import replacing
@@ -24,6 +25,8 @@ from fewbytes.run import Watcher, terminating
 
 LOOPBACK = "127.0.0.1:0"
 QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
+
+AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a SuperNode again, and how many there are
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Deployed:
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         self.host = host.strip("[]")
         self.deployment = Deployment(self.folder, f"0.0.0.0:{port}" if self.remote else address)
+        self._again: dict[str, tuple[int, float]] = {}  # SuperNodes that ended: attempts so far, not before
         self.address = f"{host}:{self.deployment.address.rpartition(':')[2]}"
 
     def write(self) -> None:
@@ -112,17 +116,13 @@ class Deployed:
                 raise
 
     def _follow(self, number: int, watcher: Watcher, note: Callable[[str], None]) -> None:
-        pid, told, quiet = 0, set(), time.monotonic() + QUIET_SECONDS
+        pid, quiet = 0, time.monotonic() + QUIET_SECONDS
+        self._again = {}
         try:
             for event in self._events():
                 if event is None:
                     self.deployment.check()
-                    for ended in self.deployment.ended():
-                        if ended.name not in told:
-                            told.add(ended.name)
-                            note(f"the SuperNode {ended.name} has ended (exit code {ended.exit_code}): {ended.reason}")
-                    if len(told) == len(self.nodes) and not pid:
-                        raise FewbytesError(f"no SuperNode runs any more ({self.folder / 'logs'} tells why)")
+                    self._start_again(note, hopeless=not pid)
                     if time.monotonic() > quiet and not _alive(pid):
                         quiet = time.monotonic() + QUIET_SECONDS
                         status, details = self.deployment.run_status(number)
@@ -131,6 +131,8 @@ class Deployed:
                     continue
                 quiet = time.monotonic() + QUIET_SECONDS
                 match event.pop("event"):
+                    case "waiting":
+                        watcher.waiting(event["there"], event["wanted"])
                     case "started":
                         pid = event["pid"]
                         watcher.started(self.out, event["rounds"], event["done"])
@@ -152,6 +154,27 @@ class Deployed:
                 while _alive(pid) and time.monotonic() < deadline:
                     time.sleep(0.1)
             raise
+
+    def _start_again(self, note: Callable[[str], None], hopeless: bool) -> None:
+        """Start SuperNodes again that have ended; Flower refuses those it still takes for connected, for a minute.
+
+        Raises FewbytesError when none comes up at all (`hopeless`: nothing has been heard of the run).
+        """
+        for ended in self.deployment.ended():
+            tries, when = self._again.get(ended.name, (0, 0.0))
+            if time.monotonic() < when:
+                continue
+            if not tries:
+                why = f"exit code {ended.exit_code}: {ended.reason}"
+                note(f"the SuperNode {ended.name} has ended ({why}); it is started again")
+            elif hopeless and tries > 2 and len(self._again) == len(self.nodes):
+                raise FewbytesError(f"no SuperNode stays up: {ended.name}: {ended.reason}")
+            elif tries == TRIES:
+                note(f"the SuperNode {ended.name} does not come up: {ended.reason}")
+            if tries < TRIES:
+                client = [site.name for site in self.nodes].index(ended.name)
+                self.deployment.start_supernode(ended.name, self._node_config(client))
+            self._again[ended.name] = (tries + 1, time.monotonic() + AGAIN_SECONDS)
 
     def _events(self) -> Iterator[dict[str, Any] | None]:
         """What the run's server tells, as it comes; None now and then while it tells nothing."""

@@ -2,14 +2,11 @@
 
 TLS and the nodes' keys keep out eavesdroppers and strangers' nodes, but the port is for trusted networks only: whoever
 reaches it can also register nodes and submit and stop runs, for Flower's Control API shares it and knows no accounts.
-Raises UserError on import if Flower, or the `cryptography` it needs, is not installed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import datetime
-import ipaddress
 import json
 import os
 import re
@@ -28,17 +25,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import tomli_w
 
+from fewbytes.certificates import node_name, write_certificates, write_file, write_node_key
 from fewbytes.errors import FewbytesError, UserError
-from fewbytes.files import lock, replacing
-
-try:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.hashes import SHA384
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-    from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
-except ModuleNotFoundError:
-    raise UserError("a deployment needs Flower: pip install 'flwr>=1.41'") from None
+from fewbytes.files import lock
 
 START_SECONDS = 60  # for the SuperLink to answer
 COMMAND_SECONDS = 120  # for a `flwr` command, which takes about one
@@ -49,70 +38,6 @@ DEFAULTS = {  # a user who sets one himself has asked for it
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds; 1 adds half a second to every message
 }
-
-
-def write_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """ca.crt, ca.key, server.pem, server.key of a SuperLink reached at `hosts` (names, IPs), localhost and 127.0.0.1.
-
-    They are kept if they are there. Raises UserError if those do not cover the hosts or are out of date.
-    """
-    wanted = {_general_name(host) for host in ("localhost", "127.0.0.1", *hosts)}
-    now = datetime.datetime.now(datetime.UTC)
-    if (folder / "server.pem").exists():
-        there = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
-        missing = wanted - set(there.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
-        faults = [f"{name} is missing" for name in ("ca.crt", "server.key") if not (folder / name).exists()]
-        faults += [f"server.pem does not cover {name}" for name in sorted(str(each.value) for each in missing)]
-        faults += ["server.pem is out of date"] * (now >= there.not_valid_after_utc)
-        if faults:
-            remedy = "remove the folder to have new ones made (every node then needs the new ca.crt)"
-            raise UserError(f"{folder}: {', '.join(faults)}; {remedy}")
-        return
-    ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    issuer, subject = (
-        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"fewbytes {role}")]) for role in ("CA", "SuperLink")
-    )
-
-    def certificate(name: x509.Name, of: ec.EllipticCurvePrivateKey, *more: x509.ExtensionType) -> bytes:
-        ca = of is ca_key
-        builder = (
-            x509.CertificateBuilder(issuer, name, of.public_key(), x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
-            .not_valid_after(now + datetime.timedelta(days=3650))
-            .add_extension(x509.BasicConstraints(ca, 0 if ca else None), critical=True)
-            .add_extension(x509.KeyUsage(not ca, False, False, False, False, ca, ca, False, False), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(of.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        )
-        for extension in more:
-            builder = builder.add_extension(extension, critical=False)
-        return builder.sign(ca_key, SHA384()).public_bytes(Encoding.PEM)
-
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "ca.key", ca_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    _write(folder / "ca.crt", certificate(issuer, ca_key))
-    _write(folder / "server.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
-    # last, for where it is, all four are
-    _write(folder / "server.pem", certificate(subject, key, x509.SubjectAlternativeName(wanted)))
-
-
-def write_node_key(folder: Path, name: str) -> None:
-    """A node's OpenSSH P-384 keys, `<name>` and `<name>.pub`; kept if there (a remote node's public one is enough).
-
-    Raises UserError for a name that is not 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first.
-    """
-    private, public = folder / _node_name(name), folder / f"{name}.pub"
-    if public.exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    if not private.exists():
-        key = ec.generate_private_key(ec.SECP384R1())
-        _write(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
-    try:
-        there = load_ssh_private_key(private.read_bytes(), None).public_key()
-    except ValueError as error:
-        raise UserError(f"{private}: not an OpenSSH private key without a password ({error})") from None
-    _write(public, there.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode())
 
 
 class Ended(NamedTuple):
@@ -195,7 +120,7 @@ class Deployment:
         return [
             "flower-supernode", "--superlink", superlink or self.local_address, "--port", str(port),
             "--root-certificates", str(folder / "certificates" / "ca.crt"),
-            "--auth-supernode-private-key", str(folder / "keys" / _node_name(name)),
+            "--auth-supernode-private-key", str(folder / "keys" / node_name(name)),
             "--node-config", " ".join(f"{key}={_toml(key, value)}" for key, value in node_config.items()),
         ]  # fmt: skip
 
@@ -214,7 +139,9 @@ class Deployment:
         home, ca = self.folder / "flower-home", str(self.folder / "certificates" / "ca.crt")
         home.mkdir(exist_ok=True)
         link = {"address": self.local_address, "root-certificates": ca}
-        _write(home / "config.toml", tomli_w.dumps({"superlink": {"default": "fewbytes", "fewbytes": link}}).encode())
+        write_file(
+            home / "config.toml", tomli_w.dumps({"superlink": {"default": "fewbytes", "fewbytes": link}}).encode()
+        )
         self._superlink = _Process(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
         tls, deadline = ssl.create_default_context(cafile=ca), time.monotonic() + START_SECONDS
         while True:
@@ -256,7 +183,7 @@ class Deployment:
                     ids[name] = str(answer["node-id"])
                 elif "already in use" not in _message(answer):  # that key is registered: nodes.json was lost
                     raise FewbytesError(f"registering {name}: {_message(answer)}")
-            _write(self.folder / "nodes.json", json.dumps(ids, indent=1).encode())
+            write_file(self.folder / "nodes.json", json.dumps(ids, indent=1).encode())
 
     def node_status(self) -> dict[str, str]:
         """Each registered node's "registered" (never seen yet), "online" or "offline". Raises FewbytesError."""
@@ -264,12 +191,16 @@ class Deployment:
         status = {node["node-id"]: str(node["status"]) for node in listed if node["status"] != "unregistered"}
         return {name: status[node] for name, node in self._node_ids().items() if node in status}
 
-    def start_supernode(self, name: str, node_config: Mapping[str, str | int], home: Path | None = None) -> None:
-        """Start a registered node's SuperNode, or start it again; `home` is its FLWR_HOME. `ended` tells its fate.
+    def start_supernode(
+        self, name: str, node_config: Mapping[str, str | int], home: Path | None = None, superlink: str | None = None
+    ) -> None:
+        """Start a registered node's SuperNode, or start it again; `ended` tells its fate.
+
+        `home` is its FLWR_HOME, `superlink` where it finds the SuperLink, if not where this host does.
 
         Flower refuses a node for a minute after a kill -9. Raises UserError if it runs already or has no private key.
         """
-        key = self.folder / "keys" / _node_name(name)
+        key = self.folder / "keys" / node_name(name)
         if not key.exists() or (name in self._nodes and self._nodes[name].process.poll() is None):
             raise UserError(
                 f"the SuperNode {name} is running already" if key.exists() else f"{key}: no such private key"
@@ -278,7 +209,7 @@ class Deployment:
         self._ports.add(port)
         home = home or self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
-        command = self.supernode_command(name, node_config, port=port)
+        command = self.supernode_command(name, node_config, superlink, port=port)
         self._nodes[name] = _Process(command, home, self.folder / "logs" / f"{name}.log")
 
     def submit(self, app: Path) -> int:
@@ -426,26 +357,6 @@ def _toml(key: str, value: str | int) -> str:
     if not value.isprintable() or ("'" in value and '"' in value):
         raise UserError(f"node configuration: {key} has both kinds of quotes or a control character: {value!r}")
     return f"'{value}'" if "'" not in value else '"{}"'.format(value.replace("\\", "\\\\"))
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    with suppress(ValueError):
-        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
-    if not re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", host):
-        raise UserError(f"{host!r} is neither a host name nor an IP address")
-    return x509.DNSName(host)
-
-
-def _node_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name.endswith(".pub"):
-        raise UserError(f"{name!r} is no name for a node: 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first")
-    return name
-
-
-def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
-    with replacing(path) as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(content)
 
 
 def _found(command: str) -> str:

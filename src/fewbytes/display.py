@@ -37,6 +37,9 @@ class Display(Watcher):
         if kind is KeyboardInterrupt:
             console.print(f"interrupted; go on with: fewbytes {self._command} --resume {self._folder}", soft_wrap=True)
 
+    def waiting(self, there: int, wanted: int) -> None:
+        self._progress.update(self._bar, text=f"waiting for clients: {there} of {wanted} are connected")
+
     def started(self, folder: Path, rounds: int, done: int) -> None:
         self._rounds = rounds
         self._progress.update(self._bar, total=rounds, completed=done, text=f"round {done}/{rounds}")

@@ -39,6 +39,9 @@ class Watcher:
     def started(self, folder: Path, rounds: int, done: int) -> None:
         """The run begins, `done` rounds of `rounds` already behind it."""
 
+    def waiting(self, there: int, wanted: int) -> None:
+        """The run waits for `wanted` clients to connect; `there` have."""
+
     def replied(self, client: Id) -> None:
         """A client's exchange has ended."""
 
@@ -362,6 +365,8 @@ def majority_class_accuracy(task: Task) -> dict[str, float]:
     over clients of each one's own commonest class on its test split."""
     counts = task.data.label_counts()
     train, test = np.array(counts["train"]), np.array(counts["test"])
+    if not train.any():  # data that lie elsewhere
+        return {}
     held = test.sum(1) > 0
     rows = np.arange(len(test))
     own = test[rows, train.argmax(1)][held] / test.sum(1)[held]
@@ -369,7 +374,7 @@ def majority_class_accuracy(task: Task) -> dict[str, float]:
     accuracy = {}
     if held.any():
         accuracy["personalised"] = float(own.mean())
-    if len(server) and train.any():
+    if len(server):
         accuracy["global"] = float((server == int(train.sum(0).argmax())).double().mean())
     return accuracy
 

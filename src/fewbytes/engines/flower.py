@@ -57,7 +57,7 @@ def client_app(
 
     `task`: with the data of this node's client (at least), or a function that makes it from Flower's context, called
     once in a process. A node's configuration may say `partition-id` (which client's data are here), `folder` (where
-    run folders go; default `folder`, or .fewbytes in the home directory) and `threads` (of torch; default 1).
+    run folders go; default `folder`, or .fewbytes/nodes in the home directory) and `threads` (of torch; default 1).
     """
     return _register(_Shared(_Client(method, task, folder)), app)
 
@@ -127,7 +127,7 @@ def _served(
         wrong = f"this node holds client {int(here)}, it was asked as client {job.client}: its partition-id is wrong"
         return Done(job.number, error=wrong), b""
     key, method, task = find(context)
-    base = Path(str(context.node_config.get("folder") or folder or default_folder()))
+    base = Path(str(context.node_config.get("folder") or folder or default_folder() / "nodes"))
     where = (key, str(base), order.run)
     if where not in _nodes:
         _nodes.clear()  # one run at a time
@@ -237,6 +237,7 @@ def serve_run(
     def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerNetwork:
         return FlowerNetwork(
             grid, method, task, folder.resolve().name, policy, names, poll, ahead, drop, stop,
+            settings.watcher.waiting,
             coded=settings.coded, frames=folder / "frames" if settings.keep_frames else None, **carried_on(checkpoint),
         )  # fmt: skip
 

@@ -87,7 +87,7 @@ class FlowerNetwork(EngineNetwork):
 
     `run`: the run's name on the nodes. `names`: as in `server_app`. `poll`: seconds between looks for replies. `ahead`:
     clients asked at a time (default: all). `drop`: where frames are handed over that need not travel. `stop`: ends
-    the run as Ctrl-C does.
+    the run as Ctrl-C does. `waiting` is told how many clients are connected of how many, until all are.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class FlowerNetwork(EngineNetwork):
         ahead: int | None = None,
         drop: Drop | None = None,
         stop: threading.Event | None = None,
+        waiting: Callable[[int, int], None] = lambda there, wanted: None,
         *,
         coded: bool = True,
         ledger: Ledger | None = None,
@@ -115,6 +116,7 @@ class FlowerNetwork(EngineNetwork):
         self.grid, self.run, self.policy, self.names = grid, run, policy, list(names)
         self.poll, self.ahead, self.drop = poll, ahead, drop
         self._stop = threading.Event() if stop is None else stop
+        self._waiting = waiting
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
         self._known = known
         self._committed = dict(self.versions)
@@ -129,7 +131,11 @@ class FlowerNetwork(EngineNetwork):
         torch.set_num_threads(1)
         deadline, wanted = time.monotonic() + self.policy.connect_timeout, set(self.clients)
         self._refresh()
+        told = -1
         while not wanted <= self._nodes.keys() and time.monotonic() < deadline:
+            if len(self._nodes) != told:
+                told = len(self._nodes)
+                self._waiting(told, len(wanted))
             self._wait(max(self.poll, 0.2))
             self._refresh()
         there = sorted(wanted & self._nodes.keys())

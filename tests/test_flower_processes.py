@@ -1,0 +1,230 @@
+"""The laws on Flower's own processes: its Ray simulation, and its SuperLink and SuperNodes over TLS on loopback."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cases import CASES, tiny_task
+from test_laws import ROUNDS, fingerprint, uninterrupted  # noqa: F401 (a fixture)
+
+import fewbytes as fb
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from fewbytes.deployment import Deployment
+
+TESTS = Path(__file__).parent
+RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
+FEWBYTES = [sys.executable, "-m", "fewbytes"]
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "laws"
+version = "1.0.0"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41", "fewbytes"]
+[tool.flwr.app]
+publisher = "fewbytes"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+[tool.flwr.app.components]
+serverapp = "apps:server"
+clientapp = "apps:client"
+[tool.flwr.app.config]
+"""
+APPS = """
+import sys
+sys.path.insert(0, {tests!r})
+from cases import CASES, tiny_task
+from flwr.serverapp import ServerApp
+import fewbytes as fb
+from fewbytes.engines.flower import client_app, serve
+server, method = ServerApp(), CASES[{case!r}]
+server = ServerApp()
+@server.main()
+def main(grid, context):
+    serve(grid, method, tiny_task(clients=2), rounds=2, out={out!r}, names=["client-0", "client-1"], evaluate_every=2)
+client = client_app(method, lambda context: tiny_task(clients=2))
+"""
+
+
+def write_app(folder: Path, case: str, out: Path) -> Path:
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "LICENSE").write_text("Apache-2.0")
+    (folder / "apps.py").write_text(APPS.format(tests=str(TESTS), case=case, out=str(out)))
+    return folder
+
+
+@RAY
+@pytest.mark.parametrize("name", ["fedavg", "fedpurin"])
+def test_the_simulation_is_the_local_engine(name, uninterrupted, tmp_path):  # noqa: F811
+    script = (
+        f"import sys; sys.path.insert(0, {str(TESTS)!r}); import fewbytes as fb; from cases import CASES, tiny_task\n"
+        f"fb.run(CASES[{name!r}], tiny_task(), rounds={ROUNDS}, out={str(tmp_path / 'run')!r}, "
+        "engine='flower-simulation')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+    assert fingerprint(tmp_path / "run") == uninterrupted(name)
+
+
+@RAY
+def test_an_interrupted_simulation_is_resumed(tmp_path):
+    options = ["fedavg", "--clients", "3", "--seed", "3", "--out", str(tmp_path), "--engine", "flower-simulation"]
+    process = subprocess.Popen([*FEWBYTES, "run", *options, "--rounds", "40"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not any(len(p.read_text().splitlines()) > 2 for p in tmp_path.glob("*/rounds.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, errors
+    (folder,) = tmp_path.iterdir()
+    assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
+    subprocess.run([*FEWBYTES, "run", "--resume", str(folder)], check=True, timeout=300, capture_output=True)
+    local = tmp_path / "local"
+    options = [*options[:5], "--out", str(local), "--rounds", "40"]
+    subprocess.run([*FEWBYTES, "run", *options], check=True, timeout=300, capture_output=True)
+    assert fingerprint(folder) == fingerprint(next(local.iterdir()))
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    """A SuperLink and two SuperNodes over TLS, with node authentication."""
+    folder = tmp_path_factory.mktemp("deployment")
+    with Deployment(folder, "127.0.0.1:0") as flower:
+        flower.start_superlink()
+        flower.register(["client-0", "client-1"])
+        for i in (0, 1):
+            flower.start_supernode(f"client-{i}", {"partition-id": i, "folder": str(folder / "runs")})
+        yield flower
+
+
+@pytest.mark.parametrize("name", ["fedavg-local-buffers", "fedpurin"])
+def test_a_deployment_is_the_local_engine(name, deployment, tmp_path):
+    out = deployment.folder / "runs" / name
+    run = deployment.submit(write_app(tmp_path / "app", name, out))
+    deadline = time.monotonic() + 300
+    while not deployment.run_status(run)[0].startswith("finished"):
+        assert time.monotonic() < deadline, deployment.run_status(run)
+        time.sleep(2)
+    assert deployment.run_status(run) == ("finished:completed", "")
+    fb.run(CASES[name], tiny_task(clients=2), rounds=2, out=tmp_path / "local", evaluate_every=2)
+    assert fingerprint(out) == fingerprint(tmp_path / "local")
+
+
+def test_deploy_leaves_the_run_folder_of_the_local_engine(tmp_path):
+    options = ["fedavg", "--clients", "2", "--rounds", "2", "--json"]
+    done = subprocess.run(
+        [*FEWBYTES, "deploy", *options, "--out", str(tmp_path / "there")], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    subprocess.run([*FEWBYTES, "run", *options, "--out", str(tmp_path / "here")], check=True, capture_output=True)
+    (there,), (here,) = (list((tmp_path / name).iterdir()) for name in ("there", "here"))
+    assert fingerprint(there) == fingerprint(here)
+    assert json.loads(done.stdout)["status"] == "done"
+    assert (there / "report.html").exists()
+    assert not re.search(rb"PRIVATE KEY", (there / "report.html").read_bytes())
+
+
+def test_deploy_prepares_other_hosts(tmp_path):
+    options = ["fedavg", "--rounds", "2", "--hosts", "north,south", "--address", "server.example:9092", "--print"]
+    done = subprocess.run(
+        [*FEWBYTES, "deploy", *options, "--out", str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "flower-superlink" in done.stdout
+    assert "--enable-supernode-auth" in done.stdout
+    (folder,) = tmp_path.iterdir()
+    node = folder / "deployment" / "nodes" / "south"
+    assert (node / "keys" / "south").stat().st_mode & 0o777 == 0o600
+    assert sorted(p.name for p in (node / "keys").iterdir()) == ["south"]
+    assert (node / "certificates" / "ca.crt").exists()
+    script = (node / "start.sh").read_text()
+    assert "server.example:9092" in script
+    assert "partition-id=1" in script
+    subprocess.run(["sh", "-n", str(node / "start.sh")], check=True)
+    assert not (folder / "config.toml").exists()  # nothing has run
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--hosts", "a,b", "--clients", "3"], "2 names for 3 clients"),
+        (["--hosts", "a,b"], "need --address"),
+        (["--hosts", "a,../b", "--address", "x:1"], "../b"),
+        (["--address", "nowhere"], "expected host:port"),
+        (["--min-replies", "2"], "min_replies"),
+        (["--engine", "local", "--resume", "."], "not a run folder"),
+    ],
+)
+def test_what_is_wrong_with_a_deployment_is_told_in_one_line(options, words, tmp_path):
+    done = subprocess.run(
+        [*FEWBYTES, "deploy", "fedavg", "--rounds", "1", *options, "--out", str(tmp_path)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_deployment_is_not_resumed_as_a_local_run(tmp_path):
+    folder = tmp_path / "run"
+    fb.run(CASES["fedavg"], tiny_task(), rounds=1, out=folder)
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text('dataset = "digits"\nengine = "flower-deployment"\n' + config)
+    done = subprocess.run([*FEWBYTES, "run", "--resume", str(folder)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "fewbytes deploy" in done.stderr
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+@RAY
+@pytest.mark.parametrize("component", ["apps", "own"])
+def test_the_example_app_runs_as_its_readme_says(component, tmp_path):
+    app = tmp_path / "app"
+    shutil.copytree(TESTS.parent / "examples" / "03_flower", app)
+    text = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(text.replace("fewbytes_example.apps", f"fewbytes_example.{component}"))
+    scripts = Path(sys.executable).parent
+    environment = os.environ | {
+        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(tmp_path / "home"),
+        "FEWBYTES_HOME": str(tmp_path / "fewbytes"), "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_LOCAL_CONTROL_API_PORT": free_port(), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": free_port(),
+    }  # fmt: skip
+    out = tmp_path / "run"
+    command = ["flwr", "run", ".", "--stream", "--run-config", f'out="{out}" rounds=2']
+    try:
+        done = subprocess.run(command, cwd=app, env=environment, capture_output=True, text=True, timeout=200)
+        assert (out / "result.json").exists(), done.stdout + done.stderr
+        assert json.loads((out / "result.json").read_text())["status"] == "done"
+    finally:  # Flower's local SuperLink stays up
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if (
+                    b"flower-superlink" in process.read_bytes()
+                    and str(tmp_path).encode() in (process.parent / "environ").read_bytes()
+                ):
+                    os.kill(int(process.parent.name), signal.SIGTERM)
+            except OSError:
+                continue
