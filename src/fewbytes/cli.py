@@ -25,7 +25,7 @@ from fewbytes.experiment import make_experiment, make_method, read_experiment
 from fewbytes.inspect import inspect_frame
 from fewbytes.method import Task
 from fewbytes.methods import METHODS
-from fewbytes.plan import make_plan, parse_rate
+from fewbytes.plan import deployment_seconds, make_plan, parse_rate
 from fewbytes.report import read_runs, summary_table, write_report
 from fewbytes.run import run as run_method
 
@@ -59,7 +59,7 @@ SHARED: dict[str, Any] = {
     "workers": _option(int, "Worker processes (default: one per core)."),
     "device": _option(str, "cpu or cuda.", metavar="NAME"),
     "precision": _option(str, "float32 or bf16.", metavar="NAME"),
-    "engine": _option(str, "local, or flower-simulation (Ray).", metavar="NAME"),
+    "engine": _option(str, "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"),
     "min_replies": _option(float, "Flower: part of the clients asked that must answer, or the run stops."),
     "round_timeout": _option(float, "Flower: seconds an exchange waits for its clients."),
     "over_selection": _option(float, "Flower: ask a cohort this part larger; the first to answer are taken."),
@@ -226,7 +226,9 @@ def plan(
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     job = _Job(settings)
     with console.status(f"running a few rounds of {job.experiment.method} to measure its payloads"):
-        made = make_plan(job.method, job.task, job.experiment.rounds, *rates)
+        deployed = job.experiment.engine == "flower-deployment"
+        exchange = deployment_seconds(job.experiment) if deployed else 0.0
+        made = make_plan(job.method, job.task, job.experiment.rounds, *rates, exchange)
     if as_json:
         print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))
     else:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rich.table import Table
 
 from fewbytes.errors import UserError
+from fewbytes.experiment import Experiment
 from fewbytes.method import Method, Task
 from fewbytes.run import run
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
+POLL_SECONDS = 3.0  # a SuperNode that found no message looks again after so long; who answers last has just looked
+HAND_OVER_SECONDS = 1.8  # measured: installing the app, handing message and reply between SuperNode and client
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "bit": 1 / 8, "kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6}
 
 
@@ -31,11 +39,12 @@ class Plan:
     train_seconds: float
     uplink: float
     downlink: float
+    waiting_seconds: float = 0.0
 
     @property
     def round_seconds(self) -> float:
-        """Download, train, upload; clients work side by side, each on its own link."""
-        return self.down / self.downlink + self.train_seconds + self.up / self.uplink
+        """Wait, download, train, upload; clients work side by side, each on its own link."""
+        return self.waiting_seconds + self.down / self.downlink + self.train_seconds + self.up / self.uplink
 
     def table(self) -> Table:
         """The plan for the terminal."""
@@ -55,6 +64,8 @@ class Plan:
             "seconds per round on the link", f"{self.up / self.uplink:.2f}", f"{self.down / self.downlink:.2f}"
         )
         table.add_section()
+        if self.waiting_seconds:
+            table.add_row("seconds per round until Flower has started clients", f"{self.waiting_seconds:.2f}", "")
         table.add_row("seconds per round with training", f"{self.round_seconds:.2f}", "")
         table.add_row("hours in all", f"{self.round_seconds * self.rounds / 3600:.2f}", "")
         table.caption = (
@@ -64,8 +75,28 @@ class Plan:
         return table
 
 
-def make_plan(method: Method, task: Task, rounds: int, uplink: float, downlink: float) -> Plan:
-    """Run a few real rounds on the first few clients and extrapolate; links in bytes per second."""
+def deployment_seconds(experiment: Experiment) -> float:
+    """Seconds an exchange takes on Flower's processes besides moving and training, a client's start measured here."""
+    code = (
+        "import json, sys; import flwr.supernode.runtime.run_clientapp, fewbytes.app; "
+        "from fewbytes.experiment import make_experiment; make_experiment(json.load(sys.stdin)).task()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    text, taken = json.dumps(experiment.settings()), []
+    for _ in range(2):  # the first may read from the disk
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-c", code], input=text, text=True, check=True, env=environment)
+        taken.append(time.monotonic() - started)
+    return POLL_SECONDS + HAND_OVER_SECONDS + taken[-1]
+
+
+def make_plan(
+    method: Method, task: Task, rounds: int, uplink: float, downlink: float, exchange_seconds: float = 0.0
+) -> Plan:
+    """Run a few real rounds on the first few clients and extrapolate; links in bytes per second.
+
+    `exchange_seconds`: what an exchange takes besides (see `deployment_seconds`).
+    """
     fraction = getattr(method, "fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
     probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
@@ -88,6 +119,7 @@ def make_plan(method: Method, task: Task, rounds: int, uplink: float, downlink: 
         train_seconds=fmean(seconds[1:]) / len(few),
         uplink=uplink,
         downlink=downlink,
+        waiting_seconds=exchange_seconds * len(rows["bytes_up"]) / len(few),
     )
 
 

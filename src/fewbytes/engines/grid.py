@@ -16,6 +16,7 @@ import msgspec
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable import inflatable_utils
 
 from fewbytes.engines.drop import Drop
 from fewbytes.engines.exchange import EngineNetwork, Mail
@@ -30,9 +31,19 @@ from fewbytes.wire.payload import check_finite
 
 SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which costs the fewest requests
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
+LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
 NODE_UNAVAILABLE = 5  # Flower's error code for a node that is gone
 MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
+
+
+def look_often() -> None:
+    """Have Flower look for the rest of a reply every LOOK_SECONDS: of itself it waits 1, 2, 4, 8, 10 s, up to as long
+    again as a slow link's upload took."""
+    defaults = getattr(inflatable_utils.pull_objects, "__kwdefaults__", None) or {}
+    for name in ("initial_backoff", "backoff_cap"):
+        if name in defaults:
+            defaults[name] = LOOK_SECONDS
 
 
 def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = "") -> RecordDict:
@@ -127,6 +138,7 @@ class FlowerNetwork(EngineNetwork):
         self._cohort: tuple[set[Id], int] = (set(), 0)
 
     def __enter__(self) -> Self:
+        look_often()
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         deadline, wanted = time.monotonic() + self.policy.connect_timeout, set(self.clients)
