@@ -31,7 +31,7 @@ from fewbytes.app import client as honest, server
 class Flipping(ClientApp):
     def __call__(self, message, context):
         reply = honest(message, context)
-        if context.node_config["partition-id"] == 4 and message.metadata.group_id == "6":
+        if context.node_config["partition-id"] == 4 and message.metadata.group_id == "8":
             record = reply.content.config_records["fewbytes"]
             data = bytearray(record["frame"])
             data[len(data) // 2] ^= 1
@@ -66,7 +66,10 @@ class Killer(fb.Watcher):
 
 def nodes_killed(folder: Path) -> None:
     own = {"epochs": 2, "lr": 0.1, "batch": 20, "momentum": 0.9}
-    settings = {"method": "fedavg", "clients": 5, "rounds": 8, "parameters": own, "engine": "flower-deployment"}
+    settings = {
+        "method": "fedavg", "clients": 5, "rounds": 10, "parameters": own, "engine": "flower-deployment",
+        "min_replies": 0.2,
+    }  # fmt: skip
     experiment = make_experiment(settings)
     task = experiment.task()
     deployed = Deployed(experiment, folder / "run", sites(experiment, None), "127.0.0.1:0", False)
@@ -74,7 +77,7 @@ def nodes_killed(folder: Path) -> None:
     (deployed.folder / "app" / "apps.py").write_text(FLIPPING)
     deployed.execute(Killer(deployed), lambda text: print(f"note: {text[:150]}", flush=True))
     result = json.loads((folder / "run" / "result.json").read_text())
-    clean = fb.run(make_method("fedavg", own), task, rounds=8)
+    clean = fb.run(make_method("fedavg", own), task, rounds=10)
     print(
         f"status {result['status']}, {result['left_out']} left out; global accuracy {result['accuracy']['final']:.1%}, "
     )
