@@ -8,6 +8,7 @@ import json
 import logging
 import time
 
+import msgspec
 import pytest
 import torch
 from cases import CASES, TinyNet, tiny_data, tiny_task
@@ -22,7 +23,7 @@ from flower_grid import MemoryGrid
 from flwr.app import Array, ArrayRecord, Message
 
 from fewbytes.engines.flower import client_app, serve_run
-from fewbytes.engines.grid import read_content
+from fewbytes.engines.messages import read_content
 
 CLIENTS = 4
 
@@ -324,6 +325,28 @@ def test_a_node_with_another_method_is_told_in_one_line(tmp_path):
     grid = MemoryGrid(client_app(other, tiny_task(), tmp_path), CLIENTS)
     with pytest.raises(fb.UserError, match=r"method: FedAvg\(.*lr=0.7.*there, FedAvg\(.*lr=0.1.* here"):
         run("fedavg", tmp_path / "run", grid=grid)
+
+
+def test_a_node_that_changes_its_task_in_the_middle_is_left_out(tmp_path):
+    grid = MemoryGrid(client_app(CASES["fedavg"], tiny_task(), tmp_path), CLIENTS)
+    honest, other = grid.app, client_app(CASES["fedavg"], tiny_task(seed=3), tmp_path)
+    grid.app = lambda message, context: (other if of_round(message, 2, 1) else honest)(message, context)
+    run("fedavg", tmp_path / "run", grid=grid)
+    assert left_out(tmp_path / "run") == [(2, 1, "failed")]
+    assert "seed: 3 there, 0 here" in (tmp_path / "run" / "rounds.jsonl").read_text()
+
+
+def test_a_hostile_count_is_rejected(tmp_path):
+    def fault(message, reply):
+        if of_round(message, 2, 1):
+            record = reply.content.config_records["fewbytes"]
+            done = msgspec.msgpack.decode(record["order"])
+            done[4] = [2**63, 1]  # what papers count for the reply
+            record["order"] = msgspec.msgpack.encode(done)
+        return [reply]
+
+    run("fedavg", tmp_path / "run", fault=fault)
+    assert left_out(tmp_path / "run") == [(2, 1, "rejected")]
 
 
 def test_nobody_there_is_told_in_one_line(tmp_path):

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable import inflatable_utils
 
@@ -22,15 +22,16 @@ from fewbytes.engines.drop import Drop
 from fewbytes.engines.exchange import EngineNetwork, Mail
 from fewbytes.engines.handlers import SCORE, Done, Job
 from fewbytes.engines.local import memory_bytes
+from fewbytes.engines.messages import read_content, write_content
 from fewbytes.engines.node import DIFFERENT, Order, digest, in_common
-from fewbytes.errors import FewbytesError, FrameError, UserError
+from fewbytes.errors import FrameError, UserError
 from fewbytes.method import Id, Method, Task
 from fewbytes.net import Handler, Ledger, LeftOut, Policy, Row, TooFewReplies
 from fewbytes.wire import Counted, Frame
 from fewbytes.wire.payload import check_finite
 
-SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which costs the fewest requests
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
+HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
 LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
 NODE_UNAVAILABLE = 5  # Flower's error code for a node that is gone
 MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
@@ -44,35 +45,6 @@ def look_often() -> None:
     for name in ("initial_backoff", "backoff_cap"):
         if name in defaults:
             defaults[name] = LOOK_SECONDS
-
-
-def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = "") -> RecordDict:
-    """A message's content: what is asked or answered, and a frame, or its name in a Drop that both ends know."""
-    record = ConfigRecord({"order": order})
-    content = RecordDict({"fewbytes": record})
-    if name:
-        record["name"] = name
-    elif frame is not None and len(frame) > SMALL:
-        content["frame"] = ArrayRecord({"frame": Array("uint8", (len(frame),), "fewbytes.frame", bytes(frame))})
-    elif frame is not None and len(frame):
-        record["frame"] = bytes(frame)
-    return content
-
-
-def read_content(content: RecordDict, drop: Drop | None = None) -> tuple[bytes, memoryview]:
-    """Undo `write_content`; an empty view for no frame. Raises FrameError for anything else."""
-    try:
-        record = content.config_records["fewbytes"]
-        order, frame = record["order"], cast(Any, record.get("frame", b""))
-        if drop is not None and "name" in record:
-            frame = drop.get(str(record["name"]))
-        elif "frame" in content.array_records:
-            frame = content.array_records["frame"]["frame"].data
-    except (KeyError, TypeError, AttributeError):
-        order, frame = None, None
-    if not isinstance(order, bytes) or not isinstance(frame, bytes | memoryview):
-        raise FrameError("header", "a message of Flower's does not hold what this package writes")
-    return order, memoryview(frame)
 
 
 class _Answer(NamedTuple):
@@ -136,20 +108,19 @@ class FlowerNetwork(EngineNetwork):
         self._agreed: dict[Any, bytes] = {}
         self._call = 0
         self._cohort: tuple[set[Id], int] = (set(), 0)
+        self._heard = False  # whether a client has answered yet
 
     def __enter__(self) -> Self:
         look_often()
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         deadline, wanted = time.monotonic() + self.policy.connect_timeout, set(self.clients)
-        self._refresh()
+        self._refresh(starting=True)
         told = -1
         while not wanted <= self._nodes.keys() and time.monotonic() < deadline:
             if len(self._nodes) != told:
                 told = len(self._nodes)
                 self._waiting(told, len(wanted))
             self._wait(max(self.poll, 0.2))
-            self._refresh()
+            self._refresh(starting=True)
         there = sorted(wanted & self._nodes.keys())
         needed = math.ceil(self.policy.min_replies * len(wanted))
         if len(there) < needed:
@@ -160,6 +131,8 @@ class FlowerNetwork(EngineNetwork):
             )
         if self._known is None:
             self.clients = there
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -231,9 +204,12 @@ class FlowerNetwork(EngineNetwork):
         job_version, done = self.versions.get(client, 0), answer.done
         if done.version not in (job_version, job_version + 1):
             raise FrameError("header", f"it is of state version {done.version}, asked was version {job_version}")
+        if not all(0 <= number < 1 << 62 for number in done.up):
+            raise FrameError("header", "its count of values is out of bounds")
         limit = 16 * sum(v.nbytes for v in self.task.first_state(client).values()) + MARGIN
         value = self.settle(handler, client, mail.letters[client], done, answer.frame, limit, check_finite)
         mail.take(client)
+        self._heard = True
         return value
 
     def _leave_out(self, handler: str, client: Id, mail: Mail, answer: _Answer) -> None:
@@ -333,7 +309,11 @@ class FlowerNetwork(EngineNetwork):
             raise KeyboardInterrupt
 
     def _answer(self, client: Id, reply: Message) -> _Answer:
-        """A client's reply, read with suspicion. Raises UserError if its node runs something else than the server."""
+        """A client's reply, read with suspicion.
+
+        Raises UserError if its node runs something else than the server and no client has answered yet; later on, one
+        client's mistake does not stop the others.
+        """
         if reply.has_error():
             outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
             return _Answer(outcome, f"Flower's error {reply.error.code}: {_one_line(reply.error.reason)}")
@@ -347,7 +327,10 @@ class FlowerNetwork(EngineNetwork):
         except (FrameError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             return _Answer("rejected", _one_line(str(error)))
         if done.error.startswith(DIFFERENT):
-            raise UserError(self._difference(client, done.error.removeprefix(DIFFERENT)))
+            different = self._difference(client, done.error.removeprefix(DIFFERENT))
+            if not self._heard:
+                raise UserError(different)
+            return _Answer("failed", different[:600])
         if done.error:
             return _Answer("failed", _one_line(done.error), frame=frame)
         return _Answer("answered", "", done, frame)
@@ -375,8 +358,12 @@ class FlowerNetwork(EngineNetwork):
         """A client as people know it."""
         return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
 
-    def _refresh(self) -> None:
-        """Learn which clients can be reached: by their nodes' registered names, or by asking nodes without one."""
+    def _refresh(self, starting: bool = False) -> None:
+        """Learn which clients can be reached: by their nodes' registered names, or by asking nodes without one.
+
+        Raises UserError for a node without a name that says what cannot be, if the run is `starting`; later on it is
+        passed over.
+        """
         nodes, strangers = {}, []
         for info in self.grid.get_nodes():
             if self.names:
@@ -388,25 +375,35 @@ class FlowerNetwork(EngineNetwork):
                 strangers.append(info.node_id)
         ids = {self._push("query.hello", node, RecordDict({})): node for node in strangers}
         ids.pop(None, None)
-        deadline = time.monotonic() + self.policy.connect_timeout
+        deadline = time.monotonic() + min(self.policy.connect_timeout, 600.0 if starting else HELLO_SECONDS)
         while ids and time.monotonic() < deadline:
             for number, reply in self._pull([i for i in ids if i is not None]).items():
                 node = ids.pop(number)
-                if reply.has_error():
-                    raise FewbytesError(f"a node does not start its app: {_one_line(reply.error.reason)}")
-                client = msgspec.msgpack.decode(read_content(reply.content)[0], type=int)
-                if client not in self.task.clients:
-                    last = len(self.task.clients) - 1
-                    raise UserError(
-                        f"a node says it holds client {client}, not one of 0 to {last}: set its partition-id"
-                    )
+                client = self._claimed(reply)
+                wrong = client if isinstance(client, str) else ""
                 if client in nodes:
-                    raise UserError(f"two nodes say they hold client {client}: give each its own partition-id")
-                nodes[client] = node
-                self._clients[node] = client
+                    wrong = f"two nodes say they hold client {client}: give each its own partition-id"
+                if wrong and starting:
+                    raise UserError(wrong)
+                if not wrong:
+                    nodes[int(client)] = node
+                    self._clients[node] = int(client)
             if ids:
                 self._wait(self.poll)
         self._nodes = nodes
+
+    def _claimed(self, reply: Message) -> Id | str:
+        """The client that a node says it holds, or what is wrong with that."""
+        if reply.has_error():
+            return f"a node does not start its app: {_one_line(reply.error.reason)}"
+        try:
+            client = msgspec.msgpack.decode(read_content(reply.content)[0], type=int)
+        except (FrameError, msgspec.MsgspecError):
+            return "a node does not run this package's app"
+        if client not in self.task.clients:
+            last = len(self.task.clients) - 1
+            return f"a node says it holds client {client}, not one of 0 to {last}: set its partition-id"
+        return client
 
 
 def _one_line(text: str | None) -> str:
