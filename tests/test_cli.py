@@ -115,6 +115,16 @@ def test_plan_measures_real_payloads(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_plan_of_a_deployment_counts_what_flower_takes(tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    options = ["plan", "fedavg", "--clients", "2", "--json"]
+    here = json.loads(fewbytes(*options, cwd=tmp_path).stdout)
+    there = json.loads(fewbytes(*options, "--engine", "flower-deployment", cwd=tmp_path).stdout)
+    assert here["waiting_seconds"] == 0
+    assert there["waiting_seconds"] > 3  # a SuperNode looks for messages every three seconds
+    assert there["up"] == here["up"]
+
+
 def test_methods_lists_every_method(tmp_path):
     names = {row["name"] for row in json.loads(fewbytes("methods", "--json", cwd=tmp_path).stdout)}
     assert names == {"fedavg", "fedpurin", "separate"}
