@@ -22,6 +22,7 @@ import fewbytes as fb
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
+from fewbytes.certificates import write_node_key
 from fewbytes.deployment import Deployment
 
 TESTS = Path(__file__).parent
@@ -164,10 +165,11 @@ def test_deploy_prepares_other_hosts(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--hosts", "a,b", "--clients", "3"], "2 names for 3 clients"),
+        (["--hosts", "a,b", "--clients", "3"], "names 2 nodes, the run has 3 clients"),
         (["--hosts", "a,b"], "need --address"),
         (["--hosts", "a,../b", "--address", "x:1"], "../b"),
-        (["--address", "nowhere"], "expected host:port"),
+        (["--hosts", "a,a", "--address", "x:1"], "names 'a' twice"),
+        (["--address", "nowhere"], "'nowhere': expected host:port"),
         (["--min-replies", "2"], "min_replies"),
         (["--engine", "local", "--resume", "."], "not a run folder"),
     ],
@@ -180,6 +182,7 @@ def test_what_is_wrong_with_a_deployment_is_told_in_one_line(options, words, tmp
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())  # what was refused leaves nothing behind
 
 
 def test_a_deployment_is_not_resumed_as_a_local_run(tmp_path):
@@ -228,3 +231,59 @@ def test_the_example_app_runs_as_its_readme_says(component, tmp_path):
                     os.kill(int(process.parent.name), signal.SIGTERM)
             except OSError:
                 continue
+
+
+def deploy(*options: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FEWBYTES, "deploy", *options], capture_output=True, text=True, timeout=timeout)
+
+
+def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(tmp_path):
+    """While it runs, a second one in its folder is refused; the server's death ends it; it is resumed."""
+    command = [*FEWBYTES, "deploy", "fedavg", "--clients", "2", "--rounds", "3", "--out", str(tmp_path / "there")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 150
+    while not any(len(p.read_text().splitlines()) == 1 for p in tmp_path.glob("there/*/rounds.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (folder,) = (tmp_path / "there").iterdir()
+    second = deploy("--resume", str(folder))
+    assert second.returncode == 2
+    assert "another deployment is running there" in second.stderr
+    events = (folder / "deployment" / "events.jsonl").read_text().splitlines()
+    (pid,) = {json.loads(line)["pid"] for line in events if '"started"' in line}
+    os.kill(pid, signal.SIGKILL)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert re.search(r"the run's server has died .*fewbytes deploy --resume", errors.replace("\n", " "))
+    elsewhere = deploy("--resume", str(folder), "--hosts", "a,b", "--address", "x.example:1")
+    assert elsewhere.returncode == 2
+    assert "resume it as it was begun" in elsewhere.stderr
+    assert deploy("--resume", str(folder)).returncode == 0
+    fb_run = [*FEWBYTES, "run", "fedavg", "--clients", "2", "--rounds", "3", "--out", str(tmp_path / "here")]
+    subprocess.run(fb_run, check=True, capture_output=True)
+    assert fingerprint(folder) == fingerprint(next((tmp_path / "here").iterdir()))
+
+
+def test_damaged_certificates_and_keys_are_named(tmp_path):
+    options = ["fedavg", "--clients", "2", "--rounds", "1"]
+    assert deploy(*options, "--print", "--out", str(tmp_path)).returncode == 0
+    (folder,) = tmp_path.iterdir()
+    with Deployment(folder / "deployment", "127.0.0.1:0") as flower:
+        (folder / "deployment" / "certificates" / "ca.crt").write_text("broken")
+        with pytest.raises(fb.UserError, match=r"ca.crt is not a certificate: remove .*certificates"):
+            flower.start_superlink()
+    (folder / "deployment" / "keys" / "client-0").write_text("broken")
+    with pytest.raises(fb.UserError, match="client-0: not an OpenSSH private key"):
+        write_node_key(folder / "deployment" / "keys", "client-0")
+
+
+def test_the_printed_commands_work_as_they_are(tmp_path):
+    done = deploy("fedavg", "--clients", "2", "--rounds", "1", "--print", "--out", str(tmp_path))
+    lines = [line.strip() for line in done.stdout.splitlines()[1:]]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    script = (
+        f"{lines[0]}\n{lines[1]} &\nlink=$!\nsleep 12\n{lines[2]}\nstatus=$?\nkill $link\nwait $link\nexit $status\n"
+    )
+    ran = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "registered successfully" in ran.stdout + ran.stderr

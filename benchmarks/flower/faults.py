@@ -73,8 +73,8 @@ def nodes_killed(folder: Path) -> None:
     experiment = make_experiment(settings)
     task = experiment.task()
     deployed = Deployed(experiment, folder / "run", sites(experiment, None), "127.0.0.1:0", False)
-    deployed.write()
-    (deployed.folder / "app" / "apps.py").write_text(FLIPPING)
+    write = deployed._write
+    deployed._write = lambda: (write(), (deployed.folder / "app" / "apps.py").write_text(FLIPPING))  # type: ignore[method-assign]
     deployed.execute(Killer(deployed), lambda text: print(f"note: {text[:150]}", flush=True))
     result = json.loads((folder / "run" / "result.json").read_text())
     clean = fb.run(make_method("fedavg", own), task, rounds=10)

@@ -35,7 +35,6 @@ def deploy(
     experiment.task()
     deployed = Deployed(experiment, folder / "run", sites(experiment, None), "127.0.0.1:0", False)
     deployed.deployment = through = ProxiedDeployment(deployed.folder)
-    deployed.write()
     host, port = through.address.split(":")
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(host, int(port), uplink, downlink)) for _ in deployed.nodes]

@@ -83,7 +83,9 @@ def main(grid: Grid, context: Context) -> None:
         )  # fmt: skip
         page = write_report(read_runs([folder]), folder / "report.html")
     except BaseException as error:
-        teller.tell("failed", error=str(error) or type(error).__name__, mine=isinstance(error, UserError))
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        words = "the run's server was stopped" if stopped else str(error) or type(error).__name__
+        teller.tell("failed", error=words, mine=isinstance(error, UserError))
         raise
     teller.tell("ended")
     print(f"report: {page}", flush=True)

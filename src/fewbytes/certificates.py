@@ -71,7 +71,7 @@ def write_node_key(folder: Path, name: str) -> None:
     Raises UserError for a name that is not 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first.
     """
     private, public = folder / node_name(name), folder / f"{name}.pub"
-    if public.exists():
+    if public.exists() and not private.exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     if not private.exists():
@@ -81,7 +81,8 @@ def write_node_key(folder: Path, name: str) -> None:
         there = load_ssh_private_key(private.read_bytes(), None).public_key()
     except ValueError as error:
         raise UserError(f"{private}: not an OpenSSH private key without a password ({error})") from None
-    write_file(public, there.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode())
+    if not public.exists():
+        write_file(public, there.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode())
 
 
 def _general_name(host: str) -> x509.GeneralName:

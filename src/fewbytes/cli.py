@@ -9,6 +9,7 @@ import functools
 import inspect
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -143,30 +144,37 @@ def deploy(
     method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`.")] = None,
     out: Out = Path("runs"),
     hosts: Annotated[str | None, typer.Option(help="Names of the clients' hosts, with commas.", metavar="LIST")] = None,
-    address: Annotated[str, typer.Option(help="Where the nodes reach this machine.")] = "127.0.0.1:0",
+    address: Annotated[str | None, typer.Option(help="Where the nodes reach this machine.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a deployment that ended.")] = None,
     show: Annotated[bool, typer.Option("--print", help="Write the files, print the commands, start nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run one method on Flower's SuperLink and SuperNodes over TLS, on this machine or on a list of hosts."""
-    from fewbytes.deploy import Deployed, sites
+    from fewbytes.deploy import LOOPBACK, Deployed, host_names, remembered, sites
 
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if resume is not None:
         settings = _resumed(resume, settings)
+        hosts, address = remembered(resume, hosts, address)
     elif hosts is not None:
-        settings.setdefault("clients", len(hosts.split(",")))
+        settings.setdefault("clients", len(host_names(hosts)))
     if "method" not in settings:
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     with _standard_output_for(as_json):
         job = _Job(settings)
         nodes = sites(job.experiment, hosts)
         folder = resume or _new_folder(out, job.experiment.method)
-        deployed = Deployed(job.experiment, folder, nodes, address, resume is not None)
-        deployed.write()
-        if not show:
-            with Display(job.experiment.method, folder, "deploy") as display:
-                deployed.execute(display, display.note)
+        try:
+            deployed = Deployed(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
+            if show:
+                deployed.prepare()
+            else:
+                with Display(job.experiment.method, folder, "deploy") as display:
+                    deployed.execute(display, display.note)
+        except UserError:
+            if resume is None and not (folder / "config.toml").exists():
+                shutil.rmtree(folder)  # refused before it began
+            raise
     if show:
         printed.print(deployed.commands(), soft_wrap=True)
     else:

@@ -24,6 +24,8 @@ from fewbytes.files import replacing
 from fewbytes.run import Watcher, terminating
 
 LOOPBACK = "127.0.0.1:0"
+PLACES = "places.json"  # in the deployment's folder: --hosts and --address
+ENVIRONMENT = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
 QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
 
 AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a SuperNode again, and how many there are
@@ -37,13 +39,41 @@ class Site:
     here: bool
 
 
+def host_names(hosts: str) -> list[str]:
+    """The names in a list with commas. Raises UserError if there is none, or one stands twice."""
+    names = [name.strip() for name in hosts.split(",") if name.strip()]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if not names or twice:
+        raise UserError(f"--hosts names {twice!r} twice" if twice else "--hosts names no node: give names with commas")
+    return names
+
+
+def remembered(folder: Path, hosts: str | None, address: str | None) -> tuple[str | None, str | None]:
+    """Where a deployment's nodes are, `--hosts` and `--address` as they were first given.
+
+    Raises UserError if they are given anew and differ: nothing is trained elsewhere than it was begun.
+    """
+    try:
+        there = json.loads((folder / "deployment" / PLACES).read_bytes())
+    except (OSError, ValueError):
+        raise UserError(f"{folder} is not the folder of a deployment (it has no deployment/{PLACES})") from None
+    for name, given in (("hosts", hosts), ("address", address)):
+        if given is not None and given != there[name]:
+            raise UserError(
+                f"{folder} was deployed with --{name} {there[name]}, not {given}: resume it as it was begun"
+            )
+    return there["hosts"], there["address"]
+
+
 def sites(experiment: Experiment, hosts: str | None) -> list[Site]:
     """A node a client: on the hosts of a list with commas, or all on this machine. Raises UserError."""
     if hosts is None:
         return [Site(f"client-{i}", True) for i in range(experiment.clients)]
-    names = [name.strip() for name in hosts.split(",") if name.strip()]
-    if len(set(names)) != len(names) or len(names) != experiment.clients:
-        raise UserError(f"--hosts names each client's node once: {len(names)} names for {experiment.clients} clients")
+    names = host_names(hosts)
+    if len(names) != experiment.clients:
+        raise UserError(
+            f"--hosts names {len(names)} nodes, the run has {experiment.clients} clients: name one for each"
+        )
     return [Site(name, False) for name in names]
 
 
@@ -56,7 +86,10 @@ class Deployed:
     def __init__(self, experiment: Experiment, folder: Path, nodes: Sequence[Site], address: str, resume: bool) -> None:
         self.experiment, self.out, self.nodes, self.resume = experiment, folder.absolute(), nodes, resume
         self.folder = self.out / "deployment"
-        host, _, port = address.rpartition(":")
+        self._asked = address
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdecimal():
+            raise UserError(f"address {address!r}: expected host:port, such as server.example:9092")
         self.remote = not all(site.here for site in nodes)
         if self.remote and port == "0":
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
@@ -65,14 +98,22 @@ class Deployed:
         self._again: dict[str, tuple[int, float]] = {}  # SuperNodes that ended: attempts so far, not before
         self.address = f"{host}:{self.deployment.address.rpartition(':')[2]}"
 
-    def write(self) -> None:
+    def prepare(self) -> None:
+        """Write everything and start nothing."""
+        with self.deployment:
+            self._write()
+
+    def _write(self) -> None:
         """The app, the certificates, a folder for each node on another host; nothing of a stopped run's SuperLink."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         (self.out / EVENTS).unlink(missing_ok=True)
         if not self.remote:  # a new SuperLink: an old one takes its nodes for connected for a minute more
             for name in ("superlink.db", "superlink.db-wal", "superlink.db-shm", "nodes.json"):
                 (self.folder / name).unlink(missing_ok=True)
         self._write_app()
+        hosts = ",".join(site.name for site in self.nodes) if self.remote else None
+        with replacing(self.folder / PLACES) as file:
+            file.write(json.dumps({"hosts": hosts, "address": self._asked}).encode())
+        self.deployment.write_link()
         write_certificates(self.folder / "certificates", ["127.0.0.1", self.host])
         for i, site in enumerate(self.nodes):
             write_node_key(self.folder / "keys", site.name)
@@ -81,17 +122,22 @@ class Deployed:
 
     def commands(self) -> str:
         """What to run where, for people."""
-        lines = ["on this machine:", f"  {shlex.join(self.deployment.superlink_command())}"]
+        home = f"{self.folder}/flower-home"
+        lines = ["on this machine:", f"  export FLWR_HOME={home} {ENVIRONMENT}"]
+        lines.append(f"  {shlex.join(self.deployment.superlink_command())}")
         for i, site in enumerate(self.nodes):
             lines.append(f"  flwr supernode register {self.folder}/keys/{site.name}.pub fewbytes --name {site.name}")
             if site.here:
-                config = self._node_config(i)
-                lines.append(f"  {shlex.join(self.deployment.supernode_command(site.name, config, port=9094 + i))}")
-        lines.append(f"  FLWR_HOME={self.folder}/flower-home flwr run {self.folder}/app fewbytes")
-        if self.remote:
-            lines += ["on each host, with this package installed, after copying its folder there:"]
-            lines += [f"  sh start.sh    # {self.folder}/nodes/{s.name}" for s in self.nodes if not s.here]
-        return "\n".join(lines)
+                command = self.deployment.supernode_command(site.name, self._node_config(i), port=9094 + i)
+                lines.append(f"  FLWR_HOME={self.folder}/homes/{site.name} {shlex.join(command)}")
+        lines.append(f"  flwr run {self.folder}/app fewbytes")
+        return "\n".join([*lines, *self.elsewhere()])
+
+    def elsewhere(self) -> list[str]:
+        """What to run on the other hosts, for people."""
+        names = [site.name for site in self.nodes if not site.here]
+        told = "on each other host, with this package installed, in a copy of its folder there: sh start.sh"
+        return [told, *(f"  {self.folder}/nodes/{name}" for name in names)] if names else []
 
     def execute(self, watcher: Watcher, note: Callable[[str], None]) -> None:
         """Start Flower, submit the run, follow it to its end. Raises what the run's server raised, in its words.
@@ -100,13 +146,14 @@ class Deployed:
         """
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
         with terminating(), self.deployment:
+            self._write()
             self.deployment.start_superlink([self.host])
             self.deployment.register([site.name for site in self.nodes])
             for i, site in enumerate(self.nodes):
                 if site.here:
                     self.deployment.start_supernode(site.name, self._node_config(i))
             if self.remote:
-                note(f"waiting for {len(self.nodes)} nodes; start them with\n{self.commands()}")
+                note("\n".join(self.elsewhere()))
             number = self.deployment.submit(self.folder / "app")
             try:
                 self._follow(number, watcher, note)
@@ -116,14 +163,17 @@ class Deployed:
                 raise
 
     def _follow(self, number: int, watcher: Watcher, note: Callable[[str], None]) -> None:
-        pid, quiet = 0, time.monotonic() + QUIET_SECONDS
+        pid, dead, quiet = 0, 0, time.monotonic() + QUIET_SECONDS
         self._again = {}
         try:
             for event in self._events():
                 if event is None:
                     self.deployment.check()
                     self._start_again(note, hopeless=not pid)
-                    if time.monotonic() > quiet and not _alive(pid):
+                    dead = dead + 1 if pid and not _alive(pid) else 0
+                    if dead > 3:  # and has told nothing more
+                        raise FewbytesError(f"the run's server has died ({self.folder / 'logs'})")
+                    if time.monotonic() > quiet and not pid:
                         quiet = time.monotonic() + QUIET_SECONDS
                         status, details = self.deployment.run_status(number)
                         if status.startswith("finished"):
@@ -229,7 +279,9 @@ class Deployed:
                 os.fchmod(file.fileno(), 0o600)
                 file.write((self.folder / part).read_bytes())
         config: dict[str, str | int] = {"partition-id": client, "folder": "runs"}
-        command = self.deployment.supernode_command(name, config, superlink=self.address, folder=Path("."))
+        command = self.deployment.supernode_command(
+            name, config, superlink=self.address, folder=Path("."), port=9094 + client
+        )
         script = "\n".join(
             (
                 "#!/bin/sh",
@@ -245,8 +297,11 @@ class Deployed:
 
 
 def _alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and was not waited for does not."""
     try:
         os.kill(pid, 0)
+        return pid != 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] != "Z"
     except ProcessLookupError:
         return False
-    return pid != 0
+    except OSError:  # no /proc here
+        return True

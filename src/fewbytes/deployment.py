@@ -137,13 +137,14 @@ class Deployment:
         except OSError as error:
             raise UserError(f"the SuperLink cannot listen on {self.address}: {_why(error)}") from None
         home, ca = self.folder / "flower-home", str(self.folder / "certificates" / "ca.crt")
-        home.mkdir(exist_ok=True)
-        link = {"address": self.local_address, "root-certificates": ca}
-        write_file(
-            home / "config.toml", tomli_w.dumps({"superlink": {"default": "fewbytes", "fewbytes": link}}).encode()
-        )
+        self.write_link()
+        try:
+            tls = ssl.create_default_context(cafile=ca)
+        except ssl.SSLError:
+            remedy = f"remove {Path(ca).parent} to have new ones made (every node then needs the new ca.crt)"
+            raise UserError(f"{ca} is not a certificate: {remedy}") from None
         self._superlink = _Process(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
-        tls, deadline = ssl.create_default_context(cafile=ca), time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS
         while True:
             self.check()
             with suppress(OSError), socket.create_connection((local, self._port), 5) as plain:
@@ -153,6 +154,14 @@ class Deployment:
                 why = self._superlink.reason()
                 raise FewbytesError(f"the SuperLink did not answer on {self.address} in {START_SECONDS} s: {why}")
             time.sleep(0.1)
+
+    def write_link(self) -> None:
+        """Tell `flwr`, with flower-home as its FLWR_HOME, where the SuperLink `fewbytes` is."""
+        home, ca = self.folder / "flower-home", str(self.folder / "certificates" / "ca.crt")
+        home.mkdir(exist_ok=True)
+        link = {"address": self.local_address, "root-certificates": ca}
+        described = tomli_w.dumps({"superlink": {"default": "fewbytes", "fewbytes": link}})
+        write_file(home / "config.toml", described.encode())
 
     def check(self) -> None:
         """Raise FewbytesError if the SuperLink has ended on its own."""

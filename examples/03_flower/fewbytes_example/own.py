@@ -32,7 +32,8 @@ server = ServerApp()
 def main(grid, context):
     task = fb.Task.of(lambda: torch.nn.Linear(8, 2), [None] * CLIENTS)  # the server has no data
     out = context.run_config.get("out") or Path(tempfile.mkdtemp()) / "run"
-    serve(grid, method, task, rounds=context.run_config["rounds"], out=out)
+    result = serve(grid, method, task, rounds=context.run_config["rounds"], out=out)
+    print(f"done: {result.folder} (`fewbytes report` makes a page of it)", flush=True)
 
 
 def my_task(context):
