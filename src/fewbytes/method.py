@@ -72,6 +72,11 @@ class Method(ABC):
         """A client's state, made on the client when it is first asked; stays there. A dataclass, or None."""
         return None
 
+    def planned_rounds(self, asked: int) -> int:
+        """How many rounds a run of `asked` takes: as many, but for one-shot and staged methods with a number of
+        their own."""
+        return asked
+
     def start(self, state: Any, net: Network) -> None:
         """Before round 1: handshakes, clustering."""
 

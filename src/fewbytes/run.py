@@ -192,7 +192,7 @@ def _held(folder: Path) -> Iterator[None]:
 class _Loop:
     def __init__(self, method: Method, task: Task, settings: Settings, folder: Path) -> None:
         self.method, self.task, self.folder = method, task, folder
-        self.rounds, self.evaluate_every = settings.rounds, settings.evaluate_every
+        self.rounds, self.evaluate_every = method.planned_rounds(settings.rounds), settings.evaluate_every
         self.settings, self.watcher = settings, settings.watcher
         how = f"coded {settings.coded}, evaluated every {settings.evaluate_every}"
         self.fingerprint = fingerprint(method, task, how)

@@ -63,8 +63,8 @@ class Runner:
     def run(self, job: Job, message: memoryview | None) -> tuple[Done, Frame | None]:
         """Run one job; the new state is stored before this returns. `message` is the frame the job names."""
         layout = self.task.layout(job.client)
-        site = Site(self.task, job.client, job.round, job.handler, self._models, job.scored)
         state = self._state(job)
+        site = Site(self.task, job.client, job.round, job.handler, self._models, job.scored)  # seeds torch: last
         done = Done(job.number, version=job.version)
         if job.handler == SCORE:
             model = self.method.local_model(state, site)
