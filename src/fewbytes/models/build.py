@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from typing import Any
 
 from torch import nn
@@ -12,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewbytes.errors import UserError, suggestion
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.models.small import Cnn4, Mlp
+from fewbytes.models.vgg import Vgg9
 
-NAMES = ("mlp", "cnn4", *(f"resnet{depth}" for depth in DEPTHS))
+NAMES = ("mlp", "cnn4", "vgg9", *(f"resnet{depth}" for depth in DEPTHS))
 """The models of this package."""
 
 
@@ -24,7 +26,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 
     - `resnet<depth>`: 4, 6, 8 and 10 (one basic block per stage, 7x7 stem), 18, 26, 34, 50, 101, 152 (3x3 stem);
       options `width` (64; channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`
-    - `cnn4`, and `mlp` with the option `hidden` (200)
+    - `cnn4`, `vgg9` with the option `scale` (1.0), `mlp` with the options `hidden` (200) and `layers` (1)
     - `torchvision:<name>`, any classifier of torchvision, with random weights
     - `package.module:callable`, your own. It gets those of `shape`, `classes`, `num_classes` and `in_channels` that
       its signature names, and returns an `nn.Module`.
@@ -42,6 +44,8 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
             raise UserError(f"{base} needs images (channels, height, width), but samples have shape {shape}; use mlp")
         if base == "cnn4":
             return Cnn4(shape, classes)
+        if base == "vgg9":
+            return Vgg9(shape, classes, **options)
         depth = int(base.removeprefix("resnet"))
         return ResNet(depth, shape[0], classes, **({"stem": "7x7" if depth <= 10 else "3x3"} | options))
     if rest and "=" not in rest:
@@ -69,7 +73,7 @@ def batch_norm_names(model: nn.Module) -> set[str]:
 
 def _options(base: str, text: str) -> dict[str, Any]:
     """`width=32,stem=7x7` read, each option checked against what the model `base` takes."""
-    takes = {"mlp": ("hidden",), "cnn4": ()}.get(base, ("width", "stem"))
+    takes = {"mlp": ("hidden", "layers"), "cnn4": (), "vgg9": ("scale",)}.get(base, ("width", "stem"))
     options: dict[str, Any] = {}
     for part in text.split(",") if text else []:
         key, _, value = part.partition("=")
@@ -79,6 +83,10 @@ def _options(base: str, text: str) -> dict[str, Any]:
             if value not in ("7x7", "3x3"):
                 raise UserError(f"model {base} has no stem {value!r}; it is 7x7 or 3x3")
             options[key] = value
+        elif key == "scale":
+            if not re.fullmatch(r"[0-9]*\.?[0-9]+", value) or float(value) == 0:
+                raise UserError(f"model {base} needs a number above 0 for scale, not {value!r}")
+            options[key] = float(value)
         else:
             if not (value.isdecimal() and int(value) > 0):
                 raise UserError(f"model {base} needs a positive whole number for {key}, not {value!r}")

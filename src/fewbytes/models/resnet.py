@@ -106,3 +106,36 @@ class ResNet(nn.Module):
         x = self.pool(self.pre_bn(self.pre_conv(x)).relu())
         logits: Tensor = self.fc(self.layers(x).mean(dim=(2, 3)))
         return logits
+
+    @property
+    def classifier(self) -> nn.Module:
+        return self.fc
+
+    def units(self) -> dict[str, nn.Module]:
+        """The stem, every block, the global pool (see `fewbytes.models.blocks`)."""
+        stem = nn.Sequential(self.pre_conv, self.pre_bn, nn.ReLU(), self.pool)
+        blocks = {
+            f"layers.{i}.{j}": block
+            for i, stage in enumerate(self.layers.children())
+            for j, block in enumerate(stage.children())
+        }
+        return {"stem": stem, **blocks, "pool": GlobalPool()}
+
+    @property
+    def default_cuts(self) -> dict[int, tuple[str, ...]]:
+        """FuseFL's: into 2, 3 and 4 blocks at ends of stages, so that networks of any depth fit; ResNet-18 into 8."""
+        stages = [len(list(stage.children())) for stage in self.layers.children()]
+        if len(stages) < 3:
+            return {}
+        half, last = f"layers.{len(stages) // 2 - 1}", f"layers.{len(stages) - 2}"
+        cuts = {2: (half,), 3: ("stem", half), 4: ("stem", half, last)}
+        if stages == [2, 2, 2, 2]:
+            cuts[8] = ("stem", *(f"layers.{unit}" for unit in ("0.0", "0.1", "1.0", "2.0", "3.0", "3.1")))
+        return cuts
+
+
+class GlobalPool(nn.Module):
+    """The mean over height and width: (n, channels, height, width) to (n, channels)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))

@@ -36,15 +36,41 @@ class Cnn4(nn.Module):
         logits: Tensor = self.fc(self.fc1(x.flatten(1)).relu())
         return logits
 
+    @property
+    def classifier(self) -> nn.Module:
+        return self.fc
+
+    def units(self) -> dict[str, nn.Module]:
+        """Each layer with what follows it (see `fewbytes.models.blocks`)."""
+        return {
+            "conv1": nn.Sequential(self.conv1, nn.ReLU(), self.pool),
+            "conv2": nn.Sequential(self.conv2, nn.ReLU(), self.pool),
+            "fc1": nn.Sequential(nn.Flatten(), self.fc1, nn.ReLU()),
+        }
+
 
 class Mlp(nn.Module):
-    """One hidden layer with ReLU on the flattened sample, and a classifier `fc`."""
+    """Hidden layers `fc1`, `fc2`, … with ReLU on the flattened sample, and a classifier `fc`."""
 
-    def __init__(self, shape: tuple[int, ...], classes: int, hidden: int = 200) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int, hidden: int = 200, layers: int = 1) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(math.prod(shape), hidden)
+        self.layers = layers
+        for i in range(layers):
+            self.add_module(f"fc{i + 1}", nn.Linear(hidden if i else math.prod(shape), hidden))
         self.fc = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.fc1(x.flatten(1)).relu())
+        x = x.flatten(1)
+        for i in range(self.layers):
+            x = self.get_submodule(f"fc{i + 1}")(x).relu()
+        logits: Tensor = self.fc(x)
         return logits
+
+    @property
+    def classifier(self) -> nn.Module:
+        return self.fc
+
+    def units(self) -> dict[str, nn.Module]:
+        """Each hidden layer (see `fewbytes.models.blocks`)."""
+        names = [f"fc{i + 1}" for i in range(self.layers)]
+        return {name: nn.Sequential(nn.Flatten(), self.get_submodule(name), nn.ReLU()) for name in names}

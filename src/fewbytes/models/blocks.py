@@ -1,0 +1,115 @@
+"""How a model is cut into blocks: an ordered list of named units and a classifier, cut after units by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from fewbytes.errors import UserError, suggestion
+from fewbytes.state import State
+
+
+@runtime_checkable
+class Splittable(Protocol):
+    """A model that can be cut: `forward(x)` is `classifier` after all units in order.
+
+    A unit takes one tensor and gives one tensor; everything between the input and the classifier, pooling and
+    flattening included, belongs to a unit. The classifier maps features (n, D) to logits. A model may also have
+    `default_cuts`, `{blocks: (unit, …)}`: after which units it is cut into so many blocks; without it, blocks are
+    as equal in number of units as can be. Unit "a" also stands for the last of the units "a.…".
+    """
+
+    @property
+    def classifier(self) -> nn.Module: ...
+
+    def units(self) -> dict[str, nn.Module]: ...
+
+
+class Block(nn.Module):
+    """Consecutive units of a model, sharing its parameters; its `state` has the names of the model's entries."""
+
+    def __init__(self, units: Sequence[nn.Module], names: dict[int, str]) -> None:
+        super().__init__()
+        self.units = nn.Sequential(*units)
+        self.names = [(names[id(value)], value) for value in chain(self.parameters(), self.buffers())]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.units(x)
+        return out
+
+    def state(self) -> State:
+        """The block's parameters and buffers, copied to the CPU, by the model's names."""
+        return {n: v.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for n, v in self.names}
+
+
+def cut(model: nn.Module, blocks: int, after: Sequence[str] = ()) -> list[Block]:
+    """The model as blocks in order: cut `after` these units, or where its own defaults say for so many blocks.
+
+    A block may be without parameters. Raises UserError if the model has no units, or cannot be cut so.
+    """
+    units = units_of(model)
+    ends = [_end(units, name) for name in after] if after else _default_ends(model, units, blocks)
+    if sorted(set(ends)) != ends or (ends and ends[-1] == len(units) - 1):
+        raise UserError(f"cuts must be different units in order, before the last: {', '.join(after)}")
+    rows, names = list(units.values()), {id(v): n for n, v in chain(model.named_parameters(), model.named_buffers())}
+    bounds = [0, *(end + 1 for end in ends), len(rows)]
+    return [Block(rows[a:b], names) for a, b in pairwise(bounds)]
+
+
+def units_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The model's units in order, by name. A Sequential that ends in a Linear needs not list them. Raises UserError."""
+    if isinstance(model, Splittable):
+        return model.units()
+    if isinstance(model, nn.Sequential) and len(model) > 1 and isinstance(model[-1], nn.Linear):
+        return dict(list(model.named_children())[:-1])
+    raise UserError(
+        f"a {type(model).__name__} cannot be cut into blocks: give it units(), its parts in order by name, "
+        "and classifier, the last layer"
+    )
+
+
+def classifier_of(model: nn.Module) -> nn.Module:
+    """The model's last layer, features to logits. Raises UserError."""
+    if isinstance(model, nn.Sequential) and not isinstance(model, Splittable):
+        return units_of(model) and model[-1]  # type: ignore[return-value]
+    units_of(model)
+    return model.classifier  # type: ignore[return-value]
+
+
+def classifier_names(model: nn.Module) -> dict[str, str]:
+    """The classifier's own entry names, by the model's."""
+    own = {id(v): n for n, v in chain(classifier_of(model).named_parameters(), classifier_of(model).named_buffers())}
+    return {n: own[id(v)] for n, v in chain(model.named_parameters(), model.named_buffers()) if id(v) in own}
+
+
+def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "cpu") -> list[tuple[int, ...]]:
+    """What each block gives for one sample, without the batch dimension: one dry run with zeros."""
+    x, found = torch.zeros(1, *sample, device=device), []
+    with torch.no_grad():
+        for block in blocks:
+            training = block.training
+            x = block.eval()(x)
+            block.train(training)
+            found.append(tuple(x.shape[1:]))
+    return found
+
+
+def _end(units: dict[str, nn.Module], name: str) -> int:
+    """The number of the unit `name`, or of the last of `name.…`."""
+    found = [i for i, unit in enumerate(units) if unit == name or unit.startswith(f"{name}.")]
+    if not found:
+        raise UserError(f"the model has no unit {name!r}{suggestion(name, units)}; it has {', '.join(units)}")
+    return found[-1]
+
+
+def _default_ends(model: nn.Module, units: dict[str, nn.Module], blocks: int) -> list[int]:
+    default = getattr(model, "default_cuts", {})
+    if blocks in default:
+        return [_end(units, name) for name in default[blocks]]
+    if not 1 <= blocks <= len(units):
+        raise UserError(f"a model of {len(units)} units cannot be cut into {blocks} blocks")
+    return [round(i * len(units) / blocks) - 1 for i in range(1, blocks)]
