@@ -17,6 +17,16 @@ CASES: dict[str, fb.Method] = {
     "fedpurin": fb.FedPURIN(**LOCAL, beta=2),
     "fedpurin-sampled": fb.FedPURIN(**LOCAL, beta=2, fraction=0.5, gradient="delta", hessian=True, tau=0.3),
     "fedpurin-batch-norm": fb.FedPURIN(**LOCAL, batch_norm="selected", weighted=True),
+    "fusefl": fb.FuseFL(blocks=3, ccvr_samples=20, **(LOCAL | {"epochs": 4})),
+    "fusefl-average": fb.FuseFL(cuts="conv", adaptor="average", final_reduce="mean", ccvr_samples=0, **LOCAL),
+    "fusefl-moving": fb.FuseFL(
+        blocks=2,
+        frozen_bn="train_shared",
+        final_reduce="concatenate",
+        ccvr_samples=20,
+        ccvr_covariance="released",
+        **LOCAL,
+    ),
 }
 
 
@@ -26,11 +36,22 @@ class TinyNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
-        self.fc = nn.Linear(4 * 16, 3)
+        self.drop, self.fc = nn.Dropout(0.2), nn.Linear(4 * 16, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.norm(self.conv(x)))
-        return self.fc(nn.functional.dropout(x.flatten(1), 0.2, self.training))
+        return self.fc(self.drop(x.flatten(1)))
+
+    @property
+    def classifier(self) -> nn.Module:
+        return self.fc
+
+    def units(self) -> dict[str, nn.Module]:
+        return {
+            "conv": self.conv,
+            "norm": nn.Sequential(self.norm, nn.ReLU()),
+            "flat": nn.Sequential(nn.Flatten(), self.drop),
+        }
 
 
 def tiny_data(clients: int = 4, seed: int = 0) -> FederatedData:

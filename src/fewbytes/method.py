@@ -20,7 +20,7 @@ from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.errors import UserError
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch, stream, stream_seed
-from fewbytes.training import Loss, Precision, evaluate, fit
+from fewbytes.training import Loss, Precision, evaluate, fit, outputs
 from fewbytes.wire import Layout
 
 if TYPE_CHECKING:
@@ -208,16 +208,18 @@ class Site:
         self._scored = scored
         self._loaded: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def model(self, state: State | None = None, fresh: bool = False) -> nn.Module:
+    def model(self, state: State | None = None, fresh: bool = False, of: Id | None = None) -> nn.Module:
         """A model of this client's architecture with `state`'s entries; the others as in the task's first model.
 
-        `fresh`: weights drawn anew by this client instead of the first model's. Valid until the handler returns
-        (the module object is used again by other clients); calling again gives a second module.
+        `fresh`: weights drawn anew by this client instead of the first model's. `of`: another client's architecture.
+        Valid until the handler returns (the module object is used again by other clients); calling again gives a
+        second module.
         """
-        key = (self.task.architecture(self.me), self._taken)
+        owner = self.me if of is None else of
+        key = (self.task.architecture(owner), self._taken)
         self._taken += 1
         if key not in self._models:
-            made = self.task.model(self.me)
+            made = self.task.model(owner)
             if any(isinstance(m, nn.Conv2d) for m in made.modules()):
                 made = made.to(memory_format=torch.channels_last)
             self._models[key] = made
@@ -227,7 +229,7 @@ class Site:
         for p in model.parameters():
             p.requires_grad_(p.trained)  # type: ignore[attr-defined]
             p.grad = None
-        first = self._own_draw() if fresh else self.task.first_state(self.me)
+        first = self._own_draw() if fresh else self.task.first_state(owner)
         given = state or {}
         load_state(model, {name: value for name, value in first.items() if name not in given} | given)
         return model.train()
@@ -258,15 +260,21 @@ class Site:
         weight_decay: float = 0.0,
         loss: Loss = F.cross_entropy,
         extra: Callable[[nn.Module], Tensor] | None = None,
+        frozen: nn.Module | None = None,
     ) -> float:
         """Train on this client's training samples (see `fewbytes.training.fit`); records the loss as `loss.train`."""
         x, y = self.tensors(self.train)
         value = fit(
             model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
-            loss=loss, extra=extra, precision=self.task.precision,
+            loss=loss, extra=extra, frozen=frozen, precision=self.task.precision,
         )  # fmt: skip
         self.record("loss.train", value)
         return value
+
+    def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """What the model gives for this client's training samples (n, …), in eval mode, and their labels."""
+        x, y = self.tensors(self.train)
+        return outputs(model, x, self.task.precision), y
 
     def score(self, name: str, model: nn.Module) -> None:
         """Record `accuracy.<name>`: the model on this client's test split, in rounds that are scored."""

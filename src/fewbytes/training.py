@@ -14,6 +14,7 @@ Precision = Literal["float32", "bf16"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) to the mean loss of a batch."""
 EVALUATION_BATCH = 250  # samples
+KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
 
 
 def arithmetic(precision: Precision, device: str) -> AbstractContextManager[object]:
@@ -46,20 +47,25 @@ def fit(
     weight_decay: float = 0.0,
     loss: Loss = F.cross_entropy,
     extra: Callable[[nn.Module], Tensor] | None = None,
+    frozen: nn.Module | None = None,
     precision: Precision = "float32",
 ) -> float:
     """Train `model` in place on (x, y) with SGD; returns the mean loss over the last epoch's batches.
 
     Reshuffled each epoch from torch's global generator; the momentum buffer starts at zero. `extra(model)` is added
     to every batch's loss. Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters
-    that do not require gradients stay as they are.
+    that do not require gradients stay as they are. Samples first pass `frozen`, in eval mode and without gradients;
+    what it gives is computed once for all epochs if it takes at most `KEPT_BYTES`.
     """
+    model.to(x.device)
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     velocity: list[Tensor] | None = None
     bounds = batches(len(y), batch)
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
     model.train()
+    if frozen is not None and epochs > 1 and len(y) * _output_bytes(frozen, x[:1], precision) <= KEPT_BYTES:
+        x, frozen = outputs(frozen, x, precision), None
     for _ in range(epochs):
         order = torch.randperm(len(y)).to(x.device)
         total = torch.zeros((), device=x.device)
@@ -67,8 +73,11 @@ def fit(
             chosen = order[start:stop]
             for p in parameters:
                 p.grad = None
+            samples = x[chosen]
+            if frozen is not None:
+                samples = outputs(frozen, samples, precision)
             with context:
-                value = loss(model(x[chosen]), y[chosen])
+                value = loss(model(samples), y[chosen])
                 if extra is not None:
                     value = value + extra(model)
             value.backward()
@@ -89,10 +98,33 @@ def fit(
     return float(total) / len(bounds) if bounds else 0.0
 
 
+def outputs(model: nn.Module, x: Tensor, precision: Precision = "float32") -> Tensor:
+    """The model's outputs for samples x (n, …), float32 (n, …), in eval mode and without gradients."""
+    training = model.training
+    model.to(x.device).eval()
+    kept = torch.empty(0)
+    with torch.no_grad(), arithmetic(precision, str(x.device)):
+        for start in range(0, len(x), EVALUATION_BATCH):
+            part: Tensor = model(x[start : start + EVALUATION_BATCH]).float()
+            if start == 0:
+                if len(part) == len(x):
+                    kept = part
+                    break
+                layout = torch.channels_last if part.dim() == 4 else torch.contiguous_format
+                kept = torch.empty((len(x), *part.shape[1:]), device=x.device, memory_format=layout)
+            kept[start : start + len(part)] = part
+    model.train(training)
+    return kept
+
+
+def _output_bytes(model: nn.Module, x: Tensor, precision: Precision) -> int:
+    return outputs(model, x, precision).nbytes
+
+
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, precision: Precision = "float32") -> tuple[int, float]:
     """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode."""
     training = model.training
-    model.eval()
+    model.to(x.device).eval()
     correct, loss = 0, 0.0
     with torch.no_grad(), arithmetic(precision, str(x.device)):
         for start in range(0, len(y), EVALUATION_BATCH):

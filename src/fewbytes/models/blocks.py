@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.errors import UserError, suggestion
-from fewbytes.state import State
+from fewbytes.state import State, load_state
 
 
 @runtime_checkable
@@ -72,18 +72,21 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
     )
 
 
-def classifier_of(model: nn.Module) -> nn.Module:
-    """The model's last layer, features to logits. Raises UserError."""
-    if isinstance(model, nn.Sequential) and not isinstance(model, Splittable):
-        return units_of(model) and model[-1]  # type: ignore[return-value]
+def classifier_of(model: nn.Module) -> nn.Linear:
+    """The model's last layer, features to logits. Raises UserError if it is not a Linear, or there are no units."""
     units_of(model)
-    return model.classifier  # type: ignore[return-value]
+    last = model.classifier if isinstance(model, Splittable) else list(model.children())[-1]
+    if not isinstance(last, nn.Linear):
+        raise UserError(f"the classifier must be a Linear, not a {type(last).__name__}")
+    return last
 
 
-def classifier_names(model: nn.Module) -> dict[str, str]:
-    """The classifier's own entry names, by the model's."""
-    own = {id(v): n for n, v in chain(classifier_of(model).named_parameters(), classifier_of(model).named_buffers())}
-    return {n: own[id(v)] for n, v in chain(model.named_parameters(), model.named_buffers()) if id(v) in own}
+def linear_of(state: State) -> nn.Linear:
+    """A Linear with the given `weight` and, if there is one, `bias`."""
+    outputs, inputs = state["weight"].shape
+    linear = nn.Linear(inputs, outputs, bias="bias" in state)
+    load_state(linear, state)
+    return linear
 
 
 def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "cpu") -> list[tuple[int, ...]]:
@@ -92,7 +95,7 @@ def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "
     with torch.no_grad():
         for block in blocks:
             training = block.training
-            x = block.eval()(x)
+            x = block.to(device).eval()(x)
             block.train(training)
             found.append(tuple(x.shape[1:]))
     return found

@@ -1,0 +1,263 @@
+"""FuseFL: Tang, Zhang, Dong, Cheung, Zhou, Han, Chu, "FuseFL: One-Shot Federated Learning through the Lens of Causality
+with Progressive Model Fusion", NeurIPS 2024, Algorithm 1.
+
+The model is cut into K blocks. At stage k every client trains its blocks from k on behind the frozen, fused blocks
+before k and an adaptor (Eq. 8: a 1x1 convolution of all clients' features; Eq. 7: their mean); it uploads block k
+with its adaptor, and gets everybody else's. Fused blocks run side by side; at the end the classifiers are averaged
+and calibrated on virtual features drawn from the clients' class statistics (CCVR). A model is sent once, in K parts.
+
+A stage is a round, and the run has K of them, whatever number is asked for. The download of stage k travels with the
+request of stage k + 1. A stage fuses the blocks of the clients that answer it; a client that missed one gets what it
+missed with the next request and takes part again.
+
+Bytes per client over the whole run, before lossless coding, with P_k and A_k values of block k (buffers too) and of its
+adaptor, L of the classifier: up 4 (sum_k (P_k + A_k) + L) and for each class held 4 (D + D (D + 1) / 2), 8 C for the
+counts; down 4 (sum_k sum_(j != m) (P_k + A_k) + L). Counters of batch normalisation take 8 bytes each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import nn
+
+from fewbytes.errors import UserError
+from fewbytes.method import Id, Method, Site, Task
+from fewbytes.methods.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
+from fewbytes.models.blocks import Block, classifier_of, cut, shapes
+from fewbytes.models.fused import (
+    AdaptorKind,
+    FusedNetwork,
+    Gather,
+    Prefix,
+    Reduce,
+    Sent,
+    Stage,
+    fused_blocks,
+    fused_network,
+    make_adaptor,
+)  # fmt: skip
+from fewbytes.net import Network
+from fewbytes.state import State, state_of
+from fewbytes.wire import Dense, payload
+
+
+@payload
+class Branch:
+    """One client's part of a fused block: A_m^k, H_m^k with its buffers, and the shape the block takes."""
+
+    adaptor: Dense
+    block: Dense
+    takes: list[int]
+
+
+@payload
+class Fused:
+    """Server to client: the fused blocks it lacks, by client in order; None stands for what it sent itself."""
+
+    blocks: list[dict[Id, Branch | None]]
+    statistics: list[dict[Id, Dense]]  # frozen_bn=train_shared: the statistics of all fused blocks' batch normalisation
+    classifier: Dense | None  # at the end
+
+
+@payload
+class Trained:
+    """Client to server: its part of block k; with the last block its classifier."""
+
+    branch: Branch
+    classifier: Dense | None
+    statistics: list[dict[Id, Dense]]  # as in Fused, after this client's training
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    fused: list[dict[Id, Branch]] = field(default_factory=list)
+    known: dict[Id, int] = field(default_factory=dict)  # how many fused blocks each client has
+    classifier: State = field(default_factory=dict)  # Lambda: the mean, later calibrated
+
+
+@dataclass
+class Own:
+    """A client's state."""
+
+    theta: State  # its own model: blocks and classifier
+    fused: list[dict[Id, Branch]] = field(default_factory=list)
+    sent: Branch | None = None  # its part of the last block it trained
+    classifier: State = field(default_factory=dict)  # the fused network's, at the end
+
+
+@dataclass(frozen=True)
+class FuseFL(Method):
+    """Hyper-parameters of FuseFL; the paper's values, its code's where the paper is silent."""
+
+    blocks: int = 4  # K, cut where the model's own defaults say
+    cuts: str = ""  # or cut after these units, with commas, e.g. stem,layers.1
+    adaptor: AdaptorKind = "conv"  # Eq. 8, or Eq. 7
+    frozen_bn: Literal["eval", "train_shared"] = "eval"  # train_shared: as the authors' code, one client after another
+    final_reduce: Reduce = "sum"  # of the last block's branches
+    ccvr_samples: int = 5000  # virtual features of each class; 0: no calibration
+    ccvr_covariance: Covariance = "correct"  # released: as the authors' code computes it
+    epochs: int = 200  # E in all, E/K a stage
+    lr: float = 0.01
+    batch: int = 128
+    momentum: float = 0.9
+
+    headline: ClassVar[str] = "global"
+    scored_after_finish: ClassVar[bool] = True
+
+    def planned_rounds(self, asked: int) -> int:
+        return len(self.after) + 1 if self.cuts else self.blocks
+
+    @property
+    def after(self) -> list[str]:
+        """The units after which models are cut, if they are named."""
+        return [name.strip() for name in self.cuts.split(",")] if self.cuts else []
+
+    def server(self, task: Task) -> Global:
+        return Global()
+
+    def client(self, site: Site) -> Own:
+        return Own(dict(site.task.first_state(site.me)))
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        known, branches, classifiers = len(state.fused), {}, []
+        groups = [[i] for i in net.clients] if self.frozen_bn == "train_shared" else [net.clients]
+        for group in groups:
+            for i, reply in net.call(self.train, to={i: self.news(state, i) for i in group}):  # lines 4-20
+                branches[i], state.known[i] = reply.branch, known
+                state.fused = moved(state.fused, reply.statistics)
+                if reply.classifier is not None:
+                    classifiers.append(reply.classifier.dense())
+        state.fused.append(branches)  # line 22
+        if classifiers:
+            state.classifier = averaged(classifiers, self.final_reduce)
+
+    def finish(self, state: Global, net: Network) -> None:
+        if self.ccvr_samples:
+            replies = dict(net.call(self.statistics, to={i: self.news(state, i) for i in net.clients}))
+            state.known |= dict.fromkeys(replies, len(state.fused))
+            state.classifier = calibrated(
+                state.classifier, list(replies.values()), self.ccvr_samples, self.ccvr_covariance, self.lr, self.batch,
+                net.rng,
+            )  # fmt: skip
+        net.tell(self.receive, to={i: self.news(state, i, Dense(state.classifier)) for i in net.clients})
+
+    def news(self, state: Global, client: Id, classifier: Dense | None = None) -> Fused | None:
+        """What a client is sent: nothing before the first block."""
+        fresh = state.fused[state.known.get(client, 0) :]
+        blocks = [{i: None if i == client else branch for i, branch in members.items()} for members in fresh]
+        statistics = [{i: running(b.block.dense()) for i, b in members.items()} for members in state.fused]
+        moving = self.frozen_bn == "train_shared"
+        return Fused(blocks, statistics if moving else [], classifier) if state.fused else None
+
+    def train(self, state: Own, message: Fused | None, site: Site) -> Trained:
+        learn(state, message)
+        k = len(state.fused)  # blocks before this one
+        model = site.model(state.theta)
+        blocks, classifier = cut(model, self.blocks, self.after), classifier_of(model)
+        takes = shapes(blocks[:k], site.train.shape, site.device)[-1] if k else site.train.shape
+        prefix, adaptor = None, None
+        if k:
+            fused = fused_blocks(sent(state.fused), lambda i: site.model(of=i), self.blocks, self.after, self.adaptor)
+            prefix = Prefix(fused, Gather(self.adaptor, takes))
+            adaptor = make_adaptor(self.adaptor, shapes([prefix], site.train.shape, site.device)[0], takes)  # line 24
+        own = nn.Sequential(*([] if adaptor is None else [adaptor]), *blocks[k:], classifier)  # Gamma_m^k
+        moving = self.frozen_bn == "train_shared"
+        stage = own if prefix is None else Stage(prefix, own, moving)
+        site.fit(
+            stage if moving else own, frozen=None if moving or prefix is None else prefix.folded(),
+            epochs=stage_epochs(self.epochs, k, len(blocks)), lr=self.lr, batch=self.batch, momentum=self.momentum,
+        )  # fmt: skip
+        site.score("local", stage)
+        state.theta = state_of(model)
+        state.sent = Branch(Dense({} if adaptor is None else state_of(adaptor)), Dense(blocks[k].state()), list(takes))
+        last = Dense(state_of(classifier)) if k == len(blocks) - 1 else None
+        statistics = []
+        if moving and prefix is not None:
+            for members, block in zip(state.fused, prefix.blocks, strict=True):
+                parts = zip(members, block.branches, strict=True)
+                statistics.append({i: running(cast(Block, branch.block).state()) for i, branch in parts})
+        return Trained(state.sent, last, statistics)
+
+    def statistics(self, state: Own, message: Fused | None, site: Site) -> ClassStatistics:
+        """Of the fused features of this client's samples, by class."""
+        learn(state, message)
+        classifier = classifier_of(site.model(state.theta))
+        network = self.network(state.fused, state_of(classifier), lambda i: site.model(of=i))
+        network.classifier = nn.Identity()
+        return class_statistics(*site.outputs(network), classes=classifier.out_features)
+
+    def receive(self, state: Own, message: Fused | None, site: Site) -> None:
+        """The calibrated classifier: the client has the whole fused network now."""
+        learn(state, message)
+        site.score("personalised", self.network(state.fused, state.classifier, lambda i: site.model(of=i)))
+
+    def global_model(self, state: Global, task: Task) -> FusedNetwork | None:
+        return self.network(state.fused, state.classifier, task.model) if state.classifier else None
+
+    def network(
+        self, fused: list[dict[Id, Branch]], classifier: State, model: Callable[[Id], nn.Module]
+    ) -> FusedNetwork:
+        """F_fus."""
+        return fused_network(sent(fused), classifier, model, self.blocks, self.after, self.adaptor, self.final_reduce)
+
+
+def stage_epochs(total: int, k: int, blocks: int) -> int:
+    """E/K: epochs of stage k = 0, 1, …; they add up to E, but a stage has at least one."""
+    return max(1, total * (k + 1) // blocks - total * k // blocks)
+
+
+def averaged(classifiers: Sequence[State], reduce: Reduce) -> State:
+    """The unweighted mean of the classifiers; for concatenated features they stand side by side, each divided by M.
+
+    Raises UserError for features of different lengths that are not concatenated.
+    """
+    rows = {name: [classifier[name] for classifier in classifiers] for name in classifiers[0]}
+    if reduce == "concatenate":
+        weight = torch.cat(rows.pop("weight"), dim=1) / len(classifiers)
+        return {"weight": weight} | {name: torch.stack(row).mean(0) for name, row in rows.items()}
+    if len({weight.shape for weight in rows["weight"]}) > 1:
+        raise UserError("the clients' models end in features of different lengths: use final_reduce=concatenate")
+    return {name: torch.stack(row).mean(0) for name, row in rows.items()}
+
+
+def learn(state: Own, message: Fused | None) -> None:
+    """Line 20: take in what the server sent; None stands for the part this client sent itself."""
+    if message is None:
+        return
+    for members in message.blocks:
+        state.fused.append({i: branch or cast("Branch", state.sent) for i, branch in members.items()})
+    state.fused = moved(state.fused, message.statistics)
+    if message.classifier is not None:
+        state.classifier = message.classifier.dense()
+
+
+def sent(fused: Sequence[Mapping[Id, Branch]]) -> list[dict[Id, Sent]]:
+    """Fused blocks as `fused_blocks` takes them."""
+    return [
+        {i: (part.adaptor.dense(), part.block.dense(), tuple(part.takes)) for i, part in members.items()}
+        for members in fused
+    ]
+
+
+def running(block: State) -> Dense:
+    """The statistics of batch normalisation among a block's entries."""
+    names = "running_mean", "running_var", "num_batches_tracked"
+    return Dense({k: v for k, v in block.items() if k.rpartition(".")[2] in names})
+
+
+def moved(fused: list[dict[Id, Branch]], statistics: Sequence[Mapping[Id, Dense]]) -> list[dict[Id, Branch]]:
+    """Fused blocks with other statistics of batch normalisation (frozen_bn=train_shared)."""
+    return (
+        [
+            {i: replace(part, block=Dense(part.block.dense() | now[i].dense())) for i, part in members.items()}
+            for members, now in zip(fused, statistics, strict=True)
+        ]
+        if statistics
+        else fused
+    )

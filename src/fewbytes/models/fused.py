@@ -1,0 +1,264 @@
+"""FuseFL's networks: fused blocks, what a client trains at a stage, and the whole fused network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
+from torch.fx.proxy import TraceError
+
+from fewbytes.errors import UserError
+from fewbytes.models.blocks import cut, linear_of
+from fewbytes.state import State, load_state
+
+AdaptorKind = Literal["conv", "average"]
+Reduce = Literal["sum", "mean", "concatenate"]
+
+
+class Gather(nn.Module):
+    """What a block is fed from all branches of the block before: their concatenation, or their mean (Eq. 7).
+
+    `takes` is the shape of what the block takes. Features (n, c, h, w) of another height and width are brought to its,
+    larger ones by average pooling, smaller ones by bilinear interpolation; features (n, d) and (n, tokens, d) are
+    concatenated along d. Raises UserError for features that cannot be gathered so.
+    """
+
+    def __init__(self, kind: AdaptorKind, takes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.kind, self.takes = kind, takes
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        image = len(self.takes) == 3
+        sizes = [tuple(u.shape[1:]) for u in features]
+        free = 0 if self.kind == "average" else len(sizes[0]) if image else 1  # how many last dimensions may differ
+        alike = {(len(size), size[: len(size) - free]) for size in sizes}
+        if len(alike) > 1 or (image and features[0].dim() != 4):
+            raise UserError(f"adaptor={self.kind} cannot join features of shapes {sizes}: cut the models elsewhere")
+        if self.kind == "average":
+            return sum(features[1:], features[0]) / len(features)
+        if image:
+            return torch.cat([_resized(u, self.takes[1:]) for u in features], dim=1)
+        return torch.cat(list(features), dim=-1)
+
+
+class Branch(nn.Module):
+    """One client's part of a fused block: its adaptor's weights, if it has any, and its block (A_m^k and H_m^k)."""
+
+    def __init__(self, adaptor: nn.Module | None, block: nn.Module, takes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.adaptor = nn.Identity() if adaptor is None else adaptor
+        self.block, self.takes = block, takes
+
+    def forward(self, gathered: Tensor) -> Tensor:
+        out: Tensor = self.block(self.adaptor(gathered))
+        return out
+
+
+class FusedBlock(nn.Module):
+    """H_fus^k: the branches in client order, all fed by all branches of the block before; the first by the sample."""
+
+    branches: Sequence[Branch]
+
+    def __init__(self, branches: Sequence[Branch], kind: AdaptorKind | None) -> None:
+        super().__init__()
+        self.branches, self.kind = _listed(branches), kind
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        if self.kind is None:
+            return [branch(features[0]) for branch in self.branches]
+        gathered: dict[Any, Tensor] = {}  # branches that take features of one size share what they gather
+        outputs = []
+        for branch in self.branches:
+            size = branch.takes[1:]
+            if size not in gathered:
+                gathered[size] = Gather(self.kind, branch.takes)(features)
+            outputs.append(branch(gathered[size]))
+        return outputs
+
+
+class Prefix(nn.Module):
+    """Frozen fused blocks and what the next block is fed from them: (n, …) samples to (n, …) gathered features."""
+
+    blocks: Sequence[FusedBlock]
+
+    def __init__(self, blocks: Sequence[FusedBlock], gather: Gather) -> None:
+        super().__init__()
+        self.blocks, self.gather = _listed(blocks), gather
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = [x]
+        for block in self.blocks:
+            features = block(features)
+        gathered: Tensor = self.gather(features)
+        return gathered
+
+    def folded(self) -> Prefix:
+        """The same in eval mode, batch normalisation folded into convolutions where that can be found: cheaper."""
+        blocks = [
+            FusedBlock([Branch(b.adaptor, _folded(b.block), b.takes) for b in block.branches], block.kind)
+            for block in self.blocks
+        ]
+        return Prefix(blocks, self.gather).eval()
+
+
+class Stage(nn.Module):
+    """F^{k,m}: a frozen prefix and what client m trains behind it (its adaptor, its blocks from k on, its classifier).
+
+    `moving`: the prefix normalises by the batch and moves its statistics in training mode, as the released code does.
+    """
+
+    def __init__(self, prefix: nn.Module, trained: nn.Module, moving: bool = False) -> None:
+        super().__init__()
+        self.prefix, self.trained, self.moving = prefix, trained, moving
+
+    def train(self, mode: bool = True) -> Stage:
+        super().train(mode)
+        self.prefix.train(mode and self.moving)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.prefix(x)
+        logits: Tensor = self.trained(x)
+        return logits
+
+
+class FusedNetwork(nn.Module):
+    """F_fus: all fused blocks, the reduction of the last one's branches, one classifier."""
+
+    blocks: Sequence[FusedBlock]
+
+    def __init__(self, blocks: Sequence[FusedBlock], classifier: nn.Module, reduce: Reduce = "sum") -> None:
+        super().__init__()
+        self.blocks, self.classifier, self.reduce = _listed(blocks), classifier, reduce
+        self.recipe: dict[str, Any] = {}
+        """What `fused_network` needs to build it again, for a file."""
+
+    def activations(self, x: Tensor) -> list[list[Tensor]]:
+        """What every branch of every block gives: [block][branch], (n, …)."""
+        found, features = [], [x]
+        for block in self.blocks:
+            features = block(features)
+            found.append(features)
+        return found
+
+    def features(self, x: Tensor) -> Tensor:
+        """g(x): the last block's flattened branches, summed (n, D), averaged, or concatenated (n, M D)."""
+        flat = [u.flatten(1) for u in self.activations(x)[-1]]
+        if self.reduce == "concatenate":
+            return torch.cat(flat, dim=1)
+        total = sum(flat[1:], flat[0])
+        return total / len(flat) if self.reduce == "mean" else total
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+def make_adaptor(kind: AdaptorKind, gathered: tuple[int, ...], takes: tuple[int, ...]) -> nn.Module | None:
+    """A new adaptor's weights (Eq. 8), from gathered features to what a block takes; none for an average (Eq. 7)."""
+    if kind == "average":
+        return None
+    return nn.Conv2d(gathered[0], takes[0], 1) if len(takes) == 3 else nn.Linear(gathered[-1], takes[-1])
+
+
+def adaptor_of(state: State) -> nn.Module | None:
+    """An adaptor from its `weight` and `bias`; None if there are none."""
+    if not state:
+        return None
+    if state["weight"].dim() == 2:
+        return linear_of(state)
+    outputs, inputs, *_ = state["weight"].shape
+    convolution = nn.Conv2d(inputs, outputs, 1)
+    load_state(convolution, state)
+    return convolution
+
+
+Sent = tuple[State, State, tuple[int, ...]]
+"""One client's part of a fused block as it travels: its adaptor's entries, its block's, the shape the block takes."""
+
+
+def fused_blocks(
+    sent: Sequence[Mapping[int, Sent]],
+    model: Callable[[int], nn.Module],
+    blocks: int,
+    after: Sequence[str],
+    kind: AdaptorKind,
+) -> list[FusedBlock]:
+    """Fused blocks from what clients sent, `sent[block][client]`, in the order of clients there.
+
+    `model(client)` makes a model of the client's architecture, cut into `blocks` or `after` units (see `cut`).
+    """
+    parts = {}
+    for client in dict.fromkeys(client for members in sent for client in members):
+        owner = model(client)
+        for members in sent:
+            if client in members:
+                load_state(owner, members[client][1])
+        parts[client] = cut(owner, blocks, after)
+    return [
+        FusedBlock(
+            [Branch(adaptor_of(adaptor), parts[client][k], takes) for client, (adaptor, _, takes) in members.items()],
+            kind if k else None,
+        )
+        for k, members in enumerate(sent)
+    ]
+
+
+def fused_network(
+    sent: Sequence[Mapping[int, Sent]],
+    classifier: State,
+    model: Callable[[int], nn.Module],
+    blocks: int,
+    after: Sequence[str],
+    kind: AdaptorKind,
+    reduce: Reduce,
+) -> FusedNetwork:
+    """The whole network from what clients sent (as `fused_blocks`) and the classifier's `weight` and `bias`."""
+    network = FusedNetwork(fused_blocks(sent, model, blocks, after, kind), linear_of(classifier), reduce)
+    takes = [{str(client): list(part[2]) for client, part in members.items()} for members in sent]
+    network.recipe = {
+        "kind": "fused", "takes": takes, "blocks": blocks, "after": list(after), "adaptor": kind, "reduce": reduce,
+    }  # fmt: skip
+    return network
+
+
+def network_of(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> FusedNetwork:
+    """A network from its `recipe` and its state, as a file keeps them; `model` as in `fused_blocks`."""
+    sent: list[dict[int, Sent]] = []
+    for k, members in enumerate(recipe["takes"]):
+        prefixes = [f"blocks.{k}.branches.{i}.adaptor." for i in range(len(members))]
+        adaptors = [{n.removeprefix(p): v for n, v in state.items() if n.startswith(p)} for p in prefixes]
+        sent.append({int(c): (a, {}, tuple(t)) for (c, t), a in zip(members.items(), adaptors, strict=True)})
+    classifier = {n.removeprefix("classifier."): v for n, v in state.items() if n.startswith("classifier.")}
+    network = fused_network(
+        sent, classifier, model, recipe["blocks"], recipe["after"], recipe["adaptor"], recipe["reduce"]
+    )
+    load_state(network, state)
+    return network
+
+
+def _listed(modules: Sequence[Any]) -> Any:
+    """A ModuleList, which a type checker knows as holding any module."""
+    return nn.ModuleList(modules)
+
+
+def _resized(x: Tensor, size: Any) -> Tensor:
+    if x.shape[2:] == size:
+        return x
+    if x.shape[2] >= size[0] and x.shape[3] >= size[1]:
+        return F.adaptive_avg_pool2d(x, size)
+    return F.interpolate(x, list(size), mode="bilinear", align_corners=False)
+
+
+def _folded(block: nn.Module) -> nn.Module:
+    """The block in eval mode with its batch normalisation folded into its convolutions, or, untraceable, as it is."""
+    try:
+        return fuse(block.eval())
+    except (TraceError, TypeError, NotImplementedError, RuntimeError, AttributeError):
+        return block
