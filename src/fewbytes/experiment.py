@@ -15,7 +15,8 @@ from fewbytes.data import federate, load_dataset
 from fewbytes.errors import UserError, suggestion
 from fewbytes.method import Method, Task
 from fewbytes.methods import METHODS
-from fewbytes.models import build_model, default_model
+from fewbytes.models import default_model
+from fewbytes.models.build import ModelBuilder
 from fewbytes.net import Policy
 from fewbytes.run import Settings, Watcher
 
@@ -83,9 +84,10 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         )  # fmt: skip
         shape, classes = dataset.train.shape, len(dataset.classes)
         name = self.model = self.model or default_model(shape)
-        task = Task(lambda: build_model(name, shape, classes), data, self.seed, self.precision, self.device)
+        task = Task(ModelBuilder(name, shape, classes), data, self.seed, self.precision, self.device)
         try:
-            task.layout(0)  # so that a wrong model is told before anything is written
+            for client in range(min(self.clients, len(name.split("+")))):
+                task.layout(client)  # so that a wrong model is told before anything is written
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None
         return task

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.errors import UserError
+from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch, stream, stream_seed
 from fewbytes.training import Loss, Precision, evaluate, fit, outputs
@@ -104,6 +103,7 @@ class Task:
     """What is learned, by whom: the model, the clients' data, the seed. Both ends of the wire hold the same task.
 
     `build`: makes a model; called with a client's id if it takes an argument (models may differ), else with nothing.
+    If it has a method `architecture(client)`, clients for which that is equal start from the same weights.
     """
 
     build: Callable[..., nn.Module]
@@ -143,14 +143,17 @@ class Task:
 
     def architecture(self, client: Id) -> Any:
         """A key that is equal for clients with the same model."""
-        return client if _takes_argument(self.build) else 0
+        if not takes_argument(self.build):
+            return 0
+        of = getattr(self.build, "architecture", None)
+        return client if of is None else of(client)
 
     def model(self, client: Id) -> nn.Module:
         """A new model of the client's architecture, with the first weights all clients of it share."""
         key = self.architecture(client)
         with torch.random.fork_rng(devices=[]):
             seed_torch(stream_seed(self.seed, "first model", key))
-            model = self.build(client) if _takes_argument(self.build) else self.build()
+            model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
             raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
         return model.to(self.device)
@@ -177,16 +180,6 @@ class Task:
             self._kept[key] = Layout.of(self.first_state(client))
         layout: Layout = self._kept[key]
         return layout
-
-
-@cache
-def _takes_argument(build: Callable[..., nn.Module]) -> bool:
-    """Whether a model builder wants the client's id: it has a parameter that must be given."""
-    try:
-        parameters = inspect.signature(build).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 class Site:
@@ -238,7 +231,7 @@ class Site:
         with torch.random.fork_rng(devices=[]):
             seed_torch(stream_seed(self.task.seed, "client", self.me, "model"))
             build = self.task.build
-            return state_of(build(self.me) if _takes_argument(build) else build())
+            return state_of(build(self.me) if takes_argument(build) else build())
 
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
         """The samples of `train` or `test` as (x, y) on the device, x float32, images channels-last."""

@@ -8,8 +8,8 @@ import torch
 from conftest import GOLDEN
 from torch import nn
 
-from fewbytes.models.blocks import cut
-from fewbytes.models.fused import fused_network
+from fewbytes.models.blocks import cut, shapes
+from fewbytes.models.fused import Gather, Prefix, Stage, adaptor_of, fused_blocks, fused_network
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.training import fit
 
@@ -168,7 +168,7 @@ def test_training_steps_of_a_stage(mode, golden):
     for i, value in enumerate(losses):
         close(value.detach(), np.asarray(vectors[f"{outcome}/loss{i}"]))
     for name, value in adaptor.state_dict().items():
-        close(value, vectors[f"{outcome}/adaptor/{name}"])
+        close(value, vectors[f"{outcome}/adapter/{name}"])
     for layer, unit in clients.names(0).items():
         for name, expected in vectors.state(f"{outcome}/{layer}").items():
             close(model.state_dict()[f"{unit}.{name}"], expected.numpy())

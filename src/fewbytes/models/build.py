@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -54,6 +56,33 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         f"unknown model {base!r}{suggestion(base, NAMES)}; there are {', '.join(NAMES)}, torchvision:<name> "
         "and package.module:callable"
     )
+
+
+class ModelBuilder:
+    """Makes client i's model from names joined by `+`: the i-th, and from the first again after the last.
+
+    One name is the model of all clients. Names, shapes and errors as in `build_model`.
+    """
+
+    def __init__(self, names: str, shape: tuple[int, ...], classes: int) -> None:
+        self.names, self.shape, self.classes = names.split("+"), shape, classes
+
+    def __call__(self, client: int) -> nn.Module:
+        return build_model(self.names[client % len(self.names)], self.shape, self.classes)
+
+    def architecture(self, client: int) -> int:
+        """A number that is equal for clients with the same name."""
+        return self.names.index(self.names[client % len(self.names)])
+
+
+@cache
+def takes_argument(build: Callable[..., nn.Module]) -> bool:
+    """Whether a model builder wants the client's id: it has a parameter that must be given."""
+    try:
+        parameters = inspect.signature(build).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 def default_model(shape: tuple[int, ...]) -> str:

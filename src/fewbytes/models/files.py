@@ -13,22 +13,27 @@ from torch import nn
 
 from fewbytes.errors import MethodError, UserError
 from fewbytes.files import replacing
-from fewbytes.models.build import build_model
+from fewbytes.models.build import ModelBuilder, takes_argument
+from fewbytes.models.fused import network_of
 from fewbytes.state import load_state, state_of
 
 
 def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
-    """Write the model's parameters and buffers; `about` may say how to build it: `model`, `sample_shape`, `classes`."""
+    """Write the model's parameters and buffers; `about` may say how to build it: `model`, `sample_shape`, `classes`.
+
+    A model put together from clients' models says how in its `recipe`, which is written too.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    recipe = {"recipe": model.recipe} if hasattr(model, "recipe") else {}
     with replacing(path) as file:
-        file.write(save(state_of(model), metadata={"fewbytes": json.dumps(about)}))
+        file.write(save(state_of(model), metadata={"fewbytes": json.dumps(about | recipe)}))
 
 
-def load_model(run: Path | str, client: int | None = None, build: Callable[[], nn.Module] | None = None) -> nn.Module:
+def load_model(run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None) -> nn.Module:
     """A model a run saved: the global one, or a client's own; in eval mode.
 
-    `build` makes the module for runs on your own one. Raises UserError if the run saved no such model, the file is
-    damaged, or the module does not fit it.
+    `build` makes the module for runs on your own one, as for `Task`. Raises UserError if the run saved no such model,
+    the file is damaged, or the module does not fit it.
     """
     path = Path(run) / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
     if not path.is_file():
@@ -43,11 +48,14 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[[], n
         raise UserError(f"the model {path} cannot be read: {error}") from None
     if build is None and "model" not in about:
         raise UserError(f"{path} is of a module of your own: pass build=, the function that makes it")
-    model = (
-        build() if build is not None else build_model(about["model"], tuple(about["sample_shape"]), about["classes"])
-    )
+    maker = build or ModelBuilder(about["model"], tuple(about["sample_shape"]), about["classes"])
+    make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()  # type: ignore[call-arg]
     try:
-        load_state(model, state)
+        if "recipe" in about:
+            model: nn.Module = network_of(about["recipe"], state, make)
+        else:
+            model = make(0 if client is None else client)
+            load_state(model, state)
     except MethodError as error:
         raise UserError(f"{path} does not fit the module: {error}") from None
     return model.eval()
