@@ -34,6 +34,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "epochs": (lambda v: v >= 1, "at least 1"),
     "batch": (lambda v: v >= 1, "at least 1"),
     "beta": (lambda v: v >= 1, "at least 1"),
+    "blocks": (lambda v: v >= 1, "at least 1"),
+    "ccvr_samples": (lambda v: v >= 0, "at least 0"),
     "lr": (lambda v: 0 < v < math.inf, "above 0"),
     "momentum": (lambda v: 0 <= v < 1, "in [0, 1)"),
     "cutoff": (lambda v: 0 <= v < math.inf, "at least 0"),
