@@ -21,6 +21,7 @@ from fewbytes.data import ClientData, Dataset, FederatedData, Split, chain, crop
 from fewbytes.data.transforms import COLOURS, SHAPES, draw_shapes
 from fewbytes.errors import UserError
 from fewbytes.experiment import make_experiment
+from fewbytes.models import build_model
 from fewbytes.training import fit
 
 FORMATS = (torch.channels_last, torch.contiguous_format)
@@ -212,6 +213,26 @@ def test_fit_transforms_every_batch_anew_and_splits_do_not_transform_what_they_l
     assert split.load()[0].tolist() == [[1.0]]
 
 
+def test_a_frozen_part_sees_the_transformed_samples_of_every_epoch() -> None:
+    torch.manual_seed(0)
+    frozen, seen = nn.Identity(), []
+    frozen.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    x, y = images(8, height=16, width=16), torch.arange(8) % 3
+    fit(small_net(), x, y, epochs=3, lr=0.1, batch=8, frozen=frozen, transform=stamp_shapes)
+    assert len(seen) == 3
+    assert len({tuple(batch.sum((1, 2, 3)).sort().values.tolist()) for batch in seen}) == 3
+
+
+def test_the_outputs_of_a_clients_samples_are_of_transformed_ones() -> None:
+    data = with_transforms(image_data(), backdoor=1)
+    poisoned, clean = (fb.Site(fb.Task(small_net, data), client, 1, "statistics") for client in (0, 1))
+    for site, changed in ((poisoned, True), (clean, False)):
+        got, labels = site.outputs(nn.Identity())
+        x, y = site.train.load()
+        assert torch.equal(labels, y)
+        assert (got != x).flatten(1).any(1).tolist() == [changed] * len(y)
+
+
 def test_batches_reach_a_clients_model_channels_last() -> None:
     data = with_transforms(image_data(), crop_flip, backdoor=1)
     site = fb.Site(fb.Task(small_net, data), 0, 1, "train")
@@ -234,11 +255,14 @@ def test_only_training_samples_of_the_first_clients_are_backdoored() -> None:
         assert (client.train.transform(x, y) != x).flatten(1).any(1).all()
 
 
-@pytest.mark.parametrize("method", [fb.FedAvg(**LOCAL), fb.Separate(**LOCAL)])
+@pytest.mark.parametrize(
+    "method",
+    [fb.FedAvg(**LOCAL), fb.Separate(**LOCAL), fb.FuseFL(blocks=2, ccvr_samples=20, **(LOCAL | {"epochs": 4}))],
+)
 def test_any_number_of_workers_gives_the_same_run(method: fb.Method, tmp_path: Path) -> None:
     runs = {}
     for name, backdoor, workers in (("one", 2, 1), ("two", 2, 2), ("clean", 0, 1)):
-        task = fb.Task(small_net, with_transforms(image_data(), crop_flip, backdoor))
+        task = fb.Task(lambda: build_model("cnn4", (3, 16, 16), 3), with_transforms(image_data(), crop_flip, backdoor))
         fb.run(method, task, rounds=2, out=tmp_path / name, workers=workers)
         runs[name] = fingerprint(tmp_path / name)
     assert runs["one"] == runs["two"]
