@@ -42,8 +42,9 @@ def outputs(model, data):
 def test_one_client_and_one_block_is_plain_training():
     task = tiny_task(clients=1)
     fused = fb.run(fb.FuseFL(blocks=1, ccvr_samples=0, epochs=3, **LOCAL), task, rounds=1).global_model
-    plain = task.model(0)
-    fb.Site(task, 0, 1, "train").fit(plain, epochs=3, **LOCAL)  # seeded as the client's handler is
+    site = fb.Site(task, 0, 1, "train")  # seeded as the client's handler is
+    plain = site.model()
+    site.fit(plain, epochs=3, **LOCAL)
     (part,) = cut(plain, 1)
     same(fused.blocks[0].branches[0].block.state(), part.state())
     same(fused.classifier.state_dict(), plain.fc.state_dict())
