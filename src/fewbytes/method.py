@@ -19,7 +19,7 @@ from fewbytes.errors import UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch, stream, stream_seed
-from fewbytes.training import Loss, Precision, evaluate, fit, outputs
+from fewbytes.training import Loss, Precision, evaluate, fit, memory_format, outputs
 from fewbytes.wire import Layout
 
 if TYPE_CHECKING:
@@ -215,9 +215,7 @@ class Site:
         self._taken += 1
         if key not in self._models:
             made = self.task.model(owner)
-            if any(isinstance(m, nn.Conv2d) for m in made.modules()):
-                made = made.to(memory_format=torch.channels_last)
-            self._models[key] = made
+            self._models[key] = made.to(memory_format=memory_format(made))
             for p in made.parameters():
                 p.trained = p.requires_grad  # type: ignore[attr-defined]
         model = self._models[key]

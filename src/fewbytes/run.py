@@ -29,7 +29,7 @@ from fewbytes.files import ScratchFolder, lock, replacing
 from fewbytes.method import Id, Method, Task
 from fewbytes.models.files import save_model
 from fewbytes.net import Ledger, Network, Policy, TooFewReplies
-from fewbytes.training import evaluate
+from fewbytes.training import evaluate, memory_format
 from fewbytes.wire import pack, unpack
 
 
@@ -294,10 +294,12 @@ class _Loop:
         test = self.task.data.test
         if model is not None and len(test):
             torch.set_num_threads(available_cores())
-            correct = 0
+            layout, correct = memory_format(model), 0
+            model.to(memory_format=layout)
             for start in range(0, len(test), 1000):
-                part = test.take(torch.arange(start, min(start + 1000, len(test))))
-                correct += evaluate(model, *part.load(self.task.device), self.task.precision)[0]
+                x, y = test.take(torch.arange(start, min(start + 1000, len(test)))).load(self.task.device)
+                x = x.contiguous(memory_format=layout) if x.dim() == 4 else x
+                correct += evaluate(model, x, y, self.task.precision)[0]
             torch.set_num_threads(1)
             accuracy["global"] = correct / len(test)
         return accuracy

@@ -26,6 +26,12 @@ def arithmetic(precision: Precision, device: str) -> AbstractContextManager[obje
     return nullcontext()
 
 
+def memory_format(model: nn.Module) -> torch.memory_format:
+    """The order in memory in which the model computes fastest: channels last for convolutions."""
+    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    return torch.channels_last if convolves else torch.contiguous_format
+
+
 def batches(samples: int, size: int) -> list[tuple[int, int]]:
     """Bounds of consecutive batches; the last may be short, but a single left-over sample joins the one before.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from conftest import GOLDEN
 from torch import nn
 
+from fewbytes.methods.ccvr import class_statistics, merge, virtual_features, whole
 from fewbytes.models.blocks import cut, shapes
-from fewbytes.models.fused import Gather, Prefix, Stage, adaptor_of, fused_blocks, fused_network
+from fewbytes.models.fused import Gather, Prefix, Stage, adaptor_of, fused_blocks, fused_network, make_adaptor
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.training import fit
 
@@ -179,3 +182,101 @@ def test_training_steps_of_a_stage(mode, golden):
                 ours = f"pre_bn.{name[2:]}" if unit == "stem" else f"{unit}.{name}"
                 close(state[ours], expected.numpy())
                 assert torch.equal(state[ours], before[client][1][ours]) == (mode == "eval_bn")
+
+
+def statistics(vectors):
+    """Every client's `class_statistics` of the archive's raw features, and what `merge` takes."""
+    classes = vectors["counts"].shape[1]
+    rows = [
+        class_statistics(
+            torch.from_numpy(vectors[f"features/client{i}"]), torch.from_numpy(vectors[f"labels/client{i}"]), classes
+        )
+        for i in range(len(vectors["counts"]))
+    ]
+    return rows, [torch.stack(part) for part in zip(*map(whole, rows), strict=True)]
+
+
+def test_class_statistics_are_those_of_the_features(golden):
+    vectors = golden("fusefl/ccvr_merge")
+    _, (counts, means, scatters) = statistics(vectors)
+    assert torch.equal(counts, torch.from_numpy(vectors["counts"]))
+    for ours, name in ((means, "client_means"), (scatters, "client_scatters")):  # they travel as float32
+        torch.testing.assert_close(ours, torch.from_numpy(vectors[name]), rtol=1e-5, atol=1e-4)
+
+
+def test_merged_statistics_equal_pooling_all_samples(golden):
+    vectors = golden("fusefl/ccvr_merge")
+    parts = [torch.from_numpy(vectors[name]) for name in ("counts", "client_means", "client_scatters")]
+    totals, mean, covariance = merge(*parts)
+    assert totals.tolist() == vectors["counts"].sum(0).tolist()
+    close(mean, vectors["merged_mean"])
+    close(covariance, vectors["merged_cov_unbiased"])
+    released = merge(*parts, covariance="released")
+    torch.testing.assert_close(released[1], torch.from_numpy(vectors["released_code_mean"]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(released[2], torch.from_numpy(vectors["released_code_cov"]), rtol=1e-5, atol=1e-6)
+    absent = torch.from_numpy(vectors["absent/counts"])
+    held = (absent > 0).double()
+    totals, mean, covariance = merge(absent, parts[1] * held[..., None], parts[2] * held[..., None, None])
+    assert np.array_equal(np.isnan(mean.numpy()), np.isnan(vectors["absent/merged_mean"]))
+    assert np.array_equal(np.isnan(covariance.numpy()), np.isnan(vectors["absent/merged_cov_unbiased"]))
+
+
+def test_virtual_features_have_the_merged_moments_even_of_deficient_covariances():
+    covariance = torch.zeros(2, 3, 3).double()
+    covariance[0] = torch.tensor([[2.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 0.0]])  # of rank 2
+    mean = torch.tensor([[1.0, -1.0, 5.0], [0.0, 0.0, 0.0]]).double()
+    x, y = virtual_features(torch.tensor([9, 0]), mean, covariance, 40_000, np.random.default_rng(0))
+    assert set(y.tolist()) == {0}  # nobody holds the other class
+    torch.testing.assert_close(x.mean(0), mean[0].float(), atol=0.03, rtol=0)
+    torch.testing.assert_close(x.T.cov(), covariance[0].float(), atol=0.05, rtol=0)
+    assert (x[:, 2] == 5).all()
+
+
+@pytest.mark.parametrize("batch", [128, 16])
+def test_calibration_steps(batch, golden):
+    vectors = golden("fusefl/ccvr_calibrate")
+    order = vectors["order"]
+    linear = nn.Linear(vectors["W0"].shape[1], vectors["W0"].shape[0]).double()
+    linear.load_state_dict({"weight": torch.from_numpy(vectors["W0"]), "bias": torch.from_numpy(vectors["b0"])})
+    x, y = (torch.from_numpy(vectors[name][order]) for name in ("virtual_features", "targets"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randperm", torch.arange)
+        fit(linear, x, y, epochs=1, lr=float(vectors["lr"]), batch=batch)
+    close(linear.weight.detach(), vectors[f"W_batch{batch}"])
+    close(linear.bias.detach(), vectors[f"b_batch{batch}"])
+
+
+def counts(case):
+    """Parameters and buffer entries of one client's blocks, adaptors and classifier, from the code."""
+    with torch.device("meta"):
+        model = ResNet(18, case["in_channels"], case["num_classes"], case["width"])
+    parts = cut(model, case["K"])
+    learnt = {name for name, _ in model.named_parameters()}
+    blocks = [sum(v.numel() for n, v in part.names if n in learnt) for part in parts]
+    kept = [sum(v.numel() for n, v in part.names if n not in learnt) for part in parts]
+    takes, x = [], torch.zeros(1, case["in_channels"], 32, 32, device="meta")
+    for part in parts:
+        takes.append(tuple(x.shape[1:]))
+        x = part.eval()(x)
+    kind = KINDS[case["adapter"]]
+    adaptors = [0] + [
+        sum(p.numel() for p in adaptor.parameters()) if adaptor else 0
+        for shape in takes[1:]
+        if (adaptor := make_adaptor(kind, (case["M"] * shape[0], *shape[1:]), shape)) or kind == "average"
+    ]
+    return blocks, kept, adaptors, sum(p.numel() for p in model.classifier.parameters())
+
+
+def test_parameter_counts():
+    for case in json.loads((GOLDEN / "fusefl" / "param_counts.json").read_text())["cases"]:
+        blocks, kept, adaptors, classifier = counts(case)
+        assert blocks == case["block_params"]
+        assert kept == case["block_buffers"]
+        assert adaptors == case["adapter_params_before_block"]
+        assert classifier == case["classifier_params"]
+        sent = [b + a for b, a in zip(blocks, adaptors, strict=True)]
+        assert sent == case["upload_params_per_client_at_stage"]
+        assert [(case["M"] - 1) * n for n in sent] == case["download_params_per_client_after_stage"]
+        trained = [sum(blocks[k:]) + adaptors[k] + classifier for k in range(case["K"])]
+        assert trained == case["trainable_params_at_stage"]
+        assert case["M"] * sum(sent) + classifier == case["fused_params"]
