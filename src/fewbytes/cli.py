@@ -52,6 +52,7 @@ SHARED: dict[str, Any] = {
     "classes_per_client": _option(int, "For pathological."),
     "shards_per_client": _option(int, "For shards."),
     "samples": _option(str, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST"),
+    "public": _option(str, "For servers that distil: a data set, or a number of samples held out.", metavar="NAME"),
     "clients": _option(int, "Number of clients."),
     "fraction": _option(float, "Part of the clients that takes part in a round."),
     "rounds": _option(int, "Number of rounds."),

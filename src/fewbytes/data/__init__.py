@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fewbytes.data.datasets import load_dataset
 from fewbytes.data.partition import PARTITIONS, federate, federate_partition
+from fewbytes.data.public import with_public
 from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "federate",
     "federate_partition",
     "load_dataset",
+    "with_public",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fewbytes.models.build import batch_norm_names, build_model, default_model
+from fewbytes.models.ensemble import LogitMean
 from fewbytes.models.resnet import ResNet
 from fewbytes.models.small import Cnn4, Mlp
 
-__all__ = ["Cnn4", "Mlp", "ResNet", "batch_norm_names", "build_model", "default_model"]
+__all__ = ["Cnn4", "LogitMean", "Mlp", "ResNet", "batch_norm_names", "build_model", "default_model"]

@@ -14,11 +14,14 @@ from torch import nn
 from fewbytes.errors import MethodError, UserError
 from fewbytes.files import replacing
 from fewbytes.models.build import build_model
+from fewbytes.models.ensemble import LogitMean
 from fewbytes.state import load_state, state_of
 
 
 def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     """Write the model's parameters and buffers; `about` may say how to build it: `model`, `sample_shape`, `classes`."""
+    if isinstance(model, LogitMean):
+        about = about | {"members": len(model.members)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(save(state_of(model), metadata={"fewbytes": json.dumps(about)}))
@@ -27,8 +30,8 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
 def load_model(run: Path | str, client: int | None = None, build: Callable[[], nn.Module] | None = None) -> nn.Module:
     """A model a run saved: the global one, or a client's own; in eval mode.
 
-    `build` makes the module for runs on your own one. Raises UserError if the run saved no such model, the file is
-    damaged, or the module does not fit it.
+    `build` makes the module for runs on your own one; of an ensemble, a member (called once for each), or all of it.
+    Raises UserError if the run saved no such model, the file is damaged, or the module does not fit it.
     """
     path = Path(run) / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
     if not path.is_file():
@@ -43,9 +46,10 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[[], n
         raise UserError(f"the model {path} cannot be read: {error}") from None
     if build is None and "model" not in about:
         raise UserError(f"{path} is of a module of your own: pass build=, the function that makes it")
-    model = (
-        build() if build is not None else build_model(about["model"], tuple(about["sample_shape"]), about["classes"])
-    )
+    make = build or (lambda: build_model(about["model"], tuple(about["sample_shape"]), about["classes"]))
+    model = make()
+    if "members" in about and not isinstance(model, LogitMean):
+        model = LogitMean([model, *(make() for _ in range(about["members"] - 1))])
     try:
         load_state(model, state)
     except MethodError as error:
