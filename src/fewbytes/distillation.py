@@ -67,7 +67,8 @@ def activation_loss(features: Tensor) -> Tensor:
 def balance_loss(teacher: Tensor) -> Tensor:
     """DAFL: minus the entropy, in nats, of the batch's mean class probabilities."""
     mean = F.softmax(teacher, 1).mean(0)
-    return torch.xlogy(mean, mean).sum()
+    total: Tensor = torch.xlogy(mean, mean).sum()
+    return total
 
 
 # Losses on samples ----------------------------------------------------------------------------------------------------
@@ -76,7 +77,8 @@ def balance_loss(teacher: Tensor) -> Tensor:
 def statistics_loss(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     """DeepInversion, one layer: ||var(x) - variance|| + ||mean(x) - mean||, per channel of x (n, channels, ...)."""
     var, mu = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
-    return (var - variance).norm() + (mu - mean).norm()
+    distance: Tensor = (var - variance).norm() + (mu - mean).norm()
+    return distance
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -135,11 +137,11 @@ class Generator(nn.Module):
             nn.Upsample(scale_factor=2),
             nn.Conv2d(128, 128, 3, padding=1),
             nn.BatchNorm2d(128),
-            nn.LeakyReLU(0.2),
+            nn.LeakyReLU(0.2, inplace=True),
             nn.Upsample(size=(height, width)),
             nn.Conv2d(128, 64, 3, padding=1),
             nn.BatchNorm2d(64),
-            nn.LeakyReLU(0.2),
+            nn.LeakyReLU(0.2, inplace=True),
             nn.Conv2d(64, channels, 3, padding=1),
             nn.Sigmoid(),
         )

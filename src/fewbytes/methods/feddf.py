@@ -3,7 +3,7 @@ Algorithm 1, in one round.
 
 The clients train and upload once; the server starts from the mean of their models and distils the ensemble into it on
 unlabelled public data, minimising KL(softmax(mean_m f_m(x)) || softmax(s(x))) (Algorithm 1's AVGLOGITS). The data are
-the task's `public` samples (`--public`); without any, Gaussian noise. It stops when the loss on samples held out of them
+the task's `public` samples (`--public`); without any, Gaussian noise. It stops when the loss on a held-out part of them
 no longer falls, and keeps the best model.
 
 Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
