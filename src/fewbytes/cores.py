@@ -16,9 +16,9 @@ def available_cores() -> int:
 
 @contextmanager
 def all_cores() -> Iterator[None]:
-    """Let torch use every core there is, and then as many as before."""
+    """Let torch use every core there is (at most OMP_NUM_THREADS, as ever), and then as many as before."""
     before = torch.get_num_threads()
-    torch.set_num_threads(available_cores())
+    torch.set_num_threads(min(available_cores(), int(os.environ.get("OMP_NUM_THREADS") or available_cores())))
     try:
         yield
     finally:
