@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -37,6 +38,7 @@ from fewbytes.distillation import (
     statistics_loss,
     total_variation,
 )
+from fewbytes.experiment import make_experiment
 from fewbytes.methods.one_shot import Uploads, ensemble
 from fewbytes.models import LogitMean, Mlp
 from fewbytes.models.files import save_model
@@ -408,6 +410,16 @@ def test_another_data_set_is_made_the_tasks_shape():
     flat = dataclasses.replace(colour, train=Split(torch.zeros(4, 5), torch.zeros(4).long()))
     with pytest.raises(fb.UserError, match="must be images"):
         with_public(flat, "digits", seed=0)
+
+
+@pytest.mark.parametrize("public", ["100", 100])
+def test_public_samples_are_a_setting(public):
+    experiment = make_experiment({"method": "feddf", "public": public, "clients": 3})
+    data = experiment.task().data
+    assert len(data.public) == 100
+    assert sum(len(client.train) for client in data.clients) == len(load_dataset("digits").train) - 100
+    again = make_experiment(msgspec.toml.decode(experiment.toml())).task().data
+    assert torch.equal(again.public.load()[0], data.public.load()[0])
 
 
 def test_public_samples_of_ones_own_need_no_labels():
