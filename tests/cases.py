@@ -27,6 +27,11 @@ CASES: dict[str, fb.Method] = {
         ccvr_covariance="released",
         **LOCAL,
     ),
+    "ensemble": fb.Ensemble(**LOCAL),
+    "feddf": fb.FedDF(**LOCAL, server_steps=6, server_batch=8, noise=20),
+    "dense": fb.DENSE(**LOCAL, server_epochs=2, generator_steps=2, server_batch=8, latent=4),
+    "feddafl": fb.FedDAFL(**LOCAL, server_steps=3, student_steps=2, server_batch=8, latent=4),
+    "fedadi": fb.FedADI(**LOCAL, server_epochs=2, pixel_steps=2, server_steps=2, server_batch=8),
 }
 
 

@@ -132,6 +132,10 @@ def test_bytes_follow_the_formula_of_the_docstring():
         columns = fb.run(method, tiny_task(), rounds=2).ledger.columns()
         assert set(columns["value_bytes_up"]) == {up}
         assert set(columns["value_bytes_down"]) == {down}
+    columns = fb.run(CASES["ensemble"], tiny_task(), rounds=2).ledger.columns()
+    assert set(columns["round"]) == {1}
+    assert set(columns["value_bytes_up"]) == {values}
+    assert not columns["bytes_down"].any()
     assert len(fb.run(CASES["separate"], tiny_task(), rounds=2).ledger.columns()["bytes_up"].nonzero()[0]) == 0
     columns = fb.run(CASES["fedpurin"], tiny_task(), rounds=2).ledger.columns()
     trained = columns["round"] <= 2
@@ -145,6 +149,7 @@ def test_bytes_follow_the_formula_of_the_docstring():
 def test_one_client_alone(name):
     result = fb.run(CASES[name], tiny_task(clients=1), rounds=2)
     assert result.summary["rounds"] == CASES[name].planned_rounds(2)
+    assert result.summary["status"] == "done"
 
 
 def test_another_seed_gives_another_run(uninterrupted, tmp_path):

@@ -71,7 +71,10 @@ def check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -
 def fingerprint(method: Method, task: Task, how: str) -> str:
     """A digest of all that a run's numbers depend on: `how` is what the run adds to method and task."""
     counts = task.data.label_counts()
-    labels = [client.train.labels.numpy().tobytes() for client in task.data.clients]
+    splits = [client.train for client in task.data.clients]
+    if task.data.public is not None:
+        splits.append(task.data.public)
+    labels = [split.labels.numpy().tobytes() for split in splits]
     parts = [
         repr(method),
         how,

@@ -52,6 +52,7 @@ SHARED: dict[str, Any] = {
     "classes_per_client": _option(int, "For pathological."),
     "shards_per_client": _option(int, "For shards."),
     "samples": _option(str, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST"),
+    "public": _option(str, "For servers that distil: a data set, or a number of samples held out.", metavar="NAME"),
     "clients": _option(int, "Number of clients."),
     "augment": _option(str, "Change training images at random: none, or crop-flip.", metavar="NAME"),
     "backdoor": _option(int, "Stamp a shape, by label, on the training images of the first so many clients."),
@@ -187,15 +188,22 @@ def deploy(
 @with_settings
 def compare(
     settings: dict[str, Any],
-    methods: Annotated[list[str] | None, typer.Argument(help="Names of `fewbytes methods` (default: all).")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Argument(help="Names of `fewbytes methods` (default: all but one-shot ones).")
+    ] = None,
     out: Out = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same clients; one table and one report of accuracy against megabytes."""
 
     with _standard_output_for(as_json):
-        folder, results = _compare(list(dict.fromkeys(methods or METHODS)), settings, out)
+        folder, results = _compare(list(dict.fromkeys(methods or _iterative())), settings, out)
     _told(folder, results, as_json)
+
+
+def _iterative() -> list[str]:
+    """The methods that take as many rounds as they are asked for."""
+    return [name for name in METHODS if make_method(name, {}).planned_rounds(10**6) == 10**6]
 
 
 def _told(folder: Path, results: Any, as_json: bool) -> None:

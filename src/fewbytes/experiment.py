@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 
-from fewbytes.data import crop_flip, federate, load_dataset, with_transforms
+from fewbytes.data import crop_flip, federate, load_dataset, with_public, with_transforms
 from fewbytes.errors import UserError, suggestion
 from fewbytes.method import Method, Task
 from fewbytes.methods import METHODS
@@ -36,6 +36,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     shards_per_client: Count = 2
     samples: tuple[Count, Count] | None = None  # fixed training and test samples per client
     partition_options: dict[str, Any] = {}
+    public: str | Count | None = None  # the server's public samples: another data set, or so many held out
     clients: Count = 10
     augment: Literal["none", "crop-flip"] = UNSAID["augment"]
     backdoor: int = UNSAID["backdoor"]  # the first so many clients stamp a shape on every training image
@@ -80,12 +81,15 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def task(self) -> Task:
         """The task: data loaded and dealt out, the model ready to be built. Raises UserError."""
         check_device(self.device)
-        dataset = load_dataset(self.dataset)
+        dataset, public = load_dataset(self.dataset), None
+        if self.public is not None:
+            dataset, public = with_public(dataset, str(self.public), self.seed)
         data = federate(
             dataset, self.partition, self.clients, alpha=self.alpha, classes_per_client=self.classes_per_client,
             shards_per_client=self.shards_per_client, samples=self.samples, seed=self.seed,
             options=self.partition_options,
         )  # fmt: skip
+        data = dataclasses.replace(data, public=public)
         data = with_transforms(data, {"none": None, "crop-flip": crop_flip}[self.augment], self.backdoor)
         shape, classes = dataset.train.shape, len(dataset.classes)
         name = self.model = self.model or default_model(shape)

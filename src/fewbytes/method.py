@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,6 +40,11 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lr": (lambda v: 0 < v < math.inf, "above 0"),
     "momentum": (lambda v: 0 <= v < 1, "in [0, 1)"),
     "cutoff": (lambda v: 0 <= v < math.inf, "at least 0"),
+    "server_epochs": (lambda v: v >= 1, "at least 1"),
+    "server_steps": (lambda v: v >= 1, "at least 1"),
+    "server_batch": (lambda v: v >= 2, "at least 2"),
+    "server_lr": (lambda v: 0 < v < math.inf, "above 0"),
+    "temperature": (lambda v: 0 < v < math.inf, "above 0"),
 }
 """What hyper-parameters of these names may be, in every method."""
 
@@ -122,12 +128,14 @@ class Task:
         clients: Iterable[tuple[Any, Any] | None],
         test: Any = None,
         *,
+        public: Any = None,
         seed: int = 0,
     ) -> Task:
         """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
 
         Each set is an (x, y) pair of tensors or a data set of (x, y) items. None stands for a client whose data lie
-        elsewhere, on its own node. Raises UserError for sets without labels.
+        elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are optional
+        and ignored. Raises UserError for other sets without labels.
         """
         nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
         pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
@@ -136,7 +144,10 @@ class Task:
             raise UserError("a task needs at least one client, and every client at least one training sample")
         server = nothing if test is None else Split.of(test)
         highest = max((int(s.labels.max()) for pair in pairs for s in (*pair, server) if len(s)), default=-1)
-        return cls(model, FederatedData(data, server, tuple(map(str, range(highest + 1)))), seed)
+        if isinstance(public, Tensor | np.ndarray):
+            public = (public, np.zeros(len(public), np.int64))
+        shared = None if public is None else Split.of(public)
+        return cls(model, FederatedData(data, server, tuple(map(str, range(highest + 1))), shared), seed)
 
     @property
     def clients(self) -> list[Id]:

@@ -7,16 +7,22 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.table import Table
 
+from fewbytes.checkpoint import read_checkpoint
 from fewbytes.errors import UserError
 from fewbytes.experiment import Experiment
 from fewbytes.method import Method, Task
-from fewbytes.run import run
+from fewbytes.net import Ledger
+from fewbytes.run import Watcher, run
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
 POLL_SECONDS = 3.0  # a SuperNode that found no message looks again after so long; who answers last has just looked
@@ -69,7 +75,7 @@ class Plan:
         table.add_row("seconds per round with training", f"{self.round_seconds:.2f}", "")
         table.add_row("hours in all", f"{self.round_seconds * self.rounds / 3600:.2f}", "")
         table.caption = (
-            f"measured on the last of {PROBED_ROUNDS} real rounds of {self.probed} clients, each with one core of this "
+            f"measured in real rounds of {self.probed} clients, each with one core of this "
             f"machine ({self.train_seconds:.2f} s a round)"
         )
         return table
@@ -101,26 +107,52 @@ def make_plan(
     few = task.data.clients[:PROBED_CLIENTS]
     probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
     small = replace(task, data=replace(task.data, clients=few), _kept={})
-    result = run(probed, small, rounds=PROBED_ROUNDS, workers=1, evaluate_every=10**6, save_models=False)
-    rows = {
-        name: values[result.ledger.columns()["round"] == PROBED_ROUNDS]
-        for name, values in result.ledger.columns().items()
-    }
-    seconds = [row["seconds"] - row["seconds_scoring"] for row in result.rounds if row["phase"] == "round"]
+    last = method.planned_rounds(PROBED_ROUNDS)
+    ledger, seconds = _probe(probed, small, last)
+    # A method with its own number of rounds is measured whole, others in their steady state.
+    first = PROBED_ROUNDS if last == PROBED_ROUNDS else 1
+    columns = ledger.columns()
+    rows = {name: values[(columns["round"] >= first) & (columns["round"] <= last)] for name, values in columns.items()}
+    measured = len(few) * (last + 1 - first)
     return Plan(
         clients=len(task.clients),
         cohort=max(1, round(fraction * len(task.clients))),
-        rounds=rounds,
+        rounds=method.planned_rounds(rounds),
         probed=len(few),
-        up=rows["bytes_up"].sum() / len(few),
-        down=rows["bytes_down"].sum() / len(few),
-        nominal_up=(rows["value_bytes_up"] + (rows["mask_bits_up"] + 7) // 8).sum() / len(few),
-        nominal_down=(rows["value_bytes_down"] + (rows["mask_bits_down"] + 7) // 8).sum() / len(few),
-        train_seconds=fmean(seconds[1:]) / len(few),
+        up=rows["bytes_up"].sum() / measured,
+        down=rows["bytes_down"].sum() / measured,
+        nominal_up=(rows["value_bytes_up"] + (rows["mask_bits_up"] + 7) // 8).sum() / measured,
+        nominal_down=(rows["value_bytes_down"] + (rows["mask_bits_down"] + 7) // 8).sum() / measured,
+        train_seconds=fmean(seconds[1:] or seconds) / len(few),
         uplink=uplink,
         downlink=downlink,
-        waiting_seconds=exchange_seconds * len(rows["bytes_up"]) / len(few),
+        waiting_seconds=exchange_seconds * len(rows["bytes_up"]) / measured,
     )
+
+
+class _Enough(Exception):
+    """The last round that is measured is over."""
+
+
+def _probe(method: Method, task: Task, rounds: int) -> tuple[Ledger, list[float]]:
+    """The exchanges of a run's rounds, and the seconds of each round without scoring. The run ends with them: what
+    methods do afterwards is no part of a round, and may take a server hours."""
+
+    class Stop(Watcher):
+        def scored(self, row: dict[str, Any]) -> None:
+            if row["round"] == rounds:
+                raise _Enough
+
+    with tempfile.TemporaryDirectory() as folder:
+        with suppress(_Enough):
+            run(
+                method, task, rounds=rounds, out=folder, workers=1, evaluate_every=10**6, save_models=False,
+                watcher=Stop(),
+            )  # fmt: skip
+        checkpoint = read_checkpoint(Path(folder))
+    rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
+    seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
+    return Ledger.frombytes(checkpoint.ledger, checkpoint.handlers), seconds
 
 
 def parse_rate(text: str) -> float:

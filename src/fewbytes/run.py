@@ -22,7 +22,8 @@ import torch
 from torch import nn
 
 from fewbytes.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
-from fewbytes.engines.local import LocalNetwork, available_cores
+from fewbytes.cores import all_cores
+from fewbytes.engines.local import LocalNetwork
 from fewbytes.engines.store import state_class
 from fewbytes.errors import UserError
 from fewbytes.files import ScratchFolder, lock, replacing
@@ -265,7 +266,7 @@ class _Loop:
             accuracy |= self._score(net)
         seconds = time.monotonic() - started
         self.seconds += seconds
-        if phase in ("round", "join") or len(net.ledger) > before:
+        if phase in ("round", "join") or len(net.ledger) > before or accuracy:
             cohort = len(np.unique(net.ledger.columns(before)["client"]))
             row = {
                 "round": t,
@@ -293,14 +294,13 @@ class _Loop:
         model = self.method.global_model(self.state, self.task)
         test = self.task.data.test
         if model is not None and len(test):
-            torch.set_num_threads(available_cores())
             layout, correct = memory_format(model), 0
             model.to(memory_format=layout)
-            for start in range(0, len(test), 1000):
-                x, y = test.take(torch.arange(start, min(start + 1000, len(test)))).load(self.task.device)
-                x = x.contiguous(memory_format=layout) if x.dim() == 4 else x
-                correct += evaluate(model, x, y, self.task.precision)[0]
-            torch.set_num_threads(1)
+            with all_cores():
+                for start in range(0, len(test), 1000):
+                    x, y = test.take(torch.arange(start, min(start + 1000, len(test)))).load(self.task.device)
+                    x = x.contiguous(memory_format=layout) if x.dim() == 4 else x
+                    correct += evaluate(model, x, y, self.task.precision)[0]
             accuracy["global"] = correct / len(test)
         return accuracy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fewbytes.data.datasets import load_dataset
 from fewbytes.data.partition import PARTITIONS, federate, federate_partition
+from fewbytes.data.public import with_public
 from fewbytes.data.split import ClientData, Dataset, FederatedData, Split, Transform
 from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
 
@@ -20,5 +21,6 @@ __all__ = [
     "federate_partition",
     "load_dataset",
     "stamp_shapes",
+    "with_public",
     "with_transforms",
 ]

@@ -113,6 +113,8 @@ class FederatedData:
     clients: tuple[ClientData, ...]
     test: Split
     classes: tuple[str, ...]
+    public: Split | None = None
+    """Samples that no client owns, for servers that learn from some; their labels mean nothing."""
 
     def label_counts(self) -> dict[str, Any]:
         """`{"classes": [name], "train": [[samples per class] per client], "test": likewise}`, plain ints for JSON."""

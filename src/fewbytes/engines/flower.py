@@ -28,10 +28,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fewbytes.checkpoint import Checkpoint
+from fewbytes.cores import available_cores
 from fewbytes.engines.drop import Drop, shared_memory
 from fewbytes.engines.grid import FlowerNetwork
 from fewbytes.engines.handlers import Done, handlers_of
-from fewbytes.engines.local import available_cores
 from fewbytes.engines.messages import read_content, write_content
 from fewbytes.engines.node import Node, Order
 from fewbytes.errors import UserError

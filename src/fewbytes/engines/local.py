@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from fewbytes.cores import available_cores
 from fewbytes.engines.exchange import EngineNetwork, Mail
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import Pool, attempt, failed
@@ -141,11 +142,6 @@ class LocalNetwork(EngineNetwork):
             self.peakmemory_bytes = max(self.peakmemory_bytes, sum(map(memory_bytes, processes)))
             now = time.monotonic()
             self._measure_again = now + 200 * (now - started)
-
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes(pid: int) -> int:

@@ -14,8 +14,12 @@ from torch import nn
 from fewbytes.errors import MethodError, UserError
 from fewbytes.files import replacing
 from fewbytes.models.build import ModelBuilder, takes_argument
+from fewbytes.models.ensemble import logit_mean
 from fewbytes.models.fused import network_of
 from fewbytes.state import load_state, state_of
+
+PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {"fused": network_of, "ensemble": logit_mean}
+"""By the kind of a recipe: what makes the model of (recipe, state, maker of a client's model)."""
 
 
 def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
@@ -52,7 +56,7 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
     make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()  # type: ignore[call-arg]
     try:
         if "recipe" in about:
-            model: nn.Module = network_of(about["recipe"], state, make)
+            model = PUT_TOGETHER[about["recipe"]["kind"]](about["recipe"], state, make)
         else:
             model = make(0 if client is None else client)
             load_state(model, state)

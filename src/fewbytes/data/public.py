@@ -1,0 +1,52 @@
+"""Samples that no client owns, for servers that learn from some."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fewbytes.data.datasets import load_dataset
+from fewbytes.data.split import Dataset, Split
+from fewbytes.errors import UserError
+from fewbytes.streams import stream
+
+GREY = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
+CHUNK = 1000  # images converted at a time
+
+
+def with_public(dataset: Dataset, public: str, seed: int) -> tuple[Dataset, Split]:
+    """The data set left for the clients and the public samples: `public` is a number of training samples, which are
+    drawn and held out, or another data set, whose training images are made the same shape.
+
+    Raises UserError for more samples than there are, an unknown data set, or samples that are no images.
+    """
+    if not public.isdecimal():
+        return dataset, reshaped(load_dataset(public).train, dataset.train.shape)
+    held = int(public)
+    if not 0 < held < len(dataset.train):
+        raise UserError(f"public is {held} samples of {len(dataset.train)}: give at least 1 and leave some to clients")
+    order = stream(seed, "public").permutation(len(dataset.train))
+    left = dataset.train.take(np.sort(order[held:]))
+    return dataclasses.replace(dataset, train=left), dataset.train.take(order[:held])
+
+
+def reshaped(images: Split, shape: tuple[int, ...]) -> Split:
+    """The images resized (bilinear) and their channels converted to `shape`, as uint8."""
+    if images.shape == shape:
+        return images
+    if len(images.shape) != 3 or len(shape) != 3:
+        raise UserError(f"public samples of shape {images.shape} cannot be made {shape}: both must be images")
+    made = torch.empty(len(images), *shape, dtype=torch.uint8)
+    for start in range(0, len(images), CHUNK):
+        stop = min(start + CHUNK, len(images))
+        x = images.take(range(start, stop)).load()[0]
+        if x.shape[1] != shape[0]:
+            x = (x * x.new_tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True) if x.shape[1] == 3 else x
+            x = x.expand(-1, shape[0], -1, -1)
+        if x.shape[2:] != shape[1:]:
+            x = F.interpolate(x, shape[1:], mode="bilinear", antialias=True)
+        made[start:stop] = (x * 255).round().clamp(0, 255).to(torch.uint8)
+    return Split(made, torch.zeros(len(images), dtype=torch.int64))

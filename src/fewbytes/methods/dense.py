@@ -1,0 +1,83 @@
+"""DENSE: Zhang, Chen, Li, Lyu, Wu, Ding, Shen, Wu, "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022,
+Algorithm 1.
+
+The clients train and upload once. In every epoch the server trains a new generator so that the ensemble recognises its
+images (cross-entropy), takes them for its own training data (batch-norm statistics) and disagrees with the student
+(adversarial term): L_gen = CE + lambda_bn L_bn + lambda_adv L_adv. The student is then distilled from the ensemble on
+all images made so far.
+
+Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
+up, where D counts the model's values with batch-norm buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewbytes.distillation import (
+    Generator,
+    Pool,
+    adversarial_loss,
+    batch_norm_terms,
+    distillation_loss,
+    frozen,
+    lowest,
+    prepared,
+    shifted_and_flipped,
+    shuffled,
+    step,
+)
+from fewbytes.method import Task
+from fewbytes.methods.one_shot import DataFree, sample_shape
+from fewbytes.models import LogitMean
+
+
+@dataclass(frozen=True)
+class DENSE(DataFree):
+    """Hyper-parameters of DENSE; its code's values."""
+
+    server_epochs: int = 200  # a new generator, and a pass over all images, each
+    generator_steps: int = 30  # T_G
+    server_batch: int = 256  # images a generator makes; images a student's step
+    latent: int = 256
+    generator_lr: float = 1e-3  # Adam
+    lambda_ce: float = 1.0
+    lambda_bn: float = 1.0
+    lambda_adv: float = 1.0
+    server_lr: float = 0.005
+    server_momentum: float = 0.9
+    temperature: float = 20.0
+
+    def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
+        pool = Pool(self.server_epochs * self.server_batch)
+        optimiser = torch.optim.SGD(student.parameters(), self.server_lr, self.server_momentum)
+        for _ in range(self.server_epochs):
+            made = self.generate(student, teacher, sample_shape(task), task.device)
+            with torch.no_grad():
+                pool.add(made, teacher(made))
+            for rows in shuffled(len(pool), self.server_batch):
+                x, logits = pool.take(rows)
+                step(optimiser, distillation_loss(logits, student(x), self.temperature))
+
+    def generate(self, student: nn.Module, teacher: LogitMean, shape: tuple[int, ...], device: str) -> Tensor:
+        """A batch of images, by a generator trained for them alone."""
+        generator = prepared(Generator(self.latent, shape)).to(device)
+        z = torch.randn(self.server_batch, self.latent).to(device).requires_grad_()
+        classes = teacher(torch.zeros(1, *shape, device=device)).shape[1]
+        y = torch.randint(classes, (self.server_batch,)).sort().values.to(device)
+        optimiser = torch.optim.Adam([z, *generator.parameters()], self.generator_lr, (0.5, 0.999))
+        with frozen(student), batch_norm_terms(teacher) as terms:
+
+            def objective() -> tuple[Tensor, Tensor]:
+                terms.clear()
+                images = generator(z)
+                seen = shifted_and_flipped(images)
+                t, s = teacher(seen), student(seen)
+                loss = self.lambda_ce * F.cross_entropy(t, y) + self.lambda_adv * adversarial_loss(t, s)
+                return images, loss + self.lambda_bn * sum(terms) / len(teacher.members)
+
+            return lowest(self.generator_steps, objective, optimiser)

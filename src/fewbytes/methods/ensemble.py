@@ -1,0 +1,26 @@
+"""Ensemble: one-shot learning that keeps every client's model; the upper bound of FuseFL's and DENSE's tables.
+
+Every client trains the same first model on its own data until it is done and uploads it once, batch-norm statistics
+included. The server keeps all M models; for a sample it answers with the mean of their logits,
+F(x) = (1/M) sum_m f_m(x), with equal weights. Nothing is sent to the clients, and M models must be kept and evaluated.
+
+Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
+up, where D counts the model's values with batch-norm buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fewbytes.method import Task
+from fewbytes.methods.one_shot import OneShot, Uploads, ensemble
+
+
+@dataclass(frozen=True)
+class Ensemble(OneShot):
+    """Hyper-parameters of the local training."""
+
+    def global_model(self, state: Uploads, task: Task) -> nn.Module | None:
+        return ensemble(state.models, task) if state.models else None

@@ -1,0 +1,89 @@
+"""Fed-ADI: Yin, Molchanov, Alvarez, et al., "Dreaming to Distill: Data-Free Knowledge Transfer via DeepInversion",
+CVPR 2020, with the ensemble of the clients' models as its teacher.
+
+The clients train and upload once. The server makes images by descending on their pixels until the ensemble sees given
+classes (cross-entropy), takes them for its own training data (batch-norm statistics, Eq. 4), finds them smooth (total
+variation, Eq. 3) and disagrees with the student (one minus the Jensen-Shannon divergence, Eq. 7 and 8). After every
+batch of images the student is distilled from the ensemble on all images made so far.
+
+Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
+up, where D counts the model's values with batch-norm buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewbytes.distillation import (
+    Pool,
+    batch_norm_terms,
+    competition_loss,
+    distillation_loss,
+    endless,
+    frozen,
+    lowest,
+    ready,
+    rolled_and_flipped,
+    step,
+    total_variation,
+)
+from fewbytes.method import Task
+from fewbytes.methods.one_shot import DataFree, sample_shape
+from fewbytes.models import LogitMean
+
+
+@dataclass(frozen=True)
+class FedADI(DataFree):
+    """Hyper-parameters of Fed-ADI; the paper's code's for its CIFAR-10 models, the student's as in Fed-DAFL."""
+
+    server_epochs: int = 200  # batches of images
+    pixel_steps: int = 1_000  # Adam steps to a batch of images
+    pixel_lr: float = 0.1
+    server_batch: int = 256
+    lambda_bn: float = 10.0
+    lambda_tv: float = 2.5e-5
+    lambda_l2: float = 0.0
+    lambda_adv: float = 1.0
+    server_steps: int = 400  # of the student to a batch of images, SGD, learning rate by cosine down to 0
+    server_lr: float = 0.1
+    server_momentum: float = 0.9
+    server_weight_decay: float = 1e-4
+    temperature: float = 20.0
+
+    def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
+        pool = Pool(self.server_epochs * self.server_batch)
+        optimiser = torch.optim.SGD(
+            student.parameters(), self.server_lr, self.server_momentum, weight_decay=self.server_weight_decay
+        )
+        steps = self.server_epochs * self.server_steps
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+        for _ in range(self.server_epochs):
+            made = self.dream(student, teacher, sample_shape(task), task.device)
+            with torch.no_grad():
+                pool.add(made, teacher(made))
+            for _, rows in zip(range(self.server_steps), endless(len(pool), self.server_batch), strict=False):
+                x, logits = pool.take(rows)
+                step(optimiser, distillation_loss(logits, student(x), self.temperature))
+                schedule.step()
+
+    def dream(self, student: nn.Module, teacher: LogitMean, shape: tuple[int, ...], device: str) -> Tensor:
+        """A batch of images that the teacher takes for data of random classes."""
+        images = ready(torch.randn(self.server_batch, *shape).to(device)).requires_grad_()
+        classes = teacher(images[:1]).shape[1]
+        y = torch.randint(classes, (self.server_batch,)).to(device)
+        optimiser = torch.optim.Adam([images], self.pixel_lr)
+        with frozen(student), batch_norm_terms(teacher) as terms:
+
+            def objective() -> tuple[Tensor, Tensor]:
+                terms.clear()
+                seen = rolled_and_flipped(images)
+                t = teacher(seen)
+                loss = F.cross_entropy(t, y) + self.lambda_adv * competition_loss(t, student(seen))
+                loss = loss + self.lambda_tv * total_variation(seen) + self.lambda_l2 * seen.norm()
+                return images, loss + self.lambda_bn * sum(terms) / len(teacher.members)
+
+            return lowest(self.pixel_steps, objective, optimiser)

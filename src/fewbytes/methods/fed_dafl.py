@@ -1,0 +1,69 @@
+"""Fed-DAFL: Chen, Wang, Xu, et al., "Data-Free Learning of Student Networks", ICCV 2019, with the ensemble of the
+clients' models as its teacher.
+
+The clients train and upload once. The server trains a generator whose images the ensemble answers decidedly (one-hot
+loss), with strong features (activation loss) and with all classes equally often (information entropy):
+L = L_oh + alpha L_a + beta L_ie (Eq. 7). A student is distilled from the ensemble on fresh images of that generator.
+
+Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
+up, where D counts the model's values with batch-norm buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fewbytes.distillation import (
+    Generator,
+    activation_loss,
+    balance_loss,
+    classifier_inputs,
+    distillation_loss,
+    one_hot_loss,
+    prepared,
+    step,
+)
+from fewbytes.method import Task
+from fewbytes.methods.one_shot import DataFree, sample_shape
+from fewbytes.models import LogitMean
+
+
+@dataclass(frozen=True)
+class FedDAFL(DataFree):
+    """Hyper-parameters of Fed-DAFL; those of the re-implementation that DENSE's code builds on."""
+
+    server_steps: int = 80_000  # of the student, SGD, learning rate by cosine down to 0
+    student_steps: int = 5  # of them to one of the generator
+    server_batch: int = 256
+    latent: int = 512
+    generator_lr: float = 1e-3  # Adam
+    lambda_oh: float = 1.0
+    lambda_act: float = 1e-3
+    lambda_bal: float = 20.0  # entropy in nats
+    server_lr: float = 0.1
+    server_momentum: float = 0.9
+    server_weight_decay: float = 1e-4
+    temperature: float = 20.0
+
+    def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
+        generator = prepared(Generator(self.latent, sample_shape(task))).to(task.device)
+        generating = torch.optim.Adam(generator.parameters(), self.generator_lr, (0.5, 0.999))
+        optimiser = torch.optim.SGD(
+            student.parameters(), self.server_lr, self.server_momentum, weight_decay=self.server_weight_decay
+        )
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.server_steps)
+        for number in range(self.server_steps):
+            if number % self.student_steps == 0:
+                with classifier_inputs(teacher.members) as features:
+                    t = teacher(generator(torch.randn(self.server_batch, self.latent).to(task.device)))
+                activation = sum(map(activation_loss, features)) / len(teacher.members)
+                loss = self.lambda_oh * one_hot_loss(t) + self.lambda_act * activation
+                step(generating, loss + self.lambda_bal * balance_loss(t))
+            with torch.no_grad():
+                x = generator(torch.randn(self.server_batch, self.latent).to(task.device))
+                t = teacher(x)
+            step(optimiser, distillation_loss(t, student(x), self.temperature))
+            schedule.step()

@@ -1,0 +1,69 @@
+"""FedDF: Lin, Kong, Stich, Jaggi, "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
+Algorithm 1, in one round.
+
+The clients train and upload once; the server starts from the mean of their models and distils the ensemble into it on
+unlabelled public data, minimising KL(softmax(mean_m f_m(x)) || softmax(s(x))) (Algorithm 1's AVGLOGITS). The data are
+the task's `public` samples (`--public`); without any, Gaussian noise. It stops when the loss on a held-out part of them
+no longer falls, and keeps the best model.
+
+Bytes per client, in its one round, before lossless coding: nothing down (the first model is drawn from the seed), 4 D
+up, where D counts the model's values with batch-norm buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fewbytes.distillation import distillation_loss, endless, logits_of, noise, ready, step
+from fewbytes.method import Task
+from fewbytes.methods.one_shot import Distilled, Uploads, sample_shape
+from fewbytes.models import LogitMean
+from fewbytes.net import Network
+from fewbytes.state import Mean, load_state, state_of
+
+CHECK_EVERY = 100  # steps
+
+
+@dataclass(frozen=True)
+class FedDF(Distilled):
+    """Hyper-parameters of FedDF; its code's values."""
+
+    server_steps: int = 10_000  # Adam steps at most, learning rate by cosine down to 0
+    patience: int = 1_000  # steps without a better model, after which it stops
+    server_batch: int = 128
+    server_lr: float = 1e-3
+    clip: float = 5.0  # the largest norm of a gradient
+    noise: int = 5_000  # samples of Gaussian noise, where the task has no public data
+
+    def round(self, state: Uploads, net: Network, t: int) -> None:
+        super().round(state, net, t)
+        mean, layout = Mean(), net.task.layout
+        alike = [theta for m, theta in state.models.items() if layout(m) == layout(0)]  # the others only teach
+        for theta in alike:
+            mean.add(theta)
+        state.student = mean() if alike else None
+
+    def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
+        data = noise(self.noise, sample_shape(task)) if task.data.public is None else task.data.public
+        targets = logits_of(teacher, data, task.device)
+        order = torch.randperm(len(data))
+        held, used = order.tensor_split([max(1, len(data) // 10)])
+        unseen = data.take(held)
+        optimiser = torch.optim.Adam(student.parameters(), self.server_lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.server_steps)
+        best, best_at, theta = math.inf, 0, state_of(student)
+        for number, rows in zip(range(1, self.server_steps + 1), endless(len(used), self.server_batch), strict=False):
+            x = ready(data.take(used[rows]).load(task.device)[0])
+            step(optimiser, distillation_loss(targets[used[rows]], student(x)), self.clip)
+            schedule.step()
+            if number % CHECK_EVERY == 0 or number == self.server_steps:
+                loss = float(distillation_loss(targets[held], logits_of(student, unseen, task.device)))
+                if loss < best:
+                    best, best_at, theta = loss, number, state_of(student)
+                elif number - best_at >= self.patience:
+                    break
+        load_state(student, theta)

@@ -1,0 +1,35 @@
+"""Several models that answer as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewbytes.state import State, load_state
+
+
+class LogitMean(nn.Module):
+    """The mean of its members' logits, with equal weights; members may differ but for their input and classes."""
+
+    def __init__(self, members: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.recipe: dict[str, Any] = {}
+        """What `logit_mean` needs to build it again, for a file."""
+
+    def each(self, x: Tensor) -> Tensor:
+        """Every member's logits, (members, n, classes)."""
+        return torch.stack([member(x) for member in self.members])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.each(x).mean(0)
+
+
+def logit_mean(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> LogitMean:
+    """An ensemble from its `recipe` and its state, as a file keeps them; `model(client)` makes a member."""
+    ensemble = LogitMean(model(client) for client in recipe["clients"])
+    load_state(ensemble, state)
+    return ensemble
