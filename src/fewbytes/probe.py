@@ -113,8 +113,9 @@ def probe(
     """Probe the global model of a finished run, or a client's own; writes and returns RUN/probe.json.
 
     Probes are trained on all clients' training samples together and measured on the server's test set, on the run's
-    device. `points` names the units after which to probe (see `points_of`). The same seed gives the same file. Raises
-    UserError for a folder that is no run or was made from Python, and if there is no such model or it cannot be cut.
+    device. `points` names the units after which to probe (see `points_of`). The same seed, on as many threads, gives
+    the same file; stopped early, nothing is written. Raises UserError for a folder that is no run or was made from
+    Python, and if there is no such model or it cannot be cut.
     """
     how = how or Probing()
     if not (run / "config.toml").is_file():
@@ -173,7 +174,8 @@ def points_of(
         blocks = cut(architecture, model.recipe["blocks"], model.recipe["after"])
         ends, defaults = [end - 1 for end in accumulate(len(block.units) for block in blocks)], names
     elif not defaults:
-        only_shapes = given[-1] != given[-2:][0] and not list(units[names[-1]].parameters())
+        before = given[-2:][0]  # the last's own, where it is the only one
+        only_shapes = given[-1] != before and not list(units[names[-1]].parameters())
         defaults = names[:-1] if only_shapes else names
     there = [Point(names[end], end + 1, given[end][0], place) for place, end in enumerate(ends)]
     if wanted:

@@ -314,6 +314,8 @@ def _probes(runs: Sequence[RunFolder], charts: Charts) -> str:
     ticks = {"tickvals": sorted(names), "ticktext": [" or ".join(_unique(names[units])) for units in sorted(names)]}
     figures = ""
     for name, (title, axis) in _PROBED.items():
+        if all(point[name] is None for _, _, probe in found for point in probe["points"]):  # type: ignore[literal-required]
+            continue
         lines = [_probe_trace(run, probe, name, index) for index, run, probe in found]
         charts[f"probe-{name}"] = {"all": (lines, {"xaxis": {"title": "after unit"} | ticks, "yaxis": axis})}
         figures += _chart(f"probe-{name}", title, f"Line chart over depth: {title}")
