@@ -39,7 +39,7 @@ from fewbytes.probe import (
     probed,
     reconstruction_loss,
     rest_of,
-)  # fmt: skip
+)
 from fewbytes.report import read_runs, write_report
 from fewbytes.state import load_state
 

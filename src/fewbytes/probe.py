@@ -274,7 +274,7 @@ def probed(
             one = Probes(point.shape, tuple(x.shape[1:]), rest_of(fresh(), point.units), classes)
             probes.append(_prepared(one, device))
         seed_torch(stream_seed(how.seed, "probe"))
-        _train(model, points, probes, _images_last(x), y, how, told)
+        _train(model, points, probes, x, y, how, told)
     return _measure(model, points, probes, *test, classes)
 
 
@@ -293,7 +293,7 @@ def _train(
         for start, stop in bounds:
             told(done, epochs * len(bounds), f"epoch {epoch + 1}/{epochs}")
             chosen = torch.from_numpy(order[start:stop]).to(x.device)
-            image, label = x[chosen], y[chosen]
+            image, label = _images_last(x[chosen]), y[chosen]
             for h, one in zip(features(model, points, image), probes, strict=True):
                 if epoch < how.epochs:
                     made, logits = one(h)
