@@ -81,11 +81,11 @@ class Display(Watcher):
 @contextmanager
 def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
     """A live line with the time left for work of a known length: told (steps done, steps, text), it shows them."""
-    with _line(TimeRemainingColumn(), transient=True) as line:
+    with _line(TimeRemainingColumn(), transient=True, disable=not console.is_terminal) as line:
         bar = line.add_task(name, total=None, text="starting")
         yield lambda done, steps, text: line.update(bar, completed=done, total=steps, text=text)
 
 
-def _line(time: ProgressColumn, transient: bool = False) -> Progress:
+def _line(time: ProgressColumn, **how: bool) -> Progress:
     columns = TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"), time
-    return Progress(*columns, console=console, transient=transient)
+    return Progress(*columns, console=console, **how)  # type: ignore[arg-type]  # none of them but flags
