@@ -58,8 +58,13 @@ def test_flower_is_the_local_engine(name, uninterrupted, tmp_path):  # noqa: F81
     assert result.summary["left_out"] == 0
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("stop", [1, ROUNDS - 1])
+def stops(method):
+    """After how many rounds a run is stopped: early and late."""
+    last = method.planned_rounds(ROUNDS) - 1
+    return sorted({min(1, last), last})
+
+
+@pytest.mark.parametrize(("name", "stop"), [(name, stop) for name in CASES for stop in stops(CASES[name])])
 def test_a_server_that_stops_is_resumed(name, stop, uninterrupted, tmp_path):  # noqa: F811
     class Stop(fb.Watcher):
         def replied(self, client):

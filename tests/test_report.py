@@ -254,6 +254,9 @@ def test_runs_of_one_method_are_told_apart(tmp_path: Path) -> None:
     ]
     names = [run.label for run in read_runs(folders)]
     assert names == ["fedpurin (tau=0.3)", "fedpurin (tau=0.5)", "fedavg (seed=0)", "fedavg (seed=1)"]
+    settings = ['method = "y"', 'method = "y"\nbackdoor = 2']  # a setting that only the second names
+    named = [make_run(tmp_path / f"y{i}", "y", config=text) for i, text in enumerate(settings)]
+    assert [run.label for run in read_runs(named)] == ["y (backdoor=None)", "y (backdoor=2)"]
     twins = [make_run(tmp_path / "e", "x"), make_run(tmp_path / "f", "x")]
     assert [run.label for run in read_runs(twins)] == ["x (e)", "x (f)"]
     namesakes = [make_run(tmp_path / "g" / "x", "x"), make_run(tmp_path / "h" / "x", "x")]

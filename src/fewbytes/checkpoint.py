@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fewbytes.data.split import transform_name
 from fewbytes.errors import FrameError, UserError
 from fewbytes.method import Id, Method, Task
 from fewbytes.wire import unpack
@@ -80,4 +81,7 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
         json.dumps(counts),
         task.layout(0).hash.hex(),
     ]
+    transforms = [client.train.transform for client in task.data.clients]
+    if any(transforms):
+        parts.append(json.dumps([transform and transform_name(transform) for transform in transforms]))
     return hashlib.sha256("\n".join(parts).encode() + b"".join(labels)).hexdigest()

@@ -22,7 +22,7 @@ from rich.console import Console
 from fewbytes.checkpoint import read_checkpoint
 from fewbytes.display import Display, console, progress
 from fewbytes.errors import FewbytesError, UserError
-from fewbytes.experiment import make_experiment, make_method, read_experiment
+from fewbytes.experiment import UNSAID, make_experiment, make_method, read_experiment
 from fewbytes.inspect import inspect_frame
 from fewbytes.method import Task
 from fewbytes.methods import METHODS
@@ -55,6 +55,8 @@ SHARED: dict[str, Any] = {
     "shards_per_client": _option(int, "For shards."),
     "samples": _option(str, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST"),
     "clients": _option(int, "Number of clients."),
+    "augment": _option(str, "Change training images at random: none, or crop-flip.", metavar="NAME"),
+    "backdoor": _option(int, "Stamp a shape, by label, on the training images of the first so many clients."),
     "fraction": _option(float, "Part of the clients that takes part in a round."),
     "rounds": _option(int, "Number of rounds."),
     "model": _option(str, "mlp, cnn4, resnet8:width=32, torchvision:<name>, package.module:callable.", metavar="NAME"),
@@ -397,7 +399,7 @@ def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     if "dataset" not in settings:
         raise UserError(f"{folder} was made from Python: go on with fewbytes.run(..., out=..., resume=True)")
     for key, value in given.items():
-        made = settings.get("parameters", {}).get(key) if key == "fraction" else settings.get(key)
+        made = settings.get("parameters", {}).get(key) if key == "fraction" else settings.get(key, UNSAID.get(key))
         if key == "samples":
             made = "/".join(map(str, made or []))
         if key == "parameters":

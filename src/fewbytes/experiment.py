@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import crop_flip, federate, load_dataset, with_transforms
 from fewbytes.errors import UserError, suggestion
 from fewbytes.method import Method, Task
 from fewbytes.methods import METHODS
@@ -21,6 +21,8 @@ from fewbytes.net import Policy
 from fewbytes.run import Settings, Watcher
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+UNSAID: dict[str, Any] = {"augment": "none", "backdoor": 0}
+"""Settings that config.toml and result.json name only where they differ from these."""
 
 
 class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +37,8 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     samples: tuple[Count, Count] | None = None  # fixed training and test samples per client
     partition_options: dict[str, Any] = {}
     clients: Count = 10
+    augment: Literal["none", "crop-flip"] = UNSAID["augment"]
+    backdoor: int = UNSAID["backdoor"]  # the first so many clients stamp a shape on every training image
     model: str | None = None  # None: chosen by the data set's shape
     rounds: Count = 20
     seed: int = 0
@@ -53,8 +57,8 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] = {}  # the method's own fields
 
     def settings(self) -> dict[str, Any]:
-        """Every setting that has a value, the method's parameters with their defaults."""
-        settings = {k: v for k, v in msgspec.to_builtins(self).items() if v is not None}
+        """Every setting that has a value, but for those of UNSAID; the method's parameters with their defaults."""
+        settings = {k: v for k, v in msgspec.to_builtins(self).items() if v != UNSAID.get(k)}
         settings["parameters"] = dataclasses.asdict(make_method(self.method, self.parameters))  # type: ignore[call-overload]
         return settings
 
@@ -82,6 +86,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             shards_per_client=self.shards_per_client, samples=self.samples, seed=self.seed,
             options=self.partition_options,
         )  # fmt: skip
+        data = with_transforms(data, {"none": None, "crop-flip": crop_flip}[self.augment], self.backdoor)
         shape, classes = dataset.train.shape, len(dataset.classes)
         name = self.model = self.model or default_model(shape)
         task = Task(ModelBuilder(name, shape, classes), data, self.seed, self.precision, self.device)
@@ -95,7 +100,8 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def about(self, task: Task) -> dict[str, Any]:
         """What result.json says of the task."""
         shape = task.data.clients[0].train.shape
-        return {
+        said = {key: getattr(self, key) for key, unsaid in UNSAID.items() if getattr(self, key) != unsaid}
+        return said | {
             "dataset": self.dataset, "model": self.model, "partition": self.partition,
             "sample_shape": list(shape), "classes": len(task.data.classes),
         }  # fmt: skip

@@ -34,6 +34,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "epochs": (lambda v: v >= 1, "at least 1"),
     "batch": (lambda v: v >= 1, "at least 1"),
     "beta": (lambda v: v >= 1, "at least 1"),
+    "blocks": (lambda v: v >= 1, "at least 1"),
+    "ccvr_samples": (lambda v: v >= 0, "at least 0"),
     "lr": (lambda v: 0 < v < math.inf, "above 0"),
     "momentum": (lambda v: 0 <= v < 1, "in [0, 1)"),
     "cutoff": (lambda v: 0 <= v < math.inf, "at least 0"),
@@ -234,7 +236,7 @@ class Site:
             return state_of(build(self.me) if takes_argument(build) else build())
 
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
-        """The samples of `train` or `test` as (x, y) on the device, x float32, images channels-last."""
+        """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last."""
         if id(data) not in self._loaded:
             x, y = data.load(self.device)
             if x.dim() == 4:
@@ -255,18 +257,24 @@ class Site:
         extra: Callable[[nn.Module], Tensor] | None = None,
         frozen: nn.Module | None = None,
     ) -> float:
-        """Train on this client's training samples (see `fewbytes.training.fit`); records the loss as `loss.train`."""
+        """Train on this client's training samples, each batch transformed if `train` has a transform (see
+        `fewbytes.training.fit`); records the loss as `loss.train`."""
         x, y = self.tensors(self.train)
         value = fit(
             model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
-            loss=loss, extra=extra, frozen=frozen, precision=self.task.precision,
+            loss=loss, extra=extra, frozen=frozen, precision=self.task.precision, transform=self.train.transform,
         )  # fmt: skip
         self.record("loss.train", value)
         return value
 
     def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """What the model gives for this client's training samples (n, …), in eval mode, and their labels."""
+        """What the model gives for this client's training samples (n, …), in eval mode, and their labels.
+
+        The samples are transformed, once, if `train` has a transform.
+        """
         x, y = self.tensors(self.train)
+        if self.train.transform is not None:
+            x = self.train.transform(x, y)
         return outputs(model, x, self.task.precision), y
 
     def score(self, name: str, model: nn.Module) -> None:

@@ -112,10 +112,10 @@ def probe(
 ) -> dict[str, Any]:  # fmt: skip
     """Probe the global model of a finished run, or a client's own; writes and returns RUN/probe.json.
 
-    Probes are trained on all clients' training samples together and measured on the server's test set, on the run's
-    device. `points` names the units after which to probe (see `points_of`). The same seed, on as many threads, gives
-    the same file; stopped early, nothing is written. Raises UserError for a folder that is no run or was made from
-    Python, and if there is no such model or it cannot be cut.
+    Probes are trained on all clients' training samples together, without random transforms, and measured on the
+    server's test set, on the run's device. `points` names the units after which to probe (see `points_of`). The same
+    seed, on as many threads, gives the same file; stopped early, nothing is written. Raises UserError for a folder that
+    is no run or was made from Python, and if there is no such model or it cannot be cut.
     """
     how = how or Probing()
     if not (run / "config.toml").is_file():

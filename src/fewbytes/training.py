@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewbytes.data import Transform
+
 Precision = Literal["float32", "bf16"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) to the mean loss of a batch."""
@@ -49,13 +51,15 @@ def fit(
     extra: Callable[[nn.Module], Tensor] | None = None,
     frozen: nn.Module | None = None,
     precision: Precision = "float32",
+    transform: Transform | None = None,
 ) -> float:
     """Train `model` in place on (x, y) with SGD; returns the mean loss over the last epoch's batches.
 
     Reshuffled each epoch from torch's global generator; the momentum buffer starts at zero. `extra(model)` is added
     to every batch's loss. Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters
-    that do not require gradients stay as they are. Samples first pass `frozen`, in eval mode and without gradients;
-    what it gives is computed once for all epochs if it takes at most `KEPT_BYTES`.
+    that do not require gradients stay as they are. `transform` is applied to every batch as it is cut; then samples
+    pass `frozen`, in eval mode and without gradients. What that gives is computed once for all epochs if there is no
+    transform and it takes at most `KEPT_BYTES`.
     """
     model.to(x.device)
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
@@ -64,20 +68,27 @@ def fit(
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
     model.train()
-    if frozen is not None and epochs > 1 and len(y) * _output_bytes(frozen, x[:1], precision) <= KEPT_BYTES:
+    if (
+        frozen is not None
+        and transform is None
+        and epochs > 1
+        and len(y) * _output_bytes(frozen, x[:1], precision) <= KEPT_BYTES
+    ):
         x, frozen = outputs(frozen, x, precision), None
     for _ in range(epochs):
         order = torch.randperm(len(y)).to(x.device)
         total = torch.zeros((), device=x.device)
         for start, stop in bounds:
             chosen = order[start:stop]
+            samples, labels = x[chosen], y[chosen]
+            if transform is not None:
+                samples = transform(samples, labels)
             for p in parameters:
                 p.grad = None
-            samples = x[chosen]
             if frozen is not None:
                 samples = outputs(frozen, samples, precision)
             with context:
-                value = loss(model(samples), y[chosen])
+                value = loss(model(samples), labels)
                 if extra is not None:
                     value = value + extra(model)
             value.backward()

@@ -1,10 +1,11 @@
-"""Data: data sets by name, and their partition over clients."""
+"""Data: data sets by name, their partition over clients, and random transforms of training samples."""
 
 from __future__ import annotations
 
 from fewbytes.data.datasets import load_dataset
 from fewbytes.data.partition import PARTITIONS, federate, federate_partition
-from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
+from fewbytes.data.split import ClientData, Dataset, FederatedData, Split, Transform
+from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
 
 __all__ = [
     "PARTITIONS",
@@ -12,7 +13,12 @@ __all__ = [
     "Dataset",
     "FederatedData",
     "Split",
+    "Transform",
+    "chain",
+    "crop_flip",
     "federate",
     "federate_partition",
     "load_dataset",
+    "stamp_shapes",
+    "with_transforms",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,21 +14,32 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fewbytes.errors import UserError
 
+Transform = Callable[[Tensor, Tensor], Tensor]
+"""(x, labels (n,)) to x, changed at random: float32 of the same shape, drawn from torch's global CPU generator."""
+
 
 class Split:
     """Labelled samples: some rows of arrays that many splits may share; making one copies no sample.
 
     `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255 or float32
     features (n, ...). `y`: int64 tensor (n,), class indices. `rows`: int64 (m,), which samples this view holds and in
-    which order; None for all. Raises UserError if `x` and `y` differ in length. For data of other types see `of`.
+    which order; None for all. `transform`: what training does to each batch of these samples, anew at each access;
+    `load` does not. Raises UserError if `x` and `y` differ in length. For data of other types see `of`.
     """
 
-    def __init__(self, x: Tensor | NDArray[Any], y: Tensor, rows: NDArray[np.int64] | None = None) -> None:
+    def __init__(
+        self,
+        x: Tensor | NDArray[Any],
+        y: Tensor,
+        rows: NDArray[np.int64] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
         if len(x) != len(y):
             raise UserError(f"{len(x)} samples but {len(y)} labels; give one label per sample")
         self.x = x
         self.y = y
         self.rows = rows
+        self.transform = transform
 
     @classmethod
     def of(cls, data: Split | tuple[Any, Any] | TorchDataset[Any]) -> Split:
@@ -61,7 +72,7 @@ class Split:
     def take(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> Split:
         """The samples at `indices` of this view, in that order; nothing is copied."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Split(self.x, self.y, chosen if self.rows is None else self.rows[chosen])
+        return Split(self.x, self.y, chosen if self.rows is None else self.rows[chosen], self.transform)
 
     def load(self, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
         """Freshly gathered samples, float32 (m, ...), and labels, int64 (m,), on `device`.
@@ -114,6 +125,11 @@ class FederatedData:
             "train": [count(client.train) for client in self.clients],
             "test": [count(client.test) for client in self.clients],
         }
+
+
+def transform_name(transform: Transform) -> str:
+    """A transform's name, the same in every process."""
+    return str(getattr(transform, "__qualname__", type(transform).__qualname__))
 
 
 def _materialise(data: TorchDataset[Any]) -> tuple[Tensor, Tensor]:

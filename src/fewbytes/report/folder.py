@@ -278,7 +278,8 @@ def _told_apart(runs: Sequence[RunFolder]) -> list[RunFolder]:
     labels: dict[Path, str] = {}
     for label, group in alike.items():
         settings = [_settings(run) for run in group]
-        keys = [key for key in settings[0] if len({repr(each.get(key)) for each in settings}) > 1]
+        named = dict.fromkeys(key for each in settings for key in each)
+        keys = [key for key in named if len({repr(each.get(key)) for each in settings}) > 1]
         names = [f"{label} ({', '.join(f'{key}={each.get(key)}' for key in keys)})" for each in settings]
         if len(set(names)) < len(group):
             names = [f"{label} ({run.path.name})" for run in group]

@@ -1,0 +1,152 @@
+"""Random changes of training samples, drawn anew at each access: augmentation, and the shapes of a backdoor.
+
+A transform takes a batch (x, labels), x float32 (n, C, H, W) in 0..1, and returns x changed, of the same shape and
+memory format; what it was given stays as it is. It draws from torch's global CPU generator, which a handler's name
+seeds, so results are the same however many workers there are.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageColor, ImageDraw
+from torch import Tensor
+
+from fewbytes.data.split import ClientData, FederatedData, Split, Transform, transform_name
+from fewbytes.errors import UserError
+
+SIZE = 10
+"""Shapes reach from their corner to this many pixels right of it and below, both ends included."""
+CORNERS = 22
+"""The highest row and column of a shape's corner: 32 - SIZE, as FuseFL's images are 32 x 32."""
+SHAPES: dict[str, list[tuple[str, tuple[float, ...]]]] = {
+    "circle": [("ellipse", (0, 0, 10, 10))],
+    "triangle": [("polygon", (5, 0, 10, 10, 0, 10))],
+    "square": [("rectangle", (0, 0, 10, 10))],
+    "ellipse": [("ellipse", (0, 0, 20, 10))],
+    "star": [("polygon", (5, 0, 6.5, 3.5, 10, 3.5, 7, 5.5, 8, 10, 5, 7.5, 2, 10, 3, 5.5, 0, 3.5, 3.5, 3.5))],
+    "diamond": [("polygon", (5, 0, 10, 5, 5, 10, 0, 5))],
+    "heart": [("ellipse", (0, 0, 5, 5)), ("ellipse", (5, 0, 10, 5)), ("polygon", (0, 3, 10, 3, 5, 10))],
+    "cross": [("rectangle", (2, 0, 8, 10)), ("rectangle", (0, 2, 10, 8))],
+    "pentagon": [("polygon", (2, 0, 7, 0, 9, 6, 5, 10, 0, 6))],
+    "hexagon": [("polygon", (5, 0, 9, 2, 9, 7, 5, 10, 0, 7, 0, 2))],
+}
+"""The shape of each label, in the order of labels: what Pillow draws, in pixels (x, y, …) from the shape's corner."""
+COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "pink", "brown", "black", "grey")
+"""The colours of shapes, by Pillow's names."""
+
+
+def crop_flip(x: Tensor, labels: Tensor) -> Tensor:
+    """Each image cropped at random to its own size after padding with zeros, and mirrored with probability 1/2.
+
+    The padding is 4 pixels, but at most an eighth of the height. Source: the usual augmentation of CIFAR. Raises
+    UserError if samples are not images.
+    """
+    _check_images(x, "crop-flip")
+    n, _, height, width = x.shape
+    pad = min(4, height // 8)
+    top, left = torch.randint(2 * pad + 1, (2, n))
+    windows = F.pad(x, (pad,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # (n, C, tops, lefts, height, width)
+    x = windows.permute(0, 2, 3, 1, 4, 5)[torch.arange(n), top, left]
+    mirrored = torch.rand(n) < 0.5
+    x[mirrored] = x[mirrored].flip(3)
+    return x
+
+
+def stamp_shapes(x: Tensor, labels: Tensor) -> Tensor:
+    """Each image with one filled shape, opaque: the shape of its label, a random colour, a random corner.
+
+    The colour is uniform among COLOURS, the corner among rows and columns 0..CORNERS, as far as the image has SIZE
+    pixels right of it and below; what reaches over the border is cut. From ten classes on, shapes repeat. Source:
+    FuseFL's backdoored clients. Raises UserError if samples are not images of one or three channels, or are smaller
+    than a shape.
+    """
+    _check_images(x, "backdoor")
+    n, channels, height, width = x.shape
+    if min(height, width) <= SIZE:
+        raise UserError(
+            f"backdoor draws shapes of {SIZE + 1} x {SIZE + 1} pixels, images are {height} x {width}; use larger images"
+        )
+    if channels not in (1, 3):
+        raise UserError(f"backdoor draws on images of 1 or 3 channels, these have {channels}")
+    colours = torch.randint(len(COLOURS), (n,))
+    left, top = (torch.randint(min(CORNERS, side - SIZE) + 1, (n,)) for side in (width, height))
+    return draw_shapes(x, labels.cpu() % len(SHAPES), colours, left, top)
+
+
+def draw_shapes(x: Tensor, shapes: Tensor, colours: Tensor, left: Tensor, top: Tensor) -> Tensor:
+    """A copy of images (n, C, H, W), C 1 or 3, with one shape on each.
+
+    `shapes` and `colours` index SHAPES and COLOURS, `left` and `top` are the corner's column and row: int64 (n,) each,
+    on the CPU. Images of one channel get the colour's luminance.
+    """
+    _, channels, height, width = x.shape
+    windows = _canvases(height, width).unfold(1, height, 1).unfold(2, width, 1)
+    image, row, column = windows[shapes, height - top, width - left].nonzero(as_tuple=True)
+    x = x.clone()
+    x[image, :, row, column] = _palette(channels)[colours[image]].to(x.device)
+    return x
+
+
+def chain(*transforms: Transform) -> Transform:
+    """One transform that applies several, the first first."""
+
+    def chained(x: Tensor, labels: Tensor) -> Tensor:
+        for transform in transforms:
+            x = transform(x, labels)
+        return x
+
+    # Checkpoints know a transform by its name.
+    chained.__qualname__ = f"chain({', '.join(map(transform_name, transforms))})"
+    return chained
+
+
+def with_transforms(data: FederatedData, augment: Transform | None = None, backdoor: int = 0) -> FederatedData:
+    """`data` whose training samples are changed at each access: all clients' by `augment`, and thereafter those of the
+    first `backdoor` clients by `stamp_shapes`. Test samples stay as they are.
+
+    Raises UserError if there are not so many clients, or a client's samples are not what a transform takes.
+    """
+    if not 0 <= backdoor <= len(data.clients):
+        raise UserError(f"backdoor is a number of clients, 0 to {len(data.clients)} here, not {backdoor}")
+
+    def changed(i: int, client: ClientData) -> ClientData:
+        train = client.train
+        wanted = [train.transform, augment, stamp_shapes if i < backdoor else None]
+        transforms = [transform for transform in wanted if transform is not None]
+        if not (transforms and len(train)):  # a client whose data lie elsewhere has none
+            return client
+        transform = chain(*transforms)
+        with torch.random.fork_rng(devices=[]):
+            transform(*train.take([0]).load())  # so that unfit samples are told before anything is written
+        return ClientData(Split(train.x, train.y, train.rows, transform), client.test)
+
+    return FederatedData(tuple(changed(i, c) for i, c in enumerate(data.clients)), data.test, data.classes)
+
+
+def _check_images(x: Tensor, what: str) -> None:
+    if x.dim() != 4:
+        raise UserError(f"{what} needs images (channels, height, width), samples have shape {tuple(x.shape[1:])}")
+
+
+@cache
+def _canvases(height: int, width: int) -> Tensor:
+    """Masks (shapes, 2 height, 2 width), each shape's corner at (height, width): images are windows of them."""
+    masks = []
+    for parts in SHAPES.values():
+        mask = Image.new("1", (2 * width, 2 * height))
+        for kind, numbers in parts:
+            xy = [v + (width, height)[i % 2] for i, v in enumerate(numbers)]
+            getattr(ImageDraw.Draw(mask), kind)(xy, fill=1)
+        masks.append(torch.frombuffer(bytearray(mask.convert("L").tobytes()), dtype=torch.uint8).view(mask.size[::-1]))
+    return torch.stack(masks) > 0
+
+
+@cache
+def _palette(channels: int) -> Tensor:
+    """COLOURS as float32 (colours, channels), 8-bit values / 255 as `Split.load` makes them."""
+    mode = {1: "L", 3: "RGB"}[channels]
+    values = [ImageColor.getcolor(name, mode) for name in COLOURS]
+    return torch.tensor(values).view(len(COLOURS), channels).float().div_(255)

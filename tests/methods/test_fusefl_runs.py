@@ -1,0 +1,234 @@
+"""FuseFL end to end: equalities with plain training, lost clients, bytes, files, different models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from cases import TinyNet, tiny_data, tiny_task
+from torch import nn
+from torch.nn import functional as F
+
+import fewbytes as fb
+from fewbytes.errors import UserError
+from fewbytes.models import build_model
+from fewbytes.models.blocks import cut
+from fewbytes.models.build import ModelBuilder
+from fewbytes.run import Settings
+from fewbytes.training import evaluate
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from flower_grid import MemoryGrid
+
+from fewbytes.engines.flower import client_app, serve_run
+
+LOCAL = {"lr": 0.1, "batch": 8, "momentum": 0.0}
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def outputs(model, data):
+    x, _ = data.load()
+    with torch.no_grad():
+        return model.eval()(x)
+
+
+def test_one_client_and_one_block_is_plain_training():
+    task = tiny_task(clients=1)
+    fused = fb.run(fb.FuseFL(blocks=1, ccvr_samples=0, epochs=3, **LOCAL), task, rounds=1).global_model
+    site = fb.Site(task, 0, 1, "train")  # seeded as the client's handler is
+    plain = site.model()
+    site.fit(plain, epochs=3, **LOCAL)
+    (part,) = cut(plain, 1)
+    same(fused.blocks[0].branches[0].block.state(), part.state())
+    same(fused.classifier.state_dict(), plain.fc.state_dict())
+
+
+def test_one_client_that_averages_freezes_one_network_block_by_block():
+    """M = 1 with the average adaptor: the same network trained on, each time with one more block frozen."""
+    task = tiny_task(clients=1)
+    task = fb.Task(lambda: build_model("mlp:layers=3,hidden=6", (1, 4, 4), 3), task.data)
+    method = fb.FuseFL(blocks=3, adaptor="average", ccvr_samples=0, epochs=3, **LOCAL)
+    fused = fb.run(method, task, rounds=1).global_model
+    model = task.model(0)
+    for k in range(3):
+        for name, value in model.named_parameters():
+            value.requires_grad_(name.split(".")[0] not in [f"fc{i + 1}" for i in range(k)])
+        fb.Site(task, 0, k + 1, "train").fit(model, epochs=1, **LOCAL)
+    torch.testing.assert_close(outputs(fused, task.data.test), outputs(model, task.data.test))
+
+
+def test_one_block_is_isolated_networks_whose_features_are_summed(tmp_path):
+    task = tiny_task(clients=3)
+    fused = fb.run(fb.FuseFL(blocks=1, ccvr_samples=0, epochs=2, **LOCAL), task, rounds=1).global_model
+    x, _ = task.data.test.load()
+    features, weights, biases = [], [], []
+    for i in task.clients:
+        model = task.model(i)
+        fb.Site(task, i, 1, "train").fit(model, epochs=2, **LOCAL)
+        model.eval()
+        with torch.no_grad():
+            features.append(cut(model, 1)[0](x))
+        weights.append(model.fc.weight)
+        biases.append(model.fc.bias)
+    logits = F.linear(sum(features), torch.stack(weights).mean(0), torch.stack(biases).mean(0))
+    torch.testing.assert_close(outputs(fused, task.data.test), logits.detach())
+
+
+def test_epochs_are_shared_out_over_the_stages():
+    from fewbytes.methods.fusefl import stage_epochs
+
+    for total in (4, 7, 10, 200):
+        for blocks in (1, 2, 4):
+            assert sum(stage_epochs(total, k, blocks) for k in range(blocks)) == total
+    assert [stage_epochs(200, k, 8) for k in range(8)] == [25] * 8
+    assert stage_epochs(1, 0, 4) == 1  # a stage trains at least once
+
+
+def test_every_value_is_sent_once_and_the_ledger_is_the_formula():
+    clients, task = 4, tiny_task()
+    result = fb.run(fb.FuseFL(blocks=2, cuts="conv", ccvr_samples=10, epochs=2, **LOCAL), task, rounds=1)
+    blocks = [sum(v.nbytes for v in part.state().values()) for part in cut(TinyNet(), 0, ("conv",))]
+    adaptor, classifier = 4 * (4 * clients * 4 + 4), 4 * (64 * 3 + 3)
+    held = [len(set(client.train.labels.tolist())) for client in task.data.clients]
+    statistics = [8 * 3 + h * 4 * (64 + 64 * 65 // 2) for h in held]
+    columns = result.ledger.columns()
+    for i in task.clients:
+        mine = columns["client"] == i
+        assert columns["value_bytes_up"][mine].sum() == sum(blocks) + adaptor + classifier + statistics[i]
+        assert columns["value_bytes_down"][mine].sum() == (clients - 1) * (sum(blocks) + adaptor) + classifier
+    assert result.summary["rounds"] == 2  # however many were asked for
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_the_saved_network_is_the_one_that_was_scored(reduce, tmp_path):
+    task = tiny_task()
+    method = fb.FuseFL(blocks=3, final_reduce=reduce, ccvr_samples=50, epochs=3, **LOCAL)
+    result = fb.run(method, task, rounds=1, out=tmp_path / "run")
+    loaded = fb.load_model(tmp_path / "run", build=TinyNet)
+    same(loaded.state_dict(), result.global_model.state_dict())
+    x, y = task.data.test.load()
+    assert evaluate(loaded, x, y)[0] / len(y) == result.accuracy
+    assert not list((tmp_path / "run" / "models").glob("client-*"))  # every client has the same
+
+
+def mixed_task(names, shape=(1, 8, 8), clients=3):
+    data = tiny_data(clients)
+    grown = [
+        (F.interpolate(c.train.load()[0], shape[1:]).expand(-1, shape[0], -1, -1), c.train.labels) for c in data.clients
+    ]
+    test = (F.interpolate(data.test.load()[0], shape[1:]).expand(-1, shape[0], -1, -1), data.test.labels)
+    return fb.Task.of(ModelBuilder(names, shape, 3), [(pair, pair) for pair in grown], test)
+
+
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        ("resnet10:width=2,stem=3x3+resnet18:width=2+resnet26:width=2", {}),
+        ("resnet10:width=2,stem=3x3+resnet18:width=2+resnet26:width=2", {"adaptor": "average"}),
+        ("resnet10:width=2,stem=3x3+resnet18:width=3", {"final_reduce": "concatenate"}),  # other widths
+        ("resnet10:width=2,stem=3x3+resnet8:width=4,stem=3x3", {"cuts": "stem"}),
+    ],
+)
+def test_clients_with_different_models_are_fused(names, settings, tmp_path):
+    task = mixed_task(names)
+    method = fb.FuseFL(ccvr_samples=200, epochs=16, lr=0.05, batch=8, **settings)
+    one = fb.run(method, task, rounds=1, out=tmp_path / "one", workers=1)
+    two = fb.run(method, task, rounds=1, workers=2)
+    same(one.global_model.state_dict(), two.global_model.state_dict())
+    assert one.summary["accuracy"]["final"] > 0.6
+    loaded = fb.load_model(tmp_path / "one", build=task.build)
+    same(loaded.state_dict(), one.global_model.state_dict())
+
+
+def test_what_cannot_be_fused_is_told():
+    cases = [
+        ("resnet10:width=2,stem=3x3+resnet18:width=3", {}, "use final_reduce=concatenate"),
+        ("resnet10:width=2,stem=3x3+resnet18:width=3", {"adaptor": "average"}, "cannot join features"),
+        ("resnet10:width=2,stem=3x3", {"blocks": 9}, "units cannot be cut into 9 blocks"),
+        ("resnet10:width=2,stem=3x3", {"cuts": "layers.7"}, "no unit 'layers.7'"),
+    ]
+    for names, settings, words in cases:
+        with pytest.raises(fb.FewbytesError, match=words):
+            fb.run(fb.FuseFL(ccvr_samples=0, epochs=1, batch=8, **settings), mixed_task(names), rounds=1)
+    with pytest.raises(UserError, match="blocks must be at least 1"):
+        fb.FuseFL(blocks=0)
+
+
+def test_models_of_equal_name_start_alike_whoever_has_them():
+    task = mixed_task("resnet10:width=2,stem=3x3+resnet18:width=2", clients=4)
+    same(task.model(0).state_dict(), task.model(2).state_dict())
+    same(task.model(1).state_dict(), task.model(3).state_dict())
+    assert task.architecture(0) != task.architecture(1)
+
+
+METHOD = fb.FuseFL(blocks=3, ccvr_samples=20, epochs=6, **LOCAL)
+
+
+def run_with_faults(folder, lost):
+    """Over Flower's messages in memory; `lost(round, client)` says whose replies never arrive."""
+    task = tiny_task()
+
+    def fault(message, reply):
+        gone = lost(int(message.metadata.group_id or 0), message.metadata.dst_node_id - 1000)
+        return [] if gone and message.metadata.message_type.startswith("train.") else [reply]
+
+    grid = MemoryGrid(client_app(METHOD, task, folder / "nodes"), 4, fault)
+    policy = fb.Policy(min_replies=0.5, round_timeout=0.4, connect_timeout=0.4)
+    return serve_run(grid, METHOD, task, Settings(3, folder / "run"), policy, poll=0.001)
+
+
+def branches(result):
+    return [len(block.branches) for block in result.global_model.blocks]
+
+
+def test_a_client_lost_between_stages_is_not_waited_for(tmp_path):
+    result = run_with_faults(tmp_path, lambda t, i: i == 1 and t >= 2)
+    assert branches(result) == [4, 3, 3]  # its first block stays, later adaptors take those present
+    assert result.accuracy > 0.9
+    assert [left["client"] for row in result.rounds for left in row.get("left_out", [])] == [1] * 4
+    loaded = fb.load_model(tmp_path / "run", build=TinyNet)
+    same(loaded.state_dict(), result.global_model.state_dict())
+
+
+def test_a_client_that_returns_gets_what_it_missed_and_takes_part_again(tmp_path):
+    result = run_with_faults(tmp_path, lambda t, i: i == 1 and t == 2)
+    assert branches(result) == [4, 3, 4]
+    columns = result.ledger.columns()
+    third = columns["round"] == 3
+    down = dict(zip(columns["client"][third], columns["bytes_down"][third], strict=True))
+    assert down[1] > down[0]  # two blocks at once
+    assert result.accuracy > 0.9
+
+
+def test_a_client_that_was_never_there_at_first_joins_at_a_later_stage(tmp_path):
+    result = run_with_faults(tmp_path, lambda t, i: i == 3 and t == 1)
+    assert branches(result) == [3, 4, 4]
+    assert result.accuracy > 0.9
+
+
+def test_the_fused_network_can_be_exported(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    task = mixed_task("resnet10:width=2,stem=3x3+resnet18:width=3")
+    method = fb.FuseFL(final_reduce="concatenate", ccvr_samples=0, epochs=4, batch=8)
+    result = fb.run(method, task, rounds=1, out=tmp_path / "run")
+    model = fb.load_model(tmp_path / "run", build=task.build)
+    x, _ = task.data.test.load()
+    file = tmp_path / "fused.onnx"
+    torch.onnx.export(model, (x,), file, dynamic_shapes=({0: torch.export.Dim("n")},), dynamo=True)
+    found = onnxruntime.InferenceSession(file).run(None, {"x": x[:7].numpy()})[0]
+    torch.testing.assert_close(
+        torch.from_numpy(found), outputs(result.global_model, task.data.test)[:7], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_fused_networks_recipe_is_plain_json():
+    result = fb.run(fb.FuseFL(blocks=2, ccvr_samples=0, epochs=2, **LOCAL), tiny_task(), rounds=1)
+    assert json.loads(json.dumps(result.global_model.recipe)) == result.global_model.recipe
+    assert isinstance(result.global_model, nn.Module)
