@@ -308,6 +308,9 @@ def test_a_client_s_own_model_and_its_report(separate):
     assert "client 1 model" in page
     assert 'id="probe-linear_accuracy"' in page
     assert 'id="probe-information_x"' not in page, "no feature of a perceptron is an image"
+    hostile = {**result, "model": "<i>evil", "points": [{**row, "point": "<i>evil"} for row in result["points"]]}
+    (separate / "probe.json").write_text(json.dumps(hostile))
+    assert "<i>evil" not in write_report(read_runs([separate]), separate / "report.html").read_text()
     (separate / "probe.json").write_text('{"model": "global"}')
     with pytest.raises(fb.UserError, match=r"probe\.json is damaged"):
         read_runs([separate])
