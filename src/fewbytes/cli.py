@@ -20,13 +20,15 @@ import typer
 from rich.console import Console
 
 from fewbytes.checkpoint import read_checkpoint
-from fewbytes.display import Display, console
+from fewbytes.display import Display, console, progress
 from fewbytes.errors import FewbytesError, UserError
 from fewbytes.experiment import UNSAID, make_experiment, make_method, read_experiment
 from fewbytes.inspect import inspect_frame
 from fewbytes.method import Task
 from fewbytes.methods import METHODS
 from fewbytes.plan import deployment_seconds, make_plan, parse_rate
+from fewbytes.probe import Probing, probe_table
+from fewbytes.probe import probe as probe_run
 from fewbytes.report import read_runs, summary_table, write_report
 from fewbytes.run import run as run_method
 
@@ -262,6 +264,36 @@ def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a fo
     page = write_report(found, folder / "report.html")
     printed.print(summary_table(found))
     printed.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command()
+def probe(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    client: Annotated[int | None, typer.Option(help="Probe this client's own model, not the global one.")] = None,
+    points: Annotated[str | None, typer.Option(help="Units after which to probe, with commas.", metavar="LIST")] = None,
+    epochs: Annotated[int, typer.Option(help="Epochs of the probes for mutual information.")] = Probing.epochs,
+    linear_epochs: Annotated[int, typer.Option(help="Epochs of the linear layers.")] = Probing.linear_epochs,
+    samples: Annotated[int | None, typer.Option(help="Train probes on at most so many samples.")] = Probing.samples,
+    batch: Annotated[int, typer.Option(help="Samples of a batch.")] = Probing.batch,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = Probing.lr,
+    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = Probing.seed,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a run's model knows at each depth of the image and the label; adds it to the run's report."""
+
+    how = Probing(epochs, linear_epochs, samples, batch, lr, seed)
+    names = [name.strip() for name in points.split(",")] if points is not None else []
+    with _standard_output_for(as_json):
+        with progress("probe") as told:
+            result = probe_run(run, client, names, how, told)
+        page = write_report(read_runs([run]), run / "report.html")
+    for name in result["skipped"]:
+        console.print(f"[yellow]note:[/] not probed after {name}: the branches differ in shape there")
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        printed.print(probe_table(result))
+        printed.print(f"report: {page}", soft_wrap=True)
 
 
 @app.command("inspect")

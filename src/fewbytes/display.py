@@ -1,13 +1,15 @@
-"""The live line of a run in the terminal."""
+"""The live line of a run, or of other long work, in the terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fewbytes.run import Watcher
 
@@ -22,10 +24,7 @@ class Display(Watcher):
         self._command = command
         self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
         self._name, self._rounds, self._scores = name, 0, ""
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(), console=console,
-        )  # fmt: skip
+        self._progress = _line(TimeElapsedColumn())
         self._bar = self._progress.add_task(name, total=None, text="starting")
 
     def __enter__(self) -> Self:
@@ -77,3 +76,16 @@ class Display(Watcher):
         now = f", client {self._replies} of this one" if self._replies else ""
         moved = f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
         return f"round {done}/{self._rounds}{now}  {self._scores}  {moved}"
+
+
+@contextmanager
+def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A live line with the time left for work of a known length: told (steps done, steps, text), it shows them."""
+    with _line(TimeRemainingColumn(), transient=True, disable=not console.is_terminal) as line:
+        bar = line.add_task(name, total=None, text="starting")
+        yield lambda done, steps, text: line.update(bar, completed=done, total=steps, text=text)
+
+
+def _line(time: ProgressColumn, **how: bool) -> Progress:
+    columns = TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"), time
+    return Progress(*columns, console=console, **how)  # type: ignore[arg-type]  # none of them but flags

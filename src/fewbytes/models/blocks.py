@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain, pairwise
 from typing import Protocol, runtime_checkable
 
@@ -52,7 +52,7 @@ def cut(model: nn.Module, blocks: int, after: Sequence[str] = ()) -> list[Block]
     A block may be without parameters. Raises UserError if the model has no units, or cannot be cut so.
     """
     units = units_of(model)
-    ends = [_end(units, name) for name in after] if after else _default_ends(model, units, blocks)
+    ends = [unit_number(units, name) for name in after] if after else _default_ends(model, units, blocks)
     if sorted(set(ends)) != ends or (ends and ends[-1] == len(units) - 1):
         raise UserError(f"cuts must be different units in order, before the last: {', '.join(after)}")
     rows, names = list(units.values()), {id(v): n for n, v in chain(model.named_parameters(), model.named_buffers())}
@@ -70,6 +70,14 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
         f"a {type(model).__name__} cannot be cut into blocks: give it units(), its parts in order by name, "
         "and classifier, the last layer"
     )
+
+
+def unit_number(units: Collection[str], name: str) -> int:
+    """Where among the names of `units` the unit `name` is, or the last of `name.…`. Raises UserError."""
+    found = [i for i, unit in enumerate(units) if unit == name or unit.startswith(f"{name}.")]
+    if not found:
+        raise UserError(f"the model has no unit {name!r}{suggestion(name, units)}; it has {', '.join(units)}")
+    return found[-1]
 
 
 def classifier_of(model: nn.Module) -> nn.Linear:
@@ -101,18 +109,10 @@ def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "
     return found
 
 
-def _end(units: dict[str, nn.Module], name: str) -> int:
-    """The number of the unit `name`, or of the last of `name.…`."""
-    found = [i for i, unit in enumerate(units) if unit == name or unit.startswith(f"{name}.")]
-    if not found:
-        raise UserError(f"the model has no unit {name!r}{suggestion(name, units)}; it has {', '.join(units)}")
-    return found[-1]
-
-
 def _default_ends(model: nn.Module, units: dict[str, nn.Module], blocks: int) -> list[int]:
     default = getattr(model, "default_cuts", {})
     if blocks in default:
-        return [_end(units, name) for name in default[blocks]]
+        return [unit_number(units, name) for name in default[blocks]]
     if not 1 <= blocks <= len(units):
         raise UserError(f"a model of {len(units)} units cannot be cut into {blocks} blocks")
     return [round(i * len(units) / blocks) - 1 for i in range(1, blocks)]

@@ -2,6 +2,7 @@
 
 A run folder holds `config.toml` and `rounds.jsonl`; `ledger.parquet`, `partition.json` and `result.json` are
 missing where a run was killed, and then what they would have told is worked out from the rest or left out.
+`probe.json` is there once `fewbytes probe` was.
 """
 
 from __future__ import annotations
@@ -91,6 +92,24 @@ class Result(TypedDict, total=False):
     status: str
 
 
+class ProbePoint(TypedDict):
+    """What `fewbytes.probe` found after one unit; None where it could not be measured."""
+
+    point: str
+    units: int
+    information_x: float | None
+    information_y: float | None
+    auxiliary_accuracy: float | None
+    linear_accuracy: float | None
+
+
+class Probe(TypedDict):
+    """`probe.json`, as far as a report reads it: whose model was probed, and what was found where."""
+
+    model: str
+    points: list[ProbePoint]
+
+
 class Score(NamedTuple):
     """One kind of accuracy over a run, fractions 0..1, and the first row of the best; None where never measured."""
 
@@ -110,6 +129,7 @@ class RunFolder:
     partition: Partition | None
     result: dict[str, Any] | None
     config: str
+    probe: Probe | None = None
 
     def fact(self, key: str) -> Any:
         """A setting of the run from `result.json`, else the top level of `config.toml`, else None."""
@@ -227,6 +247,7 @@ def read_run(path: Path | str) -> RunFolder:
         partition=_read(path / "partition.json", _partition),
         result=result,
         config=config or "",
+        probe=_read(path / "probe.json", _probe),
     )
 
 
@@ -322,3 +343,7 @@ def _partition(file: Path) -> Partition:
     if len(partition["train"]) != len(partition["test"]) or any(len(row) != len(partition["classes"]) for row in rows):
         raise ValueError("its counts do not fit its classes and clients")
     return partition
+
+
+def _probe(file: Path) -> Probe:
+    return msgspec.json.decode(file.read_bytes(), type=Probe)

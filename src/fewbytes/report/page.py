@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped, unused-i
 from fewbytes.errors import UserError
 from fewbytes.files import replacing
 from fewbytes.report import left_out
-from fewbytes.report.folder import Direction, Row, RunFolder, when
+from fewbytes.report.folder import Direction, Probe, Row, RunFolder, when
 from fewbytes.report.table import alike, majority_rows, megabytes, percent, seconds
 
 Trace = dict[str, Any]  # of plotly
@@ -77,6 +77,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
             _accuracy(runs, charts),
             _traffic(runs, charts),
             left_out.section(runs),
+            _probes(runs, charts),
             _labels(runs, charts),
             _configs(runs),
             _versions(runs),
@@ -302,6 +303,37 @@ the first, after the last, with a client that joined.</p>
     )
 
 
+def _probes(runs: Sequence[RunFolder], charts: Charts) -> str:
+    found = [(index, run, run.probe) for index, run in enumerate(runs) if run.probe]
+    if not found:
+        return ""
+    names: dict[int, list[str]] = {}  # of units, by how many a sample has passed there
+    for _, _, probe in found:
+        for point in probe["points"]:
+            names.setdefault(point["units"], []).append(_plain(point["point"], 24))
+    ticks = {"tickvals": sorted(names), "ticktext": [" or ".join(_unique(names[units])) for units in sorted(names)]}
+    figures = ""
+    for name, (title, axis) in _PROBED.items():
+        if all(point[name] is None for _, _, probe in found for point in probe["points"]):  # type: ignore[literal-required]
+            continue
+        lines = [_probe_trace(run, probe, name, index) for index, run, probe in found]
+        charts[f"probe-{name}"] = {"all": (lines, {"xaxis": {"title": "after unit"} | ticks, "yaxis": axis})}
+        figures += _chart(f"probe-{name}", title, f"Line chart over depth: {title}")
+    models = "; ".join(
+        (f"{_e(run.label)}: " if len(runs) > 1 else "") + f"{_e(probe['model'])} model" for _, run, probe in found
+    )
+    return f"""<section>
+<h2>Probes</h2>
+<p>What the features hold at each depth, of the image and of the label, by networks trained on them alone with the
+model frozen, and measured on the server's test set ({models}).</p>
+<div class="pair">{figures}</div>
+<p class="note">I(H;X) is, but for an unknown constant, what is shown: minus the mean binary cross-entropy of a decoder
+that makes the image again; features that are no image have none. I(H;Y) is ln C minus the cross-entropy of an auxiliary
+network that sees the features, for C classes. Both are proxies, in nats. Linear separability is the accuracy of one
+linear layer.</p>
+</section>"""
+
+
 def _labels(runs: Sequence[RunFolder], charts: Charts) -> str:
     groups = alike(runs, lambda run: run.partition)
     if not groups:
@@ -412,6 +444,25 @@ def _accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Dir
     }
 
 
+def _probe_trace(run: RunFolder, probe: Probe, name: str, index: int) -> Trace:
+    """One figure of a run's probes over depth."""
+    values: list[Any] = [point[name] for point in probe["points"]]  # type: ignore[literal-required]
+    words = f"%{{y:{'.1%' if name == 'linear_accuracy' else '.3f'}}}"
+    return _line(index, [None] * len(values)) | {
+        "x": [point["units"] for point in probe["points"]],
+        "y": values,
+        "customdata": [
+            [_plain(run.label), _plain(probe["model"]), _plain(point["point"]), percent(point["auxiliary_accuracy"])]
+            for point in probe["points"]
+        ],
+        "hovertemplate": "%{customdata[0]}, %{customdata[1]} model<br><b>"
+        + words
+        + "</b> after %{customdata[2]}"
+        + ("<br>auxiliary network right: %{customdata[3]}" if name == "information_y" else "")
+        + "<extra></extra>",
+    }
+
+
 def _round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
     """Megabytes of each round; exchanges outside the rounds stand apart from the line."""
     rows: list[Row | None] = [row for row in run.rounds if row["phase"] == "round"]
@@ -502,6 +553,11 @@ def _heat_map(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> tuple[
 
 
 _ACCURACY_AXIS = {"title": "accuracy", "tickformat": ".0%"}
+_PROBED: dict[str, tuple[str, Layout]] = {
+    "information_x": ("Of the image, I(H;X)", {"title": "minus cross-entropy, nats a value"}),
+    "information_y": ("Of the label, I(H;Y)", {"title": "nats"}),
+    "linear_accuracy": ("Linear separability", _ACCURACY_AXIS),
+}
 
 
 def _round_axis(runs: Sequence[RunFolder]) -> Layout:
