@@ -4,23 +4,29 @@
 
 A run that is finished in --out is not run again. As in the paper, FuseFL's clients train networks of half the width of
 the others', so that the fused network of five clients is about as large as one of theirs; all methods train for the
-same number of local epochs. FedDF distils on noise, and as `feddf-public` on images that belong to no client.
+same number of local epochs. FedDF distils on images that belong to no client. One-shot FedAvg, FedDF and DENSE start
+from the clients' models that the ensemble's run trained: their own training would be the same, bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
+from torch import nn
 
 import fewbytes as fb
+from fewbytes.checkpoint import read_checkpoint
 from fewbytes.data import federate, load_dataset
-from fewbytes.errors import UserError
+from fewbytes.methods.one_shot import OneShot, Uploads
 from fewbytes.models.build import ModelBuilder
+from fewbytes.wire import unpack
 
 PRINTED = {  # the paper's Tables 2 and 3, alpha 0.1 and 0.5
     "mnist": {"fedavg": (48.24, 90.55), "feddf": (60.15, 92.18), "dense": (66.61, 95.82), "ensemble": (86.81, 97.22),
@@ -40,13 +46,14 @@ def parse() -> argparse.Namespace:
         "--methods", nargs="+", default=["fedavg", "feddf", "dense", "ensemble", "fusefl-2", "fusefl-4"]
     )
     parser.add_argument("--clients", type=int, default=5)
-    parser.add_argument("--samples", type=int, default=10_000, help="training images over all clients")
-    parser.add_argument("--public", type=int, default=2_000, help="images of no client, for feddf-public")
+    parser.add_argument("--samples", type=int, default=5_000, help="training images over all clients")
+    parser.add_argument("--test", type=int, default=2_000, help="test images at the server")
+    parser.add_argument("--public", type=int, default=2_000, help="images of no client, for FedDF")
     parser.add_argument("--depth", type=int, default=10)
     parser.add_argument("--width", type=int, default=16, help="of FuseFL's networks; the others' are twice as wide")
-    parser.add_argument("--epochs", type=int, default=24)
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--set", nargs="*", default=[], metavar="METHOD.KEY=VALUE", help="other settings of a method")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--out", type=Path, required=True)
@@ -54,12 +61,15 @@ def parse() -> argparse.Namespace:
 
 
 def make_task(args: argparse.Namespace, name: str, alpha: float, seed: int) -> fb.Task:
-    """Clients of a part of the training set, Dirichlet by class; the whole test set at the server."""
+    """Clients of a part of the training set, Dirichlet by class; a part of the test set at the server."""
     dataset = load_dataset(args.dataset)
+    dataset = replace(
+        dataset, test=dataset.test.take(np.random.default_rng(0).permutation(len(dataset.test))[: args.test])
+    )
     order = np.random.default_rng(seed).permutation(len(dataset.train))
     mine = replace(dataset, train=dataset.train.take(order[: args.samples]))
     data = federate(mine, "dirichlet", args.clients, alpha=alpha, seed=seed)
-    if name == "feddf-public":
+    if name == "feddf":
         data = replace(data, public=dataset.train.take(order[len(order) - args.public :]))
     width = args.width if name.startswith("fusefl") else 2 * args.width
     depths = [10, 10, 26, 26, 18] if name.endswith("mixed") else [args.depth]  # the paper's mix of five
@@ -80,26 +90,62 @@ def make_method(args: argparse.Namespace, name: str) -> fb.Method:
     return fb.METHODS[base](**settings)
 
 
+@dataclass(frozen=True)
+class OneShotFedAvg(OneShot):
+    """The unweighted mean of the clients' models, as FuseFL compares it."""
+
+    def global_model(self, state: Uploads, task: fb.Task) -> nn.Module:
+        mean = fb.Mean()
+        for theta in state.models.values():
+            mean.add(theta)
+        return task.first_model(mean())
+
+
+def trained(folder: Path) -> Callable[[OneShot, Uploads, fb.Network, int], None]:
+    """A round that takes the clients' models from an ensemble's run."""
+    models = unpack(Uploads, read_checkpoint(folder).server, limit=1 << 40).models
+
+    def round(self: OneShot, state: Uploads, net: fb.Network, t: int) -> None:
+        state.models = dict(models)
+        if isinstance(self, fb.FedDF):
+            mean = fb.Mean()
+            for theta in models.values():
+                mean.add(theta)
+            state.student = mean()
+
+    return round
+
+
 def accuracy(args: argparse.Namespace, name: str, alpha: float, seed: int) -> dict[str, float]:
     """Run it, or read what an earlier run found."""
     folder = args.out / f"{args.dataset}-alpha{alpha}-seed{seed}-{name}"
-    result = folder / "result.json"
-    if not (result.exists() and json.loads(result.read_text())["status"] == "done"):
-        resume = (folder / "checkpoint" / "run.state").exists()
+    if not (folder / "result.json").exists() or found(folder)["status"] != "done":
+        task = make_task(args, name, alpha, seed)
+        if name.startswith("fusefl") or name == "ensemble":
+            method = make_method(args, name)
+        else:
+            accuracy(args, "ensemble", alpha, seed)
+            base = OneShotFedAvg if name == "fedavg" else fb.METHODS[name]
+            cls = type(name, (base,), {"round": trained(args.out / f"{args.dataset}-alpha{alpha}-seed{seed}-ensemble")})
+            method = cls(**({} if name == "fedavg" else asdict(make_method(args, name))))
         fb.run(
-            make_method(args, name), make_task(args, name, alpha, seed), rounds=1, out=folder, resume=resume,
+            method, task, rounds=1, out=folder, resume=(folder / "checkpoint" / "run.state").exists(),
             workers=args.workers, save_models=False,
         )  # fmt: skip
-    found = json.loads(result.read_text())
+    result = found(folder)
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     before = [row["accuracy"]["global"] for row in rows if row["phase"] == "round" and "global" in row["accuracy"]]
     return {
-        "accuracy": 100 * found["accuracy"]["all"]["global"]["final"],
+        "accuracy": 100 * result["accuracy"]["all"]["global"]["final"],
         "before": 100 * before[-1] if before else float("nan"),
-        "up": found["uplink_bytes"] / args.clients / 1e6,
-        "down": found["downlink_bytes"] / args.clients / 1e6,
-        "seconds": found["seconds"],
+        "up": result["uplink_bytes"] / args.clients / 1e6,
+        "down": result["downlink_bytes"] / args.clients / 1e6,
+        "seconds": result["seconds"],
     }
+
+
+def found(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
 
 
 def main() -> None:
@@ -111,16 +157,12 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for alpha in args.alpha:
         for name in args.methods:
-            try:
-                found = [accuracy(args, name, alpha, seed) for seed in args.seeds]
-            except UserError as error:
-                print(f"{name}: {error}")
-                continue
-            values = [f["accuracy"] for f in found]
+            runs = [accuracy(args, name, alpha, seed) for seed in args.seeds]
+            values = [run["accuracy"] for run in runs]
             spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
             printed = PRINTED.get(args.dataset, {}).get(name)
             paper = f"{printed[at[alpha]]:.1f}" if printed and alpha in at else ""
-            means = {key: fmean(f[key] for f in found) for key in found[0]}
+            means = {key: fmean(run[key] for run in runs) for key in runs[0]}
             before = f"{means['before']:.1f}" if name.startswith("fusefl") else ""
             print(
                 f"| {args.dataset} | {alpha} | {name} | {fmean(values):.1f}{spread} | {before} | {paper} | "

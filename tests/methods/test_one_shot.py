@@ -216,7 +216,7 @@ def test_models_of_different_kinds_make_one_ensemble(tmp_path):
     task = fb.Task(build, tiny_data(), 0)
     result = fb.run(CASES["ensemble"], task, rounds=1, out=tmp_path / "run")
     x, _ = task.data.test.load()
-    loaded = fb.load_model(tmp_path / "run", build=lambda: LogitMean(map(build, range(4))))
+    loaded = fb.load_model(tmp_path / "run", build=build)
     assert torch.equal(loaded(x), result.global_model(x))
     for name in DISTILLED:  # they teach a student of the first client's kind
         student = fb.run(CASES[name], task, rounds=1).global_model
@@ -226,6 +226,7 @@ def test_models_of_different_kinds_make_one_ensemble(tmp_path):
 def test_an_ensemble_of_a_named_model_is_loaded_by_its_name(tmp_path):
     about = {"model": "mlp:hidden=3", "sample_shape": [4], "classes": 2}
     model = LogitMean([Mlp((4,), 2, hidden=3) for _ in range(3)])
+    model.recipe = {"kind": "ensemble", "clients": [0, 1, 2]}
     save_model(model, tmp_path / "models" / "global.safetensors", about)
     x = torch.randn(5, 4)
     assert torch.equal(fb.load_model(tmp_path)(x), model(x))
