@@ -21,6 +21,7 @@ from fewbytes.checkpoint import read_checkpoint
 from fewbytes.errors import UserError
 from fewbytes.experiment import Experiment
 from fewbytes.method import Method, Task
+from fewbytes.methods.one_shot import Distilled
 from fewbytes.net import Ledger
 from fewbytes.run import Watcher, run
 
@@ -107,17 +108,20 @@ def make_plan(
     few = task.data.clients[:PROBED_CLIENTS]
     probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
     small = replace(task, data=replace(task.data, clients=few), _kept={})
-    last = method.planned_rounds(PROBED_ROUNDS)
-    ledger, seconds = _probe(probed, small, last)
-    # A method with its own number of rounds is measured whole, others in their steady state.
-    first = PROBED_ROUNDS if last == PROBED_ROUNDS else 1
+    planned = method.planned_rounds(rounds)
+    staged = method.planned_rounds(1) == method.planned_rounds(PROBED_ROUNDS)  # a number of rounds of its own
+    ledger, seconds = _probe(probed, small, PROBED_ROUNDS, whole=False)
+    if staged:  # what is sent may depend on the number of clients: all of them, with little to train on
+        ledger, _ = _probe(_quick(method), _scant(task), planned, whole=not isinstance(method, Distilled))
+        measured, first = len(task.clients) * planned, 0
+    else:
+        measured, first = len(few), PROBED_ROUNDS
     columns = ledger.columns()
-    rows = {name: values[(columns["round"] >= first) & (columns["round"] <= last)] for name, values in columns.items()}
-    measured = len(few) * (last + 1 - first)
+    rows = {name: values[columns["round"] >= first] for name, values in columns.items()}
     return Plan(
         clients=len(task.clients),
         cohort=max(1, round(fraction * len(task.clients))),
-        rounds=method.planned_rounds(rounds),
+        rounds=planned,
         probed=len(few),
         up=rows["bytes_up"].sum() / measured,
         down=rows["bytes_down"].sum() / measured,
@@ -130,17 +134,34 @@ def make_plan(
     )
 
 
+def _quick(method: Method) -> Method:
+    """The method with one local epoch."""
+    return replace(method, epochs=1) if hasattr(method, "epochs") else method  # type: ignore[type-var]
+
+
+def _scant(task: Task) -> Task:
+    """The task with a client's first two training samples of each class it holds, and no test samples."""
+    clients = []
+    for client in task.data.clients:
+        labels = client.train.labels
+        rows = [int(i) for c in labels.unique() for i in (labels == c).nonzero().flatten()[:2]]
+        clients.append(replace(client, train=client.train.take(sorted(rows)), test=client.test.take([])))
+    return replace(task, data=replace(task.data, clients=tuple(clients)), _kept={})
+
+
 class _Enough(Exception):
     """The last round that is measured is over."""
 
 
-def _probe(method: Method, task: Task, rounds: int) -> tuple[Ledger, list[float]]:
-    """The exchanges of a run's rounds, and the seconds of each round without scoring. The run ends with them: what
-    methods do afterwards is no part of a round, and may take a server hours."""
+def _probe(method: Method, task: Task, rounds: int, whole: bool) -> tuple[Ledger, list[float]]:
+    """The exchanges of a run, and the seconds of each round without scoring.
+
+    Unless `whole`, the run ends with its rounds: what methods do afterwards may take a server hours.
+    """
 
     class Stop(Watcher):
         def scored(self, row: dict[str, Any]) -> None:
-            if row["round"] == rounds:
+            if row["round"] == method.planned_rounds(rounds) and not whole:
                 raise _Enough
 
     with tempfile.TemporaryDirectory() as folder:

@@ -151,7 +151,7 @@ def test_what_cannot_be_fused_is_told():
     cases = [
         ("resnet10:width=2,stem=3x3+resnet18:width=3", {}, "use final_reduce=concatenate"),
         ("resnet10:width=2,stem=3x3+resnet18:width=3", {"adaptor": "average"}, "cannot join features"),
-        ("resnet10:width=2,stem=3x3", {"blocks": 9}, "units cannot be cut into 9 blocks"),
+        ("resnet10:width=2,stem=3x3", {"blocks": 9}, "cannot be cut into 9 blocks"),
         ("resnet10:width=2,stem=3x3", {"cuts": "layers.7"}, "no unit 'layers.7'"),
     ]
     for names, settings, words in cases:

@@ -119,6 +119,9 @@ class FuseFL(Method):
         return [name.strip() for name in self.cuts.split(",")] if self.cuts else []
 
     def server(self, task: Task) -> Global:
+        models = {task.architecture(i): i for i in task.clients}
+        for i in models.values():  # so that what cannot be cut is told before anything is trained
+            cut(task.model(i), self.blocks, self.after)
         return Global()
 
     def client(self, site: Site) -> Own:

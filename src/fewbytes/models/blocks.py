@@ -114,5 +114,8 @@ def _default_ends(model: nn.Module, units: dict[str, nn.Module], blocks: int) ->
     if blocks in default:
         return [unit_number(units, name) for name in default[blocks]]
     if not 1 <= blocks <= len(units):
-        raise UserError(f"a model of {len(units)} units cannot be cut into {blocks} blocks")
+        raise UserError(
+            f"a model of {len(units)} units ({', '.join(units)}) cannot be cut into {blocks} blocks; "
+            "take fewer blocks, or a deeper model such as resnet18:width=32, vgg9 or mlp:layers=4"
+        )
     return [round(i * len(units) / blocks) - 1 for i in range(1, blocks)]
