@@ -15,6 +15,7 @@ from fewbytes.errors import UserError
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut
 from fewbytes.models.build import ModelBuilder
+from fewbytes.plan import make_plan
 from fewbytes.run import Settings
 from fewbytes.training import evaluate
 
@@ -232,3 +233,13 @@ def test_a_fused_networks_recipe_is_plain_json():
     result = fb.run(fb.FuseFL(blocks=2, ccvr_samples=0, epochs=2, **LOCAL), tiny_task(), rounds=1)
     assert json.loads(json.dumps(result.global_model.recipe)) == result.global_model.recipe
     assert isinstance(result.global_model, nn.Module)
+
+
+def test_a_plan_counts_every_stage_for_all_clients():
+    task, method = tiny_task(clients=6), fb.FuseFL(blocks=2, ccvr_samples=20, epochs=2, **LOCAL)
+    planned = make_plan(method, task, 20, 1e6, 1e6)
+    totals = fb.run(method, task, rounds=20).ledger.totals()
+    assert planned.rounds == 2
+    assert planned.nominal_up * 12 == totals["uplink_nominal_bytes"]
+    assert planned.nominal_down * 12 == totals["downlink_nominal_bytes"]
+    assert 0.9 < planned.up * 12 / totals["uplink_bytes"] < 1.1
