@@ -115,7 +115,7 @@ def deployment(tmp_path_factory):
         yield flower
 
 
-@pytest.mark.parametrize("name", ["fedavg-local-buffers", "fedpurin"])
+@pytest.mark.parametrize("name", ["fusefl", "fedpurin"])
 def test_a_deployment_is_the_local_engine(name, deployment, tmp_path):
     out = deployment.folder / "runs" / name
     run = deployment.submit(write_app(tmp_path / "app", name, out))
