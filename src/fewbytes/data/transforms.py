@@ -7,6 +7,7 @@ seeds, so results are the same however many workers there are.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -123,7 +124,7 @@ def with_transforms(data: FederatedData, augment: Transform | None = None, backd
             transform(*train.take([0]).load())  # so that unfit samples are told before anything is written
         return ClientData(Split(train.x, train.y, train.rows, transform), client.test)
 
-    return FederatedData(tuple(changed(i, c) for i, c in enumerate(data.clients)), data.test, data.classes)
+    return replace(data, clients=tuple(changed(i, c) for i, c in enumerate(data.clients)))
 
 
 def _check_images(x: Tensor, what: str) -> None:
