@@ -60,7 +60,9 @@ SHARED: dict[str, Any] = {
     "backdoor": _option(int, "Stamp a shape, by label, on the training images of the first so many clients."),
     "fraction": _option(float, "Part of the clients that takes part in a round."),
     "rounds": _option(int, "Number of rounds."),
-    "model": _option(str, "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; or a+b.", metavar="NAME"),
+    "model": _option(
+        str, "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; or a+b.", metavar="NAME"
+    ),
     "seed": _option(int, "Same seed, same results, bit for bit."),
     "workers": _option(int, "Worker processes (default: one per core)."),
     "device": _option(str, "cpu or cuda.", metavar="NAME"),
