@@ -122,9 +122,9 @@ def test_a_users_module_and_a_plain_sequential_can_be_cut():
     ("model", "blocks", "after", "said"),
     [
         (nn.Conv2d(1, 1, 1), 2, (), "a Conv2d cannot be cut into blocks: give it units"),
-        (Own(), 3, (), r"a model of 2 units \(a, b\) cannot be cut into 3 blocks"),
+        (Own(), 3, (), "a model with the units a, b cannot be cut into 3 blocks"),
         (Own(), 0, ("c",), "the model has no unit 'c'"),
-        (Own(), 0, ("b",), "before the last"),
+        (Own(), 0, ("b",), "cuts b must be different units in order, without the last, of a, b"),
         (Own(), 0, ("a", "a"), "different units in order"),
     ],
 )

@@ -140,7 +140,8 @@ def run(
     with _standard_output_for(as_json):
         job = _Job(settings)
         folder = resume or _new_folder(out, job.experiment.method)
-        result = job.execute(folder, resume is not None)
+        with _unless_refused(folder, folder if resume is None else None):
+            result = job.execute(folder, resume is not None)
     _told(folder, result, as_json)
 
 
@@ -171,17 +172,13 @@ def deploy(
         job = _Job(settings)
         nodes = sites(job.experiment, hosts)
         folder = resume or _new_folder(out, job.experiment.method)
-        try:
+        with _unless_refused(folder, folder if resume is None else None):
             deployed = Deployed(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
             if show:
                 deployed.prepare()
             else:
                 with Display(job.experiment.method, folder, "deploy") as display:
                     deployed.execute(display, display.note)
-        except UserError:
-            if resume is None and not (folder / "config.toml").exists():
-                shutil.rmtree(folder)  # refused before it began
-            raise
     if show:
         printed.print(deployed.commands(), soft_wrap=True)
     else:
@@ -225,7 +222,8 @@ def _compare(names: list[str], settings: dict[str, Any], out: Path) -> tuple[Pat
     jobs = [first, *(_Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
     _note_unequal_training(jobs)
     folder = _new_folder(out, "compare")
-    results = [job.execute(folder / job.experiment.method, False) for job in jobs]
+    with _unless_refused(folder / names[0], folder):
+        results = [job.execute(folder / job.experiment.method, False) for job in jobs]
     write_report(read_runs([folder]), folder / "report.html")
     return folder, results
 
@@ -417,6 +415,17 @@ def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
         if key not in FREE and made != value:
             raise UserError(f"{folder} was made with another {key} ({made!r}, not {value!r}): resume it as it was made")
     return settings | {key: value for key, value in given.items() if key in FREE}
+
+
+@contextlib.contextmanager
+def _unless_refused(run: Path, made: Path | None) -> Iterator[None]:
+    """Remove the folder that was made for a run, if the run was refused before it began."""
+    try:
+        yield
+    except UserError:
+        if made is not None and not (run / "config.toml").exists():
+            shutil.rmtree(made)
+        raise
 
 
 def _new_folder(out: Path, name: str) -> Path:

@@ -37,6 +37,14 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "beta": (lambda v: v >= 1, "at least 1"),
     "blocks": (lambda v: v >= 1, "at least 1"),
     "ccvr_samples": (lambda v: v >= 0, "at least 0"),
+    **dict.fromkeys(
+        ("generator_steps", "pixel_steps", "student_steps", "latent", "patience"), (lambda v: v >= 1, "at least 1")
+    ),
+    "noise": (lambda v: v >= 2, "at least 2"),
+    "clip": (lambda v: 0 < v < math.inf, "above 0"),
+    **dict.fromkeys(
+        ("lambda_ce", "lambda_bn", "lambda_adv", "lambda_tv", "lambda_l2"), (lambda v: 0 <= v < math.inf, "at least 0")
+    ),
     "lr": (lambda v: 0 < v < math.inf, "above 0"),
     "momentum": (lambda v: 0 <= v < 1, "in [0, 1)"),
     "cutoff": (lambda v: 0 <= v < math.inf, "at least 0"),
@@ -269,10 +277,17 @@ class Site:
         """Train on this client's training samples, each batch transformed if `train` has a transform (see
         `fewbytes.training.fit`); records the loss as `loss.train`."""
         x, y = self.tensors(self.train)
-        value = fit(
-            model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
-            loss=loss, extra=extra, frozen=frozen, precision=self.task.precision, transform=self.train.transform,
-        )  # fmt: skip
+        try:
+            value = fit(
+                model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
+                loss=loss, extra=extra, frozen=frozen, precision=self.task.precision, transform=self.train.transform,
+            )  # fmt: skip
+        except ValueError as error:
+            if len(y) > 1 and batch > 1:
+                raise
+            raise UserError(
+                f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
+            ) from None
         self.record("loss.train", value)
         return value
 

@@ -68,7 +68,8 @@ class Probing:
         if min(self.epochs, self.linear_epochs) < 1:
             raise UserError(f"epochs ({self.epochs}) and linear_epochs ({self.linear_epochs}) must be at least 1")
         if self.batch < 2 or (self.samples is not None and self.samples < 2):
-            raise UserError(f"batch ({self.batch}) and samples ({self.samples or 'all'}) must be at least 2")
+            few = "all" if self.samples is None else self.samples
+            raise UserError(f"batch ({self.batch}) and samples ({few}) must be at least 2")
         if not 0 < self.lr < math.inf:
             raise UserError(f"lr must be above 0, not {self.lr}")
 

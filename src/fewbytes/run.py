@@ -156,8 +156,10 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
     scratch = ScratchFolder("run") if settings.out is None else None
     try:
         folder = settings.out if scratch is None and settings.out is not None else scratch.path  # type: ignore[union-attr]
+        loop = _Loop(method, task, settings, folder)
+        if not settings.resume:
+            loop.state = method.server(task)  # tells what cannot be before anything is written
         with _held(folder):
-            loop = _Loop(method, task, settings, folder)
             checkpoint = loop.begin()
             with connect(folder, checkpoint) as net:
                 summary = loop.run(net, checkpoint)
@@ -214,9 +216,7 @@ class _Loop:
     def run(self, net: Network, checkpoint: Checkpoint | None) -> dict[str, Any]:
         done, finished = 0, False
         net.on_reply = self.watcher.replied
-        if checkpoint is None:
-            self.state = self.method.server(self.task)
-        else:
+        if checkpoint is not None:
             kind = state_class(self.method, "server")
             self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
             self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]

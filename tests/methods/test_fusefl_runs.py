@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 import torch
 from cases import TinyNet, tiny_data, tiny_task
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -148,16 +151,19 @@ def test_clients_with_different_models_are_fused(names, settings, tmp_path):
     same(loaded.state_dict(), one.global_model.state_dict())
 
 
-def test_what_cannot_be_fused_is_told():
+def test_what_cannot_be_fused_is_told(tmp_path):
     cases = [
         ("resnet10:width=2,stem=3x3+resnet18:width=3", {}, "use final_reduce=concatenate"),
         ("resnet10:width=2,stem=3x3+resnet18:width=3", {"adaptor": "average"}, "cannot join features"),
         ("resnet10:width=2,stem=3x3", {"blocks": 9}, "cannot be cut into 9 blocks"),
+        ("resnet10:width=2,stem=3x3+mlp:hidden=16,layers=4", {}, "cannot join features"),
         ("resnet10:width=2,stem=3x3", {"cuts": "layers.7"}, "no unit 'layers.7'"),
     ]
     for names, settings, words in cases:
-        with pytest.raises(fb.FewbytesError, match=words):
-            fb.run(fb.FuseFL(ccvr_samples=0, epochs=1, batch=8, **settings), mixed_task(names), rounds=1)
+        method = fb.FuseFL(ccvr_samples=0, epochs=1, batch=8, **settings)
+        with pytest.raises(UserError, match=words):  # before anything is trained or written
+            fb.run(method, mixed_task(names), rounds=1, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="blocks must be at least 1"):
         fb.FuseFL(blocks=0)
 
@@ -243,3 +249,70 @@ def test_a_plan_counts_every_stage_for_all_clients():
     assert planned.nominal_up * 12 == totals["uplink_nominal_bytes"]
     assert planned.nominal_down * 12 == totals["downlink_nominal_bytes"]
     assert 0.9 < planned.up * 12 / totals["uplink_bytes"] < 1.1
+
+
+def test_blocks_that_work_in_place_do_not_disturb_other_branches():
+    def build(inplace):
+        torch.manual_seed(0)
+        activation = nn.LeakyReLU(0.5, inplace=inplace)
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), activation, nn.Linear(8, 8), activation, nn.Linear(8, 3))
+
+    method = fb.FuseFL(cuts="1,3", adaptor="average", ccvr_samples=0, epochs=3, **LOCAL)
+    nets = [fb.run(method, fb.Task(lambda i=i: build(i), tiny_data()), rounds=1).global_model for i in (True, False)]
+    assert torch.equal(*(outputs(net, tiny_data().test) for net in nets))
+
+
+def test_a_file_that_lacks_entries_is_told(tmp_path):
+    fb.run(fb.FuseFL(blocks=2, ccvr_samples=0, epochs=2, **LOCAL), tiny_task(), rounds=1, out=tmp_path / "run")
+    path = tmp_path / "run" / "models" / "global.safetensors"
+    with safe_open(path, "pt") as file:
+        metadata, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for lost in ("blocks.0.branches.0.block", "blocks.1.branches.2.adaptor", "classifier.weight"):
+        save_file({k: v for k, v in state.items() if not k.startswith(lost)}, path, metadata)
+        with pytest.raises(UserError, match=r"lacks|cannot be put together"):
+            fb.load_model(tmp_path / "run", build=TinyNet)
+
+
+class Wrong(TinyNet):
+    """Each of the ways in which units() can be wrong."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        if how == "cuts":
+            self.default_cuts = {2: ()}
+
+    def units(self):
+        units = super().units()
+        changed = {
+            "list": list(units.values()),
+            "new": units | {"flat": nn.Linear(4, 4)},
+            "order": {"flat": units["flat"]},
+        }
+        return changed.get(self.how, units)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("list", "by name in a dict"),
+        ("new", "layers that are not"),
+        ("cuts", "default cuts"),
+        ("order", "do not give|shape"),
+    ],
+)
+def test_a_module_of_ones_own_that_is_wrong_is_told(how, words):
+    blocks = 1 if how == "order" else 2
+    with pytest.raises((UserError, RuntimeError), match=words):
+        fb.run(fb.FuseFL(blocks=blocks, epochs=2, **LOCAL), fb.Task(lambda: Wrong(how), tiny_data()), rounds=1)
+
+
+def test_single_samples_and_batch_normalisation_do_not_go_together():
+    data = tiny_data(2)
+    one = dataclasses.replace(data.clients[0], train=data.clients[0].train.take([0]))
+    task = fb.Task(
+        ModelBuilder("resnet10:width=2,stem=3x3", (1, 4, 4), 3),
+        dataclasses.replace(data, clients=(one, data.clients[1])),
+    )
+    with pytest.raises(fb.FewbytesError, match=r"client 0 trains on single samples, too few for batch normalisation"):
+        fb.run(fb.FuseFL(epochs=4, **LOCAL), task, rounds=1)

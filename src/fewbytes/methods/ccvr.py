@@ -4,7 +4,7 @@ with Non-IID Data", NeurIPS 2021: statistics of features by class, merged over c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -64,9 +64,9 @@ def whole(statistics: ClassStatistics) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def merge(
-    counts: Tensor, means: Tensor, scatters: Tensor, covariance: Covariance = "correct"
+    counts: Tensor, means: Tensor, scatters: Iterable[Tensor], covariance: Covariance = "correct"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """N_c (C,), mu_c (C, D) and Sigma_c (C, D, D) from clients' counts (M, C), means (M, C, D), scatters (M, C, D, D).
+    """N_c (C,), mu_c (C, D), Sigma_c (C, D, D) from clients' counts (M, C), means (M, C, D), scatters (C, D, D) each.
 
     Sigma_c = (sum_m S_mc + sum_m n_mc (mu_mc - mu_c)(mu_mc - mu_c)^T) / (N_c - 1), which is CCVR's formula for unbiased
     local covariances; zero where N_c = 1. Rows of classes nobody holds are not numbers. `released`: as FuseFL's code
@@ -75,14 +75,14 @@ def merge(
     n = counts.double()
     total = n.sum(0)
     mean = torch.einsum("mc,mcd->cd", n, means) / total[:, None]
-    degrees = (total - 1).clamp(min=1)[:, None, None]
-    if covariance == "released":
-        local = scatters / n.clamp(min=1)[..., None, None]  # biased
-        second = torch.einsum("mc,mcd,mce->cde", n, means, means)
-        cov = (((n - 1).clamp(min=0)[..., None, None] * local).sum(0) + second) / degrees
-    else:
-        apart = means - mean
-        cov = (scatters.sum(0) + torch.einsum("mc,mcd,mce->cde", n, apart, apart)) / degrees
+    cov = torch.zeros(*mean.shape, mean.shape[1]).double()
+    for i, scatter in enumerate(scatters):  # one at a time: they are large
+        if covariance == "released":
+            weight, apart = (n[i] - 1).clamp(min=0) / n[i].clamp(min=1), means[i]
+        else:
+            weight, apart = torch.ones_like(n[i]), means[i] - mean
+        cov += weight[:, None, None] * scatter + n[i, :, None, None] * apart[:, :, None] * apart[:, None, :]
+    cov /= (total - 1).clamp(min=1)[:, None, None]
     cov[total == 0] = torch.nan
     return total.long(), mean, cov
 
@@ -112,8 +112,9 @@ def calibrated(
 
     Shuffled, plain SGD on the cross-entropy, without momentum.
     """
-    counts, means, scatters = (torch.stack(part) for part in zip(*map(whole, clients), strict=True))
-    x, y = virtual_features(*merge(counts, means, scatters, covariance), samples, rng)
+    counts, means = (torch.stack(part) for part in zip(*(whole(client)[:2] for client in clients), strict=True))
+    merged = merge(counts, means, (whole(client)[2] for client in clients), covariance)
+    x, y = virtual_features(*merged, samples, rng)
     linear = linear_of(classifier)
     with torch.random.fork_rng(devices=[]):
         seed_torch(int(rng.integers(2**62)))

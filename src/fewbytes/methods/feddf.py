@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from fewbytes.distillation import distillation_loss, endless, logits_of, noise, ready, step
+from fewbytes.errors import UserError
 from fewbytes.method import Task
 from fewbytes.methods.one_shot import Distilled, Uploads, sample_shape
 from fewbytes.models import LogitMean
@@ -49,6 +50,8 @@ class FedDF(Distilled):
 
     def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
         data = noise(self.noise, sample_shape(task)) if task.data.public is None else task.data.public
+        if len(data) < 2:
+            raise UserError(f"FedDF needs at least 2 samples to distil on and to check by, there is {len(data)}")
         targets = logits_of(teacher, data, task.device)
         order = torch.randperm(len(data))
         held, used = order.tensor_split([max(1, len(data) // 10)])

@@ -24,7 +24,6 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import nn
 
-from fewbytes.errors import UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
 from fewbytes.models.blocks import Block, classifier_of, cut, shapes
@@ -36,6 +35,7 @@ from fewbytes.models.fused import (
     Reduce,
     Sent,
     Stage,
+    check_fusible,
     fused_blocks,
     fused_network,
     make_adaptor,
@@ -96,7 +96,7 @@ class FuseFL(Method):
     """Hyper-parameters of FuseFL; the paper's values, its code's where the paper is silent."""
 
     blocks: int = 4  # K, cut where the model's own defaults say
-    cuts: str = ""  # or cut after these units, with commas, e.g. stem,layers.1
+    cuts: str = ""  # instead: cut after these units, with commas, e.g. stem,layers.1
     adaptor: AdaptorKind = "conv"  # Eq. 8, or Eq. 7
     frozen_bn: Literal["eval", "train_shared"] = "eval"  # train_shared: as the authors' code, one client after another
     final_reduce: Reduce = "sum"  # of the last block's branches
@@ -119,20 +119,21 @@ class FuseFL(Method):
         return [name.strip() for name in self.cuts.split(",")] if self.cuts else []
 
     def server(self, task: Task) -> Global:
-        models = {task.architecture(i): i for i in task.clients}
-        for i in models.values():  # so that what cannot be cut is told before anything is trained
-            cut(task.model(i), self.blocks, self.after)
+        models = [task.model(i).cpu() for i in {task.architecture(i): i for i in task.clients}.values()]
+        samples = [split for split in (task.data.test, *(c.train for c in task.data.clients)) if len(split)]
+        if samples:  # what cannot be fused is told before anything is trained
+            check_fusible(models, self.blocks, self.after, self.adaptor, self.final_reduce, samples[0].shape)
         return Global()
 
     def client(self, site: Site) -> Own:
         return Own(dict(site.task.first_state(site.me)))
 
     def round(self, state: Global, net: Network, t: int) -> None:
-        known, branches, classifiers = len(state.fused), {}, []
+        before, branches, classifiers = len(state.fused), {}, []
         groups = [[i] for i in net.clients] if self.frozen_bn == "train_shared" else [net.clients]
         for group in groups:
             for i, reply in net.call(self.train, to={i: self.news(state, i) for i in group}):  # lines 4-20
-                branches[i], state.known[i] = reply.branch, known
+                branches[i], state.known[i] = reply.branch, before
                 state.fused = moved(state.fused, reply.statistics)
                 if reply.classifier is not None:
                     classifiers.append(reply.classifier.dense())
@@ -216,16 +217,11 @@ def stage_epochs(total: int, k: int, blocks: int) -> int:
 
 
 def averaged(classifiers: Sequence[State], reduce: Reduce) -> State:
-    """The unweighted mean of the classifiers; for concatenated features they stand side by side, each divided by M.
-
-    Raises UserError for features of different lengths that are not concatenated.
-    """
+    """The unweighted mean of the classifiers; for concatenated features they stand side by side, each divided by M."""
     rows = {name: [classifier[name] for classifier in classifiers] for name in classifiers[0]}
     if reduce == "concatenate":
         weight = torch.cat(rows.pop("weight"), dim=1) / len(classifiers)
         return {"weight": weight} | {name: torch.stack(row).mean(0) for name, row in rows.items()}
-    if len({weight.shape for weight in rows["weight"]}) > 1:
-        raise UserError("the clients' models end in features of different lengths: use final_reduce=concatenate")
     return {name: torch.stack(row).mean(0) for name, row in rows.items()}
 
 

@@ -35,7 +35,10 @@ class Block(nn.Module):
     def __init__(self, units: Sequence[nn.Module], names: dict[int, str]) -> None:
         super().__init__()
         self.units = nn.Sequential(*units)
-        self.names = [(names[id(value)], value) for value in chain(self.parameters(), self.buffers())]
+        own = list(chain(self.parameters(), self.buffers()))
+        if any(id(value) not in names for value in own):
+            raise UserError("units() gives layers that are not the model's: make them once, in its __init__")
+        self.names = [(names[id(value)], value) for value in own]
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.units(x)
@@ -53,8 +56,9 @@ def cut(model: nn.Module, blocks: int, after: Sequence[str] = ()) -> list[Block]
     """
     units = units_of(model)
     ends = [unit_number(units, name) for name in after] if after else _default_ends(model, units, blocks)
-    if sorted(set(ends)) != ends or (ends and ends[-1] == len(units) - 1):
-        raise UserError(f"cuts must be different units in order, before the last: {', '.join(after)}")
+    if sorted(set(ends)) != ends or (ends and ends[-1] == len(units) - 1) or not (after or len(ends) == blocks - 1):
+        where = f"cuts {', '.join(after)}" if after else f"the default cuts into {blocks} blocks"
+        raise UserError(f"{where} must be different units in order, without the last, of {', '.join(units)}")
     rows, names = list(units.values()), {id(v): n for n, v in chain(model.named_parameters(), model.named_buffers())}
     bounds = [0, *(end + 1 for end in ends), len(rows)]
     return [Block(rows[a:b], names) for a, b in pairwise(bounds)]
@@ -63,9 +67,12 @@ def cut(model: nn.Module, blocks: int, after: Sequence[str] = ()) -> list[Block]
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
     """The model's units in order, by name. A Sequential that ends in a Linear needs not list them. Raises UserError."""
     if isinstance(model, Splittable):
-        return model.units()
+        units = model.units()
+        if not (isinstance(units, dict) and units and all(isinstance(unit, nn.Module) for unit in units.values())):
+            raise UserError(f"units() of {type(model).__name__} must give its parts, modules, by name in a dict")
+        return units
     if isinstance(model, nn.Sequential) and len(model) > 1 and isinstance(model[-1], nn.Linear):
-        return dict(list(model.named_children())[:-1])
+        return dict(list(model._modules.items())[:-1])  # children() leave out repeated ones
     raise UserError(
         f"a {type(model).__name__} cannot be cut into blocks: give it units(), its parts in order by name, "
         "and classifier, the last layer"
@@ -83,7 +90,7 @@ def unit_number(units: Collection[str], name: str) -> int:
 def classifier_of(model: nn.Module) -> nn.Linear:
     """The model's last layer, features to logits. Raises UserError if it is not a Linear, or there are no units."""
     units_of(model)
-    last = model.classifier if isinstance(model, Splittable) else list(model.children())[-1]
+    last = model.classifier if isinstance(model, Splittable) else model[-1]  # type: ignore[index]
     if not isinstance(last, nn.Linear):
         raise UserError(f"the classifier must be a Linear, not a {type(last).__name__}")
     return last
@@ -115,7 +122,7 @@ def _default_ends(model: nn.Module, units: dict[str, nn.Module], blocks: int) ->
         return [unit_number(units, name) for name in default[blocks]]
     if not 1 <= blocks <= len(units):
         raise UserError(
-            f"a model of {len(units)} units ({', '.join(units)}) cannot be cut into {blocks} blocks; "
+            f"a model with the units {', '.join(units)} cannot be cut into {blocks} blocks; "
             "take fewer blocks, or a deeper model such as resnet18:width=32, vgg9 or mlp:layers=4"
         )
     return [round(i * len(units) / blocks) - 1 for i in range(1, blocks)]

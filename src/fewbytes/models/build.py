@@ -66,6 +66,8 @@ class ModelBuilder:
 
     def __init__(self, names: str, shape: tuple[int, ...], classes: int) -> None:
         self.names, self.shape, self.classes = names.split("+"), shape, classes
+        if len(self.names) > 1 and not all(self.names):
+            raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
 
     def __call__(self, client: int) -> nn.Module:
         return build_model(self.names[client % len(self.names)], self.shape, self.classes)

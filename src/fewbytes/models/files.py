@@ -60,6 +60,11 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
         else:
             model = make(0 if client is None else client)
             load_state(model, state)
+        lacking = model.state_dict().keys() - state.keys()
+        if lacking:
+            raise MethodError(f"it lacks {', '.join(sorted(lacking)[:3])}")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UserError(f"the model {path} cannot be put together: {type(error).__name__}: {error}") from None
     except MethodError as error:
         raise UserError(f"{path} does not fit the module: {error}") from None
     return model.eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from torch.fx.proxy import TraceError
 
-from fewbytes.errors import UserError
-from fewbytes.models.blocks import cut, linear_of
+from fewbytes.errors import MethodError, UserError
+from fewbytes.models.blocks import classifier_of, cut, linear_of, shapes
 from fewbytes.state import State, load_state
 
 AdaptorKind = Literal["conv", "average"]
@@ -23,8 +24,8 @@ class Gather(nn.Module):
     """What a block is fed from all branches of the block before: their concatenation, or their mean (Eq. 7).
 
     `takes` is the shape of what the block takes. Features (n, c, h, w) of another height and width are brought to its,
-    larger ones by average pooling, smaller ones by bilinear interpolation; features (n, d) and (n, tokens, d) are
-    concatenated along d. Raises UserError for features that cannot be gathered so.
+    by average pooling where neither side is smaller, else by bilinear interpolation; features (n, d) and
+    (n, tokens, d) are concatenated along d. Raises UserError for features that cannot be gathered so.
     """
 
     def __init__(self, kind: AdaptorKind, takes: tuple[int, ...]) -> None:
@@ -69,14 +70,15 @@ class FusedBlock(nn.Module):
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
         if self.kind is None:
-            return [branch(features[0]) for branch in self.branches]
+            return [branch(features[0].clone()) for branch in self.branches]  # a block may work in place
         gathered: dict[Any, Tensor] = {}  # branches that take features of one size share what they gather
         outputs = []
         for branch in self.branches:
             size = branch.takes[1:]
             if size not in gathered:
                 gathered[size] = Gather(self.kind, branch.takes)(features)
-            outputs.append(branch(gathered[size]))
+            fed = gathered[size].clone() if self.kind == "average" else gathered[size]  # a block may work in place
+            outputs.append(branch(fed))
         return outputs
 
 
@@ -179,6 +181,29 @@ def adaptor_of(state: State) -> nn.Module | None:
     return convolution
 
 
+def check_fusible(
+    models: Sequence[nn.Module], blocks: int, after: Sequence[str], kind: AdaptorKind, reduce: Reduce,
+    sample: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Raises UserError if models of these architectures, for samples of the shape `sample`, cannot be fused."""
+    x = torch.zeros(1, *sample)
+    rows = []
+    for model in models:
+        parts, classifier = cut(model, blocks, after), classifier_of(model)
+        rows.append([sample, *shapes(parts, sample)])
+        training = model.training
+        with torch.no_grad():
+            whole, out = model.eval()(x.clone()), nn.Sequential(*parts, classifier).eval()(x.clone())
+        model.train(training)
+        if whole.shape != out.shape or not torch.allclose(whole, out, rtol=1e-3, atol=1e-4):
+            raise UserError(f"the units and classifier of {type(model).__name__}, in order, do not give what it gives")
+    for column in [*zip(*rows, strict=True)][1:-1]:
+        for takes in column:
+            Gather(kind, takes)([torch.zeros(1, *shape) for shape in column])
+    if reduce != "concatenate" and len({math.prod(row[-1]) for row in rows}) > 1:
+        raise UserError("the clients' models end in features of different lengths: use final_reduce=concatenate")
+
+
 Sent = tuple[State, State, tuple[int, ...]]
 """One client's part of a fused block as it travels: its adaptor's entries, its block's, the shape the block takes."""
 
@@ -234,6 +259,8 @@ def network_of(recipe: Mapping[str, Any], state: State, model: Callable[[int], n
     for k, members in enumerate(recipe["takes"]):
         prefixes = [f"blocks.{k}.branches.{i}.adaptor." for i in range(len(members))]
         adaptors = [{n.removeprefix(p): v for n, v in state.items() if n.startswith(p)} for p in prefixes]
+        if k and recipe["adaptor"] == "conv" and not all(adaptors):
+            raise MethodError(f"it lacks an adaptor of block {k}")
         sent.append({int(c): (a, {}, tuple(t)) for (c, t), a in zip(members.items(), adaptors, strict=True)})
     classifier = {n.removeprefix("classifier."): v for n, v in state.items() if n.startswith("classifier.")}
     network = fused_network(
