@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.data import Split
-from fewbytes.training import batches
-
-M = TypeVar("M", bound=nn.Module)
+from fewbytes.training import batches, ready
 
 # Losses on logits -----------------------------------------------------------------------------------------------------
 
@@ -154,7 +151,7 @@ class Generator(nn.Module):
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def forward(self, z: Tensor) -> Tensor:
-        first = self.linear(z).view(-1, *self.start).contiguous(memory_format=torch.channels_last)
+        first = ready(self.linear(z).view(-1, *self.start))
         images: Tensor = self.convolutions(first)
         return images
 
@@ -214,17 +211,6 @@ class Pool:
 
 
 # Teachers and students ------------------------------------------------------------------------------------------------
-
-
-def ready(x: Tensor) -> Tensor:
-    """Images channels-last, as convolutions like them; other samples as they are."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-
-
-def prepared(model: M) -> M:
-    """The model, channels-last if it has convolutions."""
-    convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
-    return model.to(memory_format=torch.channels_last) if convolutional else model
 
 
 @contextmanager

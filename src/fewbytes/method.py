@@ -20,7 +20,7 @@ from fewbytes.errors import UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch, stream, stream_seed
-from fewbytes.training import Loss, Precision, evaluate, fit, memory_format, outputs
+from fewbytes.training import Loss, Precision, evaluate, fit, outputs, prepared, ready
 from fewbytes.wire import Layout
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ class Site:
         self._taken += 1
         if key not in self._models:
             made = self.task.model(owner)
-            self._models[key] = made.to(memory_format=memory_format(made))
+            self._models[key] = prepared(made)
             for p in made.parameters():
                 p.trained = p.requires_grad  # type: ignore[attr-defined]
         model = self._models[key]
@@ -256,9 +256,7 @@ class Site:
         """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last."""
         if id(data) not in self._loaded:
             x, y = data.load(self.device)
-            if x.dim() == 4:
-                x = x.contiguous(memory_format=torch.channels_last)
-            self._loaded[id(data)] = (x, y)
+            self._loaded[id(data)] = (ready(x), y)
         return self._loaded[id(data)]
 
     def fit(

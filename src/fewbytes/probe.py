@@ -42,7 +42,7 @@ from fewbytes.models.files import load_model
 from fewbytes.models.fused import FusedNetwork
 from fewbytes.report.table import percent
 from fewbytes.streams import seed_torch, stream, stream_seed
-from fewbytes.training import EVALUATION_BATCH, batches
+from fewbytes.training import EVALUATION_BATCH, batches, prepared, ready
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 1e-4
 HIDDEN = 12  # channels inside the decoder
@@ -267,13 +267,13 @@ def probed(
     """
     x, y = train
     device = str(x.device)
-    model = _prepared(model, device).eval().requires_grad_(False)
+    model = _placed(model, device).eval().requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         probes = []
         for point in points:
             seed_torch(stream_seed(how.seed, "probe", point.name))
             one = Probes(point.shape, tuple(x.shape[1:]), rest_of(fresh(), point.units), classes)
-            probes.append(_prepared(one, device))
+            probes.append(_placed(one, device))
         seed_torch(stream_seed(how.seed, "probe"))
         _train(model, points, probes, x, y, how, told)
     return _measure(model, points, probes, *test, classes)
@@ -294,7 +294,7 @@ def _train(
         for start, stop in bounds:
             told(done, epochs * len(bounds), f"epoch {epoch + 1}/{epochs}")
             chosen = torch.from_numpy(order[start:stop]).to(x.device)
-            image, label = _images_last(x[chosen]), y[chosen]
+            image, label = ready(x[chosen]), y[chosen]
             for h, one in zip(features(model, points, image), probes, strict=True):
                 if epoch < how.epochs:
                     made, logits = one(h)
@@ -333,7 +333,7 @@ def _measure(
         one.eval()
     with torch.no_grad():
         for start in range(0, len(y), EVALUATION_BATCH):
-            image, label = _images_last(x[start : start + EVALUATION_BATCH]), y[start : start + EVALUATION_BATCH]
+            image, label = ready(x[start : start + EVALUATION_BATCH]), y[start : start + EVALUATION_BATCH]
             for i, (h, one) in enumerate(zip(features(model, points, image), probes, strict=True)):
                 made, logits = one(h)
                 bce = math.nan if made is None else float(reconstruction_loss(made, image)) * len(label)
@@ -372,16 +372,12 @@ def _takes(module: nn.Module, shape: tuple[int, ...]) -> bool:
     return True
 
 
-def _prepared(module: Module, device: str) -> Module:
-    """The module on the device, convolutions channels-last, nothing done in place: several networks read one H."""
+def _placed(module: Module, device: str) -> Module:
+    """The module on the device and prepared, nothing done in place: several networks read one H."""
     for part in module.modules():
         if getattr(part, "inplace", False):
             part.inplace = False  # type: ignore[assignment]
-    return module.to(device).to(memory_format=torch.channels_last)
-
-
-def _images_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    return prepared(module.to(device))
 
 
 def _listed(points: Sequence[Point]) -> str:

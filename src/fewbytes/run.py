@@ -30,7 +30,7 @@ from fewbytes.files import ScratchFolder, lock, replacing
 from fewbytes.method import Id, Method, Task
 from fewbytes.models.files import save_model
 from fewbytes.net import Ledger, Network, Policy, TooFewReplies
-from fewbytes.training import evaluate, memory_format
+from fewbytes.training import evaluate, prepared, ready
 from fewbytes.wire import pack, unpack
 
 
@@ -294,13 +294,11 @@ class _Loop:
         model = self.method.global_model(self.state, self.task)
         test = self.task.data.test
         if model is not None and len(test):
-            layout, correct = memory_format(model), 0
-            model.to(memory_format=layout)
+            model, correct = prepared(model), 0
             with all_cores():
                 for start in range(0, len(test), 1000):
                     x, y = test.take(torch.arange(start, min(start + 1000, len(test)))).load(self.task.device)
-                    x = x.contiguous(memory_format=layout) if x.dim() == 4 else x
-                    correct += evaluate(model, x, y, self.task.precision)[0]
+                    correct += evaluate(model, ready(x), y, self.task.precision)[0]
             accuracy["global"] = correct / len(test)
         return accuracy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fewbytes.data import Transform
 
+M = TypeVar("M", bound=nn.Module)
 Precision = Literal["float32", "bf16"]
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) to the mean loss of a batch."""
@@ -26,10 +27,15 @@ def arithmetic(precision: Precision, device: str) -> AbstractContextManager[obje
     return nullcontext()
 
 
-def memory_format(model: nn.Module) -> torch.memory_format:
-    """The order in memory in which the model computes fastest: channels last for convolutions."""
+def prepared(model: M) -> M:
+    """The model, channels-last if it has convolutions: they are faster so."""
     convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    return torch.channels_last if convolves else torch.contiguous_format
+    return model.to(memory_format=torch.channels_last) if convolves else model
+
+
+def ready(x: Tensor) -> Tensor:
+    """Images (n, channels, height, width) channels-last, as `prepared` models like them; other samples as they are."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def batches(samples: int, size: int) -> list[tuple[int, int]]:

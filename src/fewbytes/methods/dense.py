@@ -26,7 +26,6 @@ from fewbytes.distillation import (
     distillation_loss,
     frozen,
     lowest,
-    prepared,
     shifted_and_flipped,
     shuffled,
     step,
@@ -34,6 +33,7 @@ from fewbytes.distillation import (
 from fewbytes.method import Task
 from fewbytes.methods.one_shot import DataFree, sample_shape
 from fewbytes.models import LogitMean
+from fewbytes.training import prepared
 
 
 @dataclass(frozen=True)

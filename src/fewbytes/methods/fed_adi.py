@@ -26,7 +26,6 @@ from fewbytes.distillation import (
     endless,
     frozen,
     lowest,
-    ready,
     rolled_and_flipped,
     step,
     total_variation,
@@ -34,6 +33,7 @@ from fewbytes.distillation import (
 from fewbytes.method import Task
 from fewbytes.methods.one_shot import DataFree, sample_shape
 from fewbytes.models import LogitMean
+from fewbytes.training import ready
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from fewbytes.distillation import (
     classifier_inputs,
     distillation_loss,
     one_hot_loss,
-    prepared,
     step,
 )
 from fewbytes.method import Task
 from fewbytes.methods.one_shot import DataFree, sample_shape
 from fewbytes.models import LogitMean
+from fewbytes.training import prepared
 
 
 @dataclass(frozen=True)

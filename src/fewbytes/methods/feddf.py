@@ -18,13 +18,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fewbytes.distillation import distillation_loss, endless, logits_of, noise, ready, step
+from fewbytes.distillation import distillation_loss, endless, logits_of, noise, step
 from fewbytes.errors import UserError
 from fewbytes.method import Task
 from fewbytes.methods.one_shot import Distilled, Uploads, sample_shape
 from fewbytes.models import LogitMean
 from fewbytes.net import Network
 from fewbytes.state import Mean, load_state, state_of
+from fewbytes.training import ready
 
 CHECK_EVERY = 100  # steps
 

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from fewbytes.cores import all_cores
-from fewbytes.distillation import prepared
 from fewbytes.errors import MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models import LogitMean
 from fewbytes.net import Network
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch
+from fewbytes.training import prepared
 from fewbytes.wire import Dense, payload
 
 
