@@ -33,11 +33,16 @@ class ImageGenerator(Protocol):
 def load_generator(name: str) -> ImageGenerator:
     """A generator, loaded once a process. `name` is
 
+    - a checkpoint of StyleGAN3 or StyleGAN-XL, a file `*.pkl`: of it only numbers are read, no code is run
     - `package.module:callable`, your own: what it returns when called with nothing
 
     Raises UserError for anything that is not a generator, before any of it is run.
     """
+    from fewbytes.generators.stylegan import load_stylegan  # here: it needs this module
+
     path = Path(name)
+    if path.is_file() and path.suffix == ".pkl":
+        return load_stylegan(path)
     if path.exists():
         raise UserError(f"{name} is no generator that is known here")
     module, _, attribute = name.partition(":")
