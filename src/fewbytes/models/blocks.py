@@ -126,3 +126,18 @@ def _default_ends(model: nn.Module, units: dict[str, nn.Module], blocks: int) ->
             "take fewer blocks, or a deeper model such as resnet18:width=32, vgg9 or mlp:layers=4"
         )
     return [round(i * len(units) / blocks) - 1 for i in range(1, blocks)]
+
+
+def head_of(model: nn.Module) -> nn.Module:
+    """What follows the model's features: its classifier, of one or more layers. Raises UserError without units."""
+    units_of(model)
+    head: nn.Module = model.classifier if isinstance(model, Splittable) else model[-1]  # type: ignore[index]
+    return head
+
+
+def head_sizes(model: nn.Module) -> tuple[int, int]:
+    """(K', C): how many features a splittable model's head takes, and how many classes it gives. Raises UserError."""
+    layers = [layer for layer in head_of(model).modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UserError(f"the classifier of a {type(model).__name__} has no Linear; name the model with @512")
+    return layers[0].in_features, layers[-1].out_features
