@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -146,20 +145,36 @@ class FedKTL(Heterogeneous):
             images, vectors = ready(message.images.floats().to(site.device)), message.vectors.rows.to(site.device)
             with seeded(site.task.seed, "mapping"):  # h' starts the same on every client, in every round
                 local.mapping = nn.Linear(head_sizes(own.model)[0], vectors.shape[1])
-            batches = endless(len(images), self.batch)
-
-            def extra(_: nn.Module) -> Tensor:
-                rows = next(batches)
-                return self.mu * F.mse_loss(local.mapping(own.features(images[rows])), vectors[rows])  # Eq. 4
-
+            extra = self.transfer_loss(local, own.features, images, vectors)
         elif message is not None and self.transfer == "images":
             more = message.images.floats(), torch.tensor(message.vectors.classes)
-        clip = partial(clip_each, CLIP, *local.children())
-        self.train_on(site, local, loss=self.loss, extra=extra, more=more, before_step=clip)
+        self.train_on(site, local, loss=self.loss, extra=extra, more=more, before_step=self.clipped(local))
         state.theta, state.head = own.features.state(), state_of(own.head)
         means = class_means(*site.outputs(own.embedding))
         rows = means.rows if self.classifier == "linear" else F.normalize(means.rows, dim=1)
         return ClassVectors.of(noisy(rows, self.client_noise * self.noise_deviation), means.classes)
+
+    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """L^A: Eq. 1, or plain cross-entropy of the logits."""
+        if self.classifier == "etf":
+            scores = arcface_logits(scores, labels, self.scale, self.margin)
+        return F.cross_entropy(scores, labels)
+
+    def transfer_loss(
+        self, local: Local, features: nn.Module, images: Tensor, vectors: Tensor
+    ) -> Callable[[nn.Module], Tensor]:
+        """mu L^M of the next batch of pairs, each time it is called (Eq. 4): h'(f(I)) against Qbar."""
+        batches = endless(len(images), self.batch)
+
+        def loss(_: nn.Module) -> Tensor:
+            rows = next(batches)
+            return self.mu * F.mse_loss(local.mapping(features(images[rows])), vectors[rows])
+
+        return loss
+
+    def clipped(self, local: Local) -> Callable[[], None]:
+        """Clips the gradients of the network and of h', each by itself."""
+        return lambda: clip_each(CLIP, *local.children())
 
     def parts(self, state: Own, site: Site) -> Parts:
         """The client's model with the values of its state."""
@@ -176,12 +191,6 @@ class FedKTL(Heterogeneous):
         network = EtfNetwork(Embedding(features, head), simplex_frame(u).to(site.device))
         network.recipe["client"] = site.me
         return Parts(model, network, features, head, network.embedding)
-
-    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """L^A: Eq. 1, or plain cross-entropy of the logits."""
-        if self.classifier == "etf":
-            scores = arcface_logits(scores, labels, self.scale, self.margin)
-        return F.cross_entropy(scores, labels)
 
     def local_model(self, state: Own, site: Site) -> nn.Module:
         return self.parts(state, site).network
