@@ -18,7 +18,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) to the mean loss of a batch."""
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
-"""Batches reshuffled each epoch; or always the same, in the order of the data, with the incomplete last one left out."""
+"""Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch."""
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
 
 

@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.transforms.functional import center_crop
 
-from fewbytes.data.public import grey_or_colour
+from fewbytes.data.public import with_channels
+from fewbytes.distillation import endless
 from fewbytes.errors import UserError
 from fewbytes.generators import load_generator
 from fewbytes.method import Site, Task
@@ -96,7 +97,9 @@ class FedKTL(Heterogeneous):
             raise UserError(f"FedKTL generates images, but samples have shape {task.sample_shape}; try FedProto")
         sizes = {head_sizes(task.model(i)) for i in {task.architecture(i): i for i in task.clients}.values()}
         if len({classes for _, classes in sizes}) > 1 or (self.classifier == "linear" and len(sizes) > 1):
-            raise UserError("the clients' models must have the same classes, and features of one size if classifier=linear")
+            raise UserError(
+                "the clients' models must have the same classes, and features of one size if classifier=linear"
+            )
         features, classes = sizes.pop()
         latent = load_generator(self.generator).latent_dim
         with seeded(task.seed, "transformer"):
@@ -142,12 +145,12 @@ class FedKTL(Heterogeneous):
         own = self.parts(state, site)
         local, extra, more = Local(own.network), None, None
         if message is not None and self.transfer == "pairs":
-            images, vectors = ready(message.images.floats().to(site.device)), message.vectors.rows.to(site.device)
+            images, vectors = ready(message.images.values().to(site.device)), message.vectors.rows.to(site.device)
             with seeded(site.task.seed, "mapping"):  # h' starts the same on every client, in every round
                 local.mapping = nn.Linear(head_sizes(own.model)[0], vectors.shape[1])
             extra = self.transfer_loss(local, own.features, images, vectors)
         elif message is not None and self.transfer == "images":
-            more = message.images.floats(), torch.tensor(message.vectors.classes)
+            more = message.images.values(), torch.tensor(message.vectors.classes)
         self.train_on(site, local, loss=self.loss, extra=extra, more=more, before_step=self.clipped(local))
         state.theta, state.head = own.features.state(), state_of(own.head)
         means = class_means(*site.outputs(own.embedding))
@@ -301,7 +304,7 @@ def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tens
 
 
 def client_images(images: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Generated images (n, any channels, height, width) made the clients': resized to cover `shape`, cut at the centre."""
+    """Generated images (n, any channels, height, width) as the clients': resized to cover `shape`, its centre cut out."""
     channels, height, width = shape
     factor = max(height / images.shape[2], width / images.shape[3])
     size = [max(goal, round(n * factor)) for n, goal in zip(images.shape[2:], (height, width), strict=True)]
@@ -321,7 +324,8 @@ def show(
     """For people: the images, and the prototypes before and after the transformer among valid latents (Fig. 2c)."""
     known = net.task.data.classes
     names = [known[c] if c < len(known) else f"class {c}" for c in pairs.vectors.classes]
-    net.show_images("generated", pairs.images.pixels, names)
+    if pairs.images.pixels.shape[1] in (1, 3):
+        net.show_images("generated", pairs.images.pixels, names)
     with torch.no_grad():
         transformed = transformer.eval()(prototypes)
     after = {"prototypes": (transformed, labels), "valid latents": (latents, None)}
