@@ -242,7 +242,7 @@ def test_nothing_is_aligned_in_no_epochs(seed):
 def test_alignment_brings_the_prototypes_to_the_latents_and_keeps_classes_together():
     torch.manual_seed(0)
     labels = torch.arange(5).repeat(8)
-    prototypes = F.normalize(torch.eye(5)[labels] + 0.3 * torch.randn(40, 5), dim=1)
+    prototypes = F.normalize(torch.eye(5)[labels] + 0.1 * torch.randn(40, 5), dim=1)
     f = make_transformer(5, 16)
 
     def latents(n: int) -> Tensor:

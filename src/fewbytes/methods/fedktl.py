@@ -122,24 +122,27 @@ class FedKTL(Heterogeneous):
     def round(self, state: Global, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs)
         prototypes, labels = gathered(replies, len(state.centroids))
-        if not len(labels):
-            return
+        if len(labels):
+            with seeded(net.task.seed, "server", t):
+                self.generate(state, net, prototypes, labels)
+
+    def generate(self, state: Global, net: Network, prototypes: Tensor, labels: Tensor) -> None:
+        """3.3.3: train the transformer on the prototypes (n, K), then make the pairs of every class known so far."""
         generator = load_generator(self.generator)
         transformer = make_transformer(prototypes.shape[1], generator.latent_dim)
         load_state(transformer, state.transformer)
-        with seeded(net.task.seed, "server", t):
-            state.centroids = align(
-                transformer, state.centroids, prototypes, labels, generator.sample_latents,
-                epochs=self.server_epochs, batch=self.server_batch, lr=self.server_lr, lambda_mse=self.lambda_mse,
-                lambda_mmd=self.lambda_mmd, bandwidth=self.bandwidth, table=self.centroids,
-            )  # fmt: skip
-            state.transformer = state_of(transformer)
-            state.known = sorted({*state.known, *labels.tolist()})
-            vectors = state.centroids[state.known]
-            images = client_images(generator.synthesise(vectors), net.task.sample_shape)
-            images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
-            state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, state.known))
-            show(net, state.pairs, transformer, prototypes, labels, generator.sample_latents(SHOWN_LATENTS))
+        state.centroids = align(
+            transformer, state.centroids, prototypes, labels, generator.sample_latents, epochs=self.server_epochs,
+            batch=self.server_batch, lr=self.server_lr, lambda_mse=self.lambda_mse, lambda_mmd=self.lambda_mmd,
+            bandwidth=self.bandwidth, table=self.centroids,
+        )  # fmt: skip
+        state.transformer = state_of(transformer)
+        state.known = sorted({*state.known, *labels.tolist()})
+        vectors = state.centroids[state.known]
+        images = client_images(generator.synthesise(vectors), net.task.sample_shape)
+        images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
+        state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, state.known))
+        show(net, state.pairs, transformer, prototypes, labels, generator.sample_latents(SHOWN_LATENTS))
 
     def train(self, state: Own, message: Pairs | None, site: Site) -> ClassVectors:
         own = self.parts(state, site)
