@@ -57,6 +57,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "server_steps": (lambda v: v >= 1, "at least 1"),
     "server_batch": (lambda v: v >= 2, "at least 2"),
     "server_lr": (lambda v: 0 < v < math.inf, "above 0"),
+    **dict.fromkeys(
+        ("mu", "lambda_mse", "lambda_mmd", "margin", "client_noise", "server_noise", "noise_deviation"),
+        (lambda v: 0 <= v < math.inf, "at least 0"),
+    ),
+    "scale": (lambda v: 0 < v < math.inf, "above 0"),
+    "dimension": (lambda v: v >= 0, "at least 0"),
     "temperature": (lambda v: 0 < v < math.inf, "above 0"),
 }
 """What hyper-parameters of these names may be: in every method, or in one (`fml.beta`)."""
@@ -305,7 +311,8 @@ class Site:
             raise UserError(
                 f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
             ) from None
-        self.record("loss.train", value)
+        if order == "shuffled" or len(y) > 1:
+            self.record("loss.train", value)
         return value
 
     def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:

@@ -122,24 +122,27 @@ class FedKTL(Heterogeneous):
     def round(self, state: Global, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs)
         prototypes, labels = gathered(replies, len(state.centroids))
-        if not len(labels):
-            return
+        if len(labels):
+            with seeded(net.task.seed, "server", t):
+                self.generate(state, net, prototypes, labels)
+
+    def generate(self, state: Global, net: Network, prototypes: Tensor, labels: Tensor) -> None:
+        """3.3.3: train the transformer on the prototypes (n, K), then make the pairs of every class known so far."""
         generator = load_generator(self.generator)
         transformer = make_transformer(prototypes.shape[1], generator.latent_dim)
         load_state(transformer, state.transformer)
-        with seeded(net.task.seed, "server", t):
-            state.centroids = align(
-                transformer, state.centroids, prototypes, labels, generator.sample_latents,
-                epochs=self.server_epochs, batch=self.server_batch, lr=self.server_lr, lambda_mse=self.lambda_mse,
-                lambda_mmd=self.lambda_mmd, bandwidth=self.bandwidth, table=self.centroids,
-            )  # fmt: skip
-            state.transformer = state_of(transformer)
-            state.known = sorted({*state.known, *labels.tolist()})
-            vectors = state.centroids[state.known]
-            images = client_images(generator.synthesise(vectors), net.task.sample_shape)
-            images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
-            state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, state.known))
-            show(net, state.pairs, transformer, prototypes, labels, generator.sample_latents(SHOWN_LATENTS))
+        state.centroids = align(
+            transformer, state.centroids, prototypes, labels, generator.sample_latents, epochs=self.server_epochs,
+            batch=self.server_batch, lr=self.server_lr, lambda_mse=self.lambda_mse, lambda_mmd=self.lambda_mmd,
+            bandwidth=self.bandwidth, table=self.centroids,
+        )  # fmt: skip
+        state.transformer = state_of(transformer)
+        state.known = sorted({*state.known, *labels.tolist()})
+        vectors = state.centroids[state.known]
+        images = client_images(generator.synthesise(vectors), net.task.sample_shape)
+        images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
+        state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, state.known))
+        show(net, state.pairs, transformer, prototypes, labels, generator.sample_latents(SHOWN_LATENTS))
 
     def train(self, state: Own, message: Pairs | None, site: Site) -> ClassVectors:
         own = self.parts(state, site)
@@ -240,7 +243,9 @@ def make_transformer(dimension: int, latent: int) -> nn.Sequential:
 def mmd(x: Tensor, y: Tensor, bandwidth: Literal["fixed", "median"] = "fixed") -> Tensor:
     """Eq. 3: the squared maximum mean discrepancy of two samples (n, H), biased, of four Gaussian kernels' sum."""
     both = torch.cat([x, y])
-    squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()
+    both = both - both.detach().mean(0)  # distances stay, rounding errors shrink
+    norms = both.square().sum(1)
+    squared = (norms[:, None] + norms - 2 * both @ both.T).clamp_min(0)
     unit = 1.0 if bandwidth == "fixed" else squared.detach().median().item() / BANDWIDTHS[-1] or 1.0
     kernel = sum((torch.exp(squared / (-2 * sigma * unit)) for sigma in BANDWIDTHS), torch.zeros(()))
     n = len(x)
@@ -304,7 +309,7 @@ def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tens
 
 
 def client_images(images: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Generated images (n, any channels, height, width) as the clients': resized to cover `shape`, its centre cut out."""
+    """Generated images (n, any channels, height, width) as the clients': resized to cover `shape`, centre cut out."""
     channels, height, width = shape
     factor = max(height / images.shape[2], width / images.shape[3])
     size = [max(goal, round(n * factor)) for n, goal in zip(images.shape[2:], (height, width), strict=True)]
