@@ -8,11 +8,11 @@ from fewbytes.models.files import load_model
 from fewbytes.net import Ledger, Network, Policy
 from fewbytes.run import Result, Watcher, run
 from fewbytes.state import Mean, State, state_of
-from fewbytes.wire import Dense, Masked, pack, payload, unpack
+from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
 
 __all__ = [
     "DENSE", "METHODS", "Dense", "Ensemble", "FedADI", "FedAvg", "FedDAFL", "FedDF", "FedPURIN", "FewbytesError",
-    "FrameError", "FuseFL", "Id", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Policy", "Result",
-    "Separate", "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run",
-    "state_of", "unpack",
+    "FrameError", "FuseFL", "Id", "Images", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Policy",
+    "Result", "Separate", "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack",
+    "payload", "run", "state_of", "unpack",
 ]  # fmt: skip
