@@ -291,9 +291,12 @@ class _Loop:
 
     def _score(self, net: Network) -> dict[str, float]:
         accuracy = {}
-        clients = net.score_clients()
+        clients = [
+            (correct, n) for correct, n in net.score_clients().values() if n
+        ]  # n is 0 where there is no model yet
         if clients:
-            accuracy["personalised"] = float(np.mean([correct / n for correct, n in clients.values()]))
+            accuracy["personalised"] = float(np.mean([correct / n for correct, n in clients]))
+            accuracy["micro"] = sum(correct for correct, _ in clients) / sum(n for _, n in clients)
         model = self.method.global_model(self.state, self.task)
         test = self.task.data.test
         if model is not None and len(test):

@@ -7,13 +7,27 @@ from fewbytes.methods.fed_adi import FedADI
 from fewbytes.methods.fed_dafl import FedDAFL
 from fewbytes.methods.fedavg import FedAvg
 from fewbytes.methods.feddf import FedDF
+from fewbytes.methods.fedktl import FedKTL
 from fewbytes.methods.fedpurin import FedPURIN
 from fewbytes.methods.fusefl import FuseFL
 from fewbytes.methods.separate import Separate
 
 METHODS: dict[str, type[Method]] = {
-    cls.__name__.lower(): cls for cls in (FedAvg, FedPURIN, FuseFL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE)
+    cls.__name__.lower(): cls
+    for cls in (FedAvg, FedPURIN, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE)
 }
 """Every method by its name on the command line."""
 
-__all__ = ["DENSE", "METHODS", "Ensemble", "FedADI", "FedAvg", "FedDAFL", "FedDF", "FedPURIN", "FuseFL", "Separate"]
+__all__ = [
+    "DENSE",
+    "METHODS",
+    "Ensemble",
+    "FedADI",
+    "FedAvg",
+    "FedDAFL",
+    "FedDF",
+    "FedKTL",
+    "FedPURIN",
+    "FuseFL",
+    "Separate",
+]

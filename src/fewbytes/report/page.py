@@ -26,6 +26,7 @@ KINDS = {
     "global": "the server's model on the server's test set",
     "personalised": "mean over clients: each client's own model on its own test split, after local training and "
     "before the exchange",
+    "micro": "all clients' own models together: correct predictions over samples, of all their test splits",
     "sparse": "mean over clients: the masked model a client uploaded, on its own test split",
     "combined": "mean over clients: the model a client received from the exchange, before training it",
 }

@@ -38,11 +38,12 @@ in one error class, `FrameError`.
 from fewbytes.errors import FrameError
 from fewbytes.wire.dense import Dense
 from fewbytes.wire.frame import Frame, Parsed
+from fewbytes.wire.images import Images
 from fewbytes.wire.layout import Entry, Layout
 from fewbytes.wire.masked import Masked
 from fewbytes.wire.payload import Base, Counted, WireValue, counted, pack, payload, unpack
 
 __all__ = [
-    "Base", "Counted", "Dense", "Entry", "Frame", "FrameError", "Layout", "Masked", "Parsed", "WireValue",
+    "Base", "Counted", "Dense", "Entry", "Frame", "FrameError", "Images", "Layout", "Masked", "Parsed", "WireValue",
     "counted", "pack", "payload", "unpack",
 ]  # fmt: skip
