@@ -49,6 +49,13 @@ CASES: dict[str, fb.Method] = {
     "dense": fb.DENSE(**LOCAL, server_epochs=2, generator_steps=2, server_batch=8, latent=4),
     "feddafl": fb.FedDAFL(**LOCAL, server_steps=3, student_steps=2, server_batch=8, latent=4),
     "fedadi": fb.FedADI(**LOCAL, server_epochs=2, pixel_steps=2, server_steps=2, server_batch=8),
+    "lg_fedavg": fb.LG_FedAvg(**LOCAL, fraction=0.5),
+    "fedproto": fb.FedProto(**LOCAL),
+    "feddistill": fb.FedDistill(**LOCAL),
+    "fml": fb.FML(**LOCAL),
+    "fedkd": fb.FedKD(**LOCAL),
+    "fedgh": fb.FedGH(**LOCAL),
+    "fedgen": fb.FedGen(**LOCAL, server_steps=3, hidden=8),
 }
 
 

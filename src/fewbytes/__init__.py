@@ -5,15 +5,22 @@ from fewbytes.errors import FewbytesError, FrameError, MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods import (
     DENSE,
+    FML,
     METHODS,
     Ensemble,
     FedADI,
     FedAvg,
     FedDAFL,
     FedDF,
+    FedDistill,
+    FedGen,
+    FedGH,
+    FedKD,
     FedKTL,
+    FedProto,
     FedPURIN,
     FuseFL,
+    LG_FedAvg,
     Separate,
 )
 from fewbytes.models.files import load_model
@@ -23,8 +30,9 @@ from fewbytes.state import Mean, State, state_of
 from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
 
 __all__ = [
-    "DENSE", "METHODS", "Dense", "Ensemble", "FedADI", "FedAvg", "FedDAFL", "FedDF", "FedKTL", "FedPURIN",
-    "FewbytesError", "FrameError", "FuseFL", "Id", "Images", "Ledger", "Masked", "Mean", "Method", "MethodError",
-    "Network", "Policy", "Result", "Separate", "Site", "State", "Task", "UserError", "Watcher", "__version__",
-    "load_model", "pack", "payload", "run", "state_of", "unpack",
+    "DENSE", "FML", "METHODS", "Dense", "Ensemble", "FedADI", "FedAvg", "FedDAFL", "FedDF", "FedDistill", "FedGH",
+    "FedGen", "FedKD", "FedKTL", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "Id", "Images",
+    "LG_FedAvg", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Policy", "Result", "Separate",
+    "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run",
+    "state_of", "unpack",
 ]  # fmt: skip

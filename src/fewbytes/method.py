@@ -35,6 +35,11 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "epochs": (lambda v: v >= 1, "at least 1"),
     "batch": (lambda v: v >= 1, "at least 1"),
     "beta": (lambda v: v >= 1, "at least 1"),
+    **dict.fromkeys(("alpha", "fml.beta"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
+    **dict.fromkeys(("energy_start", "energy_end"), (lambda v: 0 <= v < 1, "in [0, 1)")),
+    **dict.fromkeys(("energy_rounds", "hidden"), (lambda v: v >= 1, "at least 1")),
+    **dict.fromkeys(("gamma", "lambda_proto"), (lambda v: 0 <= v < math.inf, "at least 0")),
+    "generated": (lambda v: v >= 2, "at least 2"),
     "blocks": (lambda v: v >= 1, "at least 1"),
     "ccvr_samples": (lambda v: v >= 0, "at least 0"),
     **dict.fromkeys(
@@ -60,7 +65,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dimension": (lambda v: v >= 0, "at least 0"),
     "temperature": (lambda v: 0 < v < math.inf, "above 0"),
 }
-"""What hyper-parameters of these names may be, in every method."""
+"""What hyper-parameters of these names may be: in every method, or in one (`fml.beta`)."""
 
 
 class Method(ABC):
@@ -82,8 +87,10 @@ class Method(ABC):
             value, choices = getattr(self, f.name), typing.get_args(hints[f.name])
             if typing.get_origin(hints[f.name]) is Literal and value not in choices:
                 raise UserError(f"{f.name} is one of {', '.join(map(str, choices))}, not {value!r}")
-            if f.name in RANGES and not RANGES[f.name][0](value):
-                raise UserError(f"{f.name} must be {RANGES[f.name][1]}, not {value!r}")
+            own = f"{type(self).__name__.lower()}.{f.name}"
+            fits, words = RANGES.get(own) or RANGES.get(f.name) or (lambda v: True, "")
+            if not fits(value):
+                raise UserError(f"{f.name} must be {words}, not {value!r}")
 
     def server(self, task: Task) -> Any:
         """The server's state before the first round: a dataclass of packable fields, or None."""

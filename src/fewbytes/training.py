@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,8 @@ from fewbytes.data import Transform
 
 M = TypeVar("M", bound=nn.Module)
 Precision = Literal["float32", "bf16"]
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, labels) to the mean loss of a batch."""
+Loss = Callable[[Any, Tensor], Tensor]
+"""(outputs, labels) to the mean loss of a batch; the outputs are whatever the model gives."""
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
 """Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch."""
