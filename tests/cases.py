@@ -7,13 +7,30 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.generators.load import check_latents
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}
+KTL = {"generator": "cases:TinyGenerator", "server_epochs": 2, "server_batch": 8}
 
 CASES: dict[str, fb.Method] = {
     "fedavg": fb.FedAvg(**LOCAL),
     "fedavg-local-buffers": fb.FedAvg(**LOCAL, buffers="local", fraction=0.5),
     "separate": fb.Separate(**LOCAL),
+    "fedktl": fb.FedKTL(**LOCAL, **KTL),
+    "fedktl-ablated": fb.FedKTL(
+        **LOCAL,
+        **KTL,
+        fraction=0.5,
+        order="shuffled",
+        transfer="images",
+        centroids="learned",
+        bandwidth="median",
+        lambda_mse=0.0,
+        dimension=5,
+        client_noise=0.2,
+        server_noise=0.2,
+    ),
+    "fedktl-linear": fb.FedKTL(**LOCAL, **KTL, classifier="linear", lambda_mmd=0.0, scale=1.0, margin=0.0),
     "fedpurin": fb.FedPURIN(**LOCAL, beta=2),
     "fedpurin-sampled": fb.FedPURIN(**LOCAL, beta=2, fraction=0.5, gradient="delta", hessian=True, tau=0.3),
     "fedpurin-batch-norm": fb.FedPURIN(**LOCAL, batch_norm="selected", weighted=True),
@@ -32,7 +49,28 @@ CASES: dict[str, fb.Method] = {
     "dense": fb.DENSE(**LOCAL, server_epochs=2, generator_steps=2, server_batch=8, latent=4),
     "feddafl": fb.FedDAFL(**LOCAL, server_steps=3, student_steps=2, server_batch=8, latent=4),
     "fedadi": fb.FedADI(**LOCAL, server_epochs=2, pixel_steps=2, server_steps=2, server_batch=8),
+    "lg_fedavg": fb.LG_FedAvg(**LOCAL, fraction=0.5),
+    "fedproto": fb.FedProto(**LOCAL),
+    "feddistill": fb.FedDistill(**LOCAL),
+    "fml": fb.FML(**LOCAL),
+    "fedkd": fb.FedKD(**LOCAL),
+    "fedgh": fb.FedGH(**LOCAL),
+    "fedgen": fb.FedGen(**LOCAL, server_steps=3, hidden=8),
 }
+
+
+class TinyGenerator:
+    """Images of 6 x 5 whose colours and shades follow the latent vector."""
+
+    latent_dim = 4
+
+    def sample_latents(self, n: int) -> torch.Tensor:
+        return torch.randn(n, 4)
+
+    def synthesise(self, latents: torch.Tensor) -> torch.Tensor:
+        check_latents(latents, self.latent_dim)
+        shade = torch.linspace(-1, 1, 30).view(1, 1, 6, 5)
+        return (latents[:, :3, None, None] + latents[:, 3:, None, None] * shade).sigmoid()
 
 
 class TinyNet(nn.Module):

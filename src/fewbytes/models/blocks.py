@@ -109,6 +109,14 @@ def head_of(model: nn.Module) -> nn.Module:
     return model.classifier if is_splittable(model) else model[-1]  # type: ignore[index]
 
 
+def head_sizes(model: nn.Module) -> tuple[int, int]:
+    """(K', C): how many features a model's head takes, and how many classes it gives. Raises UserError."""
+    layers = [layer for layer in head_of(model).modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UserError(f"the classifier of a {type(model).__name__} has no Linear: name the model with @512")
+    return layers[0].in_features, layers[-1].out_features
+
+
 def classifier_of(model: nn.Module) -> nn.Linear:
     """The model's last layer, features to logits. Raises UserError if it is not a Linear, or there are no units."""
     last = head_of(model)
