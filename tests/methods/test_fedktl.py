@@ -249,7 +249,7 @@ def test_alignment_brings_the_prototypes_to_the_latents_and_keeps_classes_togeth
         return 3 + torch.randn(n, 16)
 
     far = mmd(f.eval()(prototypes), latents(40))
-    centroids = align(f, torch.randn(5, 16), prototypes, labels, latents, epochs=100, batch=20, lr=0.01)
+    centroids = align(f, torch.randn(5, 16), prototypes, labels, latents, epochs=200, batch=20, lr=0.01)
     q = f.eval()(prototypes).detach()
     assert mmd(q, latents(40)) < 0.5 * far
     assert (torch.cdist(q, centroids).argmin(1) == labels).float().mean() > 0.9
