@@ -86,6 +86,35 @@ def test_a_folder_is_loaded_without_network_and_without_touching_the_seed(
     assert generator.latent_dim == 4 * 8 * 8
 
 
+def test_a_folder_as_stable_diffusion_1_5_was_published_is_the_same_generator(
+    saved: Path, folder: Path, tiny: StableDiffusion
+) -> None:
+    """Older names of weights, a buffer more, the tokenizer as two files, a safety checker that is not loaded."""
+    text, vae = folder / "text_encoder/model.safetensors", folder / "vae/diffusion_pytorch_model.safetensors"
+    state = {f"text_model.{name.removeprefix('text_model.')}": value for name, value in load_file(text).items()}
+    state["text_model.embeddings.position_ids"] = torch.arange(16)[None]
+    save_file(state, text, metadata={"format": "pt"})
+    names = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+    state = {}
+    for name, value in load_file(vae).items():
+        for new, old in names.items():
+            name = name.replace(f".{new}.", f".{old}.")
+        state[name] = value
+    assert any(".proj_attn." in name for name in state)
+    save_file(state, vae, metadata={"format": "pt"})
+    shutil.rmtree(folder / "tokenizer")
+    (folder / "tokenizer").mkdir()
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(saved.parent / name, folder / "tokenizer")
+    (folder / "tokenizer/tokenizer_config.json").write_text(
+        '{"model_max_length": 16, "tokenizer_class": "CLIPTokenizer"}'
+    )
+    checker = ["stable_diffusion", "StableDiffusionSafetyChecker"]
+    rewrite("model_index.json", lambda j: j.update(safety_checker=checker, requires_safety_checker=True))(folder)
+    latents = tiny.sample_latents(2)
+    assert torch.equal(StableDiffusion(folder, steps=2).synthesise(latents), tiny.synthesise(latents))
+
+
 def test_latents_are_standard_normal_from_the_global_seed(tiny: StableDiffusion) -> None:
     torch.manual_seed(1)
     latents = tiny.sample_latents(200)
