@@ -106,9 +106,9 @@ def test_what_cannot_be_written_stops_the_run_before_its_checkpoint(tmp_path):
     assert {"2-made.png", "2-map.json"} < set(files(tmp_path / "run"))
 
 
-def test_a_new_run_inherits_no_gallery(whole, tmp_path):
+def test_a_new_run_inherits_no_gallery(tmp_path):
     (tmp_path / "gallery").mkdir()
-    with pytest.raises(fb.UserError, match="already holds a run"):
+    with pytest.raises(fb.UserError, match="already holds a gallery"):
         fb.run(Shows(**FEDAVG), tiny_task(), rounds=1, out=tmp_path)
 
 
@@ -175,6 +175,10 @@ def test_points_that_are_alike_or_not_finite_do_not_stop_a_run():
     values[1, 2], values[3, 0] = torch.nan, torch.inf
     series = json.loads(gallery.maps({"p": {"s": (values, torch.arange(4))}}))["p"]["s"]
     assert series == {"x": [0.0, 0.0], "y": [0.0, 0.0], "classes": [0, 2]}
+    ends = torch.tensor([[-1.0, 0, 0], [1.0, 0, 0]], dtype=torch.float64)
+    for size in (1e-320, 1e38, 1e90, 1e300):
+        series = json.loads(gallery.maps({"p": {"s": (size * ends, None)}}))["p"]["s"]
+        assert np.isfinite(series["x"] + series["y"]).all()
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "batch": (lambda v: v >= 1, "at least 1"),
     "beta": (lambda v: v >= 1, "at least 1"),
     **dict.fromkeys(("alpha", "fml.beta"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
-    **dict.fromkeys(("energy_start", "energy_end"), (lambda v: 0 <= v < 1, "in [0, 1)")),
+    **dict.fromkeys(("energy_start", "energy_end"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
     **dict.fromkeys(("energy_rounds", "hidden"), (lambda v: v >= 1, "at least 1")),
     **dict.fromkeys(("gamma", "lambda_proto"), (lambda v: 0 <= v < math.inf, "at least 0")),
     "generated": (lambda v: v >= 2, "at least 2"),

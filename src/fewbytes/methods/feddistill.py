@@ -51,6 +51,9 @@ class FedDistill(Heterogeneous):
     def server(self, task: Task) -> Global:
         return Global(number_of_classes(task))
 
+    def client(self, site: Site) -> Own:
+        return Own(state_of(site.model(fresh=True)))
+
     def round(self, state: Global, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.logits)
         state.logits = with_means(state.logits, *gathered(replies, state.classes, state.classes))

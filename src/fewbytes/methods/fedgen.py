@@ -92,6 +92,9 @@ class FedGen(Heterogeneous):
             g = self.make_generator(head)
         return Global(parameters_of(g), torch.zeros(head.out_features, dtype=torch.int32), {})
 
+    def client(self, site: Site) -> Own:
+        return Own(state_of(site.model(fresh=True)))
+
     def start(self, state: Global, net: Network) -> None:
         self.ask(state, net, net.clients)
 

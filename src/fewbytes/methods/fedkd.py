@@ -137,7 +137,7 @@ def compress(theta: State, energy: float) -> State:
             factors[name] = value
             continue
         u, s, v = torch.linalg.svd(value, full_matrices=False)
-        kept = s.double().square().flatten(0, -2).sum(0).cumsum(0)
+        kept = s.double().square().reshape(-1, s.shape[-1]).sum(0).cumsum(0)
         rank = min(int((kept <= energy * kept[-1]).sum()) + 1, len(kept))
         for part, cut in (("u", u[..., :rank]), ("s", s[..., :rank]), ("v", v[..., :rank, :])):
             factors[f"{name}/{part}"] = cut.contiguous()

@@ -30,7 +30,14 @@ from fewbytes.distillation import endless
 from fewbytes.errors import UserError
 from fewbytes.generators import load_generator
 from fewbytes.method import Site, Task
-from fewbytes.methods.heterogeneous import ClassVectors, Heterogeneous, class_means, gathered
+from fewbytes.methods.heterogeneous import (
+    ClassVectors,
+    Heterogeneous,
+    class_means,
+    feature_size,
+    gathered,
+    number_of_classes,
+)
 from fewbytes.models.blocks import Block, features_of, head_of, head_sizes
 from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
 from fewbytes.net import Network
@@ -95,16 +102,11 @@ class FedKTL(Heterogeneous):
     def server(self, task: Task) -> Global:
         if len(task.sample_shape) != 3:
             raise UserError(f"FedKTL generates images, but samples have shape {task.sample_shape}; try FedProto")
-        sizes = {head_sizes(task.model(i)) for i in {task.architecture(i): i for i in task.clients}.values()}
-        if len({classes for _, classes in sizes}) > 1 or (self.classifier == "linear" and len(sizes) > 1):
-            raise UserError(
-                "the clients' models must have the same classes, and features of one size if classifier=linear"
-            )
-        features, classes = sizes.pop()
+        classes = number_of_classes(task)
+        size = self.prototype_size(feature_size(task) if self.classifier == "linear" else 0, classes)
         latent = load_generator(self.generator).latent_dim
         with seeded(task.seed, "transformer"):
-            theta = state_of(make_transformer(self.prototype_size(features, classes), latent))
-            return Global(theta, torch.randn(classes, latent), [])
+            return Global(state_of(make_transformer(size, latent)), torch.randn(classes, latent), [])
 
     def client(self, site: Site) -> Own:
         model = site.model(fresh=True)
@@ -121,7 +123,7 @@ class FedKTL(Heterogeneous):
 
     def round(self, state: Global, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs)
-        prototypes, labels = gathered(replies, len(state.centroids))
+        prototypes, labels = gathered(replies, len(state.centroids), state.transformer["0.weight"].shape[1])
         if len(labels):
             with seeded(net.task.seed, "server", t):
                 self.generate(state, net, prototypes, labels)

@@ -59,6 +59,9 @@ class FML(Heterogeneous):
         number_of_classes(task)
         return Global({})
 
+    def client(self, site: Site) -> Own:
+        return Own(state_of(site.model(fresh=True)))
+
     def round(self, state: Global, net: Network, t: int) -> None:
         mean, send = Mean(), Auxiliary(Dense(state.auxiliary)) if state.auxiliary else None
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):

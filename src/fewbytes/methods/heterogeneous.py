@@ -68,9 +68,6 @@ class Heterogeneous(Method):
 
     headline: ClassVar[str] = "personalised"
 
-    def client(self, site: Site) -> Any:
-        return Own(state_of(site.model(fresh=True)))
-
     def train_on(self, site: Site, model: nn.Module, **how: Any) -> None:
         """Local training; `how` as in `Site.fit`."""
         site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, order=self.order, **how)

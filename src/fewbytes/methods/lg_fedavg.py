@@ -41,6 +41,9 @@ class LG_FedAvg(Heterogeneous):
         shared_head(task)
         return Global({})
 
+    def client(self, site: Site) -> Own:
+        return Own(state_of(site.model(fresh=True)))
+
     def round(self, state: Global, net: Network, t: int) -> None:
         mean = Mean()
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=self.download(state)):
