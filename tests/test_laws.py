@@ -31,7 +31,7 @@ def timeless(value):
 
 
 def fingerprint(folder: Path) -> dict:
-    """Everything a run leaves, but for times: result, rounds, ledger, server state, client states, models."""
+    """Everything a run leaves, but for times: result, rounds, ledger, server's and clients' states, models, gallery."""
     checkpoint = read_checkpoint(folder)
     states = {
         client: (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes()
@@ -46,6 +46,7 @@ def fingerprint(folder: Path) -> dict:
         "server": checkpoint.server,
         "states": states,
         "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},
+        "gallery": {p.name: p.read_bytes() for p in (folder / "gallery").glob("*")},
     }
 
 
