@@ -8,6 +8,7 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.generators.load import check_latents
+from fewbytes.methods.heterogeneous import Heterogeneous
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}
 KTL = {"generator": "cases:TinyGenerator", "server_epochs": 2, "server_batch": 8}
@@ -97,6 +98,27 @@ class TinyNet(nn.Module):
         }
 
 
+class OwnNet(nn.Module):
+    """As many features as TinyNet has, by a convolution of any width: a model of its own for every client."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.pool, self.fc = nn.AdaptiveAvgPool1d(64), nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        return self.fc(self.pool(x.flatten(1)))
+
+    @property
+    def classifier(self) -> nn.Module:
+        return self.fc
+
+    def units(self) -> dict[str, nn.Module]:
+        convolution = nn.Sequential(self.conv, self.norm, nn.ReLU())
+        return {"conv": convolution, "flat": nn.Sequential(nn.Flatten(), self.pool)}
+
+
 def tiny_data(clients: int = 4, seed: int = 0) -> FederatedData:
     """Three classes that differ by where the light is; clients of 17 to 20 samples, each with its own mixture."""
     g = torch.Generator().manual_seed(seed)
@@ -113,3 +135,10 @@ def tiny_data(clients: int = 4, seed: int = 0) -> FederatedData:
 
 def tiny_task(clients: int = 4, seed: int = 0) -> fb.Task:
     return fb.Task(TinyNet, tiny_data(clients), seed)
+
+
+def task_of(name: str, clients: int = 4) -> fb.Task:
+    """The task a case runs on: a different model on every client where the method takes that."""
+    if isinstance(CASES[name], Heterogeneous):
+        return fb.Task(lambda client: OwnNet(2 + client), tiny_data(clients))
+    return tiny_task(clients)

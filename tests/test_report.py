@@ -477,7 +477,7 @@ def test_many_rounds_are_thinned_and_so_are_classes_where_bytes_are_few(tmp_path
     monkeypatch.setattr(pictures, "_BYTES", 100)
     text = write_report([run], tmp_path / "r.html").read_text("utf-8")
     assert not shown_images(text)
-    assert "<code>2-made.png</code>" in text
+    assert "left out, being damaged, empty or too large: <code>2-map.json</code>" in text
 
 
 def test_points_have_a_chart_a_panel_and_a_view_a_round(tmp_path: Path) -> None:

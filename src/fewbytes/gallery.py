@@ -76,8 +76,9 @@ def _panel(title: str, points: Points) -> dict[str, dict[str, list[float] | list
     for series, (values, classes) in points.items():
         if values.dim() != 2 or (classes is not None and classes.shape != values.shape[:1]):
             raise MethodError(f"{series!r} of the panel {title!r} to show must be points (n, d) and classes (n,)")
-        finite = values.isfinite().all(1)
-        found[series] = (values[finite].detach().cpu().double(), None if classes is None else classes[finite].long())
+        values = values.detach().cpu().double()
+        usable = (values.abs() < 1e100).all(1)  # squares must be finite, too
+        found[series] = (values[usable], None if classes is None else classes.cpu()[usable].long())
     if len({values.shape[1] for values, _ in found.values()}) > 1:
         raise MethodError(f"all points of the panel {title!r} to show must have as many dimensions")
     if not found:
@@ -99,13 +100,10 @@ def _two_dimensional(points: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.
     from sklearn.decomposition import PCA
 
     centred = F.pad(points - points.mean(0), (0, max(0, 2 - points.shape[1]))).numpy()
-    if len(centred) < 2 or not centred.any():
+    if len(centred) < 2 or np.abs(centred).max() < 1e-100:
         return np.zeros((len(centred), 2))
-    flat = PCA(2, random_state=0).fit_transform(centred)
-    rounded: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = flat.round(
-        3 - math.floor(math.log10(np.abs(flat).max()))
-    )
-    return rounded + 0.0  # no -0.0
+    flat: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = PCA(2, random_state=0).fit_transform(centred)
+    return flat.round(3 - math.floor(math.log10(np.abs(flat).max()))) + 0.0  # no -0.0
 
 
 def keep(folder: Path, t: int, shown: Mapping[str, bytes]) -> None:

@@ -396,8 +396,10 @@ def versions() -> dict[str, str]:
 
 
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
-    if (folder / "config.toml").exists() or (folder / "gallery").exists():
+    if (folder / "config.toml").exists():
         raise UserError(f"{folder} already holds a run: choose another folder, or resume it")
+    if (folder / "gallery").exists():
+        raise UserError(f"{folder} already holds a gallery, perhaps another run's: choose another folder")
     if config is None:
         made = {"method": type(method).__name__.lower(), "rounds": rounds, "seed": task.seed}
         config = msgspec.toml.encode(made | {"parameters": asdict(method)}).decode()  # type: ignore[call-overload]

@@ -33,11 +33,16 @@ class ImageGenerator(Protocol):
 def load_generator(name: str) -> ImageGenerator:
     """A generator, loaded once a process. `name` is
 
+    - a folder with a Stable Diffusion pipeline of diffusers (`model_index.json`, safetensors weights)
     - `package.module:callable`, your own: what it returns when called with nothing
 
     Raises UserError for anything that is not a generator, before any of it is run.
     """
     path = Path(name)
+    if path.is_dir():
+        from fewbytes.generators.diffusion import StableDiffusion
+
+        return StableDiffusion(path)
     if path.exists():
         raise UserError(f"{name} is no generator that is known here")
     module, _, attribute = name.partition(":")
