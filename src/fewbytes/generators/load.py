@@ -33,16 +33,16 @@ class ImageGenerator(Protocol):
 def load_generator(name: str) -> ImageGenerator:
     """A generator, loaded once a process. `name` is
 
-    - a folder with a Stable Diffusion pipeline of diffusers (`model_index.json`, safetensors weights)
+    - a checkpoint of StyleGAN3 or StyleGAN-XL, a file `*.pkl`: of it only numbers are read, no code is run
     - `package.module:callable`, your own: what it returns when called with nothing
 
     Raises UserError for anything that is not a generator, before any of it is run.
     """
-    path = Path(name)
-    if path.is_dir():
-        from fewbytes.generators.diffusion import StableDiffusion
+    from fewbytes.generators.stylegan import load_stylegan  # here: it needs this module
 
-        return StableDiffusion(path)
+    path = Path(name)
+    if path.is_file() and path.suffix == ".pkl":
+        return load_stylegan(path)
     if path.exists():
         raise UserError(f"{name} is no generator that is known here")
     module, _, attribute = name.partition(":")
