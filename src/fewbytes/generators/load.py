@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fewbytes.errors import UserError
 
+COMPACT = Path(__file__).with_name("compact.safetensors")
+
 
 @runtime_checkable
 class ImageGenerator(Protocol):
@@ -33,11 +35,17 @@ class ImageGenerator(Protocol):
 def load_generator(name: str) -> ImageGenerator:
     """A generator, loaded once a process. `name` is
 
+    - `compact`: the small one that comes with the package, of 32 x 32 colour images of plain objects
+    - a .safetensors file that `scripts/train_generator.py` wrote
     - `package.module:callable`, your own: what it returns when called with nothing
 
     Raises UserError for anything that is not a generator, before any of it is run.
     """
-    path = Path(name)
+    path = COMPACT if name == "compact" else Path(name)
+    if path.suffix == ".safetensors":
+        from fewbytes.generators.compact import CompactGenerator
+
+        return CompactGenerator(path)
     if path.exists():
         raise UserError(f"{name} is no generator that is known here")
     module, _, attribute = name.partition(":")
