@@ -7,7 +7,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, Split
-from fewbytes.generators.load import check_latents
+from fewbytes.generators.protocol import check_latents
 from fewbytes.methods.heterogeneous import Heterogeneous
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}

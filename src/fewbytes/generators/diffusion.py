@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fewbytes.errors import UserError
-from fewbytes.generators.load import check_latents
+from fewbytes.generators.protocol import check_latents
 
 SCHEDULERS = ("DDIMScheduler", "PNDMScheduler")  # they draw no noise after the first, whose standard deviation is 1
 BATCH = 4  # images denoised at a time
