@@ -81,6 +81,7 @@ SHARED: dict[str, Any] = {
     "parameters": _option(list[str], "A field of the method (compare: or METHOD.KEY).", "--set", metavar="KEY=VALUE"),
 }
 """The options that `run`, `compare` and `plan` share: an experiment's settings."""
+USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs unless told otherwise: same models, many rounds
 FREE = ("workers", "rounds", "min_replies", "round_timeout", "over_selection", "connect_timeout")
 """The settings that may be given anew when a run is resumed: no result depends on them while all clients answer."""
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
@@ -192,7 +193,7 @@ def deploy(
 def compare(
     settings: dict[str, Any],
     methods: Annotated[
-        list[str] | None, typer.Argument(help="Names of `fewbytes methods` (default: all but one-shot ones).")
+        list[str] | None, typer.Argument(help="Names of `fewbytes methods` (default: fedavg, fedpurin, separate).")
     ] = None,
     out: Out = Path("runs"),
     as_json: AsJson = False,
@@ -200,13 +201,8 @@ def compare(
     """Run several methods on the same clients; one table and one report of accuracy against megabytes."""
 
     with _standard_output_for(as_json):
-        folder, results = _compare(list(dict.fromkeys(methods or _iterative())), settings, out)
+        folder, results = _compare(list(dict.fromkeys(methods or USUAL)), settings, out)
     _told(folder, results, as_json)
-
-
-def _iterative() -> list[str]:
-    """The methods that take as many rounds as they are asked for."""
-    return [name for name in METHODS if make_method(name, {}).planned_rounds(10**6) == 10**6]
 
 
 def _told(folder: Path, results: Any, as_json: bool) -> None:

@@ -336,6 +336,26 @@ def test_a_client_that_does_not_answer_is_left_out(name, tmp_path):
     assert result.summary["left_out"] > 0
 
 
+def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from flower_grid import MemoryGrid
+
+    from fewbytes.engines.flower import client_app, serve_run
+
+    task = tiny_task()
+    grid = MemoryGrid(client_app(CASES["fedgen"], task, tmp_path), 4)
+    grid.present = [0, 1, 2]
+
+    class Late(fb.Watcher):
+        def scored(self, row):
+            grid.present = [0, 1, 2, 3]
+
+    settings, policy = Settings(2, tmp_path / "run", watcher=Late()), fb.Policy(connect_timeout=0.2)
+    serve_run(grid, CASES["fedgen"], task, settings, policy, poll=0.001)
+    server = unpack(fedgen.Global, read_checkpoint(tmp_path / "run").server)
+    assert server.counts.sum() == sum(len(client.train) for client in task.data.clients)
+
+
 # FedProto and FedGen --------------------------------------------------------------------------------------------------
 
 
