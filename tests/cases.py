@@ -7,13 +7,31 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.generators.protocol import check_latents
+from fewbytes.methods.heterogeneous import Heterogeneous
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}
+KTL = {"generator": "cases:TinyGenerator", "server_epochs": 2, "server_batch": 8}
 
 CASES: dict[str, fb.Method] = {
     "fedavg": fb.FedAvg(**LOCAL),
     "fedavg-local-buffers": fb.FedAvg(**LOCAL, buffers="local", fraction=0.5),
     "separate": fb.Separate(**LOCAL),
+    "fedktl": fb.FedKTL(**LOCAL, **KTL),
+    "fedktl-ablated": fb.FedKTL(
+        **LOCAL,
+        **KTL,
+        fraction=0.5,
+        order="shuffled",
+        transfer="images",
+        centroids="learned",
+        bandwidth="median",
+        lambda_mse=0.0,
+        dimension=5,
+        client_noise=0.2,
+        server_noise=0.2,
+    ),
+    "fedktl-linear": fb.FedKTL(**LOCAL, **KTL, classifier="linear", lambda_mmd=0.0, scale=1.0, margin=0.0),
     "fedpurin": fb.FedPURIN(**LOCAL, beta=2),
     "fedpurin-sampled": fb.FedPURIN(**LOCAL, beta=2, fraction=0.5, gradient="delta", hessian=True, tau=0.3),
     "fedpurin-batch-norm": fb.FedPURIN(**LOCAL, batch_norm="selected", weighted=True),
@@ -32,7 +50,28 @@ CASES: dict[str, fb.Method] = {
     "dense": fb.DENSE(**LOCAL, server_epochs=2, generator_steps=2, server_batch=8, latent=4),
     "feddafl": fb.FedDAFL(**LOCAL, server_steps=3, student_steps=2, server_batch=8, latent=4),
     "fedadi": fb.FedADI(**LOCAL, server_epochs=2, pixel_steps=2, server_steps=2, server_batch=8),
+    "lg_fedavg": fb.LG_FedAvg(**LOCAL, fraction=0.5),
+    "fedproto": fb.FedProto(**LOCAL),
+    "feddistill": fb.FedDistill(**LOCAL),
+    "fml": fb.FML(**LOCAL),
+    "fedkd": fb.FedKD(**LOCAL),
+    "fedgh": fb.FedGH(**LOCAL),
+    "fedgen": fb.FedGen(**LOCAL, server_steps=3, hidden=8),
 }
+
+
+class TinyGenerator:
+    """Images of 6 x 5 whose colours and shades follow the latent vector."""
+
+    latent_dim = 4
+
+    def sample_latents(self, n: int) -> torch.Tensor:
+        return torch.randn(n, 4)
+
+    def synthesise(self, latents: torch.Tensor) -> torch.Tensor:
+        check_latents(latents, self.latent_dim)
+        shade = torch.linspace(-1, 1, 30).view(1, 1, 6, 5)
+        return (latents[:, :3, None, None] + latents[:, 3:, None, None] * shade).sigmoid()
 
 
 class TinyNet(nn.Module):
@@ -59,6 +98,27 @@ class TinyNet(nn.Module):
         }
 
 
+class OwnNet(nn.Module):
+    """As many features as TinyNet has, by a convolution of any width: a model of its own for every client."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.pool, self.fc = nn.AdaptiveAvgPool1d(64), nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        return self.fc(self.pool(x.flatten(1)))
+
+    @property
+    def classifier(self) -> nn.Module:
+        return self.fc
+
+    def units(self) -> dict[str, nn.Module]:
+        convolution = nn.Sequential(self.conv, self.norm, nn.ReLU())
+        return {"conv": convolution, "flat": nn.Sequential(nn.Flatten(), self.pool)}
+
+
 def tiny_data(clients: int = 4, seed: int = 0) -> FederatedData:
     """Three classes that differ by where the light is; clients of 17 to 20 samples, each with its own mixture."""
     g = torch.Generator().manual_seed(seed)
@@ -75,3 +135,10 @@ def tiny_data(clients: int = 4, seed: int = 0) -> FederatedData:
 
 def tiny_task(clients: int = 4, seed: int = 0) -> fb.Task:
     return fb.Task(TinyNet, tiny_data(clients), seed)
+
+
+def task_of(name: str, clients: int = 4) -> fb.Task:
+    """The task a case runs on: a different model on every client where the method takes that."""
+    if isinstance(CASES[name], Heterogeneous):
+        return fb.Task(lambda client: OwnNet(2 + client), tiny_data(clients))
+    return tiny_task(clients)

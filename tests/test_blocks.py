@@ -8,11 +8,12 @@ from torch import nn
 
 from fewbytes.errors import UserError
 from fewbytes.models import build_model
-from fewbytes.models.blocks import classifier_of, cut, shapes, units_of
+from fewbytes.models.blocks import classifier_of, cut, features_of, head_of, shapes, units_of
 
 MODELS = [
     ("resnet18:width=4", (3, 16, 16)), ("resnet8:width=4", (1, 28, 28)), ("resnet50:width=2", (3, 16, 16)),
     ("vgg9:scale=0.1", (3, 32, 32)), ("cnn4", (1, 28, 28)), ("mlp:layers=3,hidden=8", (5,)),
+    ("resnet8:width=4@6", (1, 28, 28)), ("mlp:layers=3,hidden=8@12", (5,)),
 ]  # fmt: skip
 
 
@@ -131,4 +132,46 @@ def test_a_users_module_and_a_plain_sequential_can_be_cut():
 def test_what_cannot_be_cut_is_told_in_one_line(model, blocks, after, said):
     with pytest.raises(UserError, match=said) as caught:
         cut(model, blocks, after)
+    assert "\n" not in str(caught.value)
+
+
+def test_features_are_flat_and_share_the_models_parameters():
+    plain = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Linear(2, 5))  # a classifier along the width
+    block = features_of(plain)
+    assert block(torch.rand(3, 3, 6, 4)).shape == (3, 16)
+    assert shapes([block], (3, 6, 4)) == [(16,)]
+    assert block.units[0] is plain[0]
+    assert list(block.state()) == ["0.weight", "0.bias"]
+    own = Own()
+    assert list(features_of(own).state()) == ["a.weight", "a.bias", "b.weight", "b.bias"]
+    assert head_of(own) is own.head
+
+
+class Assigned(nn.Module):
+    """A splittable module whose classifier is a layer of that name, not a property."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.classifier = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.classifier(self.body(x))
+
+    def units(self):
+        return {"body": self.body}
+
+
+def test_the_classifier_may_be_a_layer_of_that_name():
+    model = Assigned()
+    assert classifier_of(model) is model.classifier
+    x = torch.rand(2, 4)
+    assert torch.equal(head_of(model)(features_of(model)(x)), model(x))
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2), nn.ReLU())]
+)
+def test_a_model_without_features_is_told_what_it_lacks(model):
+    with pytest.raises(UserError, match=r"gives no features: give it units\(\).*name the model with @512$") as caught:
+        features_of(model)
     assert "\n" not in str(caught.value)

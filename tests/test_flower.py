@@ -11,7 +11,7 @@ import time
 import msgspec
 import pytest
 import torch
-from cases import CASES, TinyNet, tiny_data, tiny_task
+from cases import CASES, TinyNet, task_of, tiny_data, tiny_task
 from test_laws import ROUNDS, fingerprint, uninterrupted  # noqa: F401 (a fixture)
 
 import fewbytes as fb
@@ -35,7 +35,7 @@ def quiet():
 
 def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, grid=None, **settings):
     """Run a case through a Flower grid in memory, server and nodes in one run folder; returns (result, grid)."""
-    task = task or tiny_task()
+    task = task or task_of(name)
     grid = grid or MemoryGrid(client_app(CASES[name], node_task or task, folder.parent), CLIENTS, fault)
     settings = Settings(**{"rounds": ROUNDS, "out": folder} | settings)
     policy = policy or fb.Policy(round_timeout=0.5, connect_timeout=0.5)

@@ -18,7 +18,7 @@ from test_wire import same, take_apart, tensor
 from torch import Tensor
 
 from fewbytes.state import State
-from fewbytes.wire import Base, Dense, Frame, Layout, Masked, pack, payload, unpack
+from fewbytes.wire import Base, Dense, Frame, Images, Layout, Masked, pack, payload, unpack
 from fewbytes.wire.layout import DTYPES
 
 FOLDER = Path(__file__).parent / "frames"
@@ -33,6 +33,11 @@ class Model:
 class Update:
     round: int
     change: Masked
+
+
+@payload
+class Album:
+    images: Images
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +114,10 @@ def examples() -> dict[str, Example]:
     # The digest is spelled out: that of a coded frame may change with zstandard.
     held = Base(bytes(range(32)), {"w": weights["w"] - 0.125})
 
+    at = torch.arange(16)
+    colours = torch.stack([at * at, 3 * at, 90 - at])[:, :, None] + at * torch.tensor([1, 5, 2])[:, None, None]
+    album = Album(Images((colours + 40 * torch.arange(5)[:, None, None, None]).to(torch.uint8)))
+
     def masked(mask: Tensor, **options: Any) -> Example:
         value = Update(3, Masked.of(weights, {"w": mask.reshape(40, 50)}))
         return Example(value, **{"layout": wide, "coded": True, **options})
@@ -134,6 +143,10 @@ def examples() -> dict[str, Example]:
         "update-half": masked(scattered(2000, 3)),
         "update-reply": masked(scattered(2000, 3), base=held),
         "update-none": masked(torch.zeros(2000, dtype=torch.bool)),
+        "images": Example(album),
+        "images-coded": Example(album, coded=True),
+        "images-grey": Example(Album(Images(album.images.pixels[:, :1].clone())), coded=True),
+        "images-none": Example(Album(Images(album.images.pixels[:0])), coded=True),
         "fields": Example(
             Fields(
                 nothing=None,
@@ -182,7 +195,7 @@ def test_stored_frames_still_hold_their_values(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_format_is_as_it_was(name: str) -> None:
-    """What is not coded is the same to the byte; zstandard may compress differently from version to version."""
+    """What is not coded is the same to the byte; zstandard and WebP may compress otherwise in other versions."""
     example, was = examples()[name], stored(name)
     now = bytes(example.pack())
     if not example.coded:
@@ -198,6 +211,12 @@ def test_the_frames_show_every_coding() -> None:
         groups = fields[0][1] if kind == "Model" else [fields[1][2]] if kind == "Update" else []
         numbers |= {(coding[0], flag) for coding in groups for flag in [None, *(coding[1:] or [[]])[0]]}
         masks |= {tuple(fields[1][1][:2])} if kind == "Update" else set()
+    assert [take_apart(stored(f"images{n}"))[1][0][1] for n in ("", "-coded", "-grey", "-none")] == [
+        [0],
+        None,
+        None,
+        [0],
+    ]
     assert numbers == {(0, None), (1, None), (1, 0), (1, 1), (2, None), (2, 0), (2, 1)}
     assert masks == {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)}
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import CASES, TinyNet, tiny_task
+from cases import CASES, TinyNet, task_of, tiny_task
 from safetensors.torch import load_file
 
 import fewbytes as fb
@@ -31,7 +31,7 @@ def timeless(value):
 
 
 def fingerprint(folder: Path) -> dict:
-    """Everything a run leaves, but for times: result, rounds, ledger, server state, client states, models."""
+    """Everything a run leaves, but for times: result, rounds, ledger, server's and clients' states, models, gallery."""
     checkpoint = read_checkpoint(folder)
     states = {
         client: (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes()
@@ -46,6 +46,7 @@ def fingerprint(folder: Path) -> dict:
         "server": checkpoint.server,
         "states": states,
         "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},
+        "gallery": {p.name: p.read_bytes() for p in (folder / "gallery").glob("*")},
     }
 
 
@@ -57,7 +58,7 @@ def uninterrupted(tmp_path_factory):
     def get(name: str) -> dict:
         if name not in made:
             folder = tmp_path_factory.mktemp("runs") / name
-            fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=folder, workers=2)
+            fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=folder, workers=2)
             made[name] = fingerprint(folder)
         return made[name]
 
@@ -67,14 +68,14 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_any_number_of_workers_gives_the_same(name, uninterrupted, tmp_path):
     for workers in (1, 3):
-        fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=tmp_path / str(workers), workers=workers)
+        fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=tmp_path / str(workers), workers=workers)
         assert fingerprint(tmp_path / str(workers)) == uninterrupted(name)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_without_worker_processes_it_is_the_same(name, uninterrupted, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "platform", "elsewhere")  # where processes cannot be forked, handlers run right here
-    fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=tmp_path / "run")
+    fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=tmp_path / "run")
     assert fingerprint(tmp_path / "run") == uninterrupted(name)
 
 
@@ -88,9 +89,9 @@ def test_stopped_and_resumed_is_uninterrupted(name, stop, uninterrupted, tmp_pat
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=tmp_path / "run", workers=2, watcher=Stop())
+        fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=tmp_path / "run", workers=2, watcher=Stop())
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
-    fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=tmp_path / "run", workers=1, resume=True)
+    fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=tmp_path / "run", workers=1, resume=True)
     assert fingerprint(tmp_path / "run") == uninterrupted(name)
 
 
@@ -98,7 +99,7 @@ def test_stopped_and_resumed_is_uninterrupted(name, stop, uninterrupted, tmp_pat
 def test_the_ledger_is_the_bytes_of_the_frames(name, tmp_path):
     for coded in (True, False):
         folder = tmp_path / str(coded)
-        result = fb.run(CASES[name], tiny_task(), rounds=ROUNDS, out=folder, workers=2, keep_frames=True, coded=coded)
+        result = fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=folder, workers=2, keep_frames=True, coded=coded)
         columns = result.ledger.columns()
         sizes = {p.stem: p.stat().st_size for p in (folder / "frames").glob("*")} if result.ledger else {}
         for i in range(len(result.ledger)):
@@ -147,7 +148,7 @@ def test_bytes_follow_the_formula_of_the_docstring():
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_client_alone(name):
-    result = fb.run(CASES[name], tiny_task(clients=1), rounds=2)
+    result = fb.run(CASES[name], task_of(name, clients=1), rounds=2)
     assert result.summary["rounds"] == CASES[name].planned_rounds(2)
     assert result.summary["status"] == "done"
 

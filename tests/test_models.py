@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 from fewbytes.errors import UserError
-from fewbytes.models import batch_norm_names, build_model, default_model
+from fewbytes.models import PooledFeatures, batch_norm_names, build_model, default_model
+from fewbytes.models.blocks import classifier_of, cut, features_of, head_of
+from fewbytes.models.build import MIXES, ModelBuilder
+from fewbytes.models.files import load_model, save_model
 
 
 def size(model: nn.Module) -> int:
@@ -46,15 +49,18 @@ def test_sizes_are_the_papers(name: str, shape: tuple[int, ...], classes: int, p
 
 
 @pytest.mark.parametrize(
-    ("name", "head", "total"),
-    [("resnet18", 512, 11_227_812), ("resnet34", 512, 21_335_972), ("resnet50", 2048, 23_559_332)],
-)
-def test_torchvision_resnets_agree_with_fedktls_sizes(name: str, head: int, total: int) -> None:
-    """FedKTL counts torchvision's networks with a 512 -> 100 head in place of theirs; ours differ in the stem only."""
-    stem = 7 * 7 * 3 * 64
-    ours = build_meta(f"{name}:stem=7x7", (3, 32, 32), 100)
-    assert size(ours) - (head + 1) * 100 + 513 * 100 == total
-    assert size(ours) - size(build_meta(name, (3, 32, 32), 100)) == stem - 3 * 3 * 3 * 64
+    ("name", "total"),
+    [
+        ("cnn4", 924_708), ("torchvision:googlenet", 5_651_204), ("torchvision:mobilenet_v2", 2_275_172),
+        ("resnet4", 134_820), ("resnet6", 364_964), ("resnet8", 1_284_004), ("resnet10", 4_957_092),
+        ("resnet18:stem=7x7", 11_227_812), ("resnet34:stem=7x7", 21_335_972), ("resnet50:stem=7x7", 23_559_332),
+        ("torchvision:vit_b_16", 85_728_100 - 769 * 100 + 513 * 768 + 769 * 100),
+    ],
+)  # fmt: skip
+def test_sizes_with_512_features_are_fedktls(name: str, total: int) -> None:
+    if name.startswith("torchvision"):
+        pytest.importorskip("torchvision")
+    assert size(build_meta(f"{name}@512", (3, 32, 32), 100)) == total
 
 
 @pytest.mark.parametrize("name", ["resnet4", "resnet6", "resnet8", "resnet10", "resnet50:width=8"])
@@ -126,6 +132,94 @@ def test_torchvision_vision_transformer_is_made_for_the_image() -> None:
     build_meta("torchvision:vit_b_32", (3, 32, 32), 7)
 
 
+POOLED = [
+    ("cnn4", (1, 16, 16), "fc"),
+    ("mlp:hidden=48", (5,), "fc"),
+    ("torchvision:mobilenet_v2", (3, 32, 32), "classifier.1"),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "last"), POOLED)
+@pytest.mark.parametrize("features", [7, 64, 1500])
+def test_pooled_features_are_the_adaptive_average_of_the_models_own(
+    name: str, shape: tuple[int, ...], last: str, features: int
+) -> None:
+    if name.startswith("torchvision"):
+        pytest.importorskip("torchvision")
+    own = build_model(name, shape, 5).eval()
+    seen: list[torch.Tensor] = []
+    own.get_submodule(last).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model = build_model(f"{name}@{features}", shape, 5).eval()
+    lacking, left = model.get_submodule("body").load_state_dict(own.state_dict(), strict=False)
+    assert (lacking, left) == ([], [f"{last}.weight", f"{last}.bias"])
+    x = torch.rand(3, *shape)
+    own(x)
+    found = features_of(model)(x)
+    assert torch.equal(found, nn.AdaptiveAvgPool1d(features)(seen[0]))
+    assert torch.equal(classifier_of(model)(found), model(x))
+    assert [name for name, _ in model.named_modules()][-1] == "fc"
+
+
+def test_pooling_averages_windows_of_long_features_and_repeats_short_ones() -> None:
+    def pooled(features: list[float], size: int) -> list[float]:
+        body = nn.Sequential(nn.Identity(), nn.Linear(len(features), 2))
+        return features_of(PooledFeatures(body, size, 3))(torch.tensor([features]).float())[0].tolist()
+
+    assert pooled([1, 3, 5, 9], 2) == [2, 7]
+    assert pooled([1, 3, 5], 2) == [2, 4]  # overlapping
+    assert pooled([1, 3], 4) == [1, 1, 3, 3]
+    assert pooled([1, 3, 5], 3) == [1, 3, 5]
+
+
+@pytest.mark.parametrize("name", ["cnn4@9", "resnet8:width=4@100", "torchvision:googlenet@32"])
+def test_every_parameter_of_a_pooled_model_gets_a_gradient(name: str) -> None:
+    if name.startswith("torchvision"):
+        pytest.importorskip("torchvision")
+    model = build_model(name, (3, 32, 32), 2).train()
+    model(torch.rand(2, 3, 32, 32)).logsumexp(1).sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_a_pooled_model_is_cut_like_the_one_it_is_made_of() -> None:
+    plain, pooled = (build_model(f"resnet10:width=4{at}", (3, 32, 32), 5) for at in ("", "@6"))
+    for blocks in (1, 2, 3, 4):
+        names = [[f"body.{name}" for name in part.state()] for part in cut(plain, blocks)]
+        assert [list(part.state()) for part in cut(pooled, blocks)] == names
+
+
+def test_vision_transformers_get_two_linear_layers_behind_pooled_features() -> None:
+    pytest.importorskip("torchvision")
+    model = build_meta("torchvision:vit_b_32@512", (3, 32, 32), 7)
+    assert isinstance(model, PooledFeatures)
+    assert [str(layer) for layer in model.classifier.children()] == [
+        str(nn.Linear(512, 768)), "Tanh()", str(nn.Linear(768, 7))
+    ]  # fmt: skip
+    assert features_of(model)(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 512)
+    assert head_of(model) is model.classifier
+
+
+def test_a_mix_goes_to_the_clients_in_turn() -> None:
+    assert {name: len(models) for name, models in MIXES.items()} == {
+        "HtFE2": 2, "HtFE3": 3, "HtFE4": 4, "HtFE8": 8, "HtFE9": 9, "HtM10": 10,
+    }  # fmt: skip
+    assert ModelBuilder("HtFE2", (3, 32, 32), 5).names == ["cnn4@512", "resnet18:stem=7x7@512"]
+    build = ModelBuilder("htfe3@64+cnn4@64", (3, 32, 32), 5)
+    assert build.names == ["resnet10@64", "resnet18:stem=7x7@64", "resnet34:stem=7x7@64", "cnn4@64"]
+    assert [build.architecture(client) for client in range(9)] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert size(build(3)) == size(build_model("cnn4@64", (3, 32, 32), 5))
+    assert ModelBuilder("HtM10", (3, 32, 32), 5).names[8:] == ["torchvision:vit_b_16@512", "torchvision:vit_b_32@512"]
+
+
+def test_a_saved_model_of_a_mix_is_loaded_from_the_mixes_name(tmp_path: Path) -> None:
+    about = {"model": "HtFE2@64", "sample_shape": [3, 16, 16], "classes": 3}
+    build = ModelBuilder("HtFE2@64", (3, 16, 16), 3)
+    for client in (2, 5):
+        model = build(client).eval()
+        save_model(model, tmp_path / "models" / f"client-{client}.safetensors", about)
+        x = torch.rand(2, 3, 16, 16)
+        assert torch.equal(load_model(tmp_path, client=client)(x), model(x))
+
+
 OWN = """
 import torch
 from torch import nn
@@ -135,6 +229,7 @@ class Net(nn.Linear):
 def bare(): return nn.Identity()
 def failing(classes): raise RuntimeError("two\\nlines")
 def wrong(): return "text"
+def layered(shape, classes): return nn.Sequential(nn.Linear(shape[0], 9), nn.ReLU(), nn.Linear(9, classes))
 constant = 3
 """
 
@@ -152,6 +247,9 @@ def test_own_callables(own: str) -> None:
     assert build_model(f"{own}:by_shape", (6,), 4)(torch.rand(2, 6)).shape == (2, 4)
     assert build_model(f"{own}:Net", (3, 2, 2), 4)(torch.rand(2, 3)).shape == (2, 4)
     assert isinstance(build_model(f"{own}:bare", (6,), 4), nn.Identity)
+    pooled = build_model(f"{own}:layered@3", (6,), 4)
+    assert size(pooled) == 7 * 9 + 4 * 4
+    assert features_of(pooled)(torch.rand(2, 6)).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +257,8 @@ def test_own_callables(own: str) -> None:
     [
         ("own_models:failing", "cannot be made.*RuntimeError: two lines"),
         ("own_models:wrong", "made a str"),
+        ("own_models:bare@8", "a Identity has no Linear as a last layer"),
+        ("own_models:by_shape@8", "a Linear has no Linear as a last layer"),
         ("own_models:constant", "is a int"),
         ("own_models:missing", "cannot import.*missing"),
         ("own_broken:x", "cannot import.*nothing_of_that_name"),
@@ -181,6 +281,16 @@ def test_own_callables_that_do_not_work(own: str, name: str, says: str) -> None:
         ("resnet18:width=-3", (3, 32, 32), "positive whole number for width"),
         ("resnet18:stem=5x5", (3, 32, 32), "it is 7x7 or 3x3"),
         ("cnn4:width=3", (3, 32, 32), "it takes none"),
+        ("cnn4@0", (3, 32, 32), "model 'cnn4@0' needs a positive whole number of features after @, not '0'"),
+        ("cnn4@x", (3, 32, 32), "positive whole number of features after @, not 'x'"),
+        ("mlp:hidden=8@", (64,), "positive whole number of features after @, not ''"),
+        ("@", (64,), "positive whole number of features after @, not ''"),
+        ("cnn4@8@8", (3, 32, 32), "not '8@8'"),
+        ("@8", (64,), "unknown model ''"),
+        ("cnn5@8", (3, 32, 32), "unknown model 'cnn5'.*did you mean 'cnn4'"),
+        ("HtFE7", (3, 32, 32), "unknown model 'HtFE7'.*did you mean 'HtFE.*and the mixes HtFE2, HtFE3"),
+        ("htfe2@64", (3, 32, 32), "'htfe2@64' is a mix of models.*cnn4@64, resnet18:stem=7x7@64"),
+        ("torchvision:squeezenet1_1@8", (3, 32, 32), "a SqueezeNet has no Linear as a last layer to replace"),
         ("resnet18", (64,), "use mlp"),
         ("cnn4", (1, 15, 32), "at least 16 x 16.*use mlp or resnet8"),
         ("torchvision:mobilenet_v9", (3, 32, 32), "did you mean 'mobilenet_v"),

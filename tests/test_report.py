@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import shutil
@@ -14,10 +16,13 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 import pytest
+import torch
+from PIL import Image, PngImagePlugin
 from rich.console import Console
 
+from fewbytes import gallery
 from fewbytes.errors import UserError
-from fewbytes.report import read_run, read_runs, summary_table, write_report
+from fewbytes.report import pictures, read_run, read_runs, summary_table, write_report
 
 CLIENTS, ROUNDS = 8, 6
 HOSTILE = '</script><img src="http://evil.test/x" onerror="document.title=1"><b>&amp;%{y}'
@@ -124,6 +129,17 @@ def join(folder: Path, t: int, **about: Any) -> None:
     row = {"round": t, "phase": "join", "accuracy": {"global": 0.999}, "uplink_bytes": 1, "downlink_bytes": 1} | about
     lines.insert(t - 1, json.dumps(row))
     (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def show(folder: Path, rounds: Sequence[int], labels: Sequence[str] = ("cat", "dog"), panel: str = "before") -> Path:
+    """Give a run a gallery: grey images, the lighter the later, and points of two panels, all of round t of size t."""
+    for t in rounds:
+        images = torch.full((len(labels), 1, 8, 8), t, dtype=torch.uint8)
+        points = torch.eye(4, 9)[:, : 4 + t % 5] * t
+        before = {panel: {"prototypes": (points, torch.arange(4) % 3)}}
+        after = {"after": {"prototypes": (points, torch.arange(4) % 3), HOSTILE: (points[:2], None)}}
+        gallery.keep(folder, t, {"made.png": gallery.sheet(images, labels), "map.json": gallery.maps(before | after)})
+    return folder
 
 
 def make_compare(folder: Path) -> Path:
@@ -416,6 +432,125 @@ def test_a_comparison_names_them_run_by_run(tmp_path: Path) -> None:
     ]
 
 
+def shown_images(text: str) -> dict[str, Image.Image]:
+    """The images of a page by the words that stand for them."""
+    tags = [attrs for tag, attrs in Page(text).tags if tag == "img"]
+    data = {str(attrs["alt"]): str(attrs["src"]).removeprefix("data:image/png;base64,") for attrs in tags}
+    assert len(data) == len(tags)
+    return {alt: Image.open(io.BytesIO(base64.b64decode(text, validate=True))) for alt, text in data.items()}
+
+
+def charts_of(text: str) -> dict[str, Any]:
+    found = re.search('id="charts">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+def test_images_stand_by_class_and_round(tmp_path: Path) -> None:
+    run = read_run(show(make_run(tmp_path / "a"), range(1, ROUNDS + 2), ["cat", "dog", "cat"]))
+    text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+    images = shown_images(text)
+    times = [*(f"round {t}" for t in range(1, ROUNDS + 1)), "at the end"]
+    assert list(images) == [f"{label}, {when}" for label in ("cat", "dog") for when in times]
+    for t, when in enumerate(times, 1):
+        for label, width in (("cat", 16), ("dog", 8)):
+            image = images[f"{label}, {when}"]
+            assert (image.mode, image.size, image.getextrema()) == ("L", (width, 8), (t, t))
+    assert text.count('width="128" height="64"') == text.count('width="64" height="64"') == len(times)
+    assert "the rest is in the run's folder" not in text
+
+
+def test_many_rounds_are_thinned_and_so_are_classes_where_bytes_are_few(tmp_path: Path, monkeypatch: Any) -> None:
+    run = read_run(show(make_run(tmp_path / "a"), range(2, 41, 2), [f"class {i}" for i in range(30)]))
+    without = write_report([read_run(make_run(tmp_path / "b"))], tmp_path / "r.html").stat().st_size
+    text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+    images = shown_images(text)
+    assert len(images) == 12 * 30
+    assert {"class 0, round 2", "class 29, round 40"} < set(images)
+    assert "Shown: 12 of 20 rounds; the rest is in the run's folder" in text
+    monkeypatch.setattr(pictures, "_BYTES", 30_000)
+    text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+    images = shown_images(text)
+    assert {"class 0, round 2", "class 29, round 40"} < set(images)
+    assert 16 <= len(images) < 12 * 30
+    assert len(text) < without + 30_000 + 5_000
+    monkeypatch.setattr(pictures, "_BYTES", 100)
+    text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+    assert not shown_images(text)
+    assert "left out, being damaged, empty or too large: <code>2-map.json</code>" in text
+
+
+def test_points_have_a_chart_a_panel_and_a_view_a_round(tmp_path: Path) -> None:
+    run = read_run(show(make_run(tmp_path / "a", classes=("cat", "dog")), range(1, 4)))
+    text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+    before, after = (charts_of(text)[f"map-0-{i}"] for i in range(2))
+    assert list(before) == list(after) == ["1", "2", "3"]
+    assert [len(view[0]) for view in after.values()] == [2, 2, 2]
+    kept = json.loads((tmp_path / "a" / "gallery" / "2-map.json").read_text("utf-8"))["before"]["prototypes"]
+    trace = before["2"][0][0]
+    assert (trace["x"], trace["y"]) == (kept["x"], kept["y"])
+    assert trace["text"] == ["cat", "dog", "class 2", "cat"]
+    assert len(set(trace["marker"]["color"])) == 3
+    grey = after["2"][0][0]  # below the others
+    assert ("text" in grey, grey["marker"]["symbol"]) == (False, "diamond-open")
+    assert [value for tag, attrs in Page(text).tags if (value := attrs.get("name")) == "map-0"] == ["map-0"] * 3
+
+
+def test_pictures_of_several_runs_are_named_by_the_run(tmp_path: Path) -> None:
+    folder = make_compare(tmp_path / "c")
+    assert "Pictures" not in write_report(read_runs([folder]), tmp_path / "r.html").read_text("utf-8")
+    show(folder / "1-fedavg", [1])
+    show(folder / "3-fedktl", [1, 2])
+    text = write_report(read_runs([folder]), tmp_path / "r.html").read_text("utf-8")
+    assert re.findall("<h3>(.*)</h3>", text) == ["fedavg: Made", "fedavg: Map", "fedktl: Made", "fedktl: Map"]
+    assert len(shown_images(text.split("<h3>fedktl: Made")[1])) == 4
+
+
+def png(size: tuple[int, int] = (8, 8), mode: str = "L", told: str | None = None) -> bytes:
+    text, file = PngImagePlugin.PngInfo(), io.BytesIO()
+    if told is not None:
+        text.add_itxt(gallery.ROWS, told)
+    Image.new(mode, size).save(file, "PNG", pnginfo=text)
+    return file.getvalue()
+
+
+DAMAGED = {
+    "1-a.png": b"<script>",
+    "1-b.png": png(told='{"cat": 1}')[:-30],
+    "1-c.png": png(),
+    "1-d.png": png(told='{"cat": 0}'),
+    "1-e.png": png(told='{"cat": 9}'),
+    "1-f.png": png((400, 400), told='{"cat": 1}'),
+    "1-g.png": png(mode="P", told='{"cat": 1}'),
+    "1-h.png": png(told="{}"),
+    "1-i.png": b"GIF89a",
+    "1-j.json": b"{",
+    "1-k.json": b'{"p": [1]}',
+    "1-l.json": b'{"p": {"s": {"x": [1], "y": [1, 2], "classes": null}}}',
+    "1-m.json": b'{"p": {"s": {"x": [1], "y": [1], "classes": []}}}',
+    "1-n.json": b'{"p": {"s": {"x": [1e999], "y": [1], "classes": null}}}',
+    "1-o.json": b'{"p": {"s": {"x": [1], "y": [1], "classes": [1' + b"0" * 5000 + b"]}}}",
+    "1-p.json": b"[" * 100_000,
+    "1-<img src=x>.png": b"",
+    "no-round.png": b"",
+}
+
+
+def test_damaged_pictures_are_left_out_with_a_word(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = show(make_run(tmp_path / "a"), [2])
+    for name, data in DAMAGED.items():
+        (folder / "gallery" / name).write_bytes(data)
+    (folder / "gallery" / "3-made.png").mkdir()
+    (folder / "gallery" / ".4-made.png.1.tmp").write_bytes(b"")  # left by a killed run
+    text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
+    assert len(shown_images(text)) == 2
+    assert re.findall("<h3>(.*)</h3>", text) == ["Made", "Map"]
+    assert "left out, being damaged, empty or too large: <code>1-&lt;img src=x&gt;.png</code>, " in text
+    assert f" and {len(DAMAGED) + 1 - 5} more.</p>" in text
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60)  # what decodes to very much
+    assert not shown_images(write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8"))
+
+
 def test_nothing_to_report_and_nowhere_to_write_are_the_users_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no runs"):
         write_report([], tmp_path / "r.html")
@@ -468,6 +603,8 @@ def test_a_browser_draws_every_chart_and_nothing_hostile_runs(tmp_path: Path) ->
     config = f"method = 'x'\n# {HOSTILE}\n"
     folder = make_compare(tmp_path / "c")
     make_run(folder / "4", HOSTILE, ("global", HOSTILE), 5_000, classes=(HOSTILE, HOSTILE, "2"), config=config)
+    show(folder / "4", [1, 2], (HOSTILE, "dog"), HOSTILE)
+    (folder / "4" / "gallery" / f"1-{HOSTILE.replace('/', '')}.png").write_bytes(b"")
     page = write_report(read_runs([folder]), tmp_path / "r.html")
     dom, console, asked = browse(page, tmp_path / "profile")
     assert "Uncaught" not in console
@@ -475,10 +612,12 @@ def test_a_browser_draws_every_chart_and_nothing_hostile_runs(tmp_path: Path) ->
     assert "violates" not in console
     assert asked == []
     tags = Page(dom).tags
-    assert not [attrs for tag, attrs in tags if tag == "img" or "onerror" in attrs]
+    images = [str(attrs["src"]) for tag, attrs in tags if tag == "img"]
+    assert [image[:22] for image in images] == ["data:image/png;base64,"] * 4
+    assert not [attrs for _, attrs in tags if "onerror" in attrs]
     assert "<title>1</title>" not in dom
     assert dom.count('class="main-svg"') >= 9
-    assert dom.count('class="trace scatter') == 3 * 4 + 2 * 4  # three accuracy charts, two of bytes a round
+    assert dom.count('class="trace scatter') == 3 * 4 + 2 * 4 + 3  # charts of accuracy, bytes, points
     assert dom.count('class="trace boxes"') == 2 * 4
     assert dom.count('class="hm"') == 2
 

@@ -3,16 +3,36 @@
 from fewbytes.checkpoint import VERSION as __version__
 from fewbytes.errors import FewbytesError, FrameError, MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
-from fewbytes.methods import DENSE, METHODS, Ensemble, FedADI, FedAvg, FedDAFL, FedDF, FedPURIN, FuseFL, Separate
+from fewbytes.methods import (
+    DENSE,
+    FML,
+    METHODS,
+    Ensemble,
+    FedADI,
+    FedAvg,
+    FedDAFL,
+    FedDF,
+    FedDistill,
+    FedGen,
+    FedGH,
+    FedKD,
+    FedKTL,
+    FedProto,
+    FedPURIN,
+    FuseFL,
+    LG_FedAvg,
+    Separate,
+)
 from fewbytes.models.files import load_model
 from fewbytes.net import Ledger, Network, Policy
 from fewbytes.run import Result, Watcher, run
 from fewbytes.state import Mean, State, state_of
-from fewbytes.wire import Dense, Masked, pack, payload, unpack
+from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
 
 __all__ = [
-    "DENSE", "METHODS", "Dense", "Ensemble", "FedADI", "FedAvg", "FedDAFL", "FedDF", "FedPURIN", "FewbytesError",
-    "FrameError", "FuseFL", "Id", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Policy", "Result",
-    "Separate", "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run",
+    "DENSE", "FML", "METHODS", "Dense", "Ensemble", "FedADI", "FedAvg", "FedDAFL", "FedDF", "FedDistill", "FedGH",
+    "FedGen", "FedKD", "FedKTL", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "Id", "Images",
+    "LG_FedAvg", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Policy", "Result", "Separate",
+    "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run",
     "state_of", "unpack",
 ]  # fmt: skip

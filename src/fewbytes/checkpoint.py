@@ -75,6 +75,7 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
     if task.data.public is not None:
         splits.append(task.data.public)
     labels = [split.labels.numpy().tobytes() for split in splits]
+    layouts = [task.layout(client).hash.hex() for client in task.clients]
     parts = [
         repr(method),
         how,
@@ -82,7 +83,7 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
         task.precision,
         str(MAJOR),
         json.dumps(counts),
-        task.layout(0).hash.hex(),
+        *(layouts if len(set(layouts)) > 1 else layouts[:1]),
     ]
     transforms = [client.train.transform for client in task.data.clients]
     if any(transforms):

@@ -61,7 +61,9 @@ SHARED: dict[str, Any] = {
     "fraction": _option(float, "Part of the clients that takes part in a round."),
     "rounds": _option(int, "Number of rounds."),
     "model": _option(
-        str, "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; or a+b.", metavar="NAME"
+        str,
+        "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; @512 pools features; a+b, HtFE8.",
+        metavar="NAME",
     ),
     "seed": _option(int, "Same seed, same results, bit for bit."),
     "workers": _option(int, "Worker processes (default: one per core)."),

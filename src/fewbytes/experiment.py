@@ -93,9 +93,10 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         data = with_transforms(data, {"none": None, "crop-flip": crop_flip}[self.augment], self.backdoor)
         shape, classes = dataset.train.shape, len(dataset.classes)
         name = self.model = self.model or default_model(shape)
-        task = Task(ModelBuilder(name, shape, classes), data, self.seed, self.precision, self.device)
+        build = ModelBuilder(name, shape, classes)
+        task = Task(build, data, self.seed, self.precision, self.device)
         try:
-            for client in range(min(self.clients, len(name.split("+")))):
+            for client in range(min(self.clients, len(build.names))):
                 task.layout(client)  # so that a wrong model is told before anything is written
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None

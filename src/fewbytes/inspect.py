@@ -62,6 +62,9 @@ def _describe(field: Any) -> list[str]:
             return [*_entries(entries), how, f"values: {_numbers(numbers)}"]
         case [(True | bytes() | list()) as entries, [[int(), *_], *_] as groups] if _entries(entries):
             return [*_entries(entries), *(f"values: {_numbers(group)}" for group in groups)]
+        case [[int(n), int(channels), int(height), int(width)], None | [int(), *_] as numbers]:
+            how = "lossless WebP" if numbers is None else _numbers(numbers)
+            return [f"{n:,} images, {channels}x{height}x{width}: {how}"]
         case _:
             text = repr(field)
             return [text if len(text) < 200 else text[:200] + "…"]

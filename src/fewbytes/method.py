@@ -19,8 +19,8 @@ from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.errors import UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
-from fewbytes.streams import seed_torch, stream, stream_seed
-from fewbytes.training import Loss, Precision, evaluate, fit, outputs, prepared, ready
+from fewbytes.streams import seed_torch, seeded, stream, stream_seed
+from fewbytes.training import Loss, Order, Precision, evaluate, fit, outputs, prepared, ready
 from fewbytes.wire import Layout
 
 if TYPE_CHECKING:
@@ -35,6 +35,11 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "epochs": (lambda v: v >= 1, "at least 1"),
     "batch": (lambda v: v >= 1, "at least 1"),
     "beta": (lambda v: v >= 1, "at least 1"),
+    **dict.fromkeys(("alpha", "fml.beta"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
+    **dict.fromkeys(("energy_start", "energy_end"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
+    **dict.fromkeys(("energy_rounds", "hidden"), (lambda v: v >= 1, "at least 1")),
+    **dict.fromkeys(("gamma", "lambda_proto"), (lambda v: 0 <= v < math.inf, "at least 0")),
+    "generated": (lambda v: v >= 2, "at least 2"),
     "blocks": (lambda v: v >= 1, "at least 1"),
     "ccvr_samples": (lambda v: v >= 0, "at least 0"),
     **dict.fromkeys(
@@ -52,9 +57,15 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "server_steps": (lambda v: v >= 1, "at least 1"),
     "server_batch": (lambda v: v >= 2, "at least 2"),
     "server_lr": (lambda v: 0 < v < math.inf, "above 0"),
+    **dict.fromkeys(
+        ("mu", "lambda_mse", "lambda_mmd", "margin", "client_noise", "server_noise", "noise_deviation"),
+        (lambda v: 0 <= v < math.inf, "at least 0"),
+    ),
+    "scale": (lambda v: 0 < v < math.inf, "above 0"),
+    "dimension": (lambda v: v >= 0, "at least 0"),
     "temperature": (lambda v: 0 < v < math.inf, "above 0"),
 }
-"""What hyper-parameters of these names may be, in every method."""
+"""What hyper-parameters of these names may be: in every method, or in one (`fml.beta`)."""
 
 
 class Method(ABC):
@@ -76,8 +87,10 @@ class Method(ABC):
             value, choices = getattr(self, f.name), typing.get_args(hints[f.name])
             if typing.get_origin(hints[f.name]) is Literal and value not in choices:
                 raise UserError(f"{f.name} is one of {', '.join(map(str, choices))}, not {value!r}")
-            if f.name in RANGES and not RANGES[f.name][0](value):
-                raise UserError(f"{f.name} must be {RANGES[f.name][1]}, not {value!r}")
+            own = f"{type(self).__name__.lower()}.{f.name}"
+            fits, words = RANGES.get(own) or RANGES.get(f.name) or (lambda v: True, "")
+            if not fits(value):
+                raise UserError(f"{f.name} must be {words}, not {value!r}")
 
     def server(self, task: Task) -> Any:
         """The server's state before the first round: a dataclass of packable fields, or None."""
@@ -162,6 +175,14 @@ class Task:
         """All clients the task has data for."""
         return list(range(len(self.data.clients)))
 
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample, from whatever data the task has here. Raises UserError if it has none."""
+        for split in (self.data.test, *(client.train for client in self.data.clients)):
+            if len(split):
+                return split.shape
+        raise UserError("the samples' shape cannot be known here: give the task a test set")
+
     def architecture(self, client: Id) -> Any:
         """A key that is equal for clients with the same model."""
         if not takes_argument(self.build):
@@ -172,8 +193,7 @@ class Task:
     def model(self, client: Id) -> nn.Module:
         """A new model of the client's architecture, with the first weights all clients of it share."""
         key = self.architecture(client)
-        with torch.random.fork_rng(devices=[]):
-            seed_torch(stream_seed(self.seed, "first model", key))
+        with seeded(self.seed, "first model", key):
             model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
             raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
@@ -247,8 +267,7 @@ class Site:
         return model.train()
 
     def _own_draw(self) -> State:
-        with torch.random.fork_rng(devices=[]):
-            seed_torch(stream_seed(self.task.seed, "client", self.me, "model"))
+        with seeded(self.task.seed, "client", self.me, "model"):
             build = self.task.build
             return state_of(build(self.me) if takes_argument(build) else build())
 
@@ -271,14 +290,20 @@ class Site:
         loss: Loss = F.cross_entropy,
         extra: Callable[[nn.Module], Tensor] | None = None,
         frozen: nn.Module | None = None,
+        order: Order = "shuffled",
+        before_step: Callable[[], None] | None = None,
+        more: tuple[Tensor, Tensor] | None = None,
     ) -> float:
         """Train on this client's training samples, each batch transformed if `train` has a transform (see
-        `fewbytes.training.fit`); records the loss as `loss.train`."""
+        `fewbytes.training.fit`); records the loss as `loss.train`. `more`: further samples (x, y), after its own."""
         x, y = self.tensors(self.train)
+        if more is not None:
+            x, y = torch.cat([x, ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
         try:
             value = fit(
                 model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
-                loss=loss, extra=extra, frozen=frozen, precision=self.task.precision, transform=self.train.transform,
+                loss=loss, extra=extra, frozen=frozen, order=order, before_step=before_step,
+                precision=self.task.precision, transform=self.train.transform,
             )  # fmt: skip
         except ValueError as error:
             if len(y) > 1 and batch > 1:
@@ -286,7 +311,8 @@ class Site:
             raise UserError(
                 f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
             ) from None
-        self.record("loss.train", value)
+        if order == "shuffled" or len(y) > 1:
+            self.record("loss.train", value)
         return value
 
     def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:

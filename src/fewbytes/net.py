@@ -7,13 +7,15 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
 
+from fewbytes import gallery
 from fewbytes.errors import FewbytesError, MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.streams import stream
@@ -189,6 +191,8 @@ class Network(ABC):
         self.ledger = Ledger() if ledger is None else ledger
         self.records: dict[str, dict[Id, float]] = {}
         """What handlers recorded for people since the round began: name, client, value."""
+        self.shown: dict[str, bytes] = {}
+        """What the method showed people since the round began: files of the run's gallery by name."""
         self.left_out: list[LeftOut] = []
         """Whose replies took no part since the round began."""
         self.t = 0
@@ -204,7 +208,7 @@ class Network(ABC):
 
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
         """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
-        self.t, self.scored, self.records, self.left_out = t, scored, {}, []
+        self.t, self.scored, self.records, self.shown, self.left_out = t, scored, {}, {}, []
         self.rng = stream(self.task.seed, "server", t, *names)
 
     def sample(self, fraction: float) -> list[Id]:
@@ -244,6 +248,27 @@ class Network(ABC):
         """The same for a handler without reply; returns when all have run."""
         for _ in self.call(handler, to, send):
             pass
+
+    def show_images(self, name: str, images: Tensor, labels: Sequence[str]) -> None:
+        """Show people images (n, 1 or 3, height, width), uint8, and a label of each; steers nothing.
+
+        They are kept in the run folder, and the report lays them out by label and round. In a round that is not
+        scored, and before the first, they are dropped. `name`: a file name's part, of a-z, 0-9 and -. Raises
+        MethodError.
+        """
+        file = gallery.file_name(name, "png")
+        if self.scored:
+            self.shown[file] = gallery.sheet(images, labels)
+
+    def show_points(self, name: str, panels: Mapping[str, gallery.Points]) -> None:
+        """Show people points of many dimensions, as `show_images` does images; steers nothing.
+
+        A panel, by its title, is a mapping from series to points (n, d) and their classes (n,), integers, or None.
+        All points of a panel are shown together by their first two principal components; d may differ by panel.
+        """
+        file = gallery.file_name(name, "json")
+        if self.scored:
+            self.shown[file] = gallery.maps(panels)
 
     def idle(self) -> None:
         """Raises MethodError if a call was left half-read."""

@@ -37,7 +37,7 @@ from fewbytes.data import Split
 from fewbytes.errors import UserError
 from fewbytes.experiment import make_experiment, read_experiment
 from fewbytes.files import replacing
-from fewbytes.models.blocks import classifier_of, cut, unit_number, units_of
+from fewbytes.models.blocks import cut, head_of, unit_number, units_of
 from fewbytes.models.files import load_model
 from fewbytes.models.fused import FusedNetwork
 from fewbytes.report.table import percent
@@ -232,7 +232,7 @@ def reconstruction_loss(logits: Tensor, image: Tensor) -> Tensor:
 
 def rest_of(model: nn.Module, units: int) -> nn.Sequential:
     """A model's layers after so many units, the classifier included."""
-    return nn.Sequential(*list(units_of(model).values())[units:], classifier_of(model))
+    return nn.Sequential(*list(units_of(model).values())[units:], head_of(model))
 
 
 def pooled(splits: Sequence[Split], how: Probing, device: str) -> tuple[Tensor, Tensor]:

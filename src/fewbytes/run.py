@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fewbytes import gallery
 from fewbytes.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
 from fewbytes.cores import all_cores
 from fewbytes.engines.local import LocalNetwork
@@ -223,6 +224,7 @@ class _Loop:
             done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
             net.peak_memory_bytes = checkpoint.peak_memory_bytes
             _write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
+            gallery.forget_after(self.folder, done + finished)
         self.watcher.started(self.folder, self.rounds, done)
         try:
             with terminating():
@@ -282,15 +284,19 @@ class _Loop:
             row |= {"left_out": [asdict(left) for left in net.left_out]} if net.left_out else {}
             row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
             self.rows.append(row)
+        gallery.keep(self.folder, t, net.shown)
         self._checkpoint(net, t, phase)
         if phase == "round":
             self.watcher.scored(row)
 
     def _score(self, net: Network) -> dict[str, float]:
         accuracy = {}
-        clients = net.score_clients()
+        clients = [
+            (correct, n) for correct, n in net.score_clients().values() if n
+        ]  # n is 0 where there is no model yet
         if clients:
-            accuracy["personalised"] = float(np.mean([correct / n for correct, n in clients.values()]))
+            accuracy["personalised"] = float(np.mean([correct / n for correct, n in clients]))
+            accuracy["micro"] = sum(correct for correct, _ in clients) / sum(n for _, n in clients)
         model = self.method.global_model(self.state, self.task)
         test = self.task.data.test
         if model is not None and len(test):
@@ -392,6 +398,8 @@ def versions() -> dict[str, str]:
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
     if (folder / "config.toml").exists():
         raise UserError(f"{folder} already holds a run: choose another folder, or resume it")
+    if (folder / "gallery").exists():
+        raise UserError(f"{folder} already holds a gallery, perhaps another run's: choose another folder")
     if config is None:
         made = {"method": type(method).__name__.lower(), "rounds": rounds, "seed": task.seed}
         config = msgspec.toml.encode(made | {"parameters": asdict(method)}).decode()  # type: ignore[call-overload]

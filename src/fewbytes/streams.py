@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -24,3 +26,11 @@ def seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def seeded(seed: int, *names: int | str) -> Iterator[None]:
+    """What is drawn in the block comes from the named stream of torch; its global generator is then as before."""
+    with torch.random.fork_rng(devices=[]):
+        seed_torch(stream_seed(seed, *names))
+        yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,11 @@ from fewbytes.data import Transform
 
 M = TypeVar("M", bound=nn.Module)
 Precision = Literal["float32", "bf16"]
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, labels) to the mean loss of a batch."""
+Loss = Callable[[Any, Tensor], Tensor]
+"""(outputs, labels) to the mean loss of a batch; the outputs are whatever the model gives."""
 EVALUATION_BATCH = 250  # samples
+Order = Literal["shuffled", "stored"]
+"""Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch."""
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
 
 
@@ -49,6 +51,18 @@ def batches(samples: int, size: int) -> list[tuple[int, int]]:
     return bounds
 
 
+def whole_batches(samples: int, size: int) -> list[tuple[int, int]]:
+    """Bounds of consecutive batches of exactly `size`; of fewer samples one short batch, of a single one none."""
+    full = [(start, start + size) for start in range(0, samples - size + 1, size)]
+    return full or [(0, samples)] * (samples > 1)
+
+
+def clip_each(norm: float, *modules: nn.Module) -> None:
+    """Scale each module's gradients, as one vector, down to `norm`."""
+    for module in modules:
+        nn.utils.clip_grad_norm_(module.parameters(), norm)
+
+
 def fit(
     model: nn.Module,
     x: Tensor,
@@ -62,21 +76,24 @@ def fit(
     loss: Loss = F.cross_entropy,
     extra: Callable[[nn.Module], Tensor] | None = None,
     frozen: nn.Module | None = None,
+    order: Order = "shuffled",
+    before_step: Callable[[], None] | None = None,
     precision: Precision = "float32",
     transform: Transform | None = None,
 ) -> float:
-    """Train `model` in place on (x, y) with SGD; returns the mean loss over the last epoch's batches.
+    """Train `model` in place on (x, y) with SGD; returns the mean loss over the last epoch's batches (0 for none).
 
-    Reshuffled each epoch from torch's global generator; the momentum buffer starts at zero. `extra(model)` is added
-    to every batch's loss. Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters
-    that do not require gradients stay as they are. `transform` is applied to every batch as it is cut; then samples
+    Shuffled from torch's global generator; the momentum buffer starts at zero. `extra(model)` is added to every
+    batch's loss. `before_step` is called when a batch's gradients are there, for example to clip them. Afterwards each
+    parameter's `.grad` is the gradient of the very last batch. Parameters that do not require gradients, or have
+    none in the first batch, stay as they are. `transform` is applied to every batch as it is cut; then samples
     pass `frozen`, in eval mode and without gradients. What that gives is computed once for all epochs if there is no
     transform and it takes at most `KEPT_BYTES`.
     """
     model.to(x.device)
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     velocity: list[Tensor] | None = None
-    bounds = batches(len(y), batch)
+    bounds = batches(len(y), batch) if order == "shuffled" else whole_batches(len(y), batch)
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
     model.train()
@@ -88,11 +105,11 @@ def fit(
     ):
         x, frozen = outputs(frozen, x, precision), None
     for _ in range(epochs):
-        order = torch.randperm(len(y)).to(x.device)
+        chosen = torch.randperm(len(y)).to(x.device) if order == "shuffled" else None
         total = torch.zeros((), device=x.device)
         for start, stop in bounds:
-            chosen = order[start:stop]
-            samples, labels = x[chosen], y[chosen]
+            rows = slice(start, stop) if chosen is None else chosen[start:stop]
+            samples, labels = x[rows], y[rows]
             if transform is not None:
                 samples = transform(samples, labels)
             for p in parameters:
@@ -105,6 +122,8 @@ def fit(
                     value = value + extra(model)
             value.backward()
             total += value.detach()
+            if before_step is not None:
+                before_step()
             with torch.no_grad():
                 moved = [p for p in parameters if p.grad is not None]
                 step: list[Tensor] = [p.grad for p in moved if p.grad is not None]

@@ -41,6 +41,7 @@ from fewbytes.distillation import (
 from fewbytes.experiment import make_experiment
 from fewbytes.methods.one_shot import Uploads, ensemble
 from fewbytes.models import LogitMean, Mlp
+from fewbytes.models.build import ModelBuilder
 from fewbytes.models.files import save_model
 from fewbytes.plan import make_plan
 from fewbytes.state import Mean, state_of
@@ -279,6 +280,15 @@ def test_feddf_learns_from_public_data_and_not_from_its_labels(tmp_path):
     assert not torch.equal(states[0]["fc.weight"], states[1]["fc.weight"])
     assert all(torch.equal(states[1][name], states[2][name]) for name in states[1])
     assert fingerprint(CASES["feddf"], tasks[0], "") != fingerprint(CASES["feddf"], tasks[1], "")
+
+
+def test_a_runs_fingerprint_is_of_every_clients_model():
+    def of(names):
+        return fingerprint(CASES["ensemble"], fb.Task(ModelBuilder(names, (1, 4, 4), 3), tiny_data()), "")
+
+    mixes = ["mlp", "mlp+mlp@8", "mlp+mlp@9", "mlp@8+mlp", "mlp+mlp@8+mlp@8"]
+    assert len({of(names) for names in mixes}) == len(mixes)
+    assert of("mlp") == of("mlp+mlp")
 
 
 @pytest.mark.parametrize("name", ["dense", "fedadi"])

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fewbytes.data.datasets import load_dataset
 from fewbytes.data.split import Dataset, Split
@@ -43,10 +44,16 @@ def reshaped(images: Split, shape: tuple[int, ...]) -> Split:
     for start in range(0, len(images), CHUNK):
         stop = min(start + CHUNK, len(images))
         x = images.take(range(start, stop)).load()[0]
-        if x.shape[1] != shape[0]:
-            x = (x * x.new_tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True) if x.shape[1] == 3 else x
-            x = x.expand(-1, shape[0], -1, -1)
+        x = with_channels(x, shape[0])
         if x.shape[2:] != shape[1:]:
             x = F.interpolate(x, shape[1:], mode="bilinear", antialias=True)
         made[start:stop] = (x * 255).round().clamp(0, 255).to(torch.uint8)
     return Split(made, torch.zeros(len(images), dtype=torch.int64))
+
+
+def with_channels(x: Tensor, channels: int) -> Tensor:
+    """Images (n, any channels, height, width) with as many channels as asked for, colours turned to grey."""
+    if x.shape[1] == channels:
+        return x
+    x = (x * x.new_tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True) if x.shape[1] == 3 else x
+    return x.expand(-1, channels, -1, -1)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fewbytes.errors import UserError
 from fewbytes.files import replacing
-from fewbytes.generators.load import check_latents
+from fewbytes.generators.protocol import check_latents
 
+SHIPPED = Path(__file__).with_name("compact.safetensors")
 LATENT_DIM = 128
 IMAGE_SIZE = 32
 KIND = "fewbytes-generator"

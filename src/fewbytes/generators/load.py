@@ -1,34 +1,16 @@
-"""What an image generator is to a method, and where one comes from: a name, a file or a folder."""
+"""Where an image generator comes from: a name, a file or a folder."""
 
 from __future__ import annotations
 
 import importlib
 from functools import cache
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-
-from torch import Tensor
 
 from fewbytes.errors import UserError
-
-COMPACT = Path(__file__).with_name("compact.safetensors")
-
-
-@runtime_checkable
-class ImageGenerator(Protocol):
-    """A frozen generator: a sampler of valid latent vectors, and their synthesis. Randomness is torch's global one."""
-
-    latent_dim: int
-    """H, the size of a latent vector."""
-
-    def sample_latents(self, n: int) -> Tensor:
-        """Valid latent vectors, float32 (n, H)."""
-
-    def synthesise(self, latents: Tensor) -> Tensor:
-        """The images of latent vectors (n, H): float32 (n, channels, height, width) in [0, 1], without gradients.
-
-        The same latents give the same images. Raises UserError for latents of another size.
-        """
+from fewbytes.generators.compact import SHIPPED, CompactGenerator
+from fewbytes.generators.diffusion import StableDiffusion
+from fewbytes.generators.protocol import ImageGenerator
+from fewbytes.generators.stylegan import load_stylegan
 
 
 @cache
@@ -36,21 +18,26 @@ def load_generator(name: str) -> ImageGenerator:
     """A generator, loaded once a process. `name` is
 
     - `compact`: the small one that comes with the package, of 32 x 32 colour images of plain objects
-    - a .safetensors file that `scripts/train_generator.py` wrote
+    - a file `*.safetensors` that `scripts/train_generator.py` wrote
+    - a checkpoint of StyleGAN3 or StyleGAN-XL, a file `*.pkl`: of it only numbers are read, no code is run
+    - a folder with a Stable Diffusion pipeline of diffusers (`model_index.json`, safetensors weights)
     - `package.module:callable`, your own: what it returns when called with nothing
 
     Raises UserError for anything that is not a generator, before any of it is run.
     """
-    path = COMPACT if name == "compact" else Path(name)
+    path = Path(name)
+    if name == "compact":
+        return CompactGenerator(SHIPPED)
+    if path.is_dir():
+        return StableDiffusion(path)
     if path.suffix == ".safetensors":
-        from fewbytes.generators.compact import CompactGenerator
-
         return CompactGenerator(path)
-    if path.exists():
-        raise UserError(f"{name} is no generator that is known here")
+    if path.suffix == ".pkl":
+        return load_stylegan(path)
     module, _, attribute = name.partition(":")
-    if not attribute:
-        raise UserError(f"there is no generator {name!r}: it is neither a file or folder nor package.module:callable")
+    if path.exists() or not attribute:
+        kinds = "compact, a file .safetensors or .pkl, a pipeline's folder, package.module:callable"
+        raise UserError(f"there is no generator {name!r}: a generator is {kinds}")
     return _own(module, attribute)
 
 
@@ -66,9 +53,3 @@ def _own(module: str, attribute: str) -> ImageGenerator:
             f"{name!r} made a {type(generator).__name__}; a generator has latent_dim, sample_latents, synthesise"
         )
     return generator
-
-
-def check_latents(latents: Tensor, latent_dim: int) -> None:
-    """Raises UserError for latents that are not (n, latent_dim)."""
-    if latents.dim() != 2 or latents.shape[1] != latent_dim:
-        raise UserError(f"this generator takes latents of shape (n, {latent_dim}), not {tuple(latents.shape)}")

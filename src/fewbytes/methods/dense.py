@@ -31,7 +31,7 @@ from fewbytes.distillation import (
     step,
 )
 from fewbytes.method import Task
-from fewbytes.methods.one_shot import DataFree, sample_shape
+from fewbytes.methods.one_shot import DataFree
 from fewbytes.models import LogitMean
 from fewbytes.training import prepared
 
@@ -56,7 +56,7 @@ class DENSE(DataFree):
         pool = Pool(self.server_epochs * self.server_batch)
         optimiser = torch.optim.SGD(student.parameters(), self.server_lr, self.server_momentum)
         for _ in range(self.server_epochs):
-            made = self.generate(student, teacher, sample_shape(task), task.device)
+            made = self.generate(student, teacher, task.sample_shape, task.device)
             with torch.no_grad():
                 pool.add(made, teacher(made))
             for rows in shuffled(len(pool), self.server_batch):

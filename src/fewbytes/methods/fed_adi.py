@@ -31,7 +31,7 @@ from fewbytes.distillation import (
     total_variation,
 )
 from fewbytes.method import Task
-from fewbytes.methods.one_shot import DataFree, sample_shape
+from fewbytes.methods.one_shot import DataFree
 from fewbytes.models import LogitMean
 from fewbytes.training import ready
 
@@ -62,7 +62,7 @@ class FedADI(DataFree):
         steps = self.server_epochs * self.server_steps
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         for _ in range(self.server_epochs):
-            made = self.dream(student, teacher, sample_shape(task), task.device)
+            made = self.dream(student, teacher, task.sample_shape, task.device)
             with torch.no_grad():
                 pool.add(made, teacher(made))
             for _, rows in zip(range(self.server_steps), endless(len(pool), self.server_batch), strict=False):

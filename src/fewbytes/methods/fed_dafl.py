@@ -26,7 +26,7 @@ from fewbytes.distillation import (
     step,
 )
 from fewbytes.method import Task
-from fewbytes.methods.one_shot import DataFree, sample_shape
+from fewbytes.methods.one_shot import DataFree
 from fewbytes.models import LogitMean
 from fewbytes.training import prepared
 
@@ -49,7 +49,7 @@ class FedDAFL(DataFree):
     temperature: float = 20.0
 
     def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
-        generator = prepared(Generator(self.latent, sample_shape(task))).to(task.device)
+        generator = prepared(Generator(self.latent, task.sample_shape)).to(task.device)
         generating = torch.optim.Adam(generator.parameters(), self.generator_lr, (0.5, 0.999))
         optimiser = torch.optim.SGD(
             student.parameters(), self.server_lr, self.server_momentum, weight_decay=self.server_weight_decay

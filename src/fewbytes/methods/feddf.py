@@ -21,7 +21,7 @@ from torch import nn
 from fewbytes.distillation import distillation_loss, endless, logits_of, noise, step
 from fewbytes.errors import UserError
 from fewbytes.method import Task
-from fewbytes.methods.one_shot import Distilled, Uploads, sample_shape
+from fewbytes.methods.one_shot import Distilled, Uploads
 from fewbytes.models import LogitMean
 from fewbytes.net import Network
 from fewbytes.state import Mean, load_state, state_of
@@ -50,7 +50,7 @@ class FedDF(Distilled):
         state.student = mean() if alike else None
 
     def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
-        data = noise(self.noise, sample_shape(task)) if task.data.public is None else task.data.public
+        data = noise(self.noise, task.sample_shape) if task.data.public is None else task.data.public
         if len(data) < 2:
             raise UserError(f"FedDF needs at least 2 samples to distil on and to check by, there is {len(data)}")
         targets = logits_of(teacher, data, task.device)

@@ -89,7 +89,7 @@ class DataFree(Distilled):
     """A method whose server makes the images it distils on."""
 
     def server(self, task: Task) -> Uploads:
-        shape = sample_shape(task)
+        shape = task.sample_shape
         if len(shape) != 3:
             name = type(self).__name__
             raise UserError(f"{name} makes images (channels, height, width), but samples have shape {shape}; try FedDF")
@@ -106,11 +106,3 @@ def ensemble(models: dict[Id, State], task: Task) -> LogitMean:
     mean = LogitMean(members)
     mean.recipe = {"kind": "ensemble", "clients": list(models)}
     return mean.eval()
-
-
-def sample_shape(task: Task) -> tuple[int, ...]:
-    """The shape of one sample, from whatever data the task has here. Raises UserError if it has none."""
-    for split in (task.data.test, *(client.train for client in task.data.clients)):
-        if len(split):
-            return split.shape
-    raise UserError("the server cannot know the samples' shape: give the task a test set")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import chain, pairwise
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from fewbytes.errors import UserError, suggestion
 from fewbytes.state import State, load_state
 
 
-@runtime_checkable
 class Splittable(Protocol):
     """A model that can be cut: `forward(x)` is `classifier` after all units in order.
 
@@ -27,6 +26,11 @@ class Splittable(Protocol):
     def classifier(self) -> nn.Module: ...
 
     def units(self) -> dict[str, nn.Module]: ...
+
+
+def is_splittable(model: nn.Module) -> TypeGuard[Splittable]:
+    """Whether the model has units() and a classifier, be that a property or a layer (which `isinstance` overlooks)."""
+    return hasattr(model, "units") and hasattr(model, "classifier")
 
 
 class Block(nn.Module):
@@ -59,24 +63,36 @@ def cut(model: nn.Module, blocks: int, after: Sequence[str] = ()) -> list[Block]
     if sorted(set(ends)) != ends or (ends and ends[-1] == len(units) - 1) or not (after or len(ends) == blocks - 1):
         where = f"cuts {', '.join(after)}" if after else f"the default cuts into {blocks} blocks"
         raise UserError(f"{where} must be different units in order, without the last, of {', '.join(units)}")
-    rows, names = list(units.values()), {id(v): n for n, v in chain(model.named_parameters(), model.named_buffers())}
-    bounds = [0, *(end + 1 for end in ends), len(rows)]
-    return [Block(rows[a:b], names) for a, b in pairwise(bounds)]
+    rows, bounds = list(units.values()), [0, *(end + 1 for end in ends), len(units)]
+    return [_block(rows[a:b], model) for a, b in pairwise(bounds)]
+
+
+def features_of(model: nn.Module) -> Block:
+    """Everything before the classifier as one block: samples to features, flattened to (n, D).
+
+    `shapes([features_of(model)], sample)` is [(D,)]. Raises UserError if the model has no units.
+    """
+    if not _has_units(model):
+        raise UserError(
+            f"a {type(model).__name__} gives no features: give it units(), its parts in order by name, "
+            "and classifier, the last layer, or name the model with @512"
+        )
+    return _block([*units_of(model).values(), nn.Flatten()], model)
 
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
     """The model's units in order, by name. A Sequential that ends in a Linear needs not list them. Raises UserError."""
-    if isinstance(model, Splittable):
-        units = model.units()
-        if not (isinstance(units, dict) and units and all(isinstance(unit, nn.Module) for unit in units.values())):
-            raise UserError(f"units() of {type(model).__name__} must give its parts, modules, by name in a dict")
-        return units
-    if isinstance(model, nn.Sequential) and len(model) > 1 and isinstance(model[-1], nn.Linear):
-        return dict(list(model._modules.items())[:-1])  # children() leave out repeated ones
-    raise UserError(
-        f"a {type(model).__name__} cannot be cut into blocks: give it units(), its parts in order by name, "
-        "and classifier, the last layer"
-    )
+    if not _has_units(model):
+        raise UserError(
+            f"a {type(model).__name__} cannot be cut into blocks: give it units(), its parts in order by name, "
+            "and classifier, the last layer"
+        )
+    if not is_splittable(model):
+        return dict(list(model._modules.items())[:-1])  # type: ignore[arg-type]  # children() leave out repeated ones
+    units = model.units()
+    if not (isinstance(units, dict) and units and all(isinstance(unit, nn.Module) for unit in units.values())):
+        raise UserError(f"units() of {type(model).__name__} must give its parts, modules, by name in a dict")
+    return units
 
 
 def unit_number(units: Collection[str], name: str) -> int:
@@ -87,10 +103,23 @@ def unit_number(units: Collection[str], name: str) -> int:
     return found[-1]
 
 
+def head_of(model: nn.Module) -> nn.Module:
+    """The model's last part, features to logits. Raises UserError if there are no units."""
+    units_of(model)
+    return model.classifier if is_splittable(model) else model[-1]  # type: ignore[index]
+
+
+def head_sizes(model: nn.Module) -> tuple[int, int]:
+    """(K', C): how many features a model's head takes, and how many classes it gives. Raises UserError."""
+    layers = [layer for layer in head_of(model).modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise UserError(f"the classifier of a {type(model).__name__} has no Linear: name the model with @512")
+    return layers[0].in_features, layers[-1].out_features
+
+
 def classifier_of(model: nn.Module) -> nn.Linear:
     """The model's last layer, features to logits. Raises UserError if it is not a Linear, or there are no units."""
-    units_of(model)
-    last = model.classifier if isinstance(model, Splittable) else model[-1]  # type: ignore[index]
+    last = head_of(model)
     if not isinstance(last, nn.Linear):
         raise UserError(f"the classifier must be a Linear, not a {type(last).__name__}")
     return last
@@ -114,6 +143,15 @@ def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "
             block.train(training)
             found.append(tuple(x.shape[1:]))
     return found
+
+
+def _has_units(model: nn.Module) -> bool:
+    ends_linear = isinstance(model, nn.Sequential) and len(model) > 1 and isinstance(model[-1], nn.Linear)
+    return is_splittable(model) or ends_linear
+
+
+def _block(units: Sequence[nn.Module], model: nn.Module) -> Block:
+    return Block(units, {id(v): n for n, v in chain(model.named_parameters(), model.named_buffers())})
 
 
 def _default_ends(model: nn.Module, units: dict[str, nn.Module], blocks: int) -> list[int]:

@@ -13,12 +13,26 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.errors import UserError, suggestion
+from fewbytes.models.features import PooledFeatures
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.models.small import Cnn4, Mlp
 from fewbytes.models.vgg import Vgg9
 
 NAMES = ("mlp", "cnn4", "vgg9", *(f"resnet{depth}" for depth in DEPTHS))
 """The models of this package."""
+
+_GOOGLENET, _MOBILENET = "torchvision:googlenet", "torchvision:mobilenet_v2"
+_RESNETS = tuple(f"resnet{depth}:stem=7x7" for depth in (18, 34, 50, 101, 152))
+_EIGHT = ("cnn4", _GOOGLENET, _MOBILENET, *_RESNETS)
+MIXES: dict[str, tuple[str, ...]] = {
+    "HtFE2": ("cnn4", _RESNETS[0]),
+    "HtFE3": ("resnet10", *_RESNETS[:2]),
+    "HtFE4": ("cnn4", _GOOGLENET, _MOBILENET, _RESNETS[0]),
+    "HtFE8": _EIGHT,
+    "HtFE9": ("resnet4", "resnet6", "resnet8", "resnet10", *_RESNETS),
+    "HtM10": (*_EIGHT, "torchvision:vit_b_16", "torchvision:vit_b_32"),
+}
+"""FedKTL's families of different models by name, each with features pooled to one length (`HtFE8@256`; 512)."""
 
 
 def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -31,10 +45,27 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     - `cnn4`, `vgg9` with the option `scale` (1.0), `mlp` with the options `hidden` (200) and `layers` (1)
     - `torchvision:<name>`, any classifier of torchvision, with random weights
     - `package.module:callable`, your own. It gets those of `shape`, `classes`, `num_classes` and `in_channels` that
-      its signature names, and returns an `nn.Module`.
+      its signature names, and returns an `nn.Module`
+
+    and may end in `@K`, as in `resnet18:width=32@512`: its features are then pooled to K numbers and a new Linear
+    classifies them (`PooledFeatures`); torchvision's vision transformers get two, with 768 numbers and tanh between.
 
     Weights are drawn from torch's global generator. Raises UserError for a name, option or model that does not work.
     """
+    if len(_expanded(name)) > 1:
+        raise UserError(
+            f"{name!r} is a mix of models, not one: take ModelBuilder, or one of {', '.join(_expanded(name))}"
+        )
+    unpooled, at, size = name.partition("@")
+    if not at:
+        return _unpooled(name, shape, classes)
+    if not (size.isdecimal() and int(size) > 0):
+        raise UserError(f"model {name!r} needs a positive whole number of features after @, not {size!r}")
+    hidden = 768 if unpooled.startswith("torchvision:vit_") else None
+    return PooledFeatures(_unpooled(unpooled, shape, classes), int(size), classes, hidden)
+
+
+def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     base, _, rest = name.partition(":")
     if base == "torchvision":
         return _torchvision(rest, shape, classes)
@@ -53,19 +84,21 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     if rest and "=" not in rest:
         return _own(base, rest, shape, classes)
     raise UserError(
-        f"unknown model {base!r}{suggestion(base, NAMES)}; there are {', '.join(NAMES)}, torchvision:<name> "
-        "and package.module:callable"
+        f"unknown model {base!r}{suggestion(base, (*NAMES, *MIXES))}; there are {', '.join(NAMES)}, "
+        f"torchvision:<name>, package.module:callable and the mixes {', '.join(MIXES)}"
     )
 
 
 class ModelBuilder:
     """Makes client i's model from names joined by `+`: the i-th, and from the first again after the last.
 
-    One name is the model of all clients. Names, shapes and errors as in `build_model`.
+    One name is the model of all clients. A name of `MIXES`, in any case, stands for its models: `HtFE2@64` is
+    `cnn4@64+resnet18:stem=7x7@64`. Other names, shapes and errors as in `build_model`.
     """
 
     def __init__(self, names: str, shape: tuple[int, ...], classes: int) -> None:
-        self.names, self.shape, self.classes = names.split("+"), shape, classes
+        self.names = [model for name in names.split("+") for model in _expanded(name)]
+        self.shape, self.classes = shape, classes
         if len(self.names) > 1 and not all(self.names):
             raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
 
@@ -100,6 +133,13 @@ def batch_norm_names(model: nn.Module) -> set[str]:
         if isinstance(module, _BatchNorm)
         for name, _ in module.named_parameters()
     }
+
+
+def _expanded(name: str) -> list[str]:
+    """The models a name stands for: those of a mix, else itself."""
+    mix, at, size = name.partition("@")
+    models = {known.lower(): models for known, models in MIXES.items()}.get(mix.lower())
+    return [name] if models is None else [f"{model}@{size if at else 512}" for model in models]
 
 
 def _options(base: str, text: str) -> dict[str, Any]:

@@ -15,10 +15,17 @@ from fewbytes.errors import MethodError, UserError
 from fewbytes.files import replacing
 from fewbytes.models.build import ModelBuilder, takes_argument
 from fewbytes.models.ensemble import logit_mean
+from fewbytes.models.etf import etf_network
 from fewbytes.models.fused import network_of
+from fewbytes.models.prototypes import prototype_network
 from fewbytes.state import load_state, state_of
 
-PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {"fused": network_of, "ensemble": logit_mean}
+PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
+    "fused": network_of,
+    "ensemble": logit_mean,
+    "etf": etf_network,
+    "prototypes": prototype_network,
+}
 """By the kind of a recipe: what makes the model of (recipe, state, maker of a client's model)."""
 
 

@@ -1,6 +1,6 @@
 """Writes what some runs did as one HTML page that needs nothing else: no server, no network, no second file.
 
-Every text that comes from a run is escaped where it enters the page (`_e`) or a chart (`_plain`), the charts' numbers
+Every text that comes from a run is escaped where it enters the page (`_e`) or a chart (`plain`), the charts' numbers
 travel as JSON without a single `<`, and the page's own policy lets no script run but the two written here.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,34 +17,20 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped, unused-i
 
 from fewbytes.errors import UserError
 from fewbytes.files import replacing
-from fewbytes.report import left_out
+from fewbytes.report import left_out, pictures, pieces
 from fewbytes.report.folder import Direction, Probe, Row, RunFolder, when
+from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.table import alike, majority_rows, megabytes, percent, seconds
-
-Trace = dict[str, Any]  # of plotly
-Layout = dict[str, Any]  # of plotly
-Charts = dict[str, dict[str, tuple[list[Trace], Layout]]]  # chart id -> view -> what plotly draws
 
 KINDS = {
     "global": "the server's model on the server's test set",
     "personalised": "mean over clients: each client's own model on its own test split, after local training and "
     "before the exchange",
+    "micro": "all clients' own models together: correct predictions over samples, of all their test splits",
     "sparse": "mean over clients: the masked model a client uploaded, on its own test split",
     "combined": "mean over clients: the model a client received from the exchange, before training it",
 }
 _DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
-_COLOURS = [
-    "#3d7fd9",
-    "#d97a26",
-    "#2a9d74",
-    "#cf4f6a",
-    "#8a66c8",
-    "#1699ad",
-    "#a3763f",
-    "#c45fa6",
-    "#7d8f24",
-    "#74839b",
-]
 _DASHES = ["solid", "dash", "dot", "dashdot"]
 _BLANK = "<td></td>"
 
@@ -78,6 +63,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
             _traffic(runs, charts),
             left_out.section(runs),
             _probes(runs, charts),
+            pictures.section(runs, charts),
             _labels(runs, charts),
             _configs(runs),
             _versions(runs),
@@ -100,7 +86,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
 <main>
 {body}
 </main>
-<script type="application/json" id="charts">{_json(charts)}</script>
+<script type="application/json" id="charts">{pieces.script_json(charts)}</script>
 <script>{scripts[0]}</script>
 <script>{scripts[1]}</script>
 </body>
@@ -156,7 +142,7 @@ def _summary(runs: Sequence[RunFolder]) -> str:
                 f"<td>{total / nominal:.2f}</td>" if nominal else "<td>—</td>",
             ]
         cells.append(f"<td>{seconds(run.seconds)}</td>")
-        dot = _dot(index) if len(runs) > 1 else ""
+        dot = pieces.dot(index) if len(runs) > 1 else ""
         rows.append(f'<tr><th scope="row">{dot}{_e(run.label)}{badge}</th>{"".join(cells)}</tr>')
     for name, majority in majority_rows(runs):
         shown = "".join(f"<td>{percent(majority.get(kind))}</td>" for kind in ("global", "personalised"))
@@ -213,7 +199,7 @@ def _verdict(runs: Sequence[RunFolder]) -> str:
 
 def _key(runs: Sequence[RunFolder]) -> str:
     boxes = "".join(
-        f'<label><input type="checkbox" value="{index}" checked>{_dot(index)}{_e(run.label)}</label>'
+        f'<label><input type="checkbox" value="{index}" checked>{pieces.dot(index)}{_e(run.label)}</label>'
         for index, run in enumerate(runs)
     )
     return f'<div class="key" role="group" aria-label="Runs shown in the charts">{boxes}</div>'
@@ -227,12 +213,12 @@ def _accuracy(runs: Sequence[RunFolder], charts: Charts) -> str:
         views = {"all": [(runs[0], kind, index) for index, kind in enumerate(kinds)]}
         picker = ""
         lead = f"Every kind of accuracy this run measured; it is judged by <b>{_e(runs[0].kind)}</b>."
-        legend = [_dot(index) for index in range(len(kinds))]
+        legend = [pieces.dot(index) for index in range(len(kinds))]
     else:
         shown = [kind for kind in ("personalised", "global") if any(kind in run.kinds for run in runs)]
         views = {"own": [(run, run.kind, index) for index, run in enumerate(runs) if run.kind]}
         views |= {kind: [(run, kind, index) for index, run in enumerate(runs) if kind in run.kinds] for kind in shown}
-        picker = _picker("kind", {"own": "each method's own", **{kind: kind for kind in shown}})
+        picker = pieces.picker("kind", {"own": "each method's own", **{kind: kind for kind in shown}})
         lead = "Each method by the kind of accuracy its paper reports, or all by the same kind."
         kinds = _unique(kind for view in views.values() for _, kind, _ in view)
         legend = [""] * len(kinds)
@@ -256,7 +242,9 @@ def _accuracy(runs: Sequence[RunFolder], charts: Charts) -> str:
             for view, lines in views.items()
         }
     per_byte = "".join(
-        _chart(f"accuracy-{direction}", f"Over {direction}", f"Line chart of accuracy over cumulative {direction} MB")
+        pieces.chart(
+            f"accuracy-{direction}", f"Over {direction}", f"Line chart of accuracy over cumulative {direction} MB"
+        )
         for direction in _DIRECTIONS
     )
     return f"""<section>
@@ -264,7 +252,7 @@ def _accuracy(runs: Sequence[RunFolder], charts: Charts) -> str:
 <p>{lead}</p>
 <dl>{meanings}</dl>
 {picker}
-{_chart("accuracy-rounds", "Over rounds", "Line chart of accuracy over rounds", 380)}
+{pieces.chart("accuracy-rounds", "Over rounds", "Line chart of accuracy over rounds", 380)}
 <p>The same accuracy against what it cost: all megabytes sent up, or down, until the end of that round.</p>
 <div class="pair">{per_byte}</div>
 </section>"""
@@ -279,11 +267,13 @@ def _traffic(runs: Sequence[RunFolder], charts: Charts) -> str:
                 {"xaxis": _round_axis(runs), "yaxis": _mb_axis("MB a round", runs, direction)},
             )
         }
-        rounds += _chart(f"rounds-{direction}", direction.capitalize(), f"Line chart of {direction} MB in each round")
+        rounds += pieces.chart(
+            f"rounds-{direction}", direction.capitalize(), f"Line chart of {direction} MB in each round"
+        )
         if all(run.ledger is None for run in runs):
             continue
         charts[f"clients-{direction}"] = {"all": _client_chart(runs, direction)}
-        clients += _chart(
+        clients += pieces.chart(
             f"clients-{direction}", direction.capitalize(), f"Chart of each client's {direction} MB over the run"
         )
     by_client = (
@@ -310,7 +300,7 @@ def _probes(runs: Sequence[RunFolder], charts: Charts) -> str:
     names: dict[int, list[str]] = {}  # of units, by how many a sample has passed there
     for _, _, probe in found:
         for point in probe["points"]:
-            names.setdefault(point["units"], []).append(_plain(point["point"], 24))
+            names.setdefault(point["units"], []).append(pieces.plain(point["point"], 24))
     ticks = {"tickvals": sorted(names), "ticktext": [" or ".join(_unique(names[units])) for units in sorted(names)]}
     figures = ""
     for name, (title, axis) in _PROBED.items():
@@ -318,7 +308,7 @@ def _probes(runs: Sequence[RunFolder], charts: Charts) -> str:
             continue
         lines = [_probe_trace(run, probe, name, index) for index, run, probe in found]
         charts[f"probe-{name}"] = {"all": (lines, {"xaxis": {"title": "after unit"} | ticks, "yaxis": axis})}
-        figures += _chart(f"probe-{name}", title, f"Line chart over depth: {title}")
+        figures += pieces.chart(f"probe-{name}", title, f"Line chart over depth: {title}")
     models = "; ".join(
         (f"{_e(run.label)}: " if len(runs) > 1 else "") + f"{_e(probe['model'])} model" for _, run, probe in found
     )
@@ -346,7 +336,7 @@ def _labels(runs: Sequence[RunFolder], charts: Charts) -> str:
         }
     height = max(min(160 + 16 * len(partition["train"]), 640) for _, partition in groups)
     maps = "".join(
-        _chart(
+        pieces.chart(
             f"labels-{split}", f"{split.capitalize()} split", f"Heat map of clients by classes, {split} split", height
         )
         for split in ("train", "test")
@@ -354,7 +344,7 @@ def _labels(runs: Sequence[RunFolder], charts: Charts) -> str:
     return f"""<section>
 <h2>Label distribution</h2>
 <p>How many samples of each class every client holds; the stronger the colour, the more.</p>
-{_picker("partition", names)}
+{pieces.picker("partition", names)}
 <div class="pair">{maps}</div>
 </section>"""
 
@@ -395,30 +385,9 @@ def _versions(runs: Sequence[RunFolder]) -> str:
 # ---- pieces of HTML ----
 
 
-def _chart(name: str, title: str, description: str, height: int = 300) -> str:
-    return f"""<figure><figcaption>{_e(title)}</figcaption>
-<div class="chart" id="{name}" style="height:{height}px" role="img" aria-label="{_e(description)}"></div></figure>"""
-
-
-def _picker(name: str, options: dict[str, str]) -> str:
-    """A choice among the views of the charts in the same section; nothing where there is nothing to choose."""
-    if len(options) == 1:
-        return ""
-    buttons = "".join(
-        f'<label><input type="radio" name="{name}" value="{_e(value)}"{"" if index else " checked"}>'
-        f"<span>{_e(text)}</span></label>"
-        for index, (value, text) in enumerate(options.items())
-    )
-    return f'<fieldset class="picker"><legend>Show</legend>{buttons}</fieldset>'
-
-
 def _bytes_cell(count: float | None, style: str = "") -> str:
     exact = "" if count is None else f' title="{count:,.0f} bytes"'
     return f'<td class="{style}"{exact}>{megabytes(count)}</td>'
-
-
-def _dot(index: int) -> str:
-    return f'<i class="dot" style="background:{_colour(index)}"></i>'
 
 
 # ---- pieces of charts ----
@@ -436,7 +405,7 @@ def _accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Dir
         "x": [position[id(row)] / 1e6 if direction else row["round"] for row in rows],
         "y": [value for _, value in curve],
         "customdata": [
-            [_plain(run.label), _plain(kind or ""), when(row), megabytes(position[id(row)])] for row in rows
+            [pieces.plain(run.label), pieces.plain(kind or ""), when(row), megabytes(position[id(row)])] for row in rows
         ],
         "hovertemplate": "%{customdata[0]}<br><b>%{y:.1%}</b> %{customdata[1]}<br>%{customdata[2]}"
         + (f"<br>%{{customdata[3]}} MB {direction}" if direction else "")
@@ -452,7 +421,12 @@ def _probe_trace(run: RunFolder, probe: Probe, name: str, index: int) -> Trace:
         "x": [point["units"] for point in probe["points"]],
         "y": values,
         "customdata": [
-            [_plain(run.label), _plain(probe["model"]), _plain(point["point"]), percent(point["auxiliary_accuracy"])]
+            [
+                pieces.plain(run.label),
+                pieces.plain(probe["model"]),
+                pieces.plain(point["point"]),
+                percent(point["auxiliary_accuracy"]),
+            ]
             for point in probe["points"]
         ],
         "hovertemplate": "%{customdata[0]}, %{customdata[1]} model<br><b>"
@@ -473,7 +447,7 @@ def _round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
         "x": [None if row is None else row["round"] for row in rows],
         "y": [None if count is None else count / 1e6 for count in counts],
         "customdata": [
-            [_plain(run.label), "" if row is None else when(row), megabytes(count)]
+            [pieces.plain(run.label), "" if row is None else when(row), megabytes(count)]
             for row, count in zip(rows, counts, strict=True)
         ],
         "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
@@ -491,14 +465,14 @@ def _client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list
         clients = run.bytes_by_client(direction)
         values, customdata = (
             [count / 1e6 for count in clients.values()],
-            [[_plain(run.label), client, megabytes(count)] for client, count in clients.items()],
+            [[pieces.plain(run.label), client, megabytes(count)] for client, count in clients.items()],
         )
         trace: Trace = {
             "customdata": customdata,
             "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
             + direction
             + "<br>client %{customdata[1]}<extra></extra>",
-            "marker": {"color": _colour(index), "size": 5},
+            "marker": {"color": pieces.colour(index), "size": 5},
             "meta": index,
         }
         if len(runs) == 1:
@@ -519,7 +493,7 @@ def _client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list
             "yaxis": _mb_axis("MB", runs, direction),
             "bargap": 0.15 if len(runs[0].bytes_by_client(direction)) <= 100 else 0,
         }
-    names = {"tickvals": list(range(len(runs))), "ticktext": [_plain(run.label, 18) for run in runs]}
+    names = {"tickvals": list(range(len(runs))), "ticktext": [pieces.plain(run.label, 18) for run in runs]}
     return traces, {
         "xaxis": _mb_axis("MB", runs, direction),
         "yaxis": {"autorange": "reversed", "showgrid": False, "zeroline": False} | names,
@@ -529,7 +503,7 @@ def _client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list
 def _heat_map(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> tuple[list[Trace], Layout]:
     names: list[str] = []
     for name in classes:
-        name = _plain(name, 24)
+        name = pieces.plain(name, 24)
         names.append(name if name not in names else f"{name} [{len(names)}]")
     trace = {
         "type": "heatmap",
@@ -580,9 +554,13 @@ def _line(index: int, rows: Sequence[Row | None]) -> Trace:
         "type": "scatter",
         "mode": "lines+markers",
         "cliponaxis": False,
-        "line": {"width": 2, "color": _colour(index), "dash": _DASHES[index // len(_COLOURS) % len(_DASHES)]},
+        "line": {
+            "width": 2,
+            "color": pieces.colour(index),
+            "dash": _DASHES[index // len(pieces.COLOURS) % len(_DASHES)],
+        },
         "marker": {
-            "color": _colour(index),
+            "color": pieces.colour(index),
             "symbol": ["diamond" if out else "circle" for out in outside],
             "size": [9 if out else 5 if few else 0 for out in outside],
             "opacity": 1,
@@ -592,27 +570,12 @@ def _line(index: int, rows: Sequence[Row | None]) -> Trace:
     }
 
 
-def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
-
-
 # ---- words ----
 
 
 def _e(text: object) -> str:
     """Any text as HTML."""
     return html.escape(str(text))
-
-
-def _plain(text: str, longest: int = 80) -> str:
-    """Any text as plotly shows it, which reads a few tags and entities of its own; cut where it is too long."""
-    return html.escape(text if len(text) <= longest else f"{text[: longest - 1]}…", quote=False)
-
-
-def _json(value: object) -> str:
-    """JSON that may stand inside a script element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _unique(values: Iterable[object]) -> list[str]:
@@ -694,6 +657,19 @@ figure { margin: 0 0 24px; min-width: 0; }
 .pair figure { margin: 0; }
 figcaption { font-weight: 600; font-size: 14px; }
 .chart { width: 100%; }
+h3 { margin: 0 0 4px; font-size: 16px; line-height: 1.3; font-weight: 650; }
+article + article { margin-top: 28px; }
+article > :last-child { margin-bottom: 0; }
+article .pair + p { margin-top: 12px; }
+.note:empty { display: none; }
+.pictures td { padding: 3px; }
+.pictures th[scope=col] { padding: 0 3px 4px; min-width: 0; text-align: left; }
+.pictures th[scope=row] { position: sticky; left: 0; background: var(--card); vertical-align: middle;
+  padding: 3px 8px 3px 0; min-width: 4em; }
+.pictures tr > * { border-bottom: 0; }
+.pictures img { display: block; image-rendering: pixelated; }
+.pictures thead th:first-child { padding-left: 0; }
+.legend { display: flex; max-width: none; flex-wrap: wrap; gap: 2px 18px; font-size: 13px; color: var(--muted); }
 details + details { margin-top: 8px; }
 details + p { margin-top: 16px; }
 summary { cursor: pointer; font-weight: 500; }
@@ -717,7 +693,7 @@ const coarse = matchMedia("(pointer: coarse)"), hovers = matchMedia("(hover: hov
 function draw(div) {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const hidden = [...document.querySelectorAll(".key input:not(:checked)")].map((box) => Number(box.value));
-  const picked = div.closest("section").querySelector(".picker input:checked");
+  const picked = div.closest("article, section").querySelector(".picker input:checked");
   const views = charts[div.id];
   const [traces, layout] = views[picked ? picked.value : Object.keys(views)[0]];
   const family = getComputedStyle(document.body).fontFamily;

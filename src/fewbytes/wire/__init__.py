@@ -29,6 +29,11 @@ of the same type and shape; the first 16 bytes of that message's digest travel a
 if that takes no more bytes, the gaps before ones (1) or zeros (2), a byte each, 255 meaning 255 and more to come. A
 masked value is [entries, mask, numbers].
 
+Images are [shape, numbers]: 8-bit pixels (n, channels, height, width), in C order; or [shape, null] where that takes
+fewer bytes: pictures one below the other, in sheets of as many as fit 16383 rows and 2^20 pixels. A picture is an image
+of three channels (red, green, blue), else one channel of an image, as grey. Each sheet is a section: a lossless WebP
+file of one opaque image but for its first 25 bytes, which follow from the sheet's size and the section's length.
+
 A receiver checks, in this order: magic, the prelude's checksum, version, that the lengths add up exactly, the
 header's checksum, the digest, the header's types, every section's bounds, checksum and zero padding. Only then is
 anything decoded, into sizes taken from the receiver's own layout or bounded by its limit. Whatever is wrong ends
@@ -38,11 +43,12 @@ in one error class, `FrameError`.
 from fewbytes.errors import FrameError
 from fewbytes.wire.dense import Dense
 from fewbytes.wire.frame import Frame, Parsed
+from fewbytes.wire.images import Images
 from fewbytes.wire.layout import Entry, Layout
 from fewbytes.wire.masked import Masked
 from fewbytes.wire.payload import Base, Counted, WireValue, counted, pack, payload, unpack
 
 __all__ = [
-    "Base", "Counted", "Dense", "Entry", "Frame", "FrameError", "Layout", "Masked", "Parsed", "WireValue",
+    "Base", "Counted", "Dense", "Entry", "Frame", "FrameError", "Images", "Layout", "Masked", "Parsed", "WireValue",
     "counted", "pack", "payload", "unpack",
 ]  # fmt: skip

@@ -269,7 +269,8 @@ def _positions(gaps: Array) -> Array:
     return np.cumsum(gaps, dtype=np.int64)[ends] + np.arange(ends.size)
 
 
-def _nbytes(data: Buffer) -> int:
+def size_of(data: Buffer) -> int:
+    """Bytes of a part of a section."""
     return len(data) if isinstance(data, bytes) else data.nbytes
 
 
@@ -288,7 +289,7 @@ def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
             gaps = _gaps(np.flatnonzero(mask if kind == GAPS_OF_ONES else ~mask))
             squeezed = _deflate(gaps)
             data: Buffer = gaps if squeezed is None else squeezed
-            if gaps.nbytes <= packed.nbytes and _nbytes(data) < _nbytes(best[1]):
+            if gaps.nbytes <= packed.nbytes and size_of(data) < size_of(best[1]):
                 best = ([kind, int(squeezed is not None), gaps.nbytes, ones], data)
     sink.section([best[1]])
     return best[0]

@@ -437,7 +437,7 @@ def unpack(
     """The payload of class `cls` in a frame; its tensors own their memory.
 
     Raises FrameError (and nothing else) for bytes that are not such a frame, or whose arrays take more than `limit`
-    bytes (while it decodes, up to three times that).
+    bytes (while it decodes, up to three times that, and 32 MiB for a sheet of images).
     """
     parsed = data if isinstance(data, Parsed) else Parsed(data)
     if parsed.header.kind != cls.__name__:

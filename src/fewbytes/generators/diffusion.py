@@ -1,0 +1,123 @@
+"""Stable Diffusion as a generator: a pipeline folder of diffusers whose first latent is the given vector."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fewbytes.errors import UserError
+from fewbytes.generators.protocol import check_latents
+
+SCHEDULERS = ("DDIMScheduler", "PNDMScheduler")  # they draw no noise after the first, whose standard deviation is 1
+BATCH = 4  # images denoised at a time
+
+
+class StableDiffusion:
+    """A folder as `StableDiffusionPipeline.save_pretrained` writes it: `model_index.json` and a folder for each part.
+
+    FedKTL's set-up by default (4.8): one prompt for all images, 50 steps, guidance 7.5. A latent vector is the first
+    noise (channels, height / 8, width / 8), flattened: 16,384 numbers for Stable Diffusion 1.5 and its 512 x 512
+    images. Only local safetensors files are read, never the network; there is no safety checker. Raises UserError for
+    a folder of another kind, weights that are pickled, missing or damaged, and where diffusers is not installed.
+    """
+
+    def __init__(
+        self, folder: Path | str, *, prompt: str = "a cat", steps: int = 50, guidance: float = 7.5, device: str = "cpu"
+    ) -> None:
+        self.prompt, self.steps, self.guidance = prompt, steps, guidance
+        self._pipeline = _load(Path(folder)).to(device)
+        config = self._pipeline.unet.config
+        size = config.sample_size
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        self._shape = (config.in_channels, height, width)
+        self.latent_dim: int = config.in_channels * height * width
+
+    def sample_latents(self, n: int) -> Tensor:
+        return torch.randn(n, self.latent_dim)
+
+    def synthesise(self, latents: Tensor) -> Tensor:
+        check_latents(latents, self.latent_dim)
+        return torch.cat([self._images(part.view(-1, *self._shape)) for part in latents.detach().split(BATCH)])
+
+    def _images(self, latents: Tensor) -> Tensor:
+        images: Tensor = self._pipeline(
+            [self.prompt] * len(latents), latents=latents, num_inference_steps=self.steps,
+            guidance_scale=self.guidance, eta=0.0, output_type="pt",
+        ).images  # fmt: skip
+        return images.float().cpu()
+
+
+def _load(folder: Path) -> Any:
+    """The pipeline in float32. Classes are named here; of what the folder names, only the scheduler is looked at."""
+    scheduler = _scheduler_of(folder)
+    for part in ("unet", "vae", "text_encoder"):
+        if not any((folder / part).glob("*.safetensors")):
+            raise UserError(f"{folder / part} holds no .safetensors file; {_mend(folder / part)}")
+    try:
+        import diffusers
+        import transformers
+    except ImportError as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"Stable Diffusion needs diffusers: pip install 'fewbytes[generators]' ({text})") from None
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with torch.random.fork_rng(devices=[]):  # modules are made of random numbers before they are filled
+            pipeline = diffusers.StableDiffusionPipeline(
+                vae=_filled(diffusers.AutoencoderKL, folder / "vae", low_cpu_mem_usage=False),
+                text_encoder=_filled(transformers.CLIPTextModel, folder / "text_encoder"),
+                tokenizer=transformers.CLIPTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True),
+                unet=_filled(diffusers.UNet2DConditionModel, folder / "unet", low_cpu_mem_usage=False),
+                scheduler=getattr(diffusers, scheduler).from_pretrained(folder / "scheduler", local_files_only=True),
+                safety_checker=None,
+                feature_extractor=None,
+                requires_safety_checker=False,
+            )
+    except Exception as error:  # whatever the libraries raise for damaged files
+        text = " ".join(str(error).split())[:300]
+        raise UserError(f"the pipeline {folder} cannot be loaded: {type(error).__name__}: {text}") from error
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _scheduler_of(folder: Path) -> str:
+    """The name of the scheduler of a Stable Diffusion pipeline."""
+    index = folder / "model_index.json"
+    try:
+        parts = json.loads(index.read_bytes())
+        kind, scheduler = parts["_class_name"], parts["scheduler"][1]
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} is no generator: a folder must hold a pipeline of diffusers, model_index.json"
+        ) from None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{index} cannot be read: {type(error).__name__}: {error}") from None
+    if kind != "StableDiffusionPipeline":
+        raise UserError(f"{folder} holds a {kind}; the pipeline known here is StableDiffusionPipeline")
+    if scheduler not in SCHEDULERS:
+        raise UserError(
+            f"{folder} has the scheduler {scheduler}, which may draw noise: save it with {' or '.join(SCHEDULERS)}"
+        )
+    return str(scheduler)
+
+
+def _filled(cls: Any, folder: Path, **options: Any) -> Any:
+    """A model with all its weights, in float32."""
+    model, told = cls.from_pretrained(
+        folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
+    )
+    if told["missing_keys"]:
+        raise ValueError(f"{folder.name} lacks {', '.join(sorted(told['missing_keys'])[:3])}")
+    return model.float()
+
+
+def _mend(folder: Path) -> str:
+    if any(folder.glob("*.bin")):
+        return (
+            "its .bin files are pickles, which are never opened: save the pipeline again with safe_serialization=True"
+        )
+    return "download or save the pipeline again"

@@ -1,0 +1,70 @@
+"""FedDistill: Jeong, Oh, Kim, Park, Bennis, Kim, "Communication-Efficient On-Device Machine Learning: Federated
+Distillation and Augmentation under Non-IID Private Data", NeurIPS 2018 workshop MLPCD; without the augmentation.
+
+Every client keeps a model of its own, of any architecture. While it trains, it sums up the logits the model gives for
+its samples and uploads their mean for each class; the server takes the mean over the clients that hold the class.
+In the next round clients learn their labels and to give the logits of the sample's class:
+L = CE(z, y) + gamma mean (z - zbar_y)^2; classes nobody has sent yet have no such term.
+
+The logits of round t travel with the request of round t + 1. A class that nobody sent in a round keeps its own.
+
+Bytes per client and round, before lossless coding: 4 C |C_i| up, for the |C_i| classes of C it trained on; 4 C for
+each class known to the server down, 4 C^2 at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewbytes.method import Site, Task
+from fewbytes.methods.heterogeneous import (
+    ClassSums,
+    ClassVectors,
+    Heterogeneous,
+    Own,
+    class_distance,
+    gathered,
+    number_of_classes,
+    with_means,
+)
+from fewbytes.net import Network
+from fewbytes.state import state_of
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    classes: int  # C
+    logits: ClassVectors | None = None  # zbar
+
+
+@dataclass(frozen=True)
+class FedDistill(Heterogeneous):
+    """Hyper-parameters of FedDistill; those of FedKTL's comparison."""
+
+    gamma: float = 1.0  # of the distance to the mean logits
+
+    def server(self, task: Task) -> Global:
+        return Global(number_of_classes(task))
+
+    def client(self, site: Site) -> Own:
+        return Own(state_of(site.model(fresh=True)))
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=state.logits)
+        state.logits = with_means(state.logits, *gathered(replies, state.classes, state.classes))
+
+    def train(self, state: Own, message: ClassVectors | None, site: Site) -> ClassVectors:
+        model, sums = site.model(state.theta), ClassSums()
+
+        def loss(logits: Tensor, labels: Tensor) -> Tensor:
+            sums.add(logits, labels)
+            return F.cross_entropy(logits, labels) + self.gamma * class_distance(logits, labels, message)
+
+        self.train_on(site, model, loss=loss)
+        state.theta = state_of(model)
+        return sums.means()

@@ -1,0 +1,181 @@
+"""FedGen: Zhu, Hong, Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021,
+Algorithm 1, with classifiers shared instead of models.
+
+Every client keeps a model of its own; features may come about in any way, as long as they are equally many. Clients
+train their whole model and upload its classifier; the server takes the mean of the classifiers, weighted by the
+clients' numbers of samples, and trains a small generator of features: from noise and a label to features that the
+classifiers together take for that label, labels being drawn as often as all clients have them. Clients overwrite their
+classifier with the mean, and train it on generated features, too: L = CE(h(f(x)), y) + CE(h(g(y')), y').
+
+Classifier, generator and label counts of round t travel with the request of round t + 1; after the last round the
+classifier by itself. It is scored as it arrives (`combined`). Clients say how many samples of each class they have
+before the first round.
+
+Bytes per client and round, before lossless coding: 4 (K' + 1) C up, for K' features and C classes, and 4 C once before;
+4 ((K' + 1) C + G + C) down, where the generator's parameters are G = (noise + C + 3) hidden + (hidden + 1) K'; after
+the last round 4 (K' + 1) C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewbytes.errors import MethodError
+from fewbytes.method import Id, Site, Task
+from fewbytes.methods.fml import parameters_of
+from fewbytes.methods.heterogeneous import (
+    Head,
+    Heterogeneous,
+    Own,
+    TrainedHead,
+    overwrite_head,
+    shared_head,
+)
+from fewbytes.models.blocks import head_of, head_sizes, linear_of
+from fewbytes.net import Network
+from fewbytes.state import Mean, State, load_state, state_of
+from fewbytes.streams import seeded
+from fewbytes.wire import Dense, payload
+
+
+@payload
+class Counts:
+    """Client to server: how many samples of each class it has, (C,)."""
+
+    counts: Dense
+
+    @property
+    def values(self) -> Tensor:
+        return self.counts.state[""]
+
+
+@payload
+class Knowledge:
+    """Server to client: the mean classifier, g, and how many samples of each class all clients have."""
+
+    head: Head
+    generator: Dense
+    counts: Counts
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    generator: State  # g
+    counts: Tensor  # (C,)
+    head: State  # empty before the first mean
+
+
+@dataclass(frozen=True)
+class FedGen(Heterogeneous):
+    """Hyper-parameters of FedGen; those of FedKTL's comparison."""
+
+    server_steps: int = 100  # of g, a round
+    server_lr: float = 0.1  # of Adam
+    generated: int = 10  # labels a step, at both ends
+    noise: int = 32  # numbers beside the label that g is given
+    hidden: int = 512  # width of g
+    release_quirks: bool = False  # as that comparison's code: uniform noise, and g is sent as it was before training
+
+    headline: ClassVar[str] = "combined"
+
+    def server(self, task: Task) -> Global:
+        head = shared_head(task)
+        with seeded(task.seed, "generator"):
+            g = self.make_generator(head)
+        return Global(parameters_of(g), torch.zeros(head.out_features, dtype=torch.int32), {})
+
+    def client(self, site: Site) -> Own:
+        return Own(state_of(site.model(fresh=True)))
+
+    def start(self, state: Global, net: Network) -> None:
+        self.ask(state, net, net.clients)
+
+    def join(self, state: Global, net: Network, client: Id) -> None:
+        self.ask(state, net, [client])
+
+    def ask(self, state: Global, net: Network, clients: Iterable[Id]) -> None:
+        """Add the clients' label counts to those of all. Raises MethodError for counts that are none."""
+        for client, reply in net.call(self.count, to=clients):
+            if reply.values.shape != state.counts.shape or reply.values.dtype != torch.int32 or reply.values.min() < 0:
+                raise MethodError(f"client {client} sent label counts that do not go with the task's classes")
+            state.counts = state.counts + reply.values
+
+    def count(self, state: Own, message: None, site: Site) -> Counts:
+        classes = head_sizes(site.model())[1]
+        return Counts(Dense({"": site.train.labels.bincount(minlength=classes).to(torch.int32)}))
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        mean, send = Mean(), None
+        if state.head:
+            send = Knowledge(Head(Dense(state.head)), Dense(state.generator), Counts(Dense({"": state.counts})))
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
+            mean.add(reply.theta.dense(), weight=reply.samples)
+        state.head = mean()
+        if not self.release_quirks:
+            with seeded(net.task.seed, "server", t):
+                self.learn(state)
+
+    def learn(self, state: Global) -> None:
+        """Train g so that the classifiers' mean logits tell its labels; they are linear, so these are their mean's."""
+        head = linear_of(state.head)
+        g = self.make_generator(head)
+        load_state(g, state.generator)
+        optimiser = torch.optim.Adam(g.parameters(), self.server_lr)
+        for _ in range(self.server_steps):
+            optimiser.zero_grad()
+            self.generated_loss(head, g, state.counts).backward()
+            optimiser.step()
+        state.generator = parameters_of(g)
+
+    def finish(self, state: Global, net: Network) -> None:
+        if state.head:
+            net.tell(self.receive, to=net.clients, send=Head(Dense(state.head)))
+
+    def train(self, state: Own, message: Knowledge | None, site: Site) -> TrainedHead:
+        extra: Callable[[nn.Module], Tensor] | None = None
+        if message is not None:
+            self.receive(state, message.head, site)
+            g = self.make_generator(linear_of(message.head.theta.dense()))
+            load_state(g, message.generator.dense())
+            g.to(site.device).requires_grad_(False)
+            counts = message.counts.values
+
+            def extra(model: nn.Module) -> Tensor:
+                return self.generated_loss(head_of(model), g, counts)
+
+        model = site.model(state.theta)
+        self.train_on(site, model, extra=extra)
+        state.theta = state_of(model)
+        return TrainedHead(Dense(state_of(head_of(model))), len(site.train))
+
+    def receive(self, state: Own, message: Head, site: Site) -> None:
+        overwrite_head(state, message.theta.dense(), site)
+
+    def make_generator(self, head: nn.Linear) -> nn.Sequential:
+        """g: a noise and a one-hot label, side by side, to features.
+
+        Its batch normalisation is always in training mode, so that its statistics need not travel.
+        """
+        return nn.Sequential(
+            nn.Linear(self.noise + head.out_features, self.hidden),
+            nn.BatchNorm1d(self.hidden),
+            nn.ReLU(),
+            nn.Linear(self.hidden, head.in_features),
+        )
+
+    def generated_loss(self, head: nn.Module, g: nn.Module, counts: Tensor) -> Tensor:
+        """CE(h(g(y)), y) of labels y drawn by their counts (C,)."""
+        device = next(g.parameters()).device
+        labels = torch.multinomial(counts.float(), self.generated, replacement=True).to(device)
+        shape = self.generated, self.noise
+        noise = torch.rand(shape, device=device) if self.release_quirks else torch.randn(shape, device=device)
+        logits = head(g(torch.cat([noise, F.one_hot(labels, len(counts))], 1)))
+        return F.cross_entropy(logits, labels)

@@ -1,0 +1,86 @@
+"""FedGH: Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM
+Multimedia 2023, Algorithm 1.
+
+Every client keeps a model of its own. Clients train their whole model and upload the mean features of each class they
+hold; the server trains one classifier on these, which it keeps from round to round, and clients overwrite theirs with
+it. All begin with the same classifier, client 0's, drawn from the seed.
+
+The classifier of round t travels with the request of round t + 1, after the last round by itself, and is scored as it
+arrives (`combined`).
+
+Bytes per client and round, before lossless coding: 4 K' |C_i| up, for K' features and the |C_i| classes it holds;
+4 (K' + 1) C down, for C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fewbytes.method import Site, Task
+from fewbytes.methods.heterogeneous import (
+    ClassVectors,
+    Head,
+    Heterogeneous,
+    Own,
+    class_means,
+    gathered,
+    overwrite_head,
+    shared_head,
+)
+from fewbytes.models.blocks import features_of, head_of, linear_of
+from fewbytes.net import Network
+from fewbytes.state import State, load_state, state_of
+from fewbytes.streams import seeded
+from fewbytes.training import fit
+from fewbytes.wire import Dense
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    head: State
+
+
+@dataclass(frozen=True)
+class FedGH(Heterogeneous):
+    """Hyper-parameters of FedGH; those of FedKTL's comparison."""
+
+    server_epochs: int = 1
+    server_lr: float = 0.01
+    server_batch: int = 10  # class means
+
+    headline: ClassVar[str] = "combined"
+
+    def server(self, task: Task) -> Global:
+        return Global(state_of(shared_head(task)))
+
+    def client(self, site: Site) -> Own:
+        model = site.model(fresh=True)
+        load_state(head_of(model), state_of(head_of(site.task.first_model())))
+        return Own(state_of(model))
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        send = Head(Dense(state.head)) if t > 1 else None  # the first is drawn at both ends
+        head = linear_of(state.head)
+        means, labels = gathered(
+            net.call(self.train, to=net.sample(self.fraction), send=send), head.out_features, head.in_features
+        )
+        with seeded(net.task.seed, "server", t):
+            fit(head, means, labels, epochs=self.server_epochs, lr=self.server_lr, batch=self.server_batch)
+        state.head = state_of(head)
+
+    def finish(self, state: Global, net: Network) -> None:
+        net.tell(self.receive, to=net.clients, send=Head(Dense(state.head)))
+
+    def train(self, state: Own, message: Head | None, site: Site) -> ClassVectors:
+        self.receive(state, message, site)
+        model = site.model(state.theta)
+        self.train_on(site, model)
+        state.theta = state_of(model)
+        return class_means(*site.outputs(features_of(model)))
+
+    def receive(self, state: Own, message: Head | None, site: Site) -> None:
+        if message is not None:
+            overwrite_head(state, message.theta.dense(), site)

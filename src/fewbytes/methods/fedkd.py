@@ -1,0 +1,156 @@
+"""FedKD: Wu, Wu, Lyu, Huang, Xie, "Communication-Efficient Federated Learning via Knowledge Distillation", Nature
+Communications 13, 2022, Algorithm 1.
+
+Every client keeps a model of its own, of any architecture, and works with a copy of one small auxiliary model that all
+share. On each batch the two learn their labels and from each other, logits and features, the less the worse they are:
+L_a = CE_a + (KL(p_b || p_a) + |r_a - W r_b|^2) / (CE_a + CE_b) for its own model a, L_b likewise, with features r and a
+private matrix W. Only b is uploaded; the server takes the mean. The model that is used is a.
+
+Both ways b's matrices travel as the factors of their singular value decomposition, cut at the smallest rank that keeps
+more than a share T(t) of the squared singular values. A convolution is one small matrix for each pair of channels, all
+cut at one common rank. T rises from 0.95 to 0.98 over the first thousand rounds.
+
+The auxiliary has the architecture of client 0, and its first weights are drawn from the seed at both ends; the mean of
+round t travels with the request of round t + 1. Its batch-norm statistics are neither sent nor kept: it only ever
+runs in training mode, which does not read them.
+
+Bytes per client and round, before lossless coding, each way: 4 r (rows + columns + 1) for each matrix cut at rank r,
+and 4 for each number of the other parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewbytes.method import Site, Task
+from fewbytes.methods.fml import Kl, mean_divergence, parameters_of
+from fewbytes.methods.heterogeneous import Heterogeneous, WithFeatures, number_of_classes
+from fewbytes.models.blocks import head_sizes
+from fewbytes.net import Network
+from fewbytes.state import Mean, State, load_state, state_of
+from fewbytes.training import clip_each
+from fewbytes.wire import Dense, payload
+
+
+@payload
+class Factors:
+    """Either way: the parameters of the auxiliary model, as `compress` makes them."""
+
+    factors: Dense
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    auxiliary: State  # empty before the first mean
+
+
+@dataclass
+class Own:
+    """A client's state."""
+
+    theta: State  # a
+    w: State
+
+
+@dataclass(frozen=True)
+class FedKD(Heterogeneous):
+    """Hyper-parameters of FedKD; those of FedKTL's comparison."""
+
+    energy_start: float = 0.95  # T at the start
+    energy_end: float = 0.98  # T from round `energy_rounds` on
+    energy_rounds: int = 1000
+    kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
+    detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
+    clip: float = 10.0  # the largest norm of a gradient, of each model and of W
+
+    def server(self, task: Task) -> Global:
+        number_of_classes(task)
+        return Global({})
+
+    def client(self, site: Site) -> Own:
+        own, auxiliary = site.model(fresh=True), site.model(of=0)
+        return Own(state_of(own), state_of(nn.Linear(head_sizes(auxiliary)[0], head_sizes(own)[0], bias=False)))
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        mean, send = Mean(), Factors(Dense(compress(state.auxiliary, self.energy(t)))) if state.auxiliary else None
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
+            mean.add(restore(reply.factors.dense()))
+        state.auxiliary = mean()
+
+    def energy(self, t: int) -> float:
+        """T(t)."""
+        return self.energy_start + min(1.0, t / self.energy_rounds) * (self.energy_end - self.energy_start)
+
+    def train(self, state: Own, message: Factors | None, site: Site) -> Factors:
+        own = site.model(state.theta)
+        auxiliary = site.model(None if message is None else restore(message.factors.dense()), of=0)
+        three = Three(own, auxiliary, state.w).to(site.device)
+        self.train_on(site, three, loss=self.loss, before_step=lambda: clip_each(self.clip, own, auxiliary, three.w))
+        state.theta, state.w = state_of(own), state_of(three.w)
+        return Factors(Dense(compress(parameters_of(auxiliary), self.energy(site.round))))
+
+    def loss(self, outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
+        """L_a + L_b."""
+        logits_a, logits_b, r_a, w_r_b = outputs
+        other = [value.detach() if self.detach else value for value in outputs]
+        loss_a = self.half((logits_a, r_a), (other[1], other[3]), labels)
+        loss_b = self.half((logits_b, w_r_b), (other[0], other[2]), labels)
+        return loss_a + loss_b
+
+    def half(self, mine: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        """The loss of one of the two, of (logits, features) of itself and of the other."""
+        ce = F.cross_entropy(mine[0], labels)
+        apart = mean_divergence(other[0], mine[0], self.kl) + F.mse_loss(mine[1], other[1])
+        return ce + apart / (ce + F.cross_entropy(other[0], labels))
+
+
+class Three(nn.Module):
+    """A client's own model a, the auxiliary b, and W: logits of a and b, r_a, W r_b."""
+
+    def __init__(self, a: nn.Module, b: nn.Module, w: State) -> None:
+        super().__init__()
+        self.a, self.b = WithFeatures(a), WithFeatures(b)
+        rows, columns = w["weight"].shape
+        self.w = nn.Linear(columns, rows, bias=False)
+        load_state(self.w, w)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        (r_a, logits_a), (r_b, logits_b) = self.a(x), self.b(x)
+        return logits_a, logits_b, r_a, self.w(r_b)
+
+
+def compress(theta: State, energy: float) -> State:
+    """Every matrix as factors `name/u` (…, rows, r), `name/s` (…, r) and `name/v` (…, r, columns); the rest as it is.
+
+    r is the smallest rank whose squared singular values, summed over all matrices of an entry (…, rows, columns),
+    exceed `energy` of their total; the full rank if none does.
+    """
+    factors: State = {}
+    for name, value in theta.items():
+        if value.dim() < 2 or not value.isfinite().all():  # a model that diverged has no decomposition
+            factors[name] = value
+            continue
+        u, s, v = torch.linalg.svd(value, full_matrices=False)
+        kept = s.double().square().reshape(-1, s.shape[-1]).sum(0).cumsum(0)
+        rank = min(int((kept <= energy * kept[-1]).sum()) + 1, len(kept))
+        for part, cut in (("u", u[..., :rank]), ("s", s[..., :rank]), ("v", v[..., :rank, :])):
+            factors[f"{name}/{part}"] = cut.contiguous()
+    return factors
+
+
+def restore(factors: State) -> State:
+    """The parameters from their factors: `u diag(s) v` where there are some."""
+    theta: State = {}
+    for key, value in factors.items():
+        name, _, part = key.partition("/")
+        if part == "u":
+            theta[name] = value * factors[f"{name}/s"].unsqueeze(-2) @ factors[f"{name}/v"]
+        elif not part:
+            theta[name] = value
+    return theta

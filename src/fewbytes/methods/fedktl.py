@@ -1,0 +1,341 @@
+"""FedKTL: "An Upload-Efficient Scheme for Transferring Knowledge From a Server-Side Pre-trained Generator to Clients in
+Heterogeneous Federated Learning", CVPR 2024, Fig. 2.
+
+Clients keep models of any architecture; their classifiers are replaced by a projection to the space of one fixed frame
+of class vectors, the same for all (ETF), learnt with ArcFace (Eq. 1). Each uploads its classes' mean vectors there, the
+prototypes. The server trains a small transformer that takes prototypes to valid latent vectors of a pre-trained image
+generator, keeping classes together (Eq. 2, MSE) and the domain valid (Eq. 3, MMD); it generates one image a class from
+the class's latent centroid and sends the pairs of image and centroid, which clients learn to map (Eq. 4, MSE).
+
+The pairs of round t travel with the request of round t + 1; the generator never leaves the server. The frame and the
+first values of the mapping are drawn from the seed at both ends.
+
+Bytes per client and round, before lossless coding: up 4 K |C_i| for the |C_i| classes it holds; down 4 H + 3 h w for
+each class that has a centroid, the pixels at a byte each (the paper counts them as numbers, like everything else).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.transforms.functional import center_crop
+
+from fewbytes.data.public import with_channels
+from fewbytes.distillation import endless
+from fewbytes.errors import UserError
+from fewbytes.generators import load_generator
+from fewbytes.method import Site, Task
+from fewbytes.methods.heterogeneous import (
+    ClassVectors,
+    Heterogeneous,
+    class_means,
+    feature_size,
+    gathered,
+    number_of_classes,
+)
+from fewbytes.models.blocks import Block, features_of, head_of, head_sizes
+from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
+from fewbytes.net import Network
+from fewbytes.state import State, load_state, state_of
+from fewbytes.streams import seeded
+from fewbytes.training import clip_each, ready
+from fewbytes.wire import Images, payload
+
+BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # sigma of Eq. 3's kernels exp(-d^2 / (2 sigma)), the authors' code's
+CLIP = 100.0  # the largest norm of a gradient, everywhere in the authors' code
+SHOWN_LATENTS = 200
+
+
+@payload
+class Pairs:
+    """Server to client: I^c and Qbar^c of the classes c that have a centroid."""
+
+    images: Images
+    vectors: ClassVectors
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    transformer: State  # F
+    centroids: Tensor  # Qbar, (C, H)
+    known: list[int]  # the classes that have one
+    pairs: Pairs | None = None  # of the last round
+
+
+@dataclass
+class Own:
+    """A client's state."""
+
+    theta: State  # f
+    head: State  # h; with classifier=linear the model's own
+
+
+@dataclass(frozen=True)
+class FedKTL(Heterogeneous):
+    """Hyper-parameters of FedKTL; the paper's values, its code's where the paper is silent."""
+
+    generator: str = "compact"  # see fewbytes.generators
+    mu: float = 50.0  # of L^M
+    lambda_mse: float = 1.0  # lambda, of Eq. 2; 0: without
+    lambda_mmd: float = 1.0  # of Eq. 3; 0: without
+    dimension: int = 0  # K; 0: C
+    scale: float = 64.0  # s of ArcFace; scale=1 and margin=0: the contrastive loss on cosines (Eq. 6)
+    margin: float = 0.5  # m
+    server_lr: float = 0.01  # eta_S
+    server_batch: int = 100  # B_S
+    server_epochs: int = 100  # E_S
+    transfer: Literal["pairs", "images", "none"] = "pairs"  # images: train on them as samples, no h'; none: no L^M
+    classifier: Literal["etf", "linear"] = "etf"  # linear: the model's own; prototypes are the means of f(x)
+    centroids: Literal["means", "learned"] = "means"  # learned: a free table, as the authors' code
+    bandwidth: Literal["fixed", "median"] = "fixed"  # of Eq. 3's kernels; median: of the squared distances
+    client_noise: float = 0.0  # coefficient of Gaussian noise on what clients upload (NC); 0.2 is usual
+    server_noise: float = 0.0  # on what the server sends (NG)
+    noise_deviation: float = 0.05
+
+    def server(self, task: Task) -> Global:
+        if len(task.sample_shape) != 3:
+            raise UserError(f"FedKTL generates images, but samples have shape {task.sample_shape}; try FedProto")
+        classes = number_of_classes(task)
+        size = self.prototype_size(feature_size(task) if self.classifier == "linear" else 0, classes)
+        latent = load_generator(self.generator).latent_dim
+        with seeded(task.seed, "transformer"):
+            return Global(state_of(make_transformer(size, latent)), torch.randn(classes, latent), [])
+
+    def client(self, site: Site) -> Own:
+        model = site.model(fresh=True)
+        features, classes = head_sizes(model)
+        etf = self.classifier == "etf"
+        head = nn.Linear(features, self.prototype_size(features, classes)) if etf else head_of(model)
+        return Own(features_of(model).state(), state_of(head))
+
+    def prototype_size(self, features: int, classes: int) -> int:
+        """K. Raises UserError if it is too small for a frame of so many classes."""
+        if 0 < self.dimension < classes:
+            raise UserError(f"dimension is {self.dimension}: give at least {classes}, the classes, or 0 for just that")
+        return features if self.classifier == "linear" else self.dimension or classes
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs)
+        prototypes, labels = gathered(replies, len(state.centroids), state.transformer["0.weight"].shape[1])
+        if len(labels):
+            with seeded(net.task.seed, "server", t):
+                self.generate(state, net, prototypes, labels)
+
+    def generate(self, state: Global, net: Network, prototypes: Tensor, labels: Tensor) -> None:
+        """3.3.3: train the transformer on the prototypes (n, K), then make the pairs of every class known so far."""
+        generator = load_generator(self.generator)
+        transformer = make_transformer(prototypes.shape[1], generator.latent_dim)
+        load_state(transformer, state.transformer)
+        state.centroids = align(
+            transformer, state.centroids, prototypes, labels, generator.sample_latents, epochs=self.server_epochs,
+            batch=self.server_batch, lr=self.server_lr, lambda_mse=self.lambda_mse, lambda_mmd=self.lambda_mmd,
+            bandwidth=self.bandwidth, table=self.centroids,
+        )  # fmt: skip
+        state.transformer = state_of(transformer)
+        state.known = sorted({*state.known, *labels.tolist()})
+        vectors = state.centroids[state.known]
+        images = client_images(generator.synthesise(vectors), net.task.sample_shape)
+        images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
+        state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, state.known))
+        show(net, state.pairs, transformer, prototypes, labels, generator.sample_latents(SHOWN_LATENTS))
+
+    def train(self, state: Own, message: Pairs | None, site: Site) -> ClassVectors:
+        own = self.parts(state, site)
+        local, extra, more = Local(own.network), None, None
+        if message is not None and self.transfer == "pairs":
+            images, vectors = ready(message.images.values().to(site.device)), message.vectors.rows.to(site.device)
+            with seeded(site.task.seed, "mapping"):  # h' starts the same on every client, in every round
+                local.mapping = nn.Linear(head_sizes(own.model)[0], vectors.shape[1])
+            extra = self.transfer_loss(local, own.features, images, vectors)
+        elif message is not None and self.transfer == "images":
+            more = message.images.values(), torch.tensor(message.vectors.classes)
+        self.train_on(site, local, loss=self.loss, extra=extra, more=more, before_step=self.clipped(local))
+        state.theta, state.head = own.features.state(), state_of(own.head)
+        means = class_means(*site.outputs(own.embedding))
+        rows = means.rows if self.classifier == "linear" else F.normalize(means.rows, dim=1)
+        return ClassVectors.of(noisy(rows, self.client_noise * self.noise_deviation), means.classes)
+
+    def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """L^A: Eq. 1, or plain cross-entropy of the logits."""
+        if self.classifier == "etf":
+            scores = arcface_logits(scores, labels, self.scale, self.margin)
+        return F.cross_entropy(scores, labels)
+
+    def transfer_loss(
+        self, local: Local, features: nn.Module, images: Tensor, vectors: Tensor
+    ) -> Callable[[nn.Module], Tensor]:
+        """mu L^M of the next batch of pairs, each time it is called (Eq. 4): h'(f(I)) against Qbar."""
+        batches = endless(len(images), self.batch)
+
+        def loss(_: nn.Module) -> Tensor:
+            rows = next(batches)
+            return self.mu * F.mse_loss(local.mapping(features(images[rows])), vectors[rows])
+
+        return loss
+
+    def clipped(self, local: Local) -> Callable[[], None]:
+        """Clips the gradients of the network and of h', each by itself."""
+        return lambda: clip_each(CLIP, *local.children())
+
+    def parts(self, state: Own, site: Site) -> Parts:
+        """The client's model with the values of its state."""
+        model = site.model(state.theta)
+        features = features_of(model)
+        if self.classifier == "linear":
+            load_state(head_of(model), state.head)
+            return Parts(model, model, features, head_of(model), features)
+        width, classes = head_sizes(model)
+        head = nn.Linear(width, self.prototype_size(width, classes)).to(site.device)
+        load_state(head, state.head)
+        with seeded(site.task.seed, "frame"):
+            u, _ = torch.linalg.qr(torch.rand(head.out_features, classes, dtype=torch.float64))
+        network = EtfNetwork(Embedding(features, head), simplex_frame(u).to(site.device))
+        network.recipe["client"] = site.me
+        return Parts(model, network, features, head, network.embedding)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module:
+        return self.parts(state, site).network
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A client's model: what classifies, and what of it does what."""
+
+    model: nn.Module  # as the task makes it
+    network: nn.Module  # samples to scores (n, C)
+    features: Block  # f
+    head: nn.Module  # h
+    embedding: nn.Module  # samples to what prototypes are the means of
+
+
+class Local(nn.Module):
+    """What is trained together: the network that classifies, and h' where there are pairs."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.mapping: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.network(x)
+        return scores
+
+
+def arcface_logits(cosines: Tensor, labels: Tensor, scale: float, margin: float) -> Tensor:
+    """Eq. 1's logits: s cos, with the angle of the true class widened by m; (n, C)."""
+    at = labels[:, None]
+    angle = cosines.gather(1, at).clamp(-1 + 1e-7, 1 - 1e-7).arccos()  # at +-1 the arc cosine has no gradient
+    return scale * cosines.scatter(1, at, (angle + margin).cos())
+
+
+def make_transformer(dimension: int, latent: int) -> nn.Sequential:
+    """F: two linear layers and a batch normalisation (Fig. 2b), (n, K) to (n, H)."""
+    return nn.Sequential(
+        nn.Linear(dimension, dimension), nn.BatchNorm1d(dimension), nn.ReLU(), nn.Linear(dimension, latent)
+    )
+
+
+def mmd(x: Tensor, y: Tensor, bandwidth: Literal["fixed", "median"] = "fixed") -> Tensor:
+    """Eq. 3: the squared maximum mean discrepancy of two samples (n, H), biased, of four Gaussian kernels' sum."""
+    both = torch.cat([x, y])
+    both = both - both.detach().mean(0)  # distances stay, rounding errors shrink
+    norms = both.square().sum(1)
+    squared = (norms[:, None] + norms - 2 * both @ both.T).clamp_min(0)
+    unit = 1.0 if bandwidth == "fixed" else squared.detach().median().item() / BANDWIDTHS[-1] or 1.0
+    kernel = sum((torch.exp(squared / (-2 * sigma * unit)) for sigma in BANDWIDTHS), torch.zeros(()))
+    n = len(x)
+    value: Tensor = kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
+    return value
+
+
+def align(
+    transformer: nn.Module,
+    centroids: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    latents: Callable[[int], Tensor],
+    *,
+    epochs: int,
+    batch: int,
+    lr: float,
+    lambda_mse: float = 1.0,
+    lambda_mmd: float = 1.0,
+    bandwidth: Literal["fixed", "median"] = "fixed",
+    table: Literal["means", "learned"] = "means",
+) -> Tensor:
+    """3.3.3: train F in place on prototypes (n, K) of classes `labels` (n,); the centroids (C, H) afterwards.
+
+    While it trains, a table that is trained too stands for the class means; it starts at them and in the end is set
+    to them, for the classes there are, unless it is just `learned`. `latents(n)`: n valid latent vectors.
+    """
+    if table == "means":
+        centroids = with_class_means(centroids, transformer, prototypes, labels)
+    free = nn.Parameter(centroids.clone())
+    optimisers = [torch.optim.Adam(transformer.parameters(), lr), torch.optim.Adam([free], lr)]
+    transformer.train()
+    for _ in range(epochs if len(labels) > 1 else 0):
+        for rows in torch.randperm(len(labels)).split(batch):
+            if len(rows) < 2:  # batch normalisation cannot train on one
+                continue
+            q = transformer(prototypes[rows])
+            loss = torch.zeros(())
+            if lambda_mse:
+                loss = loss + lambda_mse * F.mse_loss(q, free[labels[rows]])  # Eq. 2
+            if lambda_mmd:
+                loss = loss + lambda_mmd * mmd(q, latents(len(rows)), bandwidth)
+            for optimiser in optimisers:
+                optimiser.zero_grad()
+            loss.backward()
+            clip_each(CLIP, transformer)
+            nn.utils.clip_grad_norm_([free], CLIP)
+            for optimiser in optimisers:
+                optimiser.step()
+    centroids = free.detach()
+    return with_class_means(centroids, transformer, prototypes, labels) if table == "means" else centroids
+
+
+def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tensor, labels: Tensor) -> Tensor:
+    """The centroids (C, H) with the mean of F(P), in eval mode, for every class there is."""
+    with torch.no_grad():
+        means = class_means(transformer.eval()(prototypes), labels)
+    centroids = centroids.clone()
+    centroids[means.classes] = means.rows
+    return centroids
+
+
+def client_images(images: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Generated images (n, any channels, height, width) as the clients': resized to cover `shape`, centre cut out."""
+    channels, height, width = shape
+    factor = max(height / images.shape[2], width / images.shape[3])
+    size = [max(goal, round(n * factor)) for n, goal in zip(images.shape[2:], (height, width), strict=True)]
+    if tuple(size) != tuple(images.shape[2:]):
+        images = F.interpolate(images, size, mode="bilinear", antialias=True)
+    return with_channels(center_crop(images, [height, width]), channels)
+
+
+def noisy(values: Tensor, deviation: float) -> Tensor:
+    """The values with Gaussian noise (Table 10)."""
+    return values + deviation * torch.randn_like(values) if deviation else values
+
+
+def show(
+    net: Network, pairs: Pairs, transformer: nn.Module, prototypes: Tensor, labels: Tensor, latents: Tensor
+) -> None:
+    """For people: the images, and the prototypes before and after the transformer among valid latents (Fig. 2c)."""
+    known = net.task.data.classes
+    names = [known[c] if c < len(known) else f"class {c}" for c in pairs.vectors.classes]
+    if pairs.images.pixels.shape[1] in (1, 3):
+        net.show_images("generated", pairs.images.pixels, names)
+    with torch.no_grad():
+        transformed = transformer.eval()(prototypes)
+    after = {"prototypes": (transformed, labels), "valid latents": (latents, None)}
+    net.show_points(
+        "prototypes", {"uploaded prototypes": {"prototypes": (prototypes, labels)}, "after the transformer": after}
+    )

@@ -1,0 +1,107 @@
+"""FedProto: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
+Clients", AAAI 2022, Algorithm 1.
+
+Every client keeps a model of its own; features may come about in any way, as long as they are equally many. While it
+trains, a client sums up the features of its samples and uploads their mean for each class, the prototypes; the server
+takes the mean over the clients that hold the class. In the next round clients learn their labels and to keep near the
+global prototypes: L = CE(h(f(x)), y) + lambda mean (f(x) - P_y)^2; classes nobody has sent yet have no such term.
+A sample is of the class whose global prototype is nearest to its features.
+
+The prototypes of round t travel with the request of round t + 1, after the last round by itself, and are scored as
+they arrive (`combined`). A class that nobody sent in a round keeps its prototype.
+
+Bytes per client and round, before lossless coding: 4 K' |C_i| up, for K' features and the |C_i| classes it trained on;
+4 K' for each class known to the server down, 4 K' C at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fewbytes.method import Site, Task
+from fewbytes.methods.heterogeneous import (
+    ClassSums,
+    ClassVectors,
+    Heterogeneous,
+    WithFeatures,
+    class_distance,
+    feature_size,
+    gathered,
+    number_of_classes,
+    with_means,
+)
+from fewbytes.models.blocks import features_of, head_sizes
+from fewbytes.models.prototypes import PrototypeNetwork
+from fewbytes.net import Network
+from fewbytes.state import State, state_of
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    classes: int  # C
+    features: int  # K'
+    prototypes: ClassVectors | None = None
+
+
+@dataclass
+class Own:
+    """A client's state."""
+
+    theta: State  # its model
+    prototypes: ClassVectors | None = None  # the global ones, as last received
+
+
+@dataclass(frozen=True)
+class FedProto(Heterogeneous):
+    """Hyper-parameters of FedProto; those of FedKTL's comparison."""
+
+    lambda_proto: float = 10.0  # of the distance to the global prototypes
+
+    headline: ClassVar[str] = "combined"
+
+    def server(self, task: Task) -> Global:
+        return Global(number_of_classes(task), feature_size(task))
+
+    def client(self, site: Site) -> Own:
+        return Own(state_of(site.model(fresh=True)))
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=state.prototypes)
+        state.prototypes = with_means(state.prototypes, *gathered(replies, state.classes, state.features))
+
+    def finish(self, state: Global, net: Network) -> None:
+        net.tell(self.receive, to=net.clients, send=state.prototypes)
+
+    def train(self, state: Own, message: ClassVectors | None, site: Site) -> ClassVectors:
+        self.receive(state, message, site)
+        model, sums = site.model(state.theta), ClassSums()
+
+        def loss(outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+            features, logits = outputs
+            sums.add(features, labels)
+            return F.cross_entropy(logits, labels) + self.lambda_proto * class_distance(features, labels, message)
+
+        self.train_on(site, WithFeatures(model), loss=loss)
+        state.theta = state_of(model)
+        return sums.means()
+
+    def receive(self, state: Own, message: ClassVectors | None, site: Site) -> None:
+        if message is not None:
+            state.prototypes = message
+            site.score("combined", self.network(state, message, site))
+
+    def network(self, state: Own, prototypes: ClassVectors, site: Site) -> PrototypeNetwork:
+        """The client's features with the prototypes that classify them."""
+        model = site.model(state.theta)
+        network = PrototypeNetwork(features_of(model), prototypes.rows, prototypes.classes, head_sizes(model)[1])
+        network.recipe["client"] = site.me
+        return network.to(site.device)
+
+    def local_model(self, state: Own, site: Site) -> PrototypeNetwork | None:
+        return None if state.prototypes is None else self.network(state, state.prototypes, site)

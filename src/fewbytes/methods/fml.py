@@ -1,0 +1,109 @@
+"""FML: Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated Mutual Learning", arXiv 2006.16765, Algorithm 1.
+
+Every client keeps a model of its own, of any architecture, and works with a copy of one small auxiliary model that all
+share. On each batch the two learn their labels and from each other (deep mutual learning): L_a = alpha CE(a) +
+(1 - alpha) KL(p_b || p_a) for its own model a, L_b = beta CE(b) + (1 - beta) KL(p_a || p_b) for the auxiliary b. Only
+b is uploaded; the server takes the mean. The model that is used is a.
+
+The auxiliary has the architecture of client 0, and its first weights are drawn from the seed at both ends; the mean of
+round t travels with the request of round t + 1. Its batch-norm statistics are neither sent nor kept: it only ever
+runs in training mode, which does not read them.
+
+Bytes per client and round, before lossless coding: 4 P up and 4 P down, where P counts the auxiliary's parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewbytes.distillation import divergence
+from fewbytes.method import Site, Task
+from fewbytes.methods.heterogeneous import Heterogeneous, Own, number_of_classes
+from fewbytes.net import Network
+from fewbytes.state import Mean, State, state_of
+from fewbytes.training import clip_each
+from fewbytes.wire import Dense, payload
+
+Kl = Literal["mean", "batchmean"]
+
+
+@payload
+class Auxiliary:
+    """Either way: the parameters of the auxiliary model."""
+
+    theta: Dense
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    auxiliary: State  # empty before the first mean
+
+
+@dataclass(frozen=True)
+class FML(Heterogeneous):
+    """Hyper-parameters of FML; those of FedKTL's comparison."""
+
+    alpha: float = 0.5  # part of the labels in L_a
+    beta: float = 0.5  # part of the labels in L_b
+    kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
+    detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
+    clip: float = 10.0  # the largest norm of a gradient, of each model
+
+    def server(self, task: Task) -> Global:
+        number_of_classes(task)
+        return Global({})
+
+    def client(self, site: Site) -> Own:
+        return Own(state_of(site.model(fresh=True)))
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        mean, send = Mean(), Auxiliary(Dense(state.auxiliary)) if state.auxiliary else None
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
+            mean.add(reply.theta.dense())
+        state.auxiliary = mean()
+
+    def train(self, state: Own, message: Auxiliary | None, site: Site) -> Auxiliary:
+        own = site.model(state.theta)
+        auxiliary = site.model(None if message is None else message.theta.dense(), of=0)
+        self.train_on(
+            site, Both(own, auxiliary), loss=self.loss, before_step=lambda: clip_each(self.clip, own, auxiliary)
+        )
+        state.theta = state_of(own)
+        return Auxiliary(Dense(parameters_of(auxiliary)))
+
+    def loss(self, logits: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        """L_a + L_b."""
+        a, b = logits
+        as_seen_by_b, as_seen_by_a = (a.detach(), b.detach()) if self.detach else (a, b)
+        loss_a = self.alpha * F.cross_entropy(a, labels) + (1 - self.alpha) * mean_divergence(as_seen_by_a, a, self.kl)
+        loss_b = self.beta * F.cross_entropy(b, labels) + (1 - self.beta) * mean_divergence(as_seen_by_b, b, self.kl)
+        return loss_a + loss_b
+
+
+class Both(nn.Module):
+    """Two models side by side: the outputs of both."""
+
+    def __init__(self, a: nn.Module, b: nn.Module) -> None:
+        super().__init__()
+        self.a, self.b = a, b
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.a(x), self.b(x)
+
+
+def mean_divergence(teacher: Tensor, student: Tensor, kl: Kl) -> Tensor:
+    """KL(p_teacher || p_student) of logits (n, C): the mean over the samples, or (`mean`) over their classes too."""
+    value = divergence(teacher, student).mean()
+    return value / student.shape[1] if kl == "mean" else value
+
+
+def parameters_of(model: nn.Module) -> State:
+    """A copy of the model's parameters, without its buffers."""
+    learnt = {name for name, _ in model.named_parameters()}
+    return state_of(model, keep=learnt.__contains__)

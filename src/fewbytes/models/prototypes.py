@@ -1,0 +1,47 @@
+"""A classifier without weights: a sample is of the class whose prototype is nearest to its features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewbytes.models.blocks import features_of
+from fewbytes.state import State, load_state
+
+
+class PrototypeNetwork(nn.Module):
+    """Samples to minus the mean squared distance of their features to every class's prototype, (n, C).
+
+    `prototypes`: rows (m, K') of the `known` classes, at least one. Classes without a prototype count as farther than
+    all others.
+    """
+
+    def __init__(self, features: nn.Module, prototypes: Tensor, known: Sequence[int], classes: int) -> None:
+        super().__init__()
+        self.features = features
+        self.register_buffer("prototypes", prototypes)
+        self.register_buffer("known", torch.tensor(known))
+        self.prototypes: Tensor
+        self.known: Tensor
+        self.classes = classes
+        self.recipe: dict[str, Any] = {"kind": "prototypes", "classes": classes}
+        """What `prototype_network` needs to build it again, for a file; `client` is for the one who makes it to say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.features(x).float()
+        exact = "donot_use_mm_for_euclid_dist"
+        distances = torch.cdist(features, self.prototypes, compute_mode=exact).square() / features.shape[1]
+        farther = distances.amax(1, keepdim=True) + 1
+        scores: Tensor = -farther.repeat(1, self.classes).index_copy(1, self.known, distances)
+        return scores
+
+
+def prototype_network(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> PrototypeNetwork:
+    """The network from its `recipe` and its state, as a file keeps them; `model(client)` makes the client's model."""
+    features, prototypes = features_of(model(recipe["client"])), state["prototypes"]
+    network = PrototypeNetwork(features, torch.zeros_like(prototypes), state["known"].tolist(), recipe["classes"])
+    load_state(network, state)
+    return network

@@ -1,0 +1,306 @@
+"""Shows what the runs' methods showed people: images by class and round, maps of points round by round.
+
+A gallery may be a stranger's, so nothing of its files enters the page as it is: pixels are decoded and encoded again,
+numbers checked, words escaped and cut.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, TypeVar
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from fewbytes.errors import UserError
+from fewbytes.gallery import LARGEST, ROWS, kept
+from fewbytes.report import pieces
+from fewbytes.report.folder import RunFolder
+from fewbytes.report.pieces import Charts, Layout, Trace
+
+T = TypeVar("T")
+Files = list[tuple[int, Path]]  # of one name, by round
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+_BYTES = 2_000_000  # of all pictures of a page, at most
+_ROUNDS, _CLASSES, _IMAGES, _NAMES, _PANELS, _SERIES = 12, 200, 4, 20, 6, 6  # shown at most, of each
+_HIGH = 64  # pixels that a row of images is high at least
+_FILE_BYTES = 1 << 26  # a larger file is not read
+_GREY = "#8b95a1"  # of points without a class, which are drawn open
+_SYMBOLS = {
+    "circle": "●○", "diamond": "◆◇", "square": "■□", "triangle-up": "▲△", "star": "★☆", "triangle-down": "▼▽",
+}  # fmt: skip
+
+
+class Series(TypedDict):
+    """Points in two dimensions, and their classes if they have any."""
+
+    x: list[float]
+    y: list[float]
+    classes: list[Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]] | None
+
+
+Map = dict[str, dict[str, Series]]  # by panel and series
+
+
+def section(runs: Sequence[RunFolder], charts: Charts) -> str:
+    """The section of the page; nothing where no run has a gallery. Raises UserError for one that cannot be read."""
+    galleries = [_files(run) for run in runs]
+    jobs = [(kind, index, name) for index, (named, _) in enumerate(galleries) for name, kind in named]
+    left, bodies = _BYTES, {}
+    own: Charts
+    for done, job in enumerate(sorted(jobs)):  # points first: what they do not need the images get
+        kind, index, name = job
+        named, damaged = galleries[index]
+        budget = max(0, left // (len(jobs) - done))
+        if kind == "png":
+            body, own = _images(runs[index], named[name, kind], budget, damaged), {}
+        else:
+            body, own = _points(runs[index], f"{name}-{index}", named[name, kind], budget, damaged)
+        charts.update(own)
+        bodies[job] = body
+        left -= len(body) + len(pieces.script_json(own))
+    parts = ""
+    for index, (run, (_, damaged)) in enumerate(zip(runs, galleries, strict=True)):
+        whose = f"{escape(run.label)}: " if len(runs) > 1 else ""
+        for job in jobs:
+            if job[1] == index and bodies[job]:
+                title = job[2].replace("-", " ").capitalize()
+                parts += f"\n<article>\n<h3>{whose}{escape(title)}</h3>\n{bodies[job]}\n</article>"
+        if damaged:
+            names = ", ".join(f"<code>{escape(_cut(name))}</code>" for name in damaged[:5])
+            more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
+            parts += f'\n<p class="note">{whose}left out, being damaged, empty or too large: {names}{more}.</p>'
+    lead = "<p>What the method showed of its server's work in the rounds that were scored.</p>"
+    return f"<section>\n<h2>Pictures</h2>\n{lead}{parts}\n</section>" if parts else ""
+
+
+def _files(run: RunFolder) -> tuple[dict[tuple[str, str], Files], list[str]]:
+    """The files of a run's gallery by name and kind, and the names of those that are none of a gallery's."""
+    named: dict[tuple[str, str], Files] = defaultdict(list)
+    try:
+        files = kept(run.path)
+        known = {path.name for *_, path in files}
+        strange = sorted(path.name for path in (run.path / "gallery").glob("[!.]*") if path.name not in known)
+    except OSError as error:
+        raise UserError(f"{run.path / 'gallery'} cannot be read: {error.strerror}") from error
+    for t, name, kind, path in files:
+        named[name, kind].append((t, path))
+    strange += [path.name for files in list(named.values())[_NAMES:] for _, path in files]
+    return dict(list(named.items())[:_NAMES]), strange
+
+
+def _read(files: Files, parse: Callable[[bytes], T], damaged: list[str]) -> dict[int, T]:
+    """What `parse` makes of some of the files, by round; notes the names of those that cannot be read."""
+    found = {}
+    for t, path in _spread(files, _ROUNDS):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                if path.stat().st_size > _FILE_BYTES:
+                    raise ValueError("too large")
+                found[t] = parse(path.read_bytes())
+        except Exception:  # a stranger's file may fail a decoder in any way
+            damaged.append(path.name)
+    return found
+
+
+# ---- images ----
+
+
+def _rows(data: bytes) -> dict[str, Pixels]:
+    """The rows of a sheet of images by label, each (height, images, width, channels)."""
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+        told = str(image.text[ROWS])  # type: ignore[attr-defined]
+        counts = msgspec.json.decode(told, type=dict[str, Annotated[int, msgspec.Meta(ge=1)]])
+        width, height = image.width // max(counts.values()), image.height // len(counts)
+        if image.mode not in ("L", "RGB") or not 1 <= min(width, height) <= max(width, height) <= LARGEST:
+            raise ValueError("no sheet of images")
+        pixels = np.asarray(image)[: height * len(counts), : width * max(counts.values())]
+    rows = pixels.reshape(len(counts), height, max(counts.values()), width, -1)
+    return {label: row[:, :count].copy() for (label, count), row in zip(counts.items(), rows, strict=True)}
+
+
+def _images(run: RunFolder, files: Files, budget: int, damaged: list[str]) -> str:
+    """A table of images: a row a class, a column a round, as many as fit into the budget of bytes."""
+    rounds = _read(files, _rows, damaged)
+    labels = list(dict.fromkeys(label for rows in rounds.values() for label in rows))
+    many = max((row.shape[1] for rows in rounds.values() for row in rows.values()), default=0)
+    cells: dict[tuple[int, str], str] = {}
+    for most in (_IMAGES, 1):
+        times, lines = list(rounds), _spread(labels, _CLASSES)
+        for t, label in itertools.product(times, lines):
+            cells[t, label] = _cell(rounds[t].get(label), most, f"{label}, {_when(run, t)}")
+        if sum(map(len, cells.values())) <= budget:
+            break
+    while sum(len(cells[t, label]) for t, label in itertools.product(times, lines)) > budget:
+        if len(times) > max(2, len(lines)):
+            times = _spread(list(rounds), len(times) - 1)
+        else:
+            lines = _spread(labels, len(lines) - 1)
+    if not times or not lines:
+        damaged += [path.name for _, path in files if path.name not in damaged]
+        return ""
+    heads = "".join(f'<th scope="col">{_when(run, t)}</th>' for t in times)
+    body = "\n".join(
+        f'<tr><th scope="row">{escape(_cut(label))}</th>{"".join(cells[t, label] for t in times)}</tr>'
+        for label in lines
+    )
+    note = _shown(
+        (len(times), len(files), "rounds"),
+        (len(lines), len(labels), "classes"),
+        (min(most, many), many, "images of a class"),
+    )
+    return f"""<div class="wide" role="region" aria-label="Images" tabindex="0">
+<table class="narrow pictures"><thead><tr><th scope="col">class</th>{heads}</tr></thead><tbody>
+{body}
+</tbody></table>
+</div>
+<p class="note">{note}</p>"""
+
+
+def _cell(row: Pixels | None, most: int, words: str) -> str:
+    """The first images of a row, side by side."""
+    if row is None:
+        return "<td></td>"
+    row = row[:, :most]
+    height, count, width, channels = row.shape
+    pixels = row.reshape(height, count * width, channels)
+    file = io.BytesIO()
+    Image.fromarray(pixels if channels == 3 else pixels[:, :, 0]).save(file, "PNG")
+    data, zoom = base64.b64encode(file.getvalue()).decode(), math.ceil(_HIGH / height)
+    size = f'width="{zoom * count * width}" height="{zoom * height}"'
+    return f'<td><img src="data:image/png;base64,{data}" alt="{escape(_cut(words))}" {size}></td>'
+
+
+# ---- points ----
+
+
+def _map(data: bytes) -> Map:
+    found = msgspec.json.decode(data, type=Map)
+    for series in (series for panel in found.values() for series in panel.values()):
+        if len({len(values) for values in series.values() if values is not None}) > 1:  # type: ignore[arg-type]
+            raise ValueError("points without coordinates or classes")
+        if not np.isfinite([*series["x"], *series["y"]]).all():
+            raise ValueError("points that are nowhere")
+    return found
+
+
+def _points(run: RunFolder, name: str, files: Files, budget: int, damaged: list[str]) -> tuple[str, Charts]:
+    """A chart a panel, side by side, with a view a round; as many points as fit into the budget of bytes."""
+    rounds = _read(files, _map, damaged)
+    titles = list(dict.fromkeys(title for found in rounds.values() for title in found))
+    panels = [panel for found in rounds.values() for panel in found.values()]
+    named = {series: points for panel in panels for series, points in panel.items()}
+    classes = run.partition["classes"] if run.partition else []
+    charts: Charts = {}
+    many = most = max((len(points["x"]) for panel in panels for points in panel.values()), default=0)
+    while most:
+        charts = {
+            f"{name}-{index}": {
+                str(t): (_scatter(found.get(title, {}), list(named)[:_SERIES], classes, most), _LAYOUT)
+                for t, found in rounds.items()
+            }
+            for index, title in enumerate(titles[:_PANELS])
+        }
+        if len(pieces.script_json(charts)) <= budget:
+            break
+        most //= 2
+    if not most:
+        damaged += [path.name for _, path in files if path.name not in damaged]
+        return "", {}
+    figures = "".join(
+        pieces.chart(f"{name}-{index}", _cut(title), f"Scatter chart of {_cut(title)} by class", 380)
+        for index, title in enumerate(titles[:_PANELS])
+    )
+    note = _shown(
+        (len(rounds), len(files), "rounds"),
+        (most, many, "points of a series"),
+        (min(len(titles), _PANELS), len(titles), "panels"),
+        (min(len(named), _SERIES), len(named), "series"),
+    )
+    body = f"""{_legend(named, panels, classes)}
+{pieces.picker(name, {str(t): _when(run, t) for t in rounds})}
+<div class="pair">{figures}</div>
+<p class="note">Points lie by the first two principal components of all points of their panel and round. {note}</p>"""
+    return body, charts
+
+
+def _scatter(panel: dict[str, Series], names: Sequence[str], classes: Sequence[str], most: int) -> list[Trace]:
+    """The series of a panel, those without classes below the others."""
+    traces: list[Trace] = []
+    for name, symbol in zip(names, _SYMBOLS, strict=False):
+        if name not in panel:
+            continue
+        x, y = (_spread(panel[name][axis], most) for axis in ("x", "y"))
+        own = panel[name]["classes"]
+        marker: Trace = {"symbol": f"{symbol}-open", "size": 6, "color": _GREY, "opacity": 0.5}
+        words: Trace = {"hovertemplate": "%{fullData.name}<extra></extra>"}
+        if own is not None:
+            own = _spread(own, most)
+            marker |= {"symbol": symbol, "size": 9, "color": [pieces.colour(c) for c in own], "opacity": 0.9}
+            words = {
+                "text": [pieces.plain(_class(c, classes), 24) for c in own],
+                "hovertemplate": "<b>%{text}</b><br>%{fullData.name}<extra></extra>",
+            }
+        place: Trace = {"type": "scatter", "mode": "markers", "name": pieces.plain(name), "x": x, "y": y}
+        traces.append(place | {"marker": marker} | words)
+    return sorted(traces, key=lambda trace: "text" in trace)
+
+
+def _legend(named: dict[str, Series], panels: Sequence[dict[str, Series]], classes: Sequence[str]) -> str:
+    marks = [
+        f"<span>{symbol[points['classes'] is None]} {escape(_cut(series))}</span>"
+        for (series, points), symbol in zip(named.items(), _SYMBOLS.values(), strict=False)
+    ]
+    found = sorted({c for panel in panels for points in panel.values() for c in points["classes"] or []})
+    marks += [f"<span>{pieces.dot(c)}{escape(_cut(_class(c, classes)))}</span>" for c in found[: len(pieces.COLOURS)]]
+    if len(found) > len(pieces.COLOURS):
+        marks.append("<span>… the colours repeat; a point tells its class</span>")
+    return f'<p class="legend">{"".join(marks)}</p>'
+
+
+_LAYOUT: Layout = {
+    "xaxis": {"title": "first component", "zeroline": False},
+    "yaxis": {"title": "second component", "zeroline": False, "scaleanchor": "x"},
+    "hovermode": "closest",
+}
+
+
+# ---- words ----
+
+
+def _class(number: int, classes: Sequence[str]) -> str:
+    return classes[number] if 0 <= number < len(classes) else f"class {number}"
+
+
+def _when(run: RunFolder, t: int) -> str:
+    """The round of a picture in words; what is shown when a run finishes is of the round after its last."""
+    last = max((row["round"] for row in run.rounds if row["phase"] == "round"), default=0)
+    return "at the end" if run.status == "done" and t == last + 1 else f"round {t}"
+
+
+def _shown(*counts: tuple[int, int, str]) -> str:
+    """A sentence on what is shown in part; nothing where all is."""
+    parts = [f"{shown:,} of {count:,} {noun}" for shown, count, noun in counts if shown < count]
+    return f"Shown: {', '.join(parts)}; the rest is in the run's folder <code>gallery</code>." if parts else ""
+
+
+def _cut(text: str, longest: int = 60) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def _spread(values: Sequence[T], most: int) -> list[T]:
+    """At most so many of the values, evenly spread, the first and the last among them."""
+    if len(values) <= most:
+        return list(values)
+    return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]
