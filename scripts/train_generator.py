@@ -41,9 +41,10 @@ MOST_PIXELS = 20_000_000
 def cut_outs(folder: Path) -> Tensor:
     """The pictures under a folder, in order of their paths: uint8 (n, 4, 32, 32), premultiplied colours and opacity."""
     Image.MAX_IMAGE_PIXELS = None  # sizes are looked at here
+    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".png", ".jpg", ".jpeg"))
     kept: list[Tensor] = []
-    looks: list[Tensor] = []
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in (".png", ".jpg", ".jpeg")):
+    looks = torch.empty(len(paths), 4 * 8 * 8)  # of those kept
+    for path in paths:
         picture = _cut_out(path)
         if picture is None:
             continue
@@ -52,9 +53,9 @@ def cut_outs(folder: Path) -> Tensor:
         if opacity.mean() < 0.2 or (on_grey.amax(0) - on_grey.amin(0)).mean() < 0.1 * opacity.mean():
             continue
         look = F.avg_pool2d(torch.cat([on_grey, opacity]), 4).flatten()
-        if looks and (torch.stack(looks) - look).square().mean(1).min() < 0.06**2:
+        if kept and torch.cdist(look[None], looks[: len(kept)]).min() < 0.06 * len(look) ** 0.5:
             continue
-        looks.append(look)
+        looks[len(kept)] = look
         kept.append(picture)
     if len(kept) < BATCH:
         raise SystemExit(f"{folder} has {len(kept)} usable PNG or JPEG pictures; training takes at least {BATCH}")
