@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from fewbytes.errors import UserError
 from fewbytes.generators import ImageGenerator, load_generator
-from fewbytes.generators.load import COMPACT
+from fewbytes.generators.compact import SHIPPED
 
 # --- compact ---------------------------------------------------------------------------------------------------------
 
@@ -58,18 +58,18 @@ def test_latents_of_another_size_are_refused() -> None:
 
 
 def test_the_shipped_file_is_small() -> None:
-    assert COMPACT.stat().st_size <= 4_000_000
+    assert SHIPPED.stat().st_size <= 4_000_000
 
 
 def test_a_file_of_ones_own_is_loaded_by_its_path(tmp_path: Path) -> None:
     own = tmp_path / "own.safetensors"
-    own.write_bytes(COMPACT.read_bytes())
+    own.write_bytes(SHIPPED.read_bytes())
     latents = torch.ones(2, 128)
     assert torch.equal(load_generator(str(own)).synthesise(latents), load_generator("compact").synthesise(latents))
 
 
 def _rewrite(path: Path, change: dict[str, torch.Tensor | None], kind: str = "compact") -> None:
-    tensors = {name: value for name, value in (load_file(COMPACT) | change).items() if value is not None}
+    tensors = {name: value for name, value in (load_file(SHIPPED) | change).items() if value is not None}
     save_file(tensors, path, {"fewbytes-generator": kind})
 
 
@@ -92,7 +92,7 @@ def test_tensors_that_do_not_fit_are_refused(change: dict[str, torch.Tensor | No
 
 def test_files_that_are_no_compact_generator_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.safetensors"
-    good = COMPACT.read_bytes()
+    good = SHIPPED.read_bytes()
     for damaged in (b"", b"not safetensors at all", good[:-1], good[:1000]):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match="cannot be read"):
@@ -108,5 +108,5 @@ def test_files_that_are_no_compact_generator_are_refused(tmp_path: Path) -> None
 
 
 def test_the_shipped_file_says_what_made_it() -> None:
-    with safe_open(COMPACT, "pt") as file:
+    with safe_open(SHIPPED, "pt") as file:
         assert {"pictures", "steps", "seed"} <= file.metadata().keys()

@@ -316,9 +316,11 @@ L0 = "synthesis.L0_36_6"
         ("t", put("mapping", "w_dim", 9), "shape"),
         ("xl", put("mapping", "c_dim", 7), "7 classes"),
         ("t", put(L0, "weight", torch.zeros(6, 5, 3, 3), "_parameters"), "shape"),
-        ("t", put(L0, "up_factor", 8000), "size"),
-        ("t", put(L0, "padding", [9, 8, 9, 7]), "direction"),
-        ("t", put(L0, "padding", [-90, -80, -90, -80]), "size"),
+        ("t", put(L0, "up_factor", 4), "centred"),
+        ("t", put(L0, "down_factor", 10**6), "down_factor"),
+        ("t", put(L0, "padding", [9, 8, 9, 7]), "centred"),
+        ("t", put(L0, "padding", [-90, -91, -90, -91]), "size"),
+        ("t", put(L0, "padding", [19, 18, 19, 18]), "size"),
         ("t", put(L0, "up_filter", torch.zeros(0), "_buffers"), "up_filter"),
         ("t", put(L0, "conv_clamp", float("nan")), "conv_clamp"),
         ("t", put(L0, "magnitude_ema", "1", "_buffers"), "magnitude_ema"),
@@ -337,14 +339,14 @@ def test_damage_is_a_user_error_or_harmless(save: Save) -> None:
     for end in [*range(1, 8), *rng.integers(0, len(whole), 20)]:
         with pytest.raises(UserError):
             load_stylegan(save(whole[:end]))
-    for at in rng.integers(0, len(whole), 40):
+    for at in rng.integers(0, len(whole), 30):
         flipped = bytearray(whole)
         flipped[at] ^= 1 << rng.integers(8)
         try:
             load_stylegan(save(bytes(flipped))).synthesise(torch.zeros(1, 8))
         except UserError:
             refused += 1
-    assert 5 < refused < 40  # there is no checksum: a weight may have another value
+    assert 3 < refused < 30  # there is no checksum: a weight may have another value
 
 
 def view(numbers: int, size: tuple[int, ...], stride: tuple[int, ...]) -> bytes:

@@ -257,7 +257,7 @@ class Network(ABC):
         MethodError.
         """
         file = gallery.file_name(name, "png")
-        if self.scored:
+        if self.scored and len(images):
             self.shown[file] = gallery.sheet(images, labels)
 
     def show_points(self, name: str, panels: Mapping[str, gallery.Points]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fewbytes.errors import UserError
 
-INSTRUCTIONS = 1_000_000  # a real file has some 20,000; each costs a file one byte and us up to 200
+INSTRUCTIONS = 1_000_000  # a real file has up to some 50,000; one costs a file a byte and us up to a hundred
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ def read_pickle(path: Path) -> Any:
     """What a pickle of networks (protocol 3 or later) holds: containers, numbers, tensors, arrays, `Record`s.
 
     Modules and other objects of PyTorch and of the networks' own packages become records, sets become lists; sources
-    of classes are dropped. Memory: the file's size once more for its tensors, and at most some 200 MB for the rest.
+    of classes are dropped. Memory while it is read: up to twice the file's size, and at most some 100 MB more.
     Raises UserError for a file that is no pickle, is damaged, or names anything else.
     """
     try:

@@ -90,7 +90,7 @@ class Layer:
     down_filter: Tensor
     up: int
     down: int
-    padding: tuple[int, int]  # samples before and after at the highest rate; negative: cut
+    cut: int  # samples on each side to leave out after upsampling
     clamp: float
 
     def __call__(self, x: Tensor, w: Tensor) -> Tensor:
@@ -99,18 +99,18 @@ class Layer:
         x = F.conv2d(x * (style * self.gain)[:, :, None, None], self.weight, padding=self.weight.shape[2] - 1)
         if self.power is not None:
             x = x * (style.square() @ self.power.T + 1e-8).rsqrt()[:, :, None, None]
-        x = _upsample(x + self.bias[:, None, None], self.up_filter, self.up, self.padding)
+        x = _upsample(x + self.bias[:, None, None], self.up_filter, self.up, self.cut)
         if self.power is not None:
-            x = _leaky(x)
-        return _downsample(x.clamp(-self.clamp, self.clamp), self.down_filter, self.down)
+            x = F.leaky_relu(x, SLOPE, inplace=True).mul_(GAIN)  # x is the largest signal: no copies
+        return _downsample(x.clamp_(-self.clamp, self.clamp), self.down_filter, self.down)
 
     def size_after(self, size: int) -> int:
         """Samples a side after this layer. Raises UserError if that is none, or too many for a real generator."""
-        stuffed = (size + self.weight.shape[2] - 1) * self.up
-        padded = stuffed + sum(self.padding) - len(self.up_filter) + 1
-        if not 0 < padded - len(self.down_filter) < LARGEST >= stuffed:
+        upsampled = (size + self.weight.shape[2] - 2) * self.up + len(self.up_filter)
+        left = upsampled - 2 * self.cut - len(self.down_filter)
+        if upsampled > LARGEST or left < 0 or self.cut < 0:
             raise UserError("a layer has an impossible size")
-        return (padded - len(self.down_filter)) // self.down + 1
+        return left // self.down + 1
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -121,13 +121,10 @@ def _leaky(x: Tensor) -> Tensor:
     return F.leaky_relu(x, SLOPE) * GAIN
 
 
-def _upsample(x: Tensor, kernel: Tensor, factor: int, padding: tuple[int, int]) -> Tensor:
-    """Put zeros between the samples, `padding` around them, and filter where the kernel lies wholly inside."""
+def _upsample(x: Tensor, kernel: Tensor, factor: int, cut: int) -> Tensor:
+    """Put zeros between the samples and filter; leave out `cut` samples on each side of what the kernel touches."""
     kernels = (kernel * factor**2).repeat(x.shape[1], 1, 1, 1)
-    # The transposed convolution gives every sample that the kernel touches: cut it to those that are asked for.
-    x = F.conv_transpose2d(x, kernels, stride=factor, groups=len(kernels))
-    before, after = padding[0] + 1 - len(kernel), padding[1] + factor - len(kernel)
-    return F.pad(x, (before, after, before, after))
+    return F.conv_transpose2d(x, kernels, stride=factor, padding=cut, groups=len(kernels))
 
 
 def _downsample(x: Tensor, kernel: Tensor, factor: int) -> Tensor:
@@ -241,11 +238,14 @@ def _features(record: Record, w_dim: int) -> FourierFeatures:
 
 def _layer(record: Record, w_dim: int, channels: int) -> Layer:
     weight = _tensor(record, "weight", None, channels, None, None)
+    if weight.shape[2] != weight.shape[3]:
+        raise UserError("a kernel is not square")
+    up, up_filter = _integer(record, "up_factor"), _filter(record, "up_filter")
+    # Samples that the official code adds before filtering: before and after, in x and in y.
     padding = _member(record, "padding")
-    if not isinstance(padding, list) or not all(isinstance(p, int) and abs(p) <= LARGEST for p in padding):
-        raise UserError("a layer has no padding")
-    if weight.shape[2] != weight.shape[3] or len(padding) != 4 or padding[:2] != padding[2:]:
-        raise UserError("a layer is not the same in both directions")
+    before = padding[0] if isinstance(padding, list) and padding else None
+    if not isinstance(before, int) or abs(before) > LARGEST or padding != 2 * [before, before + 1 - up]:
+        raise UserError("the padding of a layer does not keep the signal centred")
     to_rgb = _member(record, "is_torgb") is True
     return Layer(
         affine=_linear(_module(record, "affine"), w_dim, channels),
@@ -253,11 +253,11 @@ def _layer(record: Record, w_dim: int, channels: int) -> Layer:
         power=None if to_rgb else weight.square().sum((2, 3)),
         bias=_tensor(record, "bias", len(weight)),
         gain=_tensor(record, "magnitude_ema").rsqrt(),
-        up_filter=_filter(record, "up_filter"),
+        up_filter=up_filter,
         down_filter=_filter(record, "down_filter"),
-        up=_integer(record, "up_factor"),
+        up=up,
         down=_integer(record, "down_factor"),
-        padding=(padding[0], padding[1]),
+        cut=len(up_filter) - 1 - before,
         clamp=math.inf if _member(record, "conv_clamp") is None else _number(record, "conv_clamp"),
     )
 

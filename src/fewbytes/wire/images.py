@@ -117,7 +117,7 @@ def _head(rows: int, width: int, length: int) -> bytes:
 
 
 def _squeezed(sheet: Array) -> bytes:
-    """A sheet as WebP without its head. More effort than this takes ten times as long for one byte in a hundred."""
+    """A sheet as WebP without its head. More effort takes 20 times as long and gains at most 1 %."""
     file = BytesIO()
     Image.fromarray(np.ascontiguousarray(sheet)).save(file, "WEBP", lossless=True, quality=75, method=4)
     data = file.getvalue()
