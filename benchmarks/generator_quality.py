@@ -85,12 +85,13 @@ def shuffled(images: Tensor) -> Tensor:
 
 
 def save_grid(images: Tensor, columns: int, path: Path) -> None:
-    """Images in rows, every pixel doubled, as a PNG file."""
+    """Images in rows, every pixel doubled, as a PNG file of 256 colours."""
     images = F.pad(images, (0, 1, 0, 1), value=1.0)
     rows = torch.cat([torch.cat(list(row), 2) for row in images.split(columns)], 1)
     pixels = (255 * rows).round().byte().permute(1, 2, 0).contiguous().numpy()
     picture = Image.fromarray(pixels)
-    picture.resize((2 * picture.width, 2 * picture.height), Image.Resampling.NEAREST).save(path, optimize=True)
+    picture = picture.resize((2 * picture.width, 2 * picture.height), Image.Resampling.NEAREST)
+    picture.quantize(256).save(path, optimize=True)
 
 
 def main() -> None:

@@ -127,7 +127,7 @@ class Autoencoder(nn.Module):
 def train(pictures: Tensor, steps: int, bfloat16: bool, out: Path, about: dict[str, str]) -> None:
     """Write a generator of images like the cut-outs `pictures`, from time to time and at the end. Prints progress."""
     model = Autoencoder()
-    adam = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.8, 0.99))
+    adam = torch.optim.Adam(model.parameters(), lr=RATE, betas=(0.8, 0.99), fused=True)
     average = copy.deepcopy(model).requires_grad_(False)
     began = time.monotonic()
     for step in range(1, steps + 1):
@@ -149,8 +149,8 @@ def train(pictures: Tensor, steps: int, bfloat16: bool, out: Path, about: dict[s
         adam.step()
 
         kept = min(KEPT, (1 + step) / (10 + step))
-        for mean_parameter, parameter in zip(average.parameters(), model.parameters(), strict=True):
-            mean_parameter.lerp_(parameter.detach(), 1 - kept)
+        for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
+            slow.lerp_(fast.detach(), 1 - kept)
         if step % SAVE_EVERY == 0 or step == steps:
             save_compact(standardised(average, pictures), out, about | {"steps": str(step)})
             minutes = (time.monotonic() - began) / 60
@@ -176,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="PNG and JPEG pictures, at any depth")
     parser.add_argument("out", type=Path, help="the .safetensors file to write")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bfloat16", action="store_true", help="faster on processors that multiply bfloat16 matrices")
     options = parser.parse_args()
