@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_file_of_ones_own_is_loaded_by_its_path(tmp_path: Path) -> None:
 
 def _rewrite(path: Path, change: dict[str, torch.Tensor | None], kind: str = "compact") -> None:
     tensors = {name: value for name, value in (load_file(SHIPPED) | change).items() if value is not None}
-    save_file(tensors, path, {"fewbytes-generator": kind})
+    save_file(tensors, path, {"fewbytes": json.dumps({"generator": kind})})
 
 
 @pytest.mark.parametrize(
@@ -109,4 +110,4 @@ def test_files_that_are_no_compact_generator_are_refused(tmp_path: Path) -> None
 
 def test_the_shipped_file_says_what_made_it() -> None:
     with safe_open(SHIPPED, "pt") as file:
-        assert {"pictures", "steps", "seed"} <= file.metadata().keys()
+        assert {"pictures", "steps", "seed"} <= json.loads(file.metadata()["fewbytes"]).keys()

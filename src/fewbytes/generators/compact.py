@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -20,8 +21,8 @@ from fewbytes.generators.protocol import check_latents
 SHIPPED = Path(__file__).with_name("compact.safetensors")
 LATENT_DIM = 128
 IMAGE_SIZE = 32
-KIND = "fewbytes-generator"
-"""The key of a file's metadata that tells which generator it is of."""
+KEY = "fewbytes"
+"""The key of a file's metadata; its value says in JSON what the file holds."""
 
 
 class SynthesisNetwork(nn.Module):
@@ -80,24 +81,25 @@ class CompactGenerator:
 
 
 def save_compact(network: SynthesisNetwork, path: Path, about: dict[str, str]) -> None:
-    """Write the network as float16, with `about` (how it was trained) as metadata."""
+    """Write the network as float16, with `about` (how it was trained) in the metadata."""
     state = {name: value.half().contiguous() for name, value in network.state_dict().items()}
     with replacing(path) as file:
-        file.write(save(state, metadata={KIND: "compact"} | about))
+        file.write(save(state, metadata={KEY: json.dumps({"generator": "compact"} | about)}))
 
 
 def _read(path: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a compact generator, float32. Raises UserError unless they are just the expected ones."""
     try:
         with safe_open(path, "pt") as file:
-            if (file.metadata() or {}).get(KIND) != "compact":
+            about = json.loads((file.metadata() or {}).get(KEY, "{}"))
+            if not isinstance(about, dict) or about.get("generator") != "compact":
                 raise UserError(f"{path} is not a compact generator: it was not written by scripts/train_generator.py")
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             for name in sorted(shapes.keys() | expected):
                 if name not in expected or shapes.get(name) != tuple(expected[name].shape):
                     raise UserError(f"{path} is not a compact generator of this version: {name!r} does not fit")
             state = {name: file.get_tensor(name).float() for name in expected}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"the generator {path} cannot be read: {error}") from None
     for name, value in state.items():
         if not value.isfinite().all():
