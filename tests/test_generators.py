@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,53 @@ def test_files_that_are_no_compact_generator_are_refused(tmp_path: Path) -> None
 def test_the_shipped_file_says_what_made_it() -> None:
     with safe_open(SHIPPED, "pt") as file:
         assert {"pictures", "steps", "seed"} <= json.loads(file.metadata()["fewbytes"]).keys()
+
+
+# Loading --------------------------------------------------------------------------------------------------------------
+
+
+class Own:
+    """A generator in order, of which the tests below spoil something."""
+
+    latent_dim = 5
+
+    def sample_latents(self, n):
+        return torch.randn(n, 5)
+
+    def synthesise(self, latents):
+        return latents.sigmoid()[:, :3, None, None].expand(-1, -1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "words"),
+    [
+        ({"latent_dim": 6}, "must sample finite float latents"),
+        ({"sample_latents": lambda self, n: torch.full((n, 5), float("nan"))}, "must sample finite"),
+        ({"synthesise": lambda self, latents: latents}, "must synthesise float images"),
+        ({"synthesise": lambda self, latents: torch.full((2, 3, 4, 4), float("inf"))}, "must synthesise"),
+        ({"synthesise": lambda self, latents: torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)}, "must synthesise"),
+        ({"synthesise": lambda self, latents: torch.full((2, 3, 4, 4), 3.0)}, "values in 0..1"),
+        ({"synthesise": lambda self, latents: torch.zeros(1, 3, 4, 4)}, "must synthesise"),
+        ({"synthesise": lambda self, latents: 1 / 0}, "fails: ZeroDivisionError"),
+    ],
+)
+def test_an_own_generator_that_does_not_keep_its_word_is_told(spoilt, words, monkeypatch):
+    module = types.ModuleType("own_generator")
+    module.good, module.bad = Own, type("Bad", (Own,), spoilt)
+    monkeypatch.setitem(sys.modules, "own_generator", module)
+    assert load_generator.__wrapped__("own_generator:good").latent_dim == 5
+    with pytest.raises(UserError, match=words):
+        load_generator.__wrapped__("own_generator:bad")
+
+
+@pytest.mark.parametrize("name", ["", "nobody", 3, "tests"])
+def test_what_is_no_generator_is_told(name):
+    with pytest.raises(UserError, match="generator"):
+        load_generator(name)
+
+
+def test_loading_shifts_nobodys_randomness():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    load_generator.__wrapped__("compact")
+    assert torch.equal(torch.get_rng_state(), before)

@@ -158,6 +158,10 @@ class Task:
         elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are optional
         and ignored. Raises UserError for other sets without labels.
         """
+        if not callable(model):
+            raise UserError(
+                f"model is a function that makes one, of nothing or of a client's id, not a {type(model).__name__}"
+            )
         nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
         pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
         data = tuple(ClientData(*pair) for pair in pairs)

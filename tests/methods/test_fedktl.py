@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import KTL, LOCAL, TinyGenerator, TinyNet, tiny_data
+from cases import KTL, LOCAL, OwnNet, TinyGenerator, TinyNet, tiny_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -383,7 +385,7 @@ def test_it_learns_digits_with_different_models(tmp_path):
         (lambda: fb.Task(TinyNet, tiny_data()), {"generator": "nobody"}, "no generator 'nobody'"),
         (lambda: fb.Task(TinyNet, tiny_data()), {"generator": "cases:TinyNet"}, "made a TinyNet"),
         (lambda: fb.Task(TinyNet, tiny_data()), {"generator": "cases:Nothing"}, "cannot be made"),
-        (lambda: fb.Task(lambda: nn.Flatten(), tiny_data()), {}, "gives no features|cannot be cut"),
+        (lambda: fb.Task(lambda: nn.Flatten(), tiny_data()), {}, "a Flatten gives no features"),
         (lambda: fb.Task.of(lambda: nn.Linear(4, 2), [flat()], flat()[1]), {}, "shape \\(4,\\)"),
         (
             lambda: fb.Task(lambda i: [TinyNet, WideNet][i % 2](), tiny_data()),
@@ -401,6 +403,42 @@ def test_what_cannot_be_is_told_before_anything_is_written(task, parameters, wor
 def flat() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     half = torch.rand(6, 4), torch.tensor([0, 1] * 3)
     return half, half
+
+
+def test_without_transfer_nothing_is_generated_and_nothing_sent_down(tmp_path):
+    halves = [flat() for _ in range(2)]
+    task = fb.Task.of(lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), halves, halves[0][1])
+    result = fb.run(method(transfer="none", generator="nobody"), task, rounds=2, out=tmp_path / "run", workers=1)
+    assert result.ledger.totals()["downlink_bytes"] == 0
+    assert result.ledger.totals()["uplink_bytes"] > 0
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from cases import LOCAL, OwnNet, tiny_data
+import fewbytes as fb
+class Stop(fb.Watcher):
+    def scored(self, row):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+task = fb.Task(lambda client: OwnNet(2 + client), tiny_data(2))
+try:
+    fb.run(fb.FedKTL(**LOCAL, server_epochs=2), task, rounds=4, out=sys.argv[2], workers=1, resume=len(sys.argv) > 3,
+           watcher=fb.Watcher() if len(sys.argv) > 3 else Stop())
+except KeyboardInterrupt:
+    pass
+"""
+
+
+def test_a_run_resumed_by_a_new_process_ends_the_same(tmp_path):
+    for more in ((), ("resume",)):  # the generator is loaded anew, at another point of the run
+        arguments = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent.parent), str(tmp_path / "stopped"), *more]
+        subprocess.run(arguments, check=True)
+    task = fb.Task(lambda client: OwnNet(2 + client), tiny_data(2))
+    whole = fb.run(fb.FedKTL(**LOCAL, server_epochs=2), task, rounds=4, out=tmp_path / "whole", workers=1)
+    assert read_checkpoint(tmp_path / "stopped").server == read_checkpoint(tmp_path / "whole").server
+    assert read_checkpoint(tmp_path / "stopped").ledger == whole.ledger.tobytes()
 
 
 @pytest.mark.parametrize(

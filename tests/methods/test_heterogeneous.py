@@ -426,6 +426,17 @@ class TwoLayerHead(TinyNet):
         self.fc = nn.Sequential(nn.Linear(64, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
+class Whole(nn.Module):
+    """A model that does not tell its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1))
+
+
 def counting(client: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(16, 3 + client))
 
@@ -440,10 +451,12 @@ def test_what_cannot_be_is_told_before_anything_is_written(name, tmp_path):
         fb.run(CASES[name], unlike, rounds=1, workers=1)
     for task, words in (
         (fb.Task(counting, tiny_data(), 0), "same classes, they give 3 and 4 and 5 and 6"),
-        (fb.Task(lambda: nn.Linear(4, 3), tiny_data(), 0), "units"),
+        (fb.Task(lambda: nn.Linear(4, 3), tiny_data(), 0), "logits" if name in ("fml", "feddistill") else "units"),
     ):
         with pytest.raises(fb.UserError, match=words):
             fb.run(CASES[name], task, rounds=1, workers=1, out=tmp_path / "run")
+    if name in ("fml", "feddistill"):  # which need no features
+        fb.run(CASES[name], fb.Task(Whole, tiny_data(), 0), rounds=1, workers=1)
     two = fb.Task(TwoLayerHead, tiny_data(), 0)
     if name in ONE_HEAD:
         with pytest.raises(fb.UserError, match="one Linear with bias"):

@@ -6,11 +6,15 @@ import importlib
 from functools import cache
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from fewbytes.errors import UserError
 from fewbytes.generators.compact import SHIPPED, CompactGenerator
 from fewbytes.generators.diffusion import StableDiffusion
 from fewbytes.generators.protocol import ImageGenerator
 from fewbytes.generators.stylegan import load_stylegan
+from fewbytes.streams import seeded
 
 
 @cache
@@ -21,24 +25,27 @@ def load_generator(name: str) -> ImageGenerator:
     - a file `*.safetensors` that `scripts/train_generator.py` wrote
     - a checkpoint of StyleGAN3 or StyleGAN-XL, a file `*.pkl`: of it only numbers are read, no code is run
     - a folder with a Stable Diffusion pipeline of diffusers (`model_index.json`, safetensors weights)
-    - `package.module:callable`, your own: what it returns when called with nothing
+    - `package.module:callable`, your own: what it returns when called with nothing; two of its images are tried
 
     Raises UserError for anything that is not a generator, before any of it is run.
     """
-    path = Path(name)
-    if name == "compact":
-        return CompactGenerator(SHIPPED)
-    if path.is_dir():
-        return StableDiffusion(path)
-    if path.suffix == ".safetensors":
-        return CompactGenerator(path)
-    if path.suffix == ".pkl":
-        return load_stylegan(path)
-    module, _, attribute = name.partition(":")
-    if path.exists() or not attribute:
-        kinds = "compact, a file .safetensors or .pkl, a pipeline's folder, package.module:callable"
-        raise UserError(f"there is no generator {name!r}: a generator is {kinds}")
-    return _own(module, attribute)
+    if not isinstance(name, str):
+        raise UserError(f"a generator is given by name, your own as package.module:callable, not as {name!r}")
+    with seeded(0, "generator"):  # what making it draws is the same always, and shifts nobody's randomness
+        path = Path(name)
+        if name == "compact":
+            return CompactGenerator(SHIPPED)
+        if name and path.is_dir():
+            return StableDiffusion(path)
+        if path.suffix == ".safetensors":
+            return CompactGenerator(path)
+        if path.suffix == ".pkl":
+            return load_stylegan(path)
+        module, _, attribute = name.partition(":")
+        if not attribute:
+            kinds = "compact, a file .safetensors or .pkl, a pipeline's folder, package.module:callable"
+            raise UserError(f"there is no generator {name!r}: a generator is {kinds}")
+        return _own(module, attribute)
 
 
 def _own(module: str, attribute: str) -> ImageGenerator:
@@ -46,10 +53,36 @@ def _own(module: str, attribute: str) -> ImageGenerator:
     try:
         generator = getattr(importlib.import_module(module), attribute)()
     except Exception as error:  # importing and calling run the user's code
-        text = " ".join(str(error).split())
-        raise UserError(f"the generator {name!r} cannot be made: {type(error).__name__}: {text}") from error
+        raise UserError(f"the generator {name!r} cannot be made: {_line(error)}") from error
     if not isinstance(generator, ImageGenerator):
         raise UserError(
             f"{name!r} made a {type(generator).__name__}; a generator has latent_dim, sample_latents, synthesise"
         )
+    try:
+        latents = generator.sample_latents(2)
+        images = generator.synthesise(latents)
+    except Exception as error:
+        raise UserError(f"the generator {name!r} fails: {_line(error)}") from error
+    size = generator.latent_dim
+    if not (_floats(latents, 2) and isinstance(size, int) and size > 0 and latents.shape[1] == size):
+        raise UserError(f"the generator {name!r} must sample finite float latents (n, {size}), its latent_dim")
+    if not _floats(images, 4) or images.min() < 0 or images.max() > 1:
+        raise UserError(
+            f"the generator {name!r} must synthesise float images (n, channels, height, width) with values in 0..1"
+        )
     return generator
+
+
+def _floats(values: object, dimensions: int) -> bool:
+    """Whether these are two samples of finite floats, of so many dimensions with their number."""
+    return (
+        isinstance(values, Tensor)
+        and values.is_floating_point()
+        and values.dim() == dimensions
+        and len(values) == 2
+        and bool(torch.isfinite(values).all())
+    )
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fewbytes.method import Site, Task
 from fewbytes.methods.fml import Kl, mean_divergence, parameters_of
-from fewbytes.methods.heterogeneous import Heterogeneous, WithFeatures, number_of_classes
+from fewbytes.methods.heterogeneous import Heterogeneous, WithFeatures, feature_sizes, number_of_classes
 from fewbytes.models.blocks import head_sizes
 from fewbytes.net import Network
 from fewbytes.state import Mean, State, load_state, state_of
@@ -70,6 +70,7 @@ class FedKD(Heterogeneous):
     clip: float = 10.0  # the largest norm of a gradient, of each model and of W
 
     def server(self, task: Task) -> Global:
+        feature_sizes(task)
         number_of_classes(task)
         return Global({})
 

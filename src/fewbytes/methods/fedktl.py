@@ -35,6 +35,7 @@ from fewbytes.methods.heterogeneous import (
     Heterogeneous,
     class_means,
     feature_size,
+    feature_sizes,
     gathered,
     number_of_classes,
 )
@@ -100,11 +101,14 @@ class FedKTL(Heterogeneous):
     noise_deviation: float = 0.05
 
     def server(self, task: Task) -> Global:
-        if len(task.sample_shape) != 3:
-            raise UserError(f"FedKTL generates images, but samples have shape {task.sample_shape}; try FedProto")
+        latent = 1  # without transfer there is no generator
+        if self.transfer != "none":
+            if len(task.sample_shape) != 3:
+                raise UserError(f"FedKTL generates images, but samples have shape {task.sample_shape}; try FedProto")
+            latent = load_generator(self.generator).latent_dim
+        features = feature_size(task) if self.classifier == "linear" else max(feature_sizes(task))
         classes = number_of_classes(task)
-        size = self.prototype_size(feature_size(task) if self.classifier == "linear" else 0, classes)
-        latent = load_generator(self.generator).latent_dim
+        size = self.prototype_size(features, classes)
         with seeded(task.seed, "transformer"):
             return Global(state_of(make_transformer(size, latent)), torch.randn(classes, latent), [])
 
@@ -124,7 +128,7 @@ class FedKTL(Heterogeneous):
     def round(self, state: Global, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs)
         prototypes, labels = gathered(replies, len(state.centroids), state.transformer["0.weight"].shape[1])
-        if len(labels):
+        if len(labels) and self.transfer != "none":
             with seeded(net.task.seed, "server", t):
                 self.generate(state, net, prototypes, labels)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fewbytes.errors import MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
-from fewbytes.models.blocks import features_of, head_of, head_sizes
+from fewbytes.models.blocks import features_of, has_units, head_of, head_sizes
 from fewbytes.state import State, load_state, state_of
 from fewbytes.training import Order
 from fewbytes.wire import Dense, payload
@@ -77,16 +77,21 @@ class Heterogeneous(Method):
 
 
 def number_of_classes(task: Task) -> int:
-    """C, from the clients' models. Raises UserError if they differ, or have no units."""
-    classes = {head_sizes(model)[1] for model in _models(task)}
+    """C, from the clients' models. Raises UserError if they differ."""
+    classes = {_outputs(model, task) for model in _models(task)}
     if len(classes) > 1:
         raise UserError(f"the clients' models must have the same classes, they give {_listed(classes)}")
     return classes.pop()
 
 
+def feature_sizes(task: Task) -> set[int]:
+    """Every K' of the clients' models. Raises UserError if one gives no features."""
+    return {head_sizes(model)[0] for model in _models(task)}
+
+
 def feature_size(task: Task) -> int:
-    """K', from the clients' models. Raises UserError if they differ, or have no units."""
-    sizes = {head_sizes(model)[0] for model in _models(task)}
+    """K', from the clients' models. Raises UserError if they differ, or one gives no features."""
+    sizes = feature_sizes(task)
     if len(sizes) > 1:
         raise UserError(
             f"the clients' models must have features of one size, not {_listed(sizes)}: name them with @512"
@@ -105,6 +110,17 @@ def shared_head(task: Task) -> nn.Linear:
                 "has another; fedktl, fml, fedkd, feddistill and fedproto take any"
             )
     return head_of(task.first_model())  # type: ignore[return-value]
+
+
+def _outputs(model: nn.Module, task: Task) -> int:
+    """How many logits a model gives: by its head, or, if it has no parts, for a sample of zeros."""
+    if has_units(model):
+        return head_sizes(model)[1]
+    with torch.no_grad():
+        logits = model.eval()(torch.zeros(1, *task.sample_shape, device=task.device))
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        raise UserError(f"a {type(model).__name__} must give logits (n, classes)")
+    return logits.shape[1]
 
 
 def _models(task: Task) -> Iterable[nn.Module]:

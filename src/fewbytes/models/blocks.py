@@ -72,17 +72,17 @@ def features_of(model: nn.Module) -> Block:
 
     `shapes([features_of(model)], sample)` is [(D,)]. Raises UserError if the model has no units.
     """
-    if not _has_units(model):
+    if not has_units(model):
         raise UserError(
-            f"a {type(model).__name__} gives no features: give it units(), its parts in order by name, "
-            "and classifier, the last layer, or name the model with @512"
+            f"a {type(model).__name__} gives no features: give it units(), a dict of its parts in order by name, and "
+            "classifier, the last layer; or take a Sequential that ends in a Linear, or name the model with @512"
         )
     return _block([*units_of(model).values(), nn.Flatten()], model)
 
 
 def units_of(model: nn.Module) -> dict[str, nn.Module]:
     """The model's units in order, by name. A Sequential that ends in a Linear needs not list them. Raises UserError."""
-    if not _has_units(model):
+    if not has_units(model):
         raise UserError(
             f"a {type(model).__name__} cannot be cut into blocks: give it units(), its parts in order by name, "
             "and classifier, the last layer"
@@ -105,7 +105,7 @@ def unit_number(units: Collection[str], name: str) -> int:
 
 def head_of(model: nn.Module) -> nn.Module:
     """The model's last part, features to logits. Raises UserError if there are no units."""
-    units_of(model)
+    features_of(model)
     return model.classifier if is_splittable(model) else model[-1]  # type: ignore[index]
 
 
@@ -145,7 +145,8 @@ def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "
     return found
 
 
-def _has_units(model: nn.Module) -> bool:
+def has_units(model: nn.Module) -> bool:
+    """Whether `units_of` finds any: the model is splittable, or a Sequential that ends in a Linear."""
     ends_linear = isinstance(model, nn.Sequential) and len(model) > 1 and isinstance(model[-1], nn.Linear)
     return is_splittable(model) or ends_linear
 
