@@ -66,7 +66,8 @@ class FedProto(Heterogeneous):
     headline: ClassVar[str] = "combined"
 
     def server(self, task: Task) -> Global:
-        return Global(number_of_classes(task), feature_size(task))
+        features = feature_size(task)  # first: it tells models without any
+        return Global(number_of_classes(task), features)
 
     def client(self, site: Site) -> Own:
         return Own(state_of(site.model(fresh=True)))
