@@ -15,7 +15,7 @@ demo: .venv/installed
 		--set epochs=2 --set lr=0.1 --set batch=20 --set momentum=0.9
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed
 	$(BIN)/ruff check .

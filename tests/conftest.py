@@ -16,6 +16,11 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for servers, too: threads that wait for each other are slow on a busy machine
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Flower's processes first: they mostly wait, while the other test process computes."""
+    items.sort(key=lambda item: item.path.name != "test_flower_processes.py")
+
+
 class Vectors:
     """A golden archive: arrays by path, and all tensors below a path."""
 

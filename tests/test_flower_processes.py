@@ -225,7 +225,7 @@ def deploy(*options: str, timeout: float = 200) -> subprocess.CompletedProcess[s
 
 def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(tmp_path):
     """While it runs, a second one in its folder is refused; the server's death ends it; it is resumed."""
-    command = [*FEWBYTES, "deploy", "fedavg", "--clients", "2", "--rounds", "3", "--out", str(tmp_path / "there")]
+    command = [*FEWBYTES, "deploy", "fedavg", "--clients", "2", "--rounds", "6", "--out", str(tmp_path / "there")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 150
     while not any(len(p.read_text().splitlines()) == 1 for p in tmp_path.glob("there/*/rounds.jsonl")):
@@ -248,7 +248,7 @@ def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["status"] == "done"
     assert (folder / "report.html").exists()
-    fb_run = [*FEWBYTES, "run", "fedavg", "--clients", "2", "--rounds", "3", "--out", str(tmp_path / "here")]
+    fb_run = [*FEWBYTES, "run", "fedavg", "--clients", "2", "--rounds", "6", "--out", str(tmp_path / "here")]
     subprocess.run(fb_run, check=True, capture_output=True)
     assert fingerprint(folder) == fingerprint(next((tmp_path / "here").iterdir()))
 
