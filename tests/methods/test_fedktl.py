@@ -29,6 +29,7 @@ from fewbytes.methods.fedktl import (
     client_images,
     make_transformer,
     mmd,
+    usable_classes,
     with_class_means,
 )
 from fewbytes.methods.heterogeneous import ClassVectors, class_means, gathered
@@ -403,6 +404,13 @@ def test_what_cannot_be_is_told_before_anything_is_written(task, parameters, wor
 def flat() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     half = torch.rand(6, 4), torch.tensor([0, 1] * 3)
     return half, half
+
+
+def test_centroids_far_from_all_valid_latents_are_not_used():
+    valid = torch.eye(3)
+    centroids = torch.tensor([[1.9, 0, 0], [0, 50.0, 0], [0, 0, 0.1], [float("nan"), 0, 0]])
+    assert usable_classes(centroids, [0, 1, 2, 3], valid) == [0, 2]
+    assert usable_classes(centroids, [1], valid) == []
 
 
 def test_without_transfer_nothing_is_generated_and_nothing_sent_down(tmp_path):

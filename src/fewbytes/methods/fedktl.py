@@ -49,7 +49,7 @@ from fewbytes.wire import Images, payload
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # sigma of Eq. 3's kernels exp(-d^2 / (2 sigma)), the authors' code's
 CLIP = 100.0  # the largest norm of a gradient, everywhere in the authors' code
-SHOWN_LATENTS = 200
+VALID_LATENTS = 200  # drawn to know how long valid latents are, and shown
 
 
 @payload
@@ -144,11 +144,16 @@ class FedKTL(Heterogeneous):
         )  # fmt: skip
         state.transformer = state_of(transformer)
         state.known = sorted({*state.known, *labels.tolist()})
-        vectors = state.centroids[state.known]
+        valid = generator.sample_latents(VALID_LATENTS)
+        usable = usable_classes(state.centroids, state.known, valid)
+        if not usable:
+            state.pairs = None
+            return
+        vectors = state.centroids[usable]
         images = client_images(generator.synthesise(vectors), net.task.sample_shape)
         images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
-        state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, state.known))
-        show(net, state.pairs, transformer, prototypes, labels, generator.sample_latents(SHOWN_LATENTS))
+        state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, usable))
+        show(net, state.pairs, transformer, prototypes, labels, valid)
 
     def train(self, state: Own, message: Pairs | None, site: Site) -> ClassVectors:
         own = self.parts(state, site)
@@ -312,6 +317,16 @@ def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tens
     centroids = centroids.clone()
     centroids[means.classes] = means.rows
     return centroids
+
+
+def usable_classes(centroids: Tensor, known: list[int], valid: Tensor) -> list[int]:
+    """The known classes whose centroids are at most twice as long as the longest of some valid latents (n, H).
+
+    While prototypes hardly differ, the transformer's batch normalisation can throw them far out, where the generator
+    makes nothing informative and vectors would wreck the clients' training.
+    """
+    longest = 2 * valid.norm(dim=1).max()
+    return [c for c in known if centroids[c].norm() <= longest]
 
 
 def client_images(images: Tensor, shape: tuple[int, ...]) -> Tensor:
