@@ -86,7 +86,7 @@ def test_the_simulation_is_the_local_engine(name, uninterrupted, tmp_path):  # n
 @RAY
 def test_an_interrupted_simulation_is_resumed(tmp_path):
     options = ["fedavg", "--clients", "3", "--seed", "3", "--out", str(tmp_path), "--engine", "flower-simulation"]
-    process = subprocess.Popen([*FEWBYTES, "run", *options, "--rounds", "40"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*FEWBYTES, "run", *options, "--rounds", "20"], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not any(len(p.read_text().splitlines()) > 2 for p in tmp_path.glob("*/rounds.jsonl")):
         assert time.monotonic() < deadline
@@ -98,7 +98,7 @@ def test_an_interrupted_simulation_is_resumed(tmp_path):
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
     subprocess.run([*FEWBYTES, "run", "--resume", str(folder)], check=True, timeout=300, capture_output=True)
     local = tmp_path / "local"
-    options = [*options[:5], "--out", str(local), "--rounds", "40"]
+    options = [*options[:5], "--out", str(local), "--rounds", "20"]
     subprocess.run([*FEWBYTES, "run", *options], check=True, timeout=300, capture_output=True)
     assert fingerprint(folder) == fingerprint(next(local.iterdir()))
 

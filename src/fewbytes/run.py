@@ -424,17 +424,21 @@ def _means(records: dict[str, dict[Id, float]], prefix: str) -> dict[str, float]
 
 
 @contextmanager
-def terminating() -> Iterator[None]:
-    """Treat a polite request to end (SIGTERM) like Ctrl-C."""
+def terminating(stop: threading.Event | None = None) -> Iterator[None]:
+    """Treat a polite request to end (SIGTERM) like Ctrl-C; with `stop`, the first of them sets it and raises nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        if stop is None or stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    kinds = [signal.SIGTERM] if stop is None else [signal.SIGTERM, signal.SIGINT]
+    before = [signal.signal(kind, interrupt) for kind in kinds]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)

@@ -279,12 +279,11 @@ def simulate(method: Method, task: Task, settings: Settings, workers: int | None
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
     }
-    with terminating():
+    with terminating(stop):  # an interrupt inside Flower shuts Ray down while its threads use it, which ends the process
         try:
             there = _register(_Shared(_Client(method, task, folder.absolute().parent, drop)))
             run_simulation(app, there, len(task.clients), backend_config=backend)
-        except KeyboardInterrupt:
-            stop.set()
+        except KeyboardInterrupt:  # the second
             ended.wait(30)
         finally:
             exchange.close()
