@@ -68,6 +68,10 @@ class TooFewReplies(FewbytesError):
     """Fewer clients answered than the policy asks for; the run can go on from its last checkpoint."""
 
 
+class Refused(FewbytesError):
+    """A newcomer the method cannot serve, why in words: `Method.join` raises it, and the run goes on without it."""
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """A client whose reply took no part in an exchange, and why in words."""
