@@ -154,7 +154,7 @@ class GeneFL(Clustered):
     def train(self, state: Own, message: Cluster, site: Site) -> LearnGene:  # type: ignore[override]
         model = site.model(state.theta or message.theta.dense())  # from theta~, not from Theta_k
         before, layers = state_of(model), layers_of(model)
-        theta = [model.get_parameter(name) for names in layers.values() for name in names]
+        theta: list[Tensor] = [model.get_parameter(name) for names in layers.values() for name in names]
         cluster, keep = message.theta.dense(), dict.fromkeys(message.theta.dense(), torch.ones(()))
         if self.lambda_elastic:
             keep = self.low_information(model, site)  # Algorithm 1, lines 4-5
