@@ -24,7 +24,7 @@ from fewbytes.methods import (
     Separate,
 )
 from fewbytes.models.files import load_model
-from fewbytes.net import Ledger, Network, Policy
+from fewbytes.net import Ledger, Network, Policy, Refused
 from fewbytes.run import Result, Watcher, run
 from fewbytes.state import Mean, State, state_of
 from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
@@ -32,7 +32,7 @@ from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
 __all__ = [
     "DENSE", "FML", "METHODS", "Dense", "Ensemble", "FedADI", "FedAvg", "FedDAFL", "FedDF", "FedDistill", "FedGH",
     "FedGen", "FedKD", "FedKTL", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "Id", "Images",
-    "LG_FedAvg", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Policy", "Result", "Separate",
-    "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run",
+    "LG_FedAvg", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Policy", "Refused", "Result",
+    "Separate", "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run",
     "state_of", "unpack",
 ]  # fmt: skip
