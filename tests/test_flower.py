@@ -289,16 +289,13 @@ def test_a_newcomer_that_is_gone_again_is_not_missed(tmp_path, monkeypatch):
 class Nodes(fb.Watcher):
     """Connects the nodes of a grid while their clients are there by the schedule, and may stop the run."""
 
-    def __init__(self, grid, stop=None):
+    def __init__(self, grid, first, stop=None):
         self.grid, self.stop = grid, stop
-        self.connect(1)
+        self.connect(first)
 
     def connect(self, t):
         there = (i for i, (first, last) in enumerate(PRESENCE) if first <= t and (last is None or t <= last))
         self.grid.present[:] = there
-
-    def started(self, folder, rounds, done):
-        self.connect(done + 1)
 
     def scored(self, row):
         self.connect(row["round"] + 1)
@@ -327,8 +324,8 @@ def test_with_a_schedule_flower_is_the_local_engine(name, scheduled, tmp_path): 
 def test_nodes_that_come_and_go_are_waited_for_only_while_they_are_due(name, scheduled, tmp_path):  # noqa: F811
     folder, started = tmp_path / "run", time.monotonic()
     with pytest.raises(RuntimeError, match="round 3"):
-        scheduled_run(name, folder, lambda grid: Nodes(grid, folder))
-    scheduled_run(name, folder, Nodes, resume=True)
+        scheduled_run(name, folder, lambda grid: Nodes(grid, 1, folder))
+    scheduled_run(name, folder, lambda grid: Nodes(grid, 3), resume=True)
     assert time.monotonic() - started < 30
     made, wanted = fingerprint(folder), scheduled(name)
     if name != "fedavg":  # whoever has left saves no model of its own any more
