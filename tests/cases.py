@@ -14,6 +14,7 @@ from fewbytes.methods.heterogeneous import Heterogeneous
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}
 KTL = {"generator": "cases:TinyGenerator", "server_epochs": 2, "server_batch": 8}
+GENE = {"clusters": 2, "vectors": 2, "fraction": 0.75}
 
 CASES: dict[str, fb.Method] = {
     "fedavg": fb.FedAvg(**LOCAL),
@@ -59,6 +60,29 @@ CASES: dict[str, fb.Method] = {
     "fedkd": fb.FedKD(**LOCAL),
     "fedgh": fb.FedGH(**LOCAL),
     "fedgen": fb.FedGen(**LOCAL, server_steps=3, hidden=8),
+    "genefl": fb.GeneFL(**LOCAL, **GENE, gamma=1),
+    "genefl-ablated": fb.GeneFL(
+        **LOCAL,
+        **GENE,
+        similarity="vectors",
+        inherit="nothing",
+        gamma_step=0,
+        score="emd",
+        order="ascending",
+        norm="per_tensor_sum",
+        normalise="per_tensor",
+        elastic="target",
+        steps="split",
+        fisher="model",
+        fisher_samples=6,
+    ),
+    "clustered": fb.Clustered(**LOCAL, **GENE),
+    "fedbn": fb.FedBN(**LOCAL, **GENE, inherit="nothing"),
+    "partialfed": fb.PartialFed(**LOCAL, **GENE),
+    "fedfina": fb.FedFina(**LOCAL, **GENE, convolutions=1),
+    "fedlp": fb.FedLP(**LOCAL, **GENE),
+    "fedlps": fb.FedLPS(**LOCAL, **GENE, ratios="adaptive"),
+    "learngene": fb.Learngene(**LOCAL, **GENE, select="updates", select_rounds=2),
 }
 
 SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin"]

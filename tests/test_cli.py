@@ -260,14 +260,14 @@ def test_a_checkpoint_of_another_config_or_damaged(finished, tmp_path):
 @pytest.fixture(scope="module")
 def long(tmp_path_factory) -> dict:
     """The result of a run long enough to be interrupted."""
-    done = fewbytes("run", "fedpurin", *QUICK, "--rounds", "60", "--json", cwd=tmp_path_factory.mktemp("long"))
+    done = fewbytes("run", "fedpurin", *QUICK, "--rounds", "25", "--json", cwd=tmp_path_factory.mktemp("long"))
     assert done.returncode == 0, done.stderr
     return timeless(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_cleanly_and_resumed(stop, long, tmp_path):
-    arguments = [sys.executable, "-m", "fewbytes", "run", "fedpurin", *QUICK, "--rounds", "60"]
+    arguments = [sys.executable, "-m", "fewbytes", "run", "fedpurin", *QUICK, "--rounds", "25"]
     process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     rows: list[Path] = []
     while not (rows and rows[0].read_text()) and process.poll() is None:

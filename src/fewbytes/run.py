@@ -459,7 +459,7 @@ def _means(records: dict[str, dict[Id, float]], prefix: str) -> dict[str, float]
 
 @contextmanager
 def terminating(stop: threading.Event | None = None) -> Iterator[None]:
-    """Treat a polite request to end (SIGTERM) like Ctrl-C; with `stop`, the first of them only sets it."""
+    """Treat a polite request to end (SIGTERM) like Ctrl-C; with `stop`, the first of either only sets it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
