@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import nn
 
@@ -83,6 +85,11 @@ CASES: dict[str, fb.Method] = {
     "learngene": fb.Learngene(**LOCAL, **GENE, select="updates", select_rounds=2),
 }
 
+SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin"]
+"""The cases that are also run with clients that come and go."""
+PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))
+"""Of six clients: two leave before the last of four rounds, three come, two of them before the same round."""
+
 
 class TinyGenerator:
     """Images of 6 x 5 whose colours and shades follow the latent vector."""
@@ -159,6 +166,10 @@ def tiny_data(clients: int = 4, seed: int = 0) -> FederatedData:
 
 def tiny_task(clients: int = 4, seed: int = 0) -> fb.Task:
     return fb.Task(TinyNet, tiny_data(clients), seed)
+
+
+def scheduled_task() -> fb.Task:
+    return fb.Task(TinyNet, dataclasses.replace(tiny_data(len(PRESENCE)), presence=PRESENCE))
 
 
 def task_of(name: str, clients: int = 4) -> fb.Task:

@@ -120,7 +120,10 @@ class Method(ABC):
         """After the last round: a last exchange, a calibration."""
 
     def join(self, state: Any, net: Network, client: Id) -> None:
-        """A client the run did not know, between rounds."""
+        """A client the run did not know, between rounds; those that left are no longer in `net.clients`.
+
+        Raises Refused (of `fewbytes.net`), before it changes the state, for one the method cannot serve.
+        """
 
     def global_model(self, state: Any, task: Task) -> nn.Module | None:
         """The model scored on the server's test set, if the method has one."""
