@@ -190,7 +190,7 @@ class Clustered(Method):
     def begin(self, state: Own, message: Model, site: Site) -> None:
         """A newcomer's first model: what it inherits, the rest as all newcomers draw it."""
         state.theta = dict(site.task.first_state(site.me, draw="newcomers")) | message.theta.dense()
-        site.score("inherited", site.model(state.theta))
+        site.record("accuracy.inherited", site.accuracy(site.model(state.theta)))
 
     def train(self, state: Own, message: Model, site: Site) -> Trained:
         theta = message.theta.dense()
