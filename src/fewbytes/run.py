@@ -311,7 +311,8 @@ class _Loop:
                 "accuracy": accuracy,
                 "loss": loss,
             }
-            row |= net.ledger.totals(before)
+            measured = _means(net.records, "measured.")
+            row |= ({"measured": measured} if measured else {}) | net.ledger.totals(before)
             broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
             row |= {"not_finite": broken} if broken else {}
             row |= {"left_out": [asdict(left) for left in net.left_out]} if net.left_out else {}
