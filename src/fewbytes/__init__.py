@@ -38,17 +38,10 @@ from fewbytes.state import Mean, State, state_of
 from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
 
 __all__ = [
-<<<<<<< HEAD
-    "DENSE", "FML", "METHODS", "Dense", "Ensemble", "FedADI", "FedAvg", "FedDAFL", "FedDF", "FedDistill", "FedGH",
-    "FedGen", "FedKD", "FedKTL", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "Id", "Images",
-    "LG_FedAvg", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Policy", "Refused", "Result",
-    "Separate", "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run",
-    "state_of", "unpack",
-=======
     "DENSE", "FML", "METHODS", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL", "FedDF",
     "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
     "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images", "LG_FedAvg", "Learngene", "Ledger", "Masked",
-    "Mean", "Method", "MethodError", "Network", "PartialFed", "Policy", "Result", "Separate", "Site", "State",
-    "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of", "unpack",
->>>>>>> 2c94ca6e785485ff0c9f150f38c0cb256fcfcb39
+    "Mean", "Method", "MethodError", "Network", "PartialFed", "Policy", "Refused", "Result", "Separate", "Site",
+    "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of",
+    "unpack",
 ]  # fmt: skip

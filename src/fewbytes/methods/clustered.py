@@ -102,7 +102,7 @@ class Clustered(Method):
 
     def check(self, task: Task) -> None:
         """Raises UserError for a task whose clients cannot be clustered so, or have different models."""
-        there = sum(first <= 1 for first, _ in getattr(task.data, "presence", None) or [(1, None)] * len(task.clients))
+        there = sum(first <= 1 for first, _ in task.data.presence or [(1, None)] * len(task.clients))
         if self.clusters > there:
             raise UserError(f"clusters is {self.clusters}, more than the {there} clients there are at first: lower it")
         if len({task.architecture(i) for i in task.clients}) > 1:
@@ -190,7 +190,7 @@ class Clustered(Method):
     def begin(self, state: Own, message: Model, site: Site) -> None:
         """A newcomer's first model: what it inherits, the rest as all newcomers draw it."""
         state.theta = dict(site.task.first_state(site.me, draw="newcomers")) | message.theta.dense()
-        site.score("inherited", site.model(state.theta))
+        site.record("accuracy.inherited", site.accuracy(site.model(state.theta)))
 
     def train(self, state: Own, message: Model, site: Site) -> Trained:
         theta = message.theta.dense()
