@@ -307,7 +307,7 @@ def attack(
     client: Annotated[int, typer.Option(help="Whose training images.")] = 0,
     model: Annotated[
         str,
-        typer.Option(help="lenet, resnet18-sigmoid, another model's name, or run: the trained one.", metavar="NAME"),
+        typer.Option(help="lenet, resnet18-sigmoid, another model, or run: the trained one.", metavar="NAME"),
     ] = "lenet",
     images: Annotated[int, typer.Option(help="Number of images, each attacked alone.")] = Attacking.images,
     iterations: Annotated[int, typer.Option(help="Iterations of L-BFGS, 20 steps each.")] = Attacking.iterations,

@@ -39,9 +39,9 @@ images whose gradients match, one image at a time.</p>
 <table><thead><tr><th scope="col">method</th>{heads}</tr></thead><tbody>{rows}</tbody></table>
 </div>
 {figures}
-<p class="note">Mean and median are of the peak signal-to-noise ratio (PSNR): the higher, the more alike. Values seen are
-the part of the network's parameters whose gradients are known; the others are drawn at random. Noise is the variance of
-what is added to every gradient entry. A given label is one that the upload does not tell.</p>
+<p class="note">Mean and median are of the peak signal-to-noise ratio (PSNR): the higher, the more alike. Values seen
+are the part of the network's parameters whose gradients are known; the others are drawn at random. Noise is the
+variance of what is added to every gradient entry. A given label is one that the upload does not tell.</p>
 </section>"""
 
 
