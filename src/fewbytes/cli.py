@@ -19,6 +19,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fewbytes.attack import Attacking, attack_table
+from fewbytes.attack import attack as attack_run
 from fewbytes.checkpoint import read_checkpoint
 from fewbytes.display import Display, console, progress
 from fewbytes.errors import FewbytesError, UserError
@@ -296,6 +298,35 @@ def probe(
         print(json.dumps(result, indent=2))
     else:
         printed.print(probe_table(result))
+        printed.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command()
+def attack(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    client: Annotated[int, typer.Option(help="Whose training images.")] = 0,
+    model: Annotated[
+        str,
+        typer.Option(help="lenet, resnet18-sigmoid, another model, or run: the trained one.", metavar="NAME"),
+    ] = "lenet",
+    images: Annotated[int, typer.Option(help="Number of images, each attacked alone.")] = Attacking.images,
+    iterations: Annotated[int, typer.Option(help="Iterations of L-BFGS, 20 steps each.")] = Attacking.iterations,
+    restarts: Annotated[int, typer.Option(help="Further starts where gradients do not match.")] = Attacking.restarts,
+    noise: Annotated[float, typer.Option(help="Variance of Gaussian noise on what is uploaded.")] = Attacking.noise,
+    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = Attacking.seed,
+    as_json: AsJson = False,
+) -> None:
+    """Tell how well images can be made again from the gradients a run's method uploads; adds it to the run's report."""
+
+    how = Attacking(images, iterations, restarts, noise, seed)
+    with _standard_output_for(as_json):
+        with progress("attack") as told:
+            result = attack_run(run, model, client, how, told)
+        page = write_report(read_runs([run]), run / "report.html")
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        printed.print(attack_table(result))
         printed.print(f"report: {page}", soft_wrap=True)
 
 

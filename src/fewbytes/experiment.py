@@ -140,6 +140,16 @@ def read_experiment(path: Path) -> dict[str, Any]:
     return settings
 
 
+def experiment_of(run: Path) -> Experiment:
+    """The experiment of a run folder. Raises UserError if it is none, or was made from Python."""
+    if not (run / "config.toml").is_file():
+        raise UserError(f"{run} is not a run folder: it has no config.toml")
+    settings = read_experiment(run / "config.toml")
+    if "dataset" not in settings:
+        raise UserError(f"{run} was made from Python: where its data are is not known")
+    return make_experiment(settings)
+
+
 def make_experiment(settings: dict[str, Any]) -> Experiment:
     """Settings as an experiment, their types checked. Raises UserError naming the setting.
 

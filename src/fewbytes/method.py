@@ -133,6 +133,13 @@ class Method(ABC):
         """A client's own model, scored on its test split, if the method has one."""
         return None
 
+    def observed(self, model: nn.Module) -> list[str] | None:
+        """Names of the parameters whose change a server sees in an upload, were `model` the clients' model.
+
+        None: none as such, so that `fewbytes attack` does not apply.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class Task:

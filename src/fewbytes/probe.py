@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from fewbytes.data import Split
 from fewbytes.errors import UserError
-from fewbytes.experiment import make_experiment, read_experiment
+from fewbytes.experiment import experiment_of
 from fewbytes.files import replacing
 from fewbytes.models.blocks import cut, head_of, unit_number, units_of
 from fewbytes.models.files import load_model
@@ -119,15 +119,11 @@ def probe(
     is no run or was made from Python, and if there is no such model or it cannot be cut.
     """
     how = how or Probing()
-    if not (run / "config.toml").is_file():
-        raise UserError(f"{run} is not a run folder: it has no config.toml")
-    settings = read_experiment(run / "config.toml")
-    if "dataset" not in settings:
-        raise UserError(f"{run} was made from Python: where its data are is not known, so it cannot be probed")
+    experiment = experiment_of(run)
     model = load_model(run, client)
     if not isinstance(model, FusedNetwork):
         units_of(model)  # tells before the data are read that it cannot be cut
-    task = make_experiment(settings).task()
+    task = experiment.task()
     first = int(next(iter(model.recipe["takes"][0]))) if isinstance(model, FusedNetwork) else client or 0
     chosen, skipped = points_of(model, task.model(first), task.data.test.shape, points)
     train = pooled([one.train for one in task.data.clients], how, task.device)

@@ -312,7 +312,8 @@ class _Loop:
                 "loss": loss,
             }
             measured = _means(net.records, "measured.")
-            row |= ({"measured": measured} if measured else {}) | net.ledger.totals(before)
+            row |= {"measured": measured} if measured else {}
+            row |= net.ledger.totals(before)
             broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
             row |= {"not_finite": broken} if broken else {}
             row |= {"left_out": [asdict(left) for left in net.left_out]} if net.left_out else {}

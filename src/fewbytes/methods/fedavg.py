@@ -91,3 +91,6 @@ class FedAvg(Method):
     def global_model(self, state: Global, task: Task) -> nn.Module | None:
         model = task.first_model(state.theta)
         return model if state.theta.keys() == model.state_dict().keys() else None
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return [name for name, p in model.named_parameters() if p.requires_grad]

@@ -15,10 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewbytes.errors import UserError, suggestion
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.resnet import DEPTHS, ResNet
-from fewbytes.models.small import Cnn4, Mlp
+from fewbytes.models.small import Cnn4, LeNet, Mlp
 from fewbytes.models.vgg import Vgg9
 
-NAMES = ("mlp", "cnn4", "vgg9", *(f"resnet{depth}" for depth in DEPTHS))
+NAMES = ("mlp", "cnn4", "lenet", "vgg9", *(f"resnet{depth}" for depth in DEPTHS), "resnet18-sigmoid")
 """The models of this package."""
 
 _GOOGLENET, _MOBILENET = "torchvision:googlenet", "torchvision:mobilenet_v2"
@@ -42,6 +42,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 
     - `resnet<depth>`: 4, 6, 8 and 10 (one basic block per stage, 7x7 stem), 18, 26, 34, 50, 101, 152 (3x3 stem);
       options `width` (64; channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`
+    - `resnet18-sigmoid` with the same options, and `lenet`: smooth ones, for `fewbytes attack`
     - `cnn4`, `vgg9` with the option `scale` (1.0), `mlp` with the options `hidden` (200) and `layers` (1)
     - `torchvision:<name>`, any classifier of torchvision, with random weights
     - `package.module:callable`, your own. It gets those of `shape`, `classes`, `num_classes` and `in_channels` that
@@ -77,10 +78,13 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
             raise UserError(f"{base} needs images (channels, height, width), but samples have shape {shape}; use mlp")
         if base == "cnn4":
             return Cnn4(shape, classes)
+        if base == "lenet":
+            return LeNet(shape, classes)
         if base == "vgg9":
             return Vgg9(shape, classes, **options)
-        depth = int(base.removeprefix("resnet"))
-        return ResNet(depth, shape[0], classes, **({"stem": "7x7" if depth <= 10 else "3x3"} | options))
+        number, _, smooth = base.removeprefix("resnet").partition("-")
+        options.setdefault("stem", "7x7" if int(number) <= 10 else "3x3")
+        return ResNet(int(number), shape[0], classes, activation=nn.Sigmoid if smooth else nn.ReLU, **options)
     if rest and "=" not in rest:
         return _own(base, rest, shape, classes)
     raise UserError(
@@ -144,7 +148,7 @@ def _expanded(name: str) -> list[str]:
 
 def _options(base: str, text: str) -> dict[str, Any]:
     """`width=32,stem=7x7` read, each option checked against what the model `base` takes."""
-    takes = {"mlp": ("hidden", "layers"), "cnn4": (), "vgg9": ("scale",)}.get(base, ("width", "stem"))
+    takes = {"mlp": ("hidden", "layers"), "cnn4": (), "lenet": (), "vgg9": ("scale",)}.get(base, ("width", "stem"))
     options: dict[str, Any] = {}
     for part in text.split(",") if text else []:
         key, _, value = part.partition("=")

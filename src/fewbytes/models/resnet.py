@@ -10,8 +10,9 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+    def __init__(self, channels_in: int, width: int, stride: int, activation: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
+        self.activation = activation()
         self.conv1 = nn.Conv2d(channels_in, width, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
@@ -19,9 +20,9 @@ class BasicBlock(nn.Module):
         self.shortcut = _shortcut(channels_in, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.bn1(self.conv1(x)).relu()
+        y = self.activation(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        out: Tensor = (y + self.shortcut(x)).relu()
+        out: Tensor = self.activation(y + self.shortcut(x))
         return out
 
 
@@ -30,8 +31,9 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+    def __init__(self, channels_in: int, width: int, stride: int, activation: type[nn.Module] = nn.ReLU) -> None:
         super().__init__()
+        self.activation = activation()
         self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
@@ -41,10 +43,10 @@ class Bottleneck(nn.Module):
         self.shortcut = _shortcut(channels_in, 4 * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.bn1(self.conv1(x)).relu()
-        y = self.bn2(self.conv2(y)).relu()
+        y = self.activation(self.bn1(self.conv1(x)))
+        y = self.activation(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
-        out: Tensor = (y + self.shortcut(x)).relu()
+        out: Tensor = self.activation(y + self.shortcut(x))
         return out
 
 
@@ -75,11 +77,21 @@ class ResNet(nn.Module):
     `width` is the number of channels of the first stage; each later stage doubles it and halves the image. `stem`:
     "7x7" is a 7x7 convolution of stride 2 and a 3x3 max-pool of stride 2, "3x3" one 3x3 convolution of stride 1.
     Images (n, channels, any height and width) -> logits (n, classes). Convolutions start Kaiming-normal (fan-out),
-    `fc` as in PyTorch. Source: FedPURIN's ResNet-8 and -10; the 3x3 stem is He et al.'s for CIFAR.
+    `fc` as in PyTorch. `activation` is what follows convolutions. Source: FedPURIN's ResNet-8 and -10; the 3x3 stem is
+    He et al.'s for CIFAR.
     """
 
-    def __init__(self, depth: int, channels: int, classes: int, width: int = 64, stem: str = "3x3") -> None:
+    def __init__(
+        self,
+        depth: int,
+        channels: int,
+        classes: int,
+        width: int = 64,
+        stem: str = "3x3",
+        activation: type[nn.Module] = nn.ReLU,
+    ) -> None:
         super().__init__()
+        self.activation = activation()
         block, stages = DEPTHS[depth]
         if stem == "7x7":
             self.pre_conv = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
@@ -94,7 +106,7 @@ class ResNet(nn.Module):
             stage_width = width * 2**stage
             row = nn.Sequential()
             for i in range(blocks):
-                row.append(block(reached, stage_width, stride=2 if stage and i == 0 else 1))
+                row.append(block(reached, stage_width, 2 if stage and i == 0 else 1, activation))
                 reached = stage_width * block.expansion
             self.layers.append(row)
         self.fc = nn.Linear(reached, classes)
@@ -103,7 +115,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.pre_bn(self.pre_conv(x)).relu())
+        x = self.pool(self.activation(self.pre_bn(self.pre_conv(x))))
         logits: Tensor = self.fc(self.layers(x).mean(dim=(2, 3)))
         return logits
 
@@ -113,7 +125,7 @@ class ResNet(nn.Module):
 
     def units(self) -> dict[str, nn.Module]:
         """The stem, every block, the global pool (see `fewbytes.models.blocks`)."""
-        stem = nn.Sequential(self.pre_conv, self.pre_bn, nn.ReLU(), self.pool)
+        stem = nn.Sequential(self.pre_conv, self.pre_bn, self.activation, self.pool)
         blocks = {
             f"layers.{i}.{j}": block
             for i, stage in enumerate(self.layers.children())

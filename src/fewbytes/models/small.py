@@ -1,4 +1,4 @@
-"""The two small models: the papers' four-layer CNN and a perceptron for flat or tiny samples."""
+"""The small models: the papers' four-layer CNN, a smooth LeNet, and a perceptron for flat or tiny samples."""
 
 from __future__ import annotations
 
@@ -47,6 +47,38 @@ class Cnn4(nn.Module):
             "conv2": nn.Sequential(self.conv2, nn.ReLU(), self.pool),
             "fc1": nn.Sequential(nn.Flatten(), self.fc1, nn.ReLU()),
         }
+
+
+class LeNet(nn.Module):
+    """Three 5x5 convolutions of 12 channels (strides 2, 2, 1, padded), each with a sigmoid, and a classifier `fc`.
+
+    `shape` is (channels, height, width) of one image, of any size. It is smooth, so that gradients can be matched by
+    gradient descent. Source: the network of DLG and iDLG (Zhu et al. 2019, Zhao et al. 2020).
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        channels, *size = shape
+        height, width = ((n + 3) // 4 for n in size)
+        self.conv1 = nn.Conv2d(channels, 12, 5, stride=2, padding=2)
+        self.conv2 = nn.Conv2d(12, 12, 5, stride=2, padding=2)
+        self.conv3 = nn.Conv2d(12, 12, 5, padding=2)
+        self.fc = nn.Linear(12 * height * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for convolution in (self.conv1, self.conv2, self.conv3):
+            x = convolution(x).sigmoid()
+        logits: Tensor = self.fc(x.flatten(1))
+        return logits
+
+    @property
+    def classifier(self) -> nn.Module:
+        return self.fc
+
+    def units(self) -> dict[str, nn.Module]:
+        """Each convolution with its sigmoid (see `fewbytes.models.blocks`)."""
+        named = {"conv1": self.conv1, "conv2": self.conv2, "conv3": self.conv3}
+        return {name: nn.Sequential(layer, nn.Sigmoid()) for name, layer in named.items()}
 
 
 class Mlp(nn.Module):

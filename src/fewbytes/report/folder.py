@@ -2,7 +2,7 @@
 
 A run folder holds `config.toml` and `rounds.jsonl`; `ledger.parquet`, `partition.json` and `result.json` are
 missing where a run was killed, and then what they would have told is worked out from the rest or left out.
-`probe.json` is there once `fewbytes probe` was.
+`probe.json` is there once `fewbytes probe` was, `attack.json` and `attack.png` once `fewbytes attack` was.
 """
 
 from __future__ import annotations
@@ -110,6 +110,28 @@ class Probe(TypedDict):
     points: list[ProbePoint]
 
 
+class AttackedImage(TypedDict):
+    """One image of `Attack`."""
+
+    sample: int
+    psnr: float | None
+
+
+class Attack(TypedDict):
+    """`attack.json`, as far as a report reads it: how images were reconstructed. A PSNR of None is infinite."""
+
+    model: str
+    client: int
+    noise: float
+    observed_values: int
+    values: int
+    label: str
+    psnr_mean: float | None
+    psnr_median: float | None
+    recognised: float
+    attacked: list[AttackedImage]
+
+
 class Score(NamedTuple):
     """One kind of accuracy over a run, fractions 0..1, and the first row of the best; None where never measured."""
 
@@ -130,6 +152,7 @@ class RunFolder:
     result: dict[str, Any] | None
     config: str
     probe: Probe | None = None
+    attack: Attack | None = None
 
     def fact(self, key: str) -> Any:
         """A setting of the run from `result.json`, else the top level of `config.toml`, else None."""
@@ -248,6 +271,7 @@ def read_run(path: Path | str) -> RunFolder:
         result=result,
         config=config or "",
         probe=_read(path / "probe.json", _probe),
+        attack=_read(path / "attack.json", _attack),
     )
 
 
@@ -347,3 +371,7 @@ def _partition(file: Path) -> Partition:
 
 def _probe(file: Path) -> Probe:
     return msgspec.json.decode(file.read_bytes(), type=Probe)
+
+
+def _attack(file: Path) -> Attack:
+    return msgspec.json.decode(file.read_bytes(), type=Attack)

@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped, unused-i
 
 from fewbytes.errors import UserError
 from fewbytes.files import replacing
-from fewbytes.report import left_out, pictures, pieces
+from fewbytes.report import leaks, left_out, pictures, pieces
 from fewbytes.report.folder import Direction, Probe, Row, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.table import alike, majority_rows, megabytes, percent, seconds
@@ -63,6 +63,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
             _traffic(runs, charts),
             left_out.section(runs),
             _probes(runs, charts),
+            leaks.section(runs),
             pictures.section(runs, charts),
             _labels(runs, charts),
             _configs(runs),

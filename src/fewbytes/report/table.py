@@ -87,3 +87,8 @@ def megabytes(count: float | None) -> str:
 def seconds(count: float) -> str:
     """Seconds, with a decimal below a hundred, and no unit."""
     return f"{count:,.0f}" if count >= 100 else f"{count:.1f}"
+
+
+def decibels(value: float | None) -> str:
+    """A PSNR as text; that of equal images is infinite."""
+    return "equal" if value is None or math.isinf(value) else f"{value:.1f} dB"
