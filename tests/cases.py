@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import nn
 
@@ -12,6 +14,7 @@ from fewbytes.methods.heterogeneous import Heterogeneous
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}
 KTL = {"generator": "cases:TinyGenerator", "server_epochs": 2, "server_batch": 8}
+GENE = {"clusters": 2, "vectors": 2, "fraction": 0.75}
 
 CASES: dict[str, fb.Method] = {
     "fedavg": fb.FedAvg(**LOCAL),
@@ -57,7 +60,35 @@ CASES: dict[str, fb.Method] = {
     "fedkd": fb.FedKD(**LOCAL),
     "fedgh": fb.FedGH(**LOCAL),
     "fedgen": fb.FedGen(**LOCAL, server_steps=3, hidden=8),
+    "genefl": fb.GeneFL(**LOCAL, **GENE, gamma=1),
+    "genefl-ablated": fb.GeneFL(
+        **LOCAL,
+        **GENE,
+        similarity="vectors",
+        inherit="nothing",
+        gamma_step=0,
+        score="emd",
+        order="ascending",
+        norm="per_tensor_sum",
+        normalise="per_tensor",
+        elastic="target",
+        steps="split",
+        fisher="model",
+        fisher_samples=6,
+    ),
+    "clustered": fb.Clustered(**LOCAL, **GENE),
+    "fedbn": fb.FedBN(**LOCAL, **GENE, inherit="nothing"),
+    "partialfed": fb.PartialFed(**LOCAL, **GENE),
+    "fedfina": fb.FedFina(**LOCAL, **GENE, convolutions=1),
+    "fedlp": fb.FedLP(**LOCAL, **GENE),
+    "fedlps": fb.FedLPS(**LOCAL, **GENE, ratios="adaptive"),
+    "learngene": fb.Learngene(**LOCAL, **GENE, select="updates", select_rounds=2),
 }
+
+SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl"]
+"""The cases that are also run with clients that come and go."""
+PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))
+"""Of six clients: two leave before the last of four rounds, three come, two of them before the same round."""
 
 
 class TinyGenerator:
@@ -135,6 +166,10 @@ def tiny_data(clients: int = 4, seed: int = 0) -> FederatedData:
 
 def tiny_task(clients: int = 4, seed: int = 0) -> fb.Task:
     return fb.Task(TinyNet, tiny_data(clients), seed)
+
+
+def scheduled_task() -> fb.Task:
+    return fb.Task(TinyNet, dataclasses.replace(tiny_data(len(PRESENCE)), presence=PRESENCE))
 
 
 def task_of(name: str, clients: int = 4) -> fb.Task:

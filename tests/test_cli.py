@@ -127,6 +127,44 @@ def test_plan_of_a_deployment_counts_what_flower_takes(tmp_path):
     assert there["up"] == here["up"]
 
 
+NEWCOMERS = ["--newcomers", "6", "--known-classes", "0,1,2,3,4,5"]
+
+
+def test_newcomers_come_in_the_second_half_of_a_run(tmp_path):
+    done = fewbytes("run", "fedavg", *QUICK, "--rounds", "4", *NEWCOMERS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "round 3: joined: clients 4 to 9" in " ".join(done.stderr.split())
+    run = only_run(tmp_path)
+    result = json.loads((run / "result.json").read_text())
+    assert {key: result[key] for key in ("newcomers", "arrival", "clients")} == {
+        "newcomers": 6, "arrival": 3, "clients": 10,
+    }  # fmt: skip
+    rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert [row["cohort"] for row in rounds if row["phase"] == "round"] == [4, 4, 6, 6]
+    assert "Clients 4 to 9 joined before round 3." in (run / "report.html").read_text()
+    held = json.loads((run / "partition.json").read_text())["train"]
+    assert not any(sum(client[6:]) for client in held[:4])
+    assert not any(sum(client[:6]) for client in held[4:])
+    again = fewbytes("run", "--resume", str(run), "--rounds", "4", "--known-classes", "0,1,2,3,4,5", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    other = fewbytes("run", "--resume", str(run), "--stay", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "another stay" in other.stderr
+
+
+def test_a_run_without_newcomers_says_nothing_of_them(finished):
+    said = (finished / "config.toml").read_text() + (finished / "result.json").read_text()
+    assert not any(word in said for word in ("newcomers", "arrival", "stay", "known_classes"))
+
+
+def test_plan_counts_who_is_there(tmp_path):
+    options = ["--model", "mlp", "--clients", "4", "--rounds", "4", "--arrival", "2", "--stay"]
+    done = fewbytes("plan", "fedavg", *options, *NEWCOMERS, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["clients"] == plan["cohort"] == 8  # 4, and then 10 for three rounds: 8.5
+
+
 def test_methods_lists_every_method(tmp_path):
     names = {row["name"] for row in json.loads(fewbytes("methods", "--json", cwd=tmp_path).stdout)}
     assert names == set(METHODS)
@@ -163,6 +201,15 @@ MISTAKES = {
     "a choice that is none": (["run", "fedpurin", "--set", "batch_norm=shared"], "local, selected"),
     "a device that does not compute": (["run", "fedavg", "--device", "meta"], "meta"),
     "zero workers": (["run", "fedavg", "--workers", "0"], "workers"),
+    "newcomers in no round of the run": (["run", "fedavg", "--newcomers", "2", "--arrival", "21"], "2 to 20"),
+    "newcomers of one round": (["run", "ensemble", "--newcomers", "2"], "no other"),
+    "an arrival of nobody": (["run", "fedavg", "--arrival", "3"], "newcomers"),
+    "classes of both": (
+        ["run", "fedavg", "--newcomers", "2", "--known-classes", "0,1", "--newcomer-classes", "1,2"],
+        "both name 1",
+    ),
+    "classes that are no numbers": (["run", "fedavg", "--newcomers", "2", "--known-classes", "cat"], "0,1,2"),
+    "known classes without newcomers": (["run", "fedavg", "--known-classes", "0,1"], "newcomers"),
     "rate that is none": (["plan", "fedavg", "--uplink", "fast"], "1MB/s"),
     "out that is a file": (["run", "fedavg", "--out", "broken.toml"], "broken.toml"),
 }
@@ -213,14 +260,14 @@ def test_a_checkpoint_of_another_config_or_damaged(finished, tmp_path):
 @pytest.fixture(scope="module")
 def long(tmp_path_factory) -> dict:
     """The result of a run long enough to be interrupted."""
-    done = fewbytes("run", "fedpurin", *QUICK, "--rounds", "60", "--json", cwd=tmp_path_factory.mktemp("long"))
+    done = fewbytes("run", "fedpurin", *QUICK, "--rounds", "25", "--json", cwd=tmp_path_factory.mktemp("long"))
     assert done.returncode == 0, done.stderr
     return timeless(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_cleanly_and_resumed(stop, long, tmp_path):
-    arguments = [sys.executable, "-m", "fewbytes", "run", "fedpurin", *QUICK, "--rounds", "60"]
+    arguments = [sys.executable, "-m", "fewbytes", "run", "fedpurin", *QUICK, "--rounds", "25"]
     process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     rows: list[Path] = []
     while not (rows and rows[0].read_text()) and process.poll() is None:

@@ -358,6 +358,118 @@ def test_flower_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
         federate(dataset(TEN, TEN), "flwr:IidPartitioner")
 
 
+# Newcomers ------------------------------------------------------------------------------------------------------------
+
+
+def with_newcomers(labels: np.ndarray, name: str, *, tests: np.ndarray = TEN[:100], **how: Any) -> FederatedData:
+    extra = {"flwr:IidPartitioner": {}, "dirichlet": {"min_samples": 1}}.get(name)
+    return federate(dataset(labels, tests), name, how.pop("clients", 3), options=extra, **how)
+
+
+def assert_halves(made: FederatedData, clients: int) -> None:
+    """Nobody shares a class, or a sample, with the other half; the server tests on what the known clients know."""
+    known, new = made.clients[:clients], made.clients[clients:]
+    held = [set(np.concatenate([s.labels for c in half for s in (c.train, c.test)])) for half in (known, new)]
+    assert not held[0] & held[1]
+    assert set(made.test.labels.numpy()) <= held[0]
+
+
+balanced = st.tuples(seeds, st.integers(40, 120), st.integers(2, 6)).map(
+    lambda t: RandomState(t[0]).permutation(np.arange(t[1]) % t[2])
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(labels=balanced, clients=st.integers(1, 4), newcomers=st.integers(1, 4), seed=seeds, stay=st.booleans())
+@pytest.mark.parametrize("name", ["dirichlet", "shards", "iid"])
+def test_newcomers_hold_other_classes_and_all_samples_are_dealt(
+    name: str, labels: np.ndarray, clients: int, newcomers: int, seed: int, stay: bool
+) -> None:
+    how: dict[str, Any] = {"clients": clients, "newcomers": newcomers, "seed": seed, "stay": stay, "arrival": 4}
+    how |= {"tests": labels, "shards_per_client": 1, "alpha": 5.0}
+    made = with_newcomers(labels, name, **how)
+    assert_halves(made, clients)
+    assert made.presence == ((1, None if stay else 3),) * clients + ((4, None),) * newcomers
+    for split in ("train", "test"):
+        dealt = np.concatenate([rows(getattr(client, split)) for client in made.clients])
+        assert sorted(dealt) == list(range(len(labels)))
+    classes = len(made.classes)
+    held = {c for client in made.clients[:clients] for c in client.train.labels.tolist()}
+    assert (classes, len(held)) == (labels.max() + 1, (classes + 1) // 2)
+    assert made.label_counts() == with_newcomers(labels, name, **how).label_counts()
+
+
+@pytest.mark.parametrize(
+    ("name", "samples"),
+    [("pathological", None), ("shards", (20, 5)), ("dirichlet", (30, 10)), ("flwr:IidPartitioner", None)],
+)
+def test_newcomers_come_with_every_partition(name: str, samples: Any) -> None:
+    if name.startswith("flwr:"):
+        pytest.importorskip("flwr_datasets")
+    how: dict[str, Any] = {"samples": samples, "newcomers": 2, "known_classes": [9, 0, 3], "newcomer_classes": [1, 4]}
+    made = federate(dataset(TEN, TEN[:100]), name, 3, **how)
+    assert_halves(made, 3)
+    assert {c for client in made.clients for c in client.train.labels.tolist()} == {0, 1, 3, 4, 9}
+    assert set(made.test.labels.tolist()) == {0, 3, 9}
+    assert len(made.classes) == 10
+    if samples:
+        assert [len(client.train) for client in made.clients] == [samples[0]] * 5
+
+
+def test_shards_of_newcomers_are_those_of_their_own_half() -> None:
+    """Sharding(s): sorted by label, cut into N s equal shards, s for each."""
+    labels = np.repeat(np.arange(10), 100)
+    made = federate(dataset(labels, labels), "shards", 5, shards_per_client=4, newcomers=5)
+    assert [len(client.train) for client in made.clients] == [100] * 10
+    for client in made.clients:
+        assert len(client.train.labels.unique()) <= 4
+        assert {int(n) % 25 for n in client.train.labels.bincount()} == {0}  # whole shards of 5 * 100 / (5 * 4)
+
+
+def test_one_list_of_classes_leaves_the_rest_to_the_others_and_the_known_clients_stay_as_they_are() -> None:
+    data, train = dataset(TEN, TEN[:100]), range(5)
+    made = federate(data, "iid", 3, newcomers=2, newcomer_classes=[5, 6, 7, 8, 9])
+    assert {c for client in made.clients[:3] for c in client.train.labels.tolist()} == set(train)
+    more = federate(data, "iid", 3, newcomers=4, known_classes=train)
+    for ours, theirs in zip(made.clients[:3], more.clients[:3], strict=True):
+        assert np.array_equal(rows(ours.train), rows(theirs.train))
+    drawn = [federate(data, "iid", 1, newcomers=1, seed=s).test.labels.unique().tolist() for s in range(4)]
+    assert len({tuple(half) for half in drawn}) > 1
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"known_classes": [0, 1, 2], "newcomer_classes": [2, 3, 1]}, "both name 1, 2"),
+        ({"known_classes": [0, 10, -1]}, "known_classes: there is no class -1, 10; the data set has 0 to 9"),
+        ({"newcomer_classes": []}, "no class of 0 to 9 is left for newcomer_classes"),
+        ({"known_classes": range(10)}, "is left for newcomer_classes"),
+        ({"newcomer_classes": range(10)}, "is left for known_classes"),
+        ({"arrival": 1}, "in round 2 or later"),
+        ({"newcomers": -1}, "at least one"),
+        ({"newcomers": 0, "stay": True}, "are for runs with newcomers"),
+        ({"newcomers": 0, "known_classes": [1]}, "are for runs with newcomers"),
+        ({"newcomers": 300}, "^newcomers: 300 clients but 200 training samples"),
+        ({"clients": 300}, "^300 clients but 200 training samples"),
+        ({"samples": (150, 10)}, "training samples, fewer than 150"),
+    ],
+)
+def test_newcomers_that_cannot_be(how: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        with_newcomers(TEN, "iid", **{"newcomers": 2, **how})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("presence", "says"),
+    [(((1, None),), "1 of 2 clients"), (((1, None), (3, 2)), "client 1 .*3 to 2"), (((0, 2), (1, 1)), "client 0")],
+)
+def test_a_presence_that_cannot_be(presence: Any, says: str) -> None:
+    made = federate(dataset(TEN, TEN), "iid", 2)
+    with pytest.raises(UserError, match=says):
+        FederatedData(made.clients, made.test, made.classes, presence=presence)
+
+
 # Data sets ------------------------------------------------------------------------------------------------------------
 
 

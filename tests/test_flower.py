@@ -11,8 +11,8 @@ import time
 import msgspec
 import pytest
 import torch
-from cases import CASES, TinyNet, task_of, tiny_data, tiny_task
-from test_laws import ROUNDS, fingerprint, uninterrupted  # noqa: F401 (a fixture)
+from cases import CASES, PRESENCE, TinyNet, scheduled_task, task_of, tiny_data, tiny_task
+from test_laws import COME_AND_GO, ROUNDS, fingerprint, scheduled, uninterrupted  # noqa: F401 (fixtures)
 
 import fewbytes as fb
 from fewbytes.run import Settings
@@ -284,6 +284,71 @@ def test_a_newcomer_that_is_gone_again_is_not_missed(tmp_path, monkeypatch):
     result, _ = run("fedavg", tmp_path / "run", task=task, grid=grid, policy=policy, watcher=Late())
     assert result.summary["status"] == "done"
     assert set(result.ledger.columns()["client"][result.ledger.columns()["outcome"] == 0]) == {0, 1, 2}
+
+
+class Nodes(fb.Watcher):
+    """Connects the nodes of a grid while their clients are there by the schedule, and may stop the run."""
+
+    def __init__(self, grid, first, stop=None):
+        self.grid, self.stop = grid, stop
+        self.connect(first)
+
+    def connect(self, t):
+        there = (i for i, (first, last) in enumerate(PRESENCE) if first <= t and (last is None or t <= last))
+        self.grid.present[:] = there
+
+    def scored(self, row):
+        self.connect(row["round"] + 1)
+
+    def replied(self, client):
+        if self.stop is not None and client == 0 and len(rounds_of(self.stop)) >= 4:
+            raise RuntimeError("the server's process dies in round 3")
+
+
+def scheduled_run(name, folder, watcher=None, **settings):
+    """A run with the schedule whose nodes are always there, or as `watcher`, made of the grid, says."""
+    grid = MemoryGrid(client_app(COME_AND_GO[name], scheduled_task(), folder.parent), len(PRESENCE))
+    told = watcher(grid) if watcher else fb.Watcher()
+    policy = fb.Policy(round_timeout=5, connect_timeout=60)
+    asked = Settings(ROUNDS, folder, watcher=told, **settings)
+    return serve_run(grid, COME_AND_GO[name], scheduled_task(), asked, policy, poll=0.001)
+
+
+@pytest.mark.parametrize("name", COME_AND_GO)
+def test_with_a_schedule_flower_is_the_local_engine(name, scheduled, tmp_path):  # noqa: F811
+    scheduled_run(name, tmp_path / "run")
+    assert fingerprint(tmp_path / "run") == scheduled(name)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "greeting"])
+def test_nodes_that_come_and_go_are_waited_for_only_while_they_are_due(name, scheduled, tmp_path):  # noqa: F811
+    folder, started = tmp_path / "run", time.monotonic()
+    with pytest.raises(RuntimeError, match="round 3"):
+        scheduled_run(name, folder, lambda grid: Nodes(grid, 1, folder))
+    scheduled_run(name, folder, lambda grid: Nodes(grid, 3), resume=True)
+    assert time.monotonic() - started < 30
+    made, wanted = fingerprint(folder), scheduled(name)
+    if name != "fedavg":  # whoever has left saves no model of its own any more
+        assert wanted["models"].keys() - made["models"].keys() == {f"client-{i}.safetensors" for i in (1, 4)}
+    wanted = wanted | {"models": {key: wanted["models"][key] for key in made["models"]}}
+    assert made == wanted
+
+
+def test_newcomers_are_waited_for_when_nobody_else_is_left(tmp_path):
+    task = fb.Task(TinyNet, dataclasses.replace(tiny_data(), presence=((1, 1), (1, 1), (2, None), (2, None))))
+    grid = MemoryGrid(client_app(CASES["fedavg"], task, tmp_path), CLIENTS)
+    grid.present = [0, 1]
+    waited = []
+
+    class Late(fb.Watcher):
+        def waiting(self, there, wanted):
+            waited.append((there, wanted))
+            grid.present = [2, 3]
+
+    settings, policy = Settings(2, tmp_path / "run", watcher=Late()), fb.Policy(connect_timeout=60)
+    result = serve_run(grid, CASES["fedavg"], task, settings, policy, poll=0.001)
+    assert waited == [(0, 2)]
+    assert set(result.ledger.columns()["client"][result.ledger.columns()["round"] == 2]) == {2, 3}
 
 
 def test_nodes_are_known_by_their_registered_names(tmp_path, uninterrupted):  # noqa: F811

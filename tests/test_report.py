@@ -414,6 +414,20 @@ def test_who_joined_is_named_and_counts_but_scores_nothing(tmp_path: Path) -> No
     assert f"the rounds went on without them. {joined}</p>" in text
 
 
+def test_many_who_joined_together_are_one_phrase_and_the_refused_are_not_among_them(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    for client in range(10, 60):
+        why = {"client": client, "handler": "join", "outcome": "rejected", "why": "no <gene> fits"}
+        join(folder, 4, client=client, **({"left_out": [why]} if client in (20, 21) else {}))
+    run = read_run(folder)
+    text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+    assert "The method could not serve 2 newcomers. Clients 10 to 19, 22 to 59 joined before round 4.</p>" in text
+    assert text.count("<td>join</td><td>rejected</td><td>no &lt;gene&gt; fits</td>") == 2
+    table = Console(width=100, record=True, file=io.StringIO())
+    table.print(summary_table([run]))
+    assert "2 newcomers refused" in table.export_text()
+
+
 def test_a_comparison_names_them_run_by_run(tmp_path: Path) -> None:
     folder = make_compare(tmp_path / "c")
     leave_out(folder / "1-fedavg", *LEFT)

@@ -7,32 +7,41 @@ from fewbytes.methods import (
     DENSE,
     FML,
     METHODS,
+    Clustered,
     Ensemble,
     FedADI,
     FedAvg,
+    FedBN,
     FedDAFL,
     FedDF,
     FedDistill,
+    FedFina,
     FedGen,
     FedGH,
     FedKD,
     FedKTL,
+    FedLP,
+    FedLPS,
     FedProto,
     FedPURIN,
     FuseFL,
+    GeneFL,
+    Learngene,
     LG_FedAvg,
+    PartialFed,
     Separate,
 )
 from fewbytes.models.files import load_model
-from fewbytes.net import Ledger, Network, Policy
+from fewbytes.net import Ledger, Network, Policy, Refused
 from fewbytes.run import Result, Watcher, run
 from fewbytes.state import Mean, State, state_of
 from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
 
 __all__ = [
-    "DENSE", "FML", "METHODS", "Dense", "Ensemble", "FedADI", "FedAvg", "FedDAFL", "FedDF", "FedDistill", "FedGH",
-    "FedGen", "FedKD", "FedKTL", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "Id", "Images",
-    "LG_FedAvg", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Policy", "Result", "Separate",
-    "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run",
-    "state_of", "unpack",
+    "DENSE", "FML", "METHODS", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL", "FedDF",
+    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
+    "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images", "LG_FedAvg", "Learngene", "Ledger", "Masked",
+    "Mean", "Method", "MethodError", "Network", "PartialFed", "Policy", "Refused", "Result", "Separate", "Site",
+    "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of",
+    "unpack",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from fewbytes.engines.flower import Found, default_folder, make_client_app, serve_run
 from fewbytes.engines.handlers import handlers_of
 from fewbytes.errors import UserError
-from fewbytes.experiment import Experiment, make_experiment, make_method
+from fewbytes.experiment import CLASS_LISTS, Experiment, make_experiment, make_method
 from fewbytes.method import Id
 from fewbytes.methods import METHODS
 from fewbytes.report import read_runs, write_report
@@ -50,6 +50,7 @@ def write_run_config(experiment: Experiment) -> dict[str, Any]:
     settings = experiment.settings()
     if "samples" in settings:
         settings["samples"] = "/".join(map(str, settings["samples"]))
+    settings |= {key: ",".join(map(str, settings[key])) for key in CLASS_LISTS if key in settings}
     return {key: value for key, value in settings.items() if value != {}}
 
 
@@ -115,6 +116,10 @@ class _Teller(Watcher):
     def joined(self, client: Id) -> None:
         self.tell("joined", client=client)
         print(f"client {client} has joined", flush=True)
+
+    def refused(self, client: Id, why: str) -> None:
+        self.tell("refused", client=client, why=why)
+        print(f"client {client} cannot join: {why}", flush=True)
 
     def scored(self, row: dict[str, Any]) -> None:
         self.tell("scored", row=row)

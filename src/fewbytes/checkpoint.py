@@ -85,6 +85,8 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
         json.dumps(counts),
         *(layouts if len(set(layouts)) > 1 else layouts[:1]),
     ]
+    if task.data.presence is not None:
+        parts.append(f"presence {json.dumps(task.data.presence)}")
     transforms = [client.train.transform for client in task.data.clients]
     if any(transforms):
         parts.append(json.dumps([transform and transform_name(transform) for transform in transforms]))

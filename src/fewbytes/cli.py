@@ -22,7 +22,7 @@ from rich.console import Console
 from fewbytes.checkpoint import read_checkpoint
 from fewbytes.display import Display, console, progress
 from fewbytes.errors import FewbytesError, UserError
-from fewbytes.experiment import UNSAID, make_experiment, make_method, read_experiment
+from fewbytes.experiment import CLASS_LISTS, UNSAID, make_experiment, make_method, read_experiment
 from fewbytes.inspect import inspect_frame
 from fewbytes.method import Task
 from fewbytes.methods import METHODS
@@ -56,6 +56,11 @@ SHARED: dict[str, Any] = {
     "samples": _option(str, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST"),
     "public": _option(str, "For servers that distil: a data set, or a number of samples held out.", metavar="NAME"),
     "clients": _option(int, "Number of clients."),
+    "newcomers": _option(int, "Further clients, with classes of their own, that come later."),
+    "arrival": _option(int, "Round the newcomers come in (default: the first of the second half)."),
+    "stay": _option(bool, "Whether the other clients go on when newcomers come.", "--stay/--leave"),
+    "known_classes": _option(str, "The other clients' classes, e.g. 0,1,2 (default: half, drawn).", metavar="LIST"),
+    "newcomer_classes": _option(str, "The newcomers' classes (default: the rest).", metavar="LIST"),
     "augment": _option(str, "Change training images at random: none, or crop-flip.", metavar="NAME"),
     "backdoor": _option(int, "Stamp a shape, by label, on the training images of the first so many clients."),
     "fraction": _option(float, "Part of the clients that takes part in a round."),
@@ -408,6 +413,8 @@ def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
         made = settings.get("parameters", {}).get(key) if key == "fraction" else settings.get(key, UNSAID.get(key))
         if key == "samples":
             made = "/".join(map(str, made or []))
+        if key in CLASS_LISTS:
+            made = ",".join(map(str, made or []))
         if key == "parameters":
             value, made = {k: str(v) for k, v in value.items()}, {k: str((made or {}).get(k)) for k in value}
         if key not in FREE and made != value:

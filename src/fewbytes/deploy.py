@@ -67,13 +67,12 @@ def remembered(folder: Path, hosts: str | None, address: str | None) -> tuple[st
 
 def sites(experiment: Experiment, hosts: str | None) -> list[Site]:
     """A node a client: on the hosts of a list with commas, or all on this machine. Raises UserError."""
+    count = experiment.clients + experiment.newcomers
     if hosts is None:
-        return [Site(f"client-{i}", True) for i in range(experiment.clients)]
+        return [Site(f"client-{i}", True) for i in range(count)]
     names = host_names(hosts)
-    if len(names) != experiment.clients:
-        raise UserError(
-            f"--hosts names {len(names)} nodes, the run has {experiment.clients} clients: name one for each"
-        )
+    if len(names) != count:
+        raise UserError(f"--hosts names {len(names)} nodes, the run has {count} clients: name one for each")
     return [Site(name, False) for name in names]
 
 
@@ -190,6 +189,8 @@ class Deployed:
                         watcher.replied(event["client"])
                     case "joined":
                         watcher.joined(event["client"])
+                    case "refused":
+                        watcher.refused(event["client"], event["why"])
                     case "scored":
                         watcher.scored(event["row"])
                     case "failed":

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fewbytes.method import Id
+from fewbytes.net import numbers
 from fewbytes.run import Watcher
 
 console = Console(stderr=True, highlight=False)
@@ -24,6 +26,7 @@ class Display(Watcher):
         self._command = command
         self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
         self._name, self._rounds, self._scores = name, 0, ""
+        self._joined: list[Id] = []
         self._progress = _line(TimeElapsedColumn())
         self._bar = self._progress.add_task(name, total=None, text="starting")
 
@@ -47,15 +50,26 @@ class Display(Watcher):
         """Print something worth knowing above the live line."""
         self._progress.print(f"[yellow]note:[/] {escape(text)}", soft_wrap=True)
 
-    def joined(self, client: int) -> None:
-        self.note(f"client {client} has joined")
+    def joined(self, client: Id) -> None:
+        self._joined.append(client)
+        self._replies = 0
+        self._progress.update(self._bar, text=f"joined: {self._joiners()}")
 
-    def replied(self, client: int) -> None:
+    def refused(self, client: Id, why: str) -> None:
+        self.note(f"client {client} cannot join: {why}")
+
+    def _joiners(self) -> str:
+        return f"client{'s' if len(self._joined) > 1 else ''} {numbers(self._joined)}"
+
+    def replied(self, client: Id) -> None:
         self._replies += 1
         self._show()
 
     def scored(self, row: dict[str, Any]) -> None:
         self._up, self._down, self._replies = self._up + row["uplink_bytes"], self._down + row["downlink_bytes"], 0
+        if self._joined:
+            self.note(f"round {row['round']}: joined: {self._joiners()}")
+            self._joined = []
         if row.get("not_finite"):
             names = ", ".join(row["not_finite"])
             self.note(f"round {row['round']}: {names} not finite (is lr too high?)")

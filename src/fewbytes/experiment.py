@@ -21,7 +21,10 @@ from fewbytes.net import Policy
 from fewbytes.run import Settings, Watcher
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
-UNSAID: dict[str, Any] = {"augment": "none", "backdoor": 0}
+UNSAID: dict[str, Any] = {
+    "augment": "none", "backdoor": 0,
+    "newcomers": 0, "arrival": None, "stay": False, "known_classes": None, "newcomer_classes": None,
+}  # fmt: skip
 """Settings that config.toml and result.json name only where they differ from these."""
 
 
@@ -38,6 +41,11 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     partition_options: dict[str, Any] = {}
     public: str | Count | None = None  # the server's public samples: another data set, or so many held out
     clients: Count = 10
+    newcomers: Annotated[int, msgspec.Meta(ge=0)] = UNSAID["newcomers"]  # further clients, with classes of their own
+    arrival: Count | None = UNSAID["arrival"]  # the round they come in; None: the first of the run's second half
+    stay: bool = UNSAID["stay"]  # whether the others go on then; else they leave
+    known_classes: list[int] | None = UNSAID["known_classes"]  # of the others; None: half of them, drawn
+    newcomer_classes: list[int] | None = UNSAID["newcomer_classes"]
     augment: Literal["none", "crop-flip"] = UNSAID["augment"]
     backdoor: int = UNSAID["backdoor"]  # the first so many clients stamp a shape on every training image
     model: str | None = None  # None: chosen by the data set's shape
@@ -87,7 +95,8 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         data = federate(
             dataset, self.partition, self.clients, alpha=self.alpha, classes_per_client=self.classes_per_client,
             shards_per_client=self.shards_per_client, samples=self.samples, seed=self.seed,
-            options=self.partition_options,
+            options=self.partition_options, newcomers=self.newcomers, arrival=self.arrival or 2, stay=self.stay,
+            known_classes=self.known_classes, newcomer_classes=self.newcomer_classes,
         )  # fmt: skip
         data = dataclasses.replace(data, public=public)
         data = with_transforms(data, {"none": None, "crop-flip": crop_flip}[self.augment], self.backdoor)
@@ -96,7 +105,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         build = ModelBuilder(name, shape, classes)
         task = Task(build, data, self.seed, self.precision, self.device)
         try:
-            for client in range(min(self.clients, len(build.names))):
+            for client in range(min(len(data.clients), len(build.names))):
                 task.layout(client)  # so that a wrong model is told before anything is written
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None
@@ -112,6 +121,8 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         }  # fmt: skip
 
 
+CLASS_LISTS = ("known_classes", "newcomer_classes")
+"""Settings that may be text with commas."""
 SETTINGS = (*(f.name for f in msgspec.structs.fields(Experiment)), "fraction")
 
 
@@ -132,7 +143,8 @@ def read_experiment(path: Path) -> dict[str, Any]:
 def make_experiment(settings: dict[str, Any]) -> Experiment:
     """Settings as an experiment, their types checked. Raises UserError naming the setting.
 
-    `samples` may be text like "500/100"; `fraction` stands for the method's parameter of that name.
+    `samples` may be text like "500/100", lists of classes like "0,1,2"; `fraction` stands for the method's parameter of
+    that name.
     """
     settings = dict(settings)
     if not isinstance(settings.get("parameters", {}), dict):
@@ -144,13 +156,35 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
         if match is None:
             raise UserError(f"samples is training/test samples per client, like 500/100, not {settings['samples']!r}")
         settings["samples"] = [int(match[1]), int(match[2])]
+    for key in CLASS_LISTS:
+        if isinstance(text := settings.get(key), str):
+            names = [name.strip() for name in text.split(",")]
+            if not all(re.fullmatch("[0-9]+", name) for name in names):
+                raise UserError(f"{key} is a list of class numbers, like 0,1,2, not {text!r}")
+            settings[key] = [int(name) for name in names]
     for key, kind in typing.get_type_hints(Experiment).items():
         if typing.get_origin(kind) is Literal and settings.get(key, kind.__args__[0]) not in kind.__args__:
             raise UserError(f"{key} is one of {', '.join(kind.__args__)}, not {settings[key]!r}")
     try:
-        return msgspec.convert(settings, Experiment)
+        experiment = msgspec.convert(settings, Experiment)
     except msgspec.ValidationError as error:
         raise UserError(f"a setting has the wrong type: {str(error).replace('$.', '')}") from None
+    if experiment.newcomers or experiment.arrival is not None:
+        _schedule(experiment)
+    return experiment
+
+
+def _schedule(experiment: Experiment) -> None:
+    """Fill in when newcomers come. Raises UserError for a round they cannot come in."""
+    e = experiment
+    rounds = make_method(e.method, e.parameters).planned_rounds(e.rounds)
+    if not e.newcomers:
+        raise UserError("arrival is the round newcomers come in: say how many there are (newcomers)")
+    if rounds < 2:
+        raise UserError(f"newcomers come after the first round, and {e.method} has no other here")
+    e.arrival = e.rounds // 2 + 1 if e.arrival is None else e.arrival
+    if not 2 <= e.arrival <= rounds:
+        raise UserError(f"arrival is one of the rounds 2 to {rounds} here, not {e.arrival}")
 
 
 def make_method(name: str, parameters: dict[str, Any]) -> Method:

@@ -38,6 +38,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("alpha", "fml.beta"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
     **dict.fromkeys(("energy_start", "energy_end"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
     **dict.fromkeys(("energy_rounds", "hidden"), (lambda v: v >= 1, "at least 1")),
+    **dict.fromkeys(("clusters", "vectors", "convolutions", "select_rounds"), (lambda v: v >= 1, "at least 1")),
+    **dict.fromkeys(("genefl.gamma", "gamma_step", "fisher_samples"), (lambda v: v >= 0, "at least 0")),
+    **dict.fromkeys(("ratio", "threshold"), (lambda v: 0 <= v < 1, "in [0, 1)")),
+    **dict.fromkeys(("lambda_gen", "lambda_elastic", "tolerance"), (lambda v: 0 <= v < math.inf, "at least 0")),
     **dict.fromkeys(("gamma", "lambda_proto"), (lambda v: 0 <= v < math.inf, "at least 0")),
     "generated": (lambda v: v >= 2, "at least 2"),
     "blocks": (lambda v: v >= 1, "at least 1"),
@@ -116,7 +120,10 @@ class Method(ABC):
         """After the last round: a last exchange, a calibration."""
 
     def join(self, state: Any, net: Network, client: Id) -> None:
-        """A client the run did not know, between rounds."""
+        """A client the run did not know, between rounds; those that left are no longer in `net.clients`.
+
+        Raises Refused (of `fewbytes.net`), before it changes the state, for one the method cannot serve.
+        """
 
     def global_model(self, state: Any, task: Task) -> nn.Module | None:
         """The model scored on the server's test set, if the method has one."""
@@ -194,10 +201,10 @@ class Task:
         of = getattr(self.build, "architecture", None)
         return client if of is None else of(client)
 
-    def model(self, client: Id) -> nn.Module:
-        """A new model of the client's architecture, with the first weights all clients of it share."""
+    def model(self, client: Id, draw: str = "first model") -> nn.Module:
+        """A new model of the client's architecture, with the weights that all clients of it share by that draw."""
         key = self.architecture(client)
-        with seeded(self.seed, "first model", key):
+        with seeded(self.seed, draw, key):
             model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
             raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
@@ -210,11 +217,11 @@ class Task:
             load_state(model, state)
         return model
 
-    def first_state(self, client: Id = 0) -> State:
-        """The first weights of the client's architecture. Shared: do not change them."""
-        key = ("first", self.architecture(client))
+    def first_state(self, client: Id = 0, draw: str = "first model") -> State:
+        """The first weights of the client's architecture, or of another draw. Shared: do not change them."""
+        key = (draw, self.architecture(client))
         if key not in self._kept:
-            self._kept[key] = state_of(self.model(client))
+            self._kept[key] = state_of(self.model(client, draw))
         first: State = self._kept[key]
         return first
 
@@ -296,6 +303,7 @@ class Site:
         frozen: nn.Module | None = None,
         order: Order = "shuffled",
         before_step: Callable[[], None] | None = None,
+        after_step: Callable[[], None] | None = None,
         more: tuple[Tensor, Tensor] | None = None,
     ) -> float:
         """Train on this client's training samples, each batch transformed if `train` has a transform (see
@@ -306,7 +314,7 @@ class Site:
         try:
             value = fit(
                 model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
-                loss=loss, extra=extra, frozen=frozen, order=order, before_step=before_step,
+                loss=loss, extra=extra, frozen=frozen, order=order, before_step=before_step, after_step=after_step,
                 precision=self.task.precision, transform=self.train.transform,
             )  # fmt: skip
         except ValueError as error:
@@ -328,6 +336,11 @@ class Site:
         if self.train.transform is not None:
             x = self.train.transform(x, y)
         return outputs(model, x, self.task.precision), y
+
+    def accuracy(self, model: nn.Module) -> float:
+        """In [0, 1], on this client's test split, or on its training samples if it has no others."""
+        x, y = self.tensors(self.test if len(self.test) else self.train)
+        return evaluate(model, x, y, self.task.precision)[0] / len(y)
 
     def score(self, name: str, model: nn.Module) -> None:
         """Record `accuracy.<name>`: the model on this client's test split, in rounds that are scored."""

@@ -68,6 +68,10 @@ class TooFewReplies(FewbytesError):
     """Fewer clients answered than the policy asks for; the run can go on from its last checkpoint."""
 
 
+class Refused(FewbytesError):
+    """A newcomer the method cannot serve, why in words: `Method.join` raises it, and the run goes on without it."""
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """A client whose reply took no part in an exchange, and why in words."""
@@ -76,6 +80,15 @@ class LeftOut:
     handler: str
     outcome: str
     why: str
+
+
+def numbers(clients: Iterable[Id]) -> str:
+    """Clients as people write many of them: '3, 7, 10 to 59'."""
+    these = set(clients)
+    spans = zip(
+        sorted(i for i in these if i - 1 not in these), sorted(i for i in these if i + 1 not in these), strict=True
+    )
+    return ", ".join(str(a) if a == b else f"{a} to {b}" if b > a + 1 else f"{a}, {b}" for a, b in spans)
 
 
 class Ledger:
@@ -186,8 +199,8 @@ class Network(ABC):
 
     def __init__(self, method: Method, task: Task, ledger: Ledger | None = None) -> None:
         self.method, self.task = method, task
-        self.clients: list[Id] = task.clients
-        """The clients the run knows, in ascending order."""
+        self.clients: list[Id] = task.data.present(1)
+        """The clients the run knows and that have not left, in ascending order."""
         self.ledger = Ledger() if ledger is None else ledger
         self.records: dict[str, dict[Id, float]] = {}
         """What handlers recorded for people since the round began: name, client, value."""
@@ -228,9 +241,10 @@ class Network(ABC):
     ) -> Iterator[tuple[Id, Reply]]:
         """Run a handler on clients; yields (client, reply) in the order asked, one reply in memory at a time.
 
-        `to`: clients that all get `send`, or a mapping from client to its own message. Read it to the end.
+        `to`: clients that all get `send`, or a mapping from client to its own message; those that have left by the
+        task's schedule are passed over. Read it to the end.
         """
-        asked = list(to)
+        asked = [i for i in to if i in self.clients or not self._has_left(i)]
         if len(set(asked)) != len(asked):
             raise MethodError("a client is asked twice in one call")
         unknown = [i for i in asked if i not in self.clients]
@@ -279,6 +293,11 @@ class Network(ABC):
         """Forget a call that ended in an error."""
         self._open = None
 
+    def _has_left(self, client: Id) -> bool:
+        presence = self.task.data.presence
+        last = presence[client][1] if presence is not None and client in self.task.clients else None
+        return last is not None and last < self.t
+
     def _handler(self, function: Callable[..., Any]) -> Handler:
         if getattr(function, "__self__", None) is not self.method:
             raise MethodError(f"{function!r} is not a handler of the method that runs: call self.<handler>")
@@ -307,9 +326,9 @@ class Network(ABC):
     def save_models(self, folder: Path, about: dict[str, Any]) -> None:
         """Save every client's own model, if the method has one, as `client-<i>.safetensors`, where the client is."""
 
-    def arrivals(self) -> list[Id]:
-        """Clients that can be reached now but are not known to the run yet."""
-        return []
+    def arrivals(self, t: int) -> list[Id]:
+        """Clients that are there for round t and can be reached, but are not known to the run yet, ascending."""
+        return [i for i in self.task.data.present(t) if i not in self.clients]
 
     def checkpointed(self) -> None:
         """The run can go on from the states of `versions`: older ones may go."""

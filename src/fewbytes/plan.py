@@ -33,7 +33,10 @@ UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "bit": 1 / 8, "kbit": 125.0,
 
 @dataclass(frozen=True)
 class Plan:
-    """The cost of one client's round (bytes, seconds on this machine's core), and of the whole run."""
+    """The cost of one client's round (bytes, seconds on this machine's core), and of the whole run.
+
+    `clients`: how many are there in a round, on average.
+    """
 
     clients: int
     cohort: int
@@ -107,8 +110,9 @@ def make_plan(
     fraction = getattr(method, "fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
     probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
-    small = replace(task, data=replace(task.data, clients=few), _kept={})
+    small = replace(task, data=replace(task.data, clients=few, presence=None), _kept={})
     planned = method.planned_rounds(rounds)
+    there = round(fmean(len(task.data.present(t)) for t in range(1, planned + 1)))
     staged = method.planned_rounds(1) == method.planned_rounds(PROBED_ROUNDS)  # a number of rounds of its own
     ledger, seconds = _probe(probed, small, PROBED_ROUNDS, whole=False)
     if staged:  # what is sent may depend on the number of clients: all of them, with little to train on
@@ -119,8 +123,8 @@ def make_plan(
     columns = ledger.columns()
     rows = {name: values[columns["round"] >= first] for name, values in columns.items()}
     return Plan(
-        clients=len(task.clients),
-        cohort=max(1, round(fraction * len(task.clients))),
+        clients=there,
+        cohort=max(1, round(fraction * there)),
         rounds=planned,
         probed=len(few),
         up=rows["bytes_up"].sum() / measured,
@@ -146,7 +150,7 @@ def _scant(task: Task) -> Task:
         labels = client.train.labels
         rows = [int(i) for c in labels.unique() for i in (labels == c).nonzero().flatten()[:2]]
         clients.append(replace(client, train=client.train.take(sorted(rows)), test=client.test.take([])))
-    return replace(task, data=replace(task.data, clients=tuple(clients)), _kept={})
+    return replace(task, data=replace(task.data, clients=tuple(clients), presence=None), _kept={})
 
 
 class _Enough(Exception):

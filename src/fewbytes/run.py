@@ -26,11 +26,11 @@ from fewbytes.checkpoint import VERSION, Checkpoint, check, fingerprint, read_ch
 from fewbytes.cores import all_cores
 from fewbytes.engines.local import LocalNetwork
 from fewbytes.engines.store import state_class
-from fewbytes.errors import UserError
+from fewbytes.errors import FewbytesError, UserError
 from fewbytes.files import ScratchFolder, lock, replacing
 from fewbytes.method import Id, Method, Task
 from fewbytes.models.files import save_model
-from fewbytes.net import Ledger, Network, Policy, TooFewReplies
+from fewbytes.net import Ledger, LeftOut, Network, Policy, Refused, TooFewReplies
 from fewbytes.training import evaluate, prepared, ready
 from fewbytes.wire import pack, unpack
 
@@ -49,6 +49,9 @@ class Watcher:
 
     def joined(self, client: Id) -> None:
         """A client the run did not know has been served."""
+
+    def refused(self, client: Id, why: str) -> None:
+        """A client the run did not know cannot be served; the run goes on without it."""
 
     def scored(self, row: dict[str, Any]) -> None:
         """A line of rounds.jsonl has been written."""
@@ -200,8 +203,12 @@ class _Loop:
         self.settings, self.watcher = settings, settings.watcher
         how = f"coded {settings.coded}, evaluated every {settings.evaluate_every}"
         self.fingerprint = fingerprint(method, task, how)
+        for t in range(1, self.rounds + 1):
+            if not task.data.present(t):
+                raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
         self.state: Any = None
         self.rows: list[dict[str, Any]] = []
+        self.refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
         self.seconds = 0.0
         self.status = "running"
 
@@ -212,6 +219,7 @@ class _Loop:
             return None
         checkpoint = read_checkpoint(self.folder)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
+        checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
         return checkpoint
 
     def run(self, net: Network, checkpoint: Checkpoint | None) -> dict[str, Any]:
@@ -221,6 +229,8 @@ class _Loop:
             kind = state_class(self.method, "server")
             self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
             self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
+            left_out = [left for row in self.rows if row["phase"] == "join" for left in row.get("left_out", [])]
+            self.refused = {left["client"]: left["why"] for left in left_out if left["handler"] == "join"}
             done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
             net.peak_memory_bytes = checkpoint.peak_memory_bytes
             _write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
@@ -231,8 +241,12 @@ class _Loop:
                 if checkpoint is None:
                     self._phase(net, 0, "start", lambda: self.method.start(self.state, net))
                 for t in range(done + 1, self.rounds + 1):
-                    for client in net.arrivals():
-                        self._join(net, t, client)
+                    net.clients = self._staying(net.clients, t)
+                    for client in net.arrivals(t):
+                        if client not in self.refused:
+                            self._join(net, t, client)
+                    if not net.clients:
+                        raise FewbytesError(f"round {t} cannot begin: every client has left or could not join")
                     self._phase(net, t, "round", lambda t=t: self.method.round(self.state, net, t))  # type: ignore[misc]
                 if not finished:
                     self._phase(net, self.rounds + 1, "finish", lambda: self.method.finish(self.state, net))
@@ -245,16 +259,35 @@ class _Loop:
                 self._summarise(net)
         return self._summary(net)
 
+    def _staying(self, clients: list[Id], t: int) -> list[Id]:
+        """Those of the clients that have not left before round t."""
+        present = set(self.task.data.present(t))
+        return [i for i in clients if i in present]
+
     def _join(self, net: Network, t: int, client: Id) -> None:
         """Serve a client the run did not know, before round t; one that is gone again may come back later."""
         net.clients = sorted([*net.clients, client])
+
+        def serve() -> None:
+            try:
+                self.method.join(self.state, net, client)
+            except Refused as error:
+                net.abandon()
+                net.clients.remove(client)
+                net.versions.pop(client, None)  # its state is of no use any more
+                net.left_out.append(LeftOut(client, "join", "rejected", str(error)))
+                self.refused[client] = str(error)
+
         try:
-            self._phase(net, t, "join", lambda: self.method.join(self.state, net, client), client)
+            self._phase(net, t, "join", serve, client)
         except TooFewReplies:
             net.clients.remove(client)
             net.abandon()
         else:
-            self.watcher.joined(client)
+            if client in self.refused:
+                self.watcher.refused(client, self.refused[client])
+            else:
+                self.watcher.joined(client)
 
     def _phase(self, net: Network, t: int, phase: str, step: Callable[[], None], *who: Id) -> None:
         started, before = time.monotonic(), len(net.ledger)
@@ -278,7 +311,8 @@ class _Loop:
                 "accuracy": accuracy,
                 "loss": loss,
             }
-            row |= net.ledger.totals(before)
+            measured = _means(net.records, "measured.")
+            row |= ({"measured": measured} if measured else {}) | net.ledger.totals(before)
             broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
             row |= {"not_finite": broken} if broken else {}
             row |= {"left_out": [asdict(left) for left in net.left_out]} if net.left_out else {}
@@ -367,8 +401,8 @@ class _Loop:
 
 
 def majority_class_accuracy(task: Task) -> dict[str, float]:
-    """What guessing scores: `global` the commonest training class on the server's test set, `personalised` the mean
-    over clients of each one's own commonest class on its test split."""
+    """What guessing scores: `global` the commonest training class on the server's test set (of the classes in it),
+    `personalised` the mean over clients of each one's own commonest class on its test split."""
     counts = task.data.label_counts()
     train, test = np.array(counts["train"]), np.array(counts["test"])
     if not train.any():  # data that lie elsewhere
@@ -381,7 +415,8 @@ def majority_class_accuracy(task: Task) -> dict[str, float]:
     if held.any():
         accuracy["personalised"] = float(own.mean())
     if len(server):
-        accuracy["global"] = float((server == int(train.sum(0).argmax())).double().mean())
+        tested = np.isin(np.arange(train.shape[1]), server)
+        accuracy["global"] = float((server == int(np.where(tested, train.sum(0), -1).argmax())).double().mean())
     return accuracy
 
 
@@ -425,7 +460,7 @@ def _means(records: dict[str, dict[Id, float]], prefix: str) -> dict[str, float]
 
 @contextmanager
 def terminating(stop: threading.Event | None = None) -> Iterator[None]:
-    """Treat a polite request to end (SIGTERM) like Ctrl-C; with `stop`, the first of them sets it and raises nothing."""
+    """Treat a polite request to end (SIGTERM) like Ctrl-C; with `stop`, the first of either only sets it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -78,17 +78,18 @@ def fit(
     frozen: nn.Module | None = None,
     order: Order = "shuffled",
     before_step: Callable[[], None] | None = None,
+    after_step: Callable[[], None] | None = None,
     precision: Precision = "float32",
     transform: Transform | None = None,
 ) -> float:
     """Train `model` in place on (x, y) with SGD; returns the mean loss over the last epoch's batches (0 for none).
 
     Shuffled from torch's global generator; the momentum buffer starts at zero. `extra(model)` is added to every
-    batch's loss. `before_step` is called when a batch's gradients are there, for example to clip them. Afterwards each
-    parameter's `.grad` is the gradient of the very last batch. Parameters that do not require gradients, or have
-    none in the first batch, stay as they are. `transform` is applied to every batch as it is cut; then samples
-    pass `frozen`, in eval mode and without gradients. What that gives is computed once for all epochs if there is no
-    transform and it takes at most `KEPT_BYTES`.
+    batch's loss. `before_step` is called when a batch's gradients are there, for example to clip them, and
+    `after_step` when the parameters have moved. Afterwards each parameter's `.grad` is the gradient of the very last
+    batch. Parameters that do not require gradients, or have none in the first batch, stay as they are. `transform` is
+    applied to every batch as it is cut; then samples pass `frozen`, in eval mode and without gradients. What that gives
+    is computed once for all epochs if there is no transform and it takes at most `KEPT_BYTES`.
     """
     model.to(x.device)
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
@@ -137,6 +138,8 @@ def fit(
                         torch._foreach_add_(velocity, step)
                     step = velocity
                 torch._foreach_add_(moved, step, alpha=-lr)
+            if after_step is not None:
+                after_step()
     return float(total) / len(bounds) if bounds else 0.0
 
 

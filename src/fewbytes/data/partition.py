@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from fewbytes.data.split import ClientData, Dataset, FederatedData
+from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
 from fewbytes.errors import UserError, suggestion
+from fewbytes.streams import stream
 
 log = logging.getLogger(__name__)
 
@@ -64,17 +66,18 @@ def _deal_classes(labels: Indices, clients: int, alpha: float, rng: RandomState)
 
 
 def dirichlet_fixed(
-    labels: Indices, clients: int, alpha: float, samples: int, seed: int, classes: int | None = None
+    labels: Indices, clients: int, alpha: float, samples: int, seed: int, classes: Sequence[int] | None = None
 ) -> list[Indices]:
     """Every client draws exactly `samples` samples, class shares q ~ Dir(alpha), one q per client.
 
     Clients draw independently, so they may share samples; a client draws a class with replacement only where the class
-    has too few. q depends on seed, clients, alpha and `classes` (default: the labels' own number) only, so a training
-    and a test split drawn with one seed follow the same shares. Source: FedPURIN's released code. Raises UserError if
-    a class that is to be drawn has no sample.
+    has too few. q depends on seed, clients, alpha and the number of `classes` (default: 0 to the highest label) only,
+    so a training and a test split drawn with one seed follow the same shares. Source: FedPURIN's released code. Raises
+    UserError if a class that is to be drawn has no sample.
     """
     _check_alpha(alpha)
-    pools = [np.flatnonzero(labels == c) for c in range(classes or int(labels.max()) + 1)]
+    classes = range(int(labels.max()) + 1) if classes is None else classes
+    pools = [np.flatnonzero(labels == c) for c in classes]
     rng = RandomState(seed)
     shares = rng.dirichlet(np.full(len(pools), alpha), size=clients)
     if not np.isfinite(shares).all():
@@ -82,10 +85,12 @@ def dirichlet_fixed(
     parts = []
     for share in shares:
         part, left = [], samples
-        for c, pool in enumerate(pools):
-            wanted = left if c == len(pools) - 1 else min(math.floor(samples * share[c] + 0.5), left)
+        for k, pool in enumerate(pools):
+            wanted = left if k == len(pools) - 1 else min(math.floor(samples * share[k] + 0.5), left)
             if wanted and not len(pool):
-                raise UserError(f"class {c} has no sample to draw from; use a data set with all classes in every split")
+                raise UserError(
+                    f"class {classes[k]} has no sample to draw from; use a data set with all classes in every split"
+                )
             part.append(rng.choice(pool, wanted, replace=wanted > len(pool)))
             left -= wanted
         parts.append(np.concatenate(part))
@@ -215,6 +220,11 @@ def federate(
     samples: tuple[int, int] | None = None,
     seed: int = 0,
     options: dict[str, Any] | None = None,
+    newcomers: int = 0,
+    arrival: int = 2,
+    stay: bool = False,
+    known_classes: Sequence[int] | None = None,
+    newcomer_classes: Sequence[int] | None = None,
 ) -> FederatedData:
     """`dataset` over clients; a client's test samples follow its training labels, the server tests on `dataset.test`.
 
@@ -223,20 +233,94 @@ def federate(
     is (train, test) per client: with `dirichlet` every client draws exactly that many (FedPURIN's split), with any
     other partition its parts are cut down to at most that many, and having fewer training samples is an error. The
     result depends on the arguments only. Raises UserError for a wrong argument or a client without training samples.
+
+    `newcomers`: so many further clients come in round `arrival`; the others leave before it, unless they `stay`
+    (GENE-FL, Guo et al. 2025). Newcomers hold samples of `newcomer_classes`, the others and the server's test set those
+    of `known_classes`; where one list is given the other holds the rest, and without any a seeded permutation of the
+    classes is cut in half (the known half is the larger). Each half is partitioned by itself, in the same way.
     """
-    _check(partition, clients, samples, seed, len(dataset.train))
-    options = options or {}
+
+    def deal(classes: Sequence[int], clients: int, seed: int) -> tuple[list[Indices], list[Indices]]:
+        """Per client the samples of these classes it trains on, and those it is tested on."""
+        train, test = _of_classes(dataset.train, classes), _of_classes(dataset.test, classes)
+        _check(partition, clients, samples, seed, len(train))
+        mine, own = _dealt(
+            dataset.train.labels.numpy()[train], dataset.test.labels.numpy()[test], classes, partition, clients, alpha,
+            classes_per_client, shards_per_client, samples, seed, options or {},
+        )  # fmt: skip
+        return [train[part] for part in mine], [test[part] for part in own]
+
+    if not newcomers:
+        if stay or known_classes is not None or newcomer_classes is not None:
+            raise UserError("known_classes, newcomer_classes and stay are for runs with newcomers: say how many")
+        return _federated(dataset, *deal(range(len(dataset.classes)), clients, seed))
+    if newcomers < 1 or arrival < 2:
+        raise UserError(f"{newcomers} newcomers in round {arrival}: give at least one, in round 2 or later")
+    known, new = _halves(len(dataset.classes), known_classes, newcomer_classes, seed)
+    train, test = deal(known, clients, seed)
+    try:
+        others = deal(new, newcomers, int(stream(seed, "newcomers").integers(1 << 32)))
+    except UserError as error:
+        raise UserError(f"newcomers: {error}") from None
+    data = _federated(dataset, train + others[0], test + others[1])
+    presence = ((1, None if stay else arrival - 1),) * clients + ((arrival, None),) * newcomers
+    return replace(data, test=dataset.test.take(_of_classes(dataset.test, known)), presence=presence)
+
+
+def _halves(
+    classes: int, known: Sequence[int] | None, new: Sequence[int] | None, seed: int
+) -> tuple[list[int], list[int]]:
+    """The known clients' classes and the newcomers', ascending, as given or drawn. Raises UserError."""
+    for name, given in (("known_classes", known), ("newcomer_classes", new)):
+        unknown = [c for c in given or () if not 0 <= c < classes]
+        if unknown:
+            raise UserError(f"{name}: there is no class {_listed(unknown)}; the data set has 0 to {classes - 1}")
+    overlap = set(known or ()) & set(new or ())
+    if overlap:
+        raise UserError(f"known_classes and newcomer_classes both name {_listed(overlap)}: give a class to one of them")
+    if known is None and new is None:
+        known = [int(c) for c in stream(seed, "known classes").permutation(classes)[: (classes + 1) // 2]]
+    early = set(range(classes)) - set(new or ()) if known is None else set(known)
+    late = set(range(classes)) - early if new is None else set(new)
+    for name, these in (("known_classes", early), ("newcomer_classes", late)):
+        if not these:
+            raise UserError(f"no class of 0 to {classes - 1} is left for {name}: newcomers need classes of their own")
+    return sorted(early), sorted(late)
+
+
+def _listed(classes: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(classes)))
+
+
+def _of_classes(split: Split, classes: Sequence[int]) -> Indices:
+    """Where in a split the samples of these classes are."""
+    return np.flatnonzero(np.isin(split.labels.numpy(), classes))
+
+
+def _dealt(
+    labels: Indices,
+    test_labels: Indices,
+    classes: Sequence[int],
+    partition: str,
+    clients: int,
+    alpha: float,
+    classes_per_client: int,
+    shards_per_client: int,
+    samples: tuple[int, int] | None,
+    seed: int,
+    options: dict[str, Any],
+) -> tuple[list[Indices], list[Indices]]:
+    """`federate` on labels, which are of `classes` only: per client the indices of its training and test samples."""
     takes_options = partition.startswith("flwr:") or (partition == "dirichlet" and not samples)
     if options and not (takes_options and (partition != "dirichlet" or set(options) == {"min_samples"})):
         raise UserError(f"partition {partition!r} takes no such options here: {', '.join(options)}; leave them out")
-    labels, test_labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
     rng = RandomState(seed)
     if partition == "dirichlet" and samples:
         train, test = (
-            dirichlet_fixed(of, clients, alpha, number, seed, len(dataset.classes))
+            dirichlet_fixed(of, clients, alpha, number, seed, classes)
             for of, number in zip((labels, test_labels), samples, strict=True)
         )
-        return _federated(dataset, train, test)
+        return train, test
     if partition == "dirichlet":
         train = dirichlet(labels, clients, alpha, rng, **options)
     elif partition == "iid":
@@ -256,7 +340,7 @@ def federate(
                 raise UserError(f"client {i} has {len(part)} training samples, fewer than {samples[0]}; lower samples")
         train = [part[: samples[0]] for part in train]
         test = [part[: samples[1]] for part in test]
-    return _federated(dataset, train, test)
+    return train, test
 
 
 def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0) -> FederatedData:

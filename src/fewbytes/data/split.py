@@ -115,6 +115,25 @@ class FederatedData:
     classes: tuple[str, ...]
     public: Split | None = None
     """Samples that no client owns, for servers that learn from some; their labels mean nothing."""
+    presence: tuple[tuple[int, int | None], ...] | None = None
+    """Per client the first and the last round, inclusive, that it is there for (None: to the end); None: always all."""
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a presence that cannot be."""
+        if self.presence is None:
+            return
+        if len(self.presence) != len(self.clients):
+            raise UserError(f"presence is given for {len(self.presence)} of {len(self.clients)} clients: give all")
+        for i, (first, last) in enumerate(self.presence):
+            if first < 1 or (last is not None and last < first):
+                raise UserError(
+                    f"client {i} cannot be there from round {first} to {last}: rounds count from 1, upwards"
+                )
+
+    def present(self, t: int) -> list[int]:
+        """The clients that are there in round t, in ascending order."""
+        spans = self.presence or [(1, None)] * len(self.clients)
+        return [i for i, (first, last) in enumerate(spans) if first <= t and (last is None or t <= last)]
 
     def label_counts(self) -> dict[str, Any]:
         """`{"classes": [name], "train": [[samples per class] per client], "test": likewise}`, plain ints for JSON."""

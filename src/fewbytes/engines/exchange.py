@@ -19,7 +19,8 @@ class EngineNetwork(Network):
     """A network that packs, counts and keeps frames; an engine adds how they get to the clients and back.
 
     `coded`: lossless coding of the frames. `versions`: each client's state's version, as the server knows it.
-    `known`: the clients that take part (default: all). `frames`: a folder that every frame is kept in.
+    `known`: the clients that take part (default: all that are there from the start). `frames`: a folder that every
+    frame is kept in.
     """
 
     def __init__(
@@ -40,6 +41,10 @@ class EngineNetwork(Network):
         self.versions: dict[Id, int] = dict(versions or {})
         self._frames = frames
         self._numbers = 0
+
+    def ever(self) -> list[Id]:
+        """The clients that take part or did before they left, in ascending order."""
+        return sorted({*self.clients, *self.versions})
 
     def number(self) -> int:
         """A number no job or message of this run has had."""

@@ -279,7 +279,7 @@ def simulate(method: Method, task: Task, settings: Settings, workers: int | None
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
     }
-    with terminating(stop):  # an interrupt inside Flower shuts Ray down while its threads use it, which ends the process
+    with terminating(stop):  # an interrupt inside Flower would shut Ray down while its threads use it: a crash
         try:
             there = _register(_Shared(_Client(method, task, folder.absolute().parent, drop)))
             run_simulation(app, there, len(task.clients), backend_config=backend)

@@ -66,7 +66,8 @@ class _Question:
 
 
 class FlowerNetwork(EngineNetwork):
-    """Moves payloads as messages of a Flower grid. A context manager: entering it waits for the clients.
+    """Moves payloads as messages of a Flower grid. A context manager: entering it waits for the clients
+    that are to take part from the start, or again.
 
     `run`: the run's name on the nodes. `names`: as in `server_app`. `poll`: seconds between looks for replies. `ahead`:
     clients asked at a time (default: all). `drop`: where frames are handed over that need not travel. `stop`: ends
@@ -112,15 +113,26 @@ class FlowerNetwork(EngineNetwork):
 
     def __enter__(self) -> Self:
         look_often()
-        deadline, wanted = time.monotonic() + self.policy.connect_timeout, set(self.clients)
-        self._refresh(starting=True)
-        told = -1
+        there = self._connected(set(self.clients))
+        if self._known is None:
+            self.clients = there
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        return self
+
+    def _connected(self, wanted: set[Id]) -> list[Id]:
+        """Those of the wanted clients that are connected, as soon as all are or connect_timeout is over.
+
+        Raises TooFewReplies, and UserError for a node that says what cannot be, unless a round has begun.
+        """
+        deadline, starting, told = time.monotonic() + self.policy.connect_timeout, not self.t, -1
+        self._refresh(starting)
         while not wanted <= self._nodes.keys() and time.monotonic() < deadline:
-            if len(self._nodes) != told:
-                told = len(self._nodes)
+            if len(wanted & self._nodes.keys()) != told:
+                told = len(wanted & self._nodes.keys())
                 self._waiting(told, len(wanted))
             self._wait(max(self.poll, 0.2))
-            self._refresh(starting=True)
+            self._refresh(starting)
         there = sorted(wanted & self._nodes.keys())
         needed = math.ceil(self.policy.min_replies * len(wanted))
         if len(there) < needed:
@@ -129,11 +141,7 @@ class FlowerNetwork(EngineNetwork):
                 f"{needed} are needed (min_replies = {self.policy.min_replies:g}); absent: "
                 f"{', '.join(self._called(i) for i in sorted(wanted - set(there))[:5])}"
             )
-        if self._known is None:
-            self.clients = there
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        return self
+        return there
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         torch.set_num_threads(self._threads)
@@ -144,9 +152,12 @@ class FlowerNetwork(EngineNetwork):
         self._cohort = (set(), 0)
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes(os.getpid()))
 
-    def arrivals(self) -> list[Id]:
+    def arrivals(self, t: int) -> list[Id]:
+        due = super().arrivals(t)
+        if due and not self.clients:  # nobody is left to go on with, so they are waited for, as at the start
+            return self._connected(set(due))
         self._refresh()
-        return sorted(self._nodes.keys() - set(self.clients))
+        return [i for i in due if i in self._nodes]
 
     def checkpointed(self) -> None:
         self._committed = dict(self.versions)
@@ -237,7 +248,7 @@ class FlowerNetwork(EngineNetwork):
         if type(self.method).local_model is Method.local_model:
             return
         words = msgspec.json.encode(about)
-        for _ in self._ask("query.save", self.clients, lambda i: _Question(self._order(self._job("save", i)), words)):
+        for _ in self._ask("query.save", self.ever(), lambda i: _Question(self._order(self._job("save", i)), words)):
             pass
 
     # ------------------------------------------------------------------------------------------ asking and waiting

@@ -86,7 +86,7 @@ class LocalNetwork(EngineNetwork):
         return {job.client: done.score for job, done, _ in self._run(SCORE, clients, None)}
 
     def save_models(self, folder: Path, about: dict[str, Any]) -> None:
-        for client in self.clients:
+        for client in self.ever():
             self.runner.save_model(client, self.versions.get(client, 0), self.t, folder, about)
 
     def _run(self, name: str, asked: list[Id], mail: Mail | None) -> Iterator[tuple[Job, Done, memoryview]]:

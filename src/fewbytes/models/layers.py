@@ -23,3 +23,22 @@ def layers_of(model: nn.Module) -> dict[str, list[str]]:
     if not layers:
         raise UserError(f"a {type(model).__name__} has no Conv1d, Conv2d, Conv3d or Linear: take another model")
     return layers
+
+
+def hidden_layers(model: nn.Module) -> list[str]:
+    """Names of the convolutions larger than 1 x 1, in order; of a model without: its linear layers but the last."""
+    modules = dict(model.named_modules())
+    names = list(layers_of(model))
+    convolutions = [n for n in names if max(getattr(modules[n], "kernel_size", (0,))) > 1]
+    return convolutions or names[:-1] or names
+
+
+def square_layers(model: nn.Module) -> dict[int, list[str]]:
+    """By width, the hidden layers with as many inputs as outputs, in order; all hidden layers if none is so."""
+    modules, found = dict(model.named_modules()), dict[int, list[str]]()
+    hidden = hidden_layers(model)
+    shapes = {name: modules[name].weight.shape for name in hidden}
+    square = [name for name in hidden if shapes[name][0] == shapes[name][1]]
+    for name in square or hidden:
+        found.setdefault(int(shapes[name][0]), []).append(name)
+    return found

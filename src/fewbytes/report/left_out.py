@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 
+from fewbytes.net import numbers
 from fewbytes.report.folder import RunFolder, when
 
 _LINES, _NAMES, _CHARACTERS = 200, 20, 300  # shown at most: of a table, of those who joined, of a reason
 _SCORING = ":score"  # what the engine names the scoring of a client's own model, which is in no ledger
+_JOINING = "join"  # what the run names a newcomer's refusal by the method, which is in no ledger either
 _COLUMNS = ["round", "client", "handler", "outcome"]
 
 
@@ -55,10 +57,11 @@ def captions(runs: Sequence[RunFolder]) -> list[str]:
     """A line of plain text for every run that left anyone out."""
     lines = []
     for run in runs:
-        exchanges, surplus, scorings = _sorts(run)
+        exchanges, surplus, scorings, refused = _sorts(run)
         asked = exchanges + surplus
         parts = [f"{_of_all(run, len(asked))} ({_tally(asked)})"] if asked else []
         parts += [f"{_counted(len(scorings), 'scoring')} ({_tally(scorings)})"] if scorings else []
+        parts += [f"{_counted(len(refused), 'newcomer')} refused"] if refused else []
         name = f"{run.label}, " if len(runs) > 1 else ""
         lines += [f"left out: {name}{', '.join(parts)}"] if parts else []
     return lines
@@ -102,7 +105,7 @@ def _table(run: RunFolder, unfolded: bool) -> str:
 
 
 def _sentences(run: RunFolder) -> list[str]:
-    exchanges, surplus, scorings = _sorts(run)
+    exchanges, surplus, scorings, refused = _sorts(run)
     told = []
     if exchanges:
         went_on = f"the rounds went on without {'it' if len(exchanges) == 1 else 'them'}"
@@ -112,27 +115,35 @@ def _sentences(run: RunFolder) -> list[str]:
         told.append(f"{_of_all(run, len(surplus))} {were} surplus: more clients were asked than needed.")
     if scorings:
         told.append(f"{_counted(len(scorings), 'scoring')} of a client's own model failed: {_tally(scorings)}.")
+    if refused:
+        told.append(f"The method could not serve {_counted(len(refused), 'newcomer')}.")
     return told
 
 
 def _joined(run: RunFolder) -> list[str]:
-    names = [
-        f"{f'client {client}' if (client := row.get('client')) is not None else 'a client'} joined {when(row)}"
-        for row in run.rounds
-        if row["phase"] == "join"
-    ]
+    refused = {left.client for left in _sorts(run)[3]}
+    groups: dict[str, list[int | None]] = {}
+    for row in run.rounds:
+        if row["phase"] == "join" and (client := row.get("client")) not in refused:
+            groups.setdefault(when(row), []).append(client)
+    names = []
+    for joined, clients in groups.items():
+        known = [client for client in clients if client is not None]
+        names += [f"client{'s' if len(known) > 1 else ''} {numbers(known)} joined {joined}"] if known else []
+        names += [f"a client joined {joined}"] * (len(clients) - len(known))
     more = [f"{len(names) - _NAMES:,} more later"] if len(names) > _NAMES else []
     text = ", ".join(names[:_NAMES] + more)
     return [f"{text[0].upper()}{text[1:]}."] if text else []
 
 
-def _sorts(run: RunFolder) -> tuple[list[Left], list[Left], list[Left]]:
-    """Exchanges without a usable reply, with a reply that was not needed, and scorings."""
+def _sorts(run: RunFolder) -> tuple[list[Left], list[Left], list[Left], list[Left]]:
+    """Exchanges without a usable reply, with a reply that was not needed, scorings, and newcomers refused."""
     found = left_out(run)
+    refused = [left for left in found if left.handler == _JOINING]
     scorings = [left for left in found if left.handler == _SCORING]
-    exchanges = [left for left in found if left.handler != _SCORING]
+    exchanges = [left for left in found if left.handler not in (_SCORING, _JOINING)]
     surplus = [left for left in exchanges if left.outcome == "surplus"]
-    return [left for left in exchanges if left.outcome != "surplus"], surplus, scorings
+    return [left for left in exchanges if left.outcome != "surplus"], surplus, scorings, refused
 
 
 def _tally(group: Sequence[Left]) -> str:

@@ -1,0 +1,283 @@
+"""Clustered FedAvg: FedAvg inside clusters found once, as GENE-FL and all it compares with have them; after PACFL:
+Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, "Efficient Distribution Similarity Identification in Clustered
+Federated Learning via Principal Angles between Client Data Subspaces", AAAI 2023.
+
+Before round 1 every client sends the first left singular vectors of its samples; the server groups the clients whose
+data span alike subspaces and keeps one model for each group. In a round a random cohort trains its group's model, and
+the server averages the entries each group sent. A client the run did not know sends its vectors when it comes, gets
+what the nearest group shares, draws the rest at random, and trains on with the newcomers nearest to the same group.
+
+Which entries travel is a matter of the method; the others are each client's own and persist. A client's model before
+training is scored as `combined`, after it as `cohort`.
+
+Bytes per client, before lossless coding: once 4 f d up, for d vectors of f features; in a round 4 D down and 4 D up,
+where D counts the model's values (with batch-norm buffers); a newcomer gets 4 D once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor, nn
+
+from fewbytes.errors import MethodError, UserError
+from fewbytes.method import Id, Method, Site, Task
+from fewbytes.net import Network, Refused
+from fewbytes.state import State, state_of
+from fewbytes.streams import stream_seed
+from fewbytes.wire import Dense, payload
+
+
+@payload
+class Subspace:
+    """Client to server: U_i (f, d), the first left singular vectors of its samples as columns."""
+
+    vectors: Dense
+
+    @property
+    def columns(self) -> Tensor:
+        return self.vectors.state[""]
+
+
+@payload
+class Model:
+    """Server to client: those entries of Theta_k that travel."""
+
+    theta: Dense
+
+
+@payload
+class Trained:
+    """Client to server: the entries it shares, and n_i."""
+
+    theta: Dense
+    samples: int
+
+
+@dataclass
+class Clusters:
+    """The server's state. Clusters 0 to K - 1 are of the first clients, K to 2 K - 1 of newcomers nearest to them."""
+
+    models: list[State]  # Theta_k, what of it travels; empty until the first newcomer comes
+    cluster_of: dict[Id, int] = field(default_factory=dict)
+    subspaces: dict[Id, Subspace] = field(default_factory=dict)
+
+
+@dataclass
+class Own:
+    """A client's state."""
+
+    theta: State  # its whole model; empty before it trains for the first time
+
+
+@dataclass(frozen=True)
+class Clustered(Method):
+    """Hyper-parameters that GENE-FL and all it compares with share."""
+
+    clusters: int = 4  # K
+    vectors: int = 5  # d, singular vectors of each client
+    similarity: Literal["projections", "vectors"] = "projections"  # of subspaces, or of the vectors as they are
+    inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: what clients send, all the server has
+    fraction: float = 0.2  # S / N
+    epochs: int = 10  # E_l
+    lr: float = 0.01
+    batch: int = 64
+    momentum: float = 0.9
+
+    headline: ClassVar[str] = "cohort"
+
+    def server(self, task: Task) -> Clusters:
+        self.check(task)
+        model = task.first_model()
+        names = set(self.shared(model))
+        first = {name: value.clone() for name, value in state_of(model).items() if name in names}
+        return Clusters([dict(first) for _ in range(self.clusters)] + [{} for _ in range(self.clusters)])
+
+    def check(self, task: Task) -> None:
+        """Raises UserError for a task whose clients cannot be clustered so, or have different models."""
+        there = sum(first <= 1 for first, _ in task.data.presence or [(1, None)] * len(task.clients))
+        if self.clusters > there:
+            raise UserError(f"clusters is {self.clusters}, more than the {there} clients there are at first: lower it")
+        if len({task.architecture(i) for i in task.clients}) > 1:
+            name = type(self).__name__
+            raise UserError(f"{name} averages models, so all clients need the same one; fedktl and fedproto do not")
+
+    def client(self, site: Site) -> Own:
+        return Own({})
+
+    def shared(self, model: nn.Module) -> list[str]:
+        """Names of the model's entries that travel."""
+        return list(model.state_dict())
+
+    def observed(self, model: nn.Module) -> list[str]:
+        names = set(self.shared(model))
+        return [name for name, p in model.named_parameters() if name in names and p.requires_grad]
+
+    def start(self, state: Clusters, net: Network) -> None:
+        state.subspaces = dict(net.call(self.describe, to=net.clients))
+        if len(state.subspaces) < self.clusters:
+            raise UserError(f"clusters is {self.clusters}, but only {len(state.subspaces)} clients are there: lower it")
+        clients = sorted(state.subspaces)
+        columns = [state.subspaces[i].columns for i in clients]
+        if odd := [i for i, u in zip(clients, columns, strict=True) if u.shape != columns[0].shape]:
+            raise UserError(
+                f"client {odd[0]} describes its data by {tuple(state.subspaces[odd[0]].columns.shape)} numbers, client "
+                f"{clients[0]} by {tuple(columns[0].shape)}: all samples must have one shape"
+            )
+        points = (
+            embedding(columns) if self.similarity == "projections" else torch.stack([u.T.flatten() for u in columns])
+        )
+        groups = k_means(points, self.clusters, stream_seed(net.task.seed, "clusters"))
+        state.cluster_of = dict(zip(clients, groups, strict=True))
+
+    def round(self, state: Any, net: Network, t: int) -> None:
+        means: dict[int, EntryMeans] = {}
+        for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
+            means.setdefault(state.cluster_of[i], EntryMeans()).add(reply.theta.dense(), reply.samples)
+        for k, mean in means.items():
+            state.models[k] = mean.over(state.models[k])
+
+    def downloads(self, state: Any, cohort: Sequence[Id]) -> dict[Id, Any]:
+        """To each client of the cohort what its cluster sends."""
+        made = {k: self.download(state, k) for k in {state.cluster_of[i] for i in cohort}}
+        return {i: made[state.cluster_of[i]] for i in cohort}
+
+    def download(self, state: Any, k: int) -> Any:
+        """What cluster k sends its clients in a round."""
+        return Model(Dense(state.models[k]))
+
+    def join(self, state: Clusters, net: Network, client: Id) -> None:
+        subspace = dict(net.call(self.describe, to=[client]))[client]
+        near = self.nearest(state, subspace)
+        inherited = self.inheritance(state, near, net.task) if self.inherit != "nothing" else {}
+        net.tell(self.begin, to=[client], send=Model(Dense(inherited)))
+        k = self.clusters + near
+        if not state.models[k]:
+            first = net.task.first_state(client, draw="newcomers")
+            state.models[k] = {name: inherited.get(name, first[name]) for name in state.models[near]}
+        state.cluster_of[client] = k
+        state.subspaces[client] = subspace
+
+    def nearest(self, state: Clusters, subspace: Subspace) -> int:
+        """Eq. 12: the cluster nearest to a newcomer. Raises Refused if its samples have another shape."""
+        members: dict[int, list[Tensor]] = {}
+        for i, k in state.cluster_of.items():
+            members.setdefault(k % self.clusters, []).append(state.subspaces[i].columns)
+        own, known = subspace.columns, next(iter(members.values()))[0]
+        if own.shape != known.shape:
+            raise Refused(
+                f"its samples have {len(own)} features and {own.shape[-1]} singular vectors, the known clients' "
+                f"{len(known)} and {known.shape[-1]}"
+            )
+        away = {k: subspace_distance(own, columns, self.similarity) for k, columns in sorted(members.items())}
+        return min(away, key=lambda k: away[k])
+
+    def inheritance(self, state: Any, near: int, task: Task) -> State:
+        """What a newcomer gets of its nearest cluster."""
+        model: State = state.models[near]
+        return model
+
+    def describe(self, state: Own, message: None, site: Site) -> Subspace:
+        return Subspace(Dense({"": subspace(site.tensors(site.train)[0], self.vectors)}))
+
+    def begin(self, state: Own, message: Model, site: Site) -> None:
+        """A newcomer's first model: what it inherits, the rest as all newcomers draw it."""
+        state.theta = dict(site.task.first_state(site.me, draw="newcomers")) | message.theta.dense()
+        site.record("accuracy.inherited", site.accuracy(site.model(state.theta)))
+
+    def train(self, state: Own, message: Model, site: Site) -> Trained:
+        theta = message.theta.dense()
+        model = site.model(state.theta | theta)
+        site.score("combined", model)
+        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)
+        site.score("cohort", model)
+        state.theta = state_of(model)
+        return Trained(Dense({name: state.theta[name] for name in self.uploaded(theta, site)}), len(site.train))
+
+    def uploaded(self, received: State, site: Site) -> list[str]:
+        """Names of the entries a client sends back of those it received."""
+        return list(received)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module | None:
+        return site.model(state.theta) if state.theta else None
+
+
+class EntryMeans:
+    """The weighted mean of each entry over the states that have it: memory of one model, however many are added."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, float] = {}
+        self._sums: State = {}
+
+    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Add one state, of any entries."""
+        for name, value in state.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(value, dtype=None if value.is_floating_point() else torch.float64)
+                self.weights[name] = 0.0
+            self._sums[name].add_(value, alpha=weight)
+            self.weights[name] += weight
+
+    def over(self, old: State) -> State:
+        """Eq. 10: the means in place of `old`'s entries; those nobody sent stay. Raises MethodError for others."""
+        if strange := self._sums.keys() - old.keys():
+            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
+        new = dict(old)
+        for name, total in self._sums.items():
+            mean = total / self.weights[name]
+            new[name] = mean if old[name].is_floating_point() else mean.round().to(old[name].dtype)
+        return new
+
+
+def subspace(samples: Tensor, vectors: int) -> Tensor:
+    """U_i (f, d), float32: the first d left singular vectors of the samples (m, …) as columns of (f, m), uncentred.
+
+    In every column the entry of largest magnitude (the first of equals) is positive. A direction the samples do not
+    have (fewer samples than d, or constant features) is a column of zeros, which is like nobody's.
+    """
+    columns = samples.flatten(1).T.double().cpu()
+    u, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
+    there = sizes > sizes.max().clamp(min=1e-300) * max(columns.shape) * torch.finfo(torch.float64).eps
+    u = (u * there)[:, :vectors]
+    signs = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()
+    full = torch.zeros(len(columns), vectors, dtype=torch.float64)
+    full[:, : u.shape[1]] = u * signs
+    return full.to(samples.dtype)
+
+
+def likeness(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """||U_i^T U_j||_F^2 of two lists of subspaces, float64 (n, m): the sum of squared cosines of principal angles."""
+    a, b = (torch.stack(list(us)).double() for us in (first, second))
+    cosines = a.permute(0, 2, 1).flatten(0, 1) @ b.permute(1, 0, 2).flatten(1)
+    return cosines.view(len(a), a.shape[2], len(b), b.shape[2]).square().sum((1, 3))
+
+
+def embedding(subspaces: Sequence[Tensor]) -> Tensor:
+    """Points (n, n) as far from each other as the projections U U^T are, by Frobenius norm."""
+    values, directions = torch.linalg.eigh(likeness(subspaces, subspaces))
+    points: Tensor = directions * values.clamp(min=0).sqrt()
+    return points
+
+
+def subspace_distance(own: Tensor, members: Sequence[Tensor], similarity: str = "projections") -> float:
+    """Eq. 12: from a subspace (f, d) to a cluster's mean, of projections U U^T or of the vectors themselves."""
+    if similarity == "vectors":
+        return float((own.double() - torch.stack(list(members)).double().mean(0)).norm())
+    square = likeness([own], [own]).sum() - 2 * likeness([own], members).mean() + likeness(members, members).mean()
+    return float(square.clamp(min=0).sqrt())
+
+
+def k_means(points: Tensor, clusters: int, seed: int) -> list[int]:
+    """The cluster of each point (n, …): k-means++ of 10 starts; clusters are numbered as they first appear."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than clusters: some stay empty
+        found = KMeans(clusters, n_init=10, random_state=seed % 2**32).fit(points.numpy()).labels_
+    order = list(dict.fromkeys(int(k) for k in found))
+    return [order.index(int(k)) for k in np.asarray(found)]

@@ -1,0 +1,36 @@
+"""FedBN: Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+ICLR 2021; as GENE-FL runs it, inside clusters.
+
+Batch normalisation, its parameters as well as its statistics, stays with each client, whose features may be
+distributed differently; everything else is averaged as in FedAvg. clusters=1 and fraction=1 is the original.
+
+Bytes per client, before lossless coding: once 4 f d up; in a round 4 D down and 4 D up, where D counts the model's
+values without batch normalisation; a newcomer gets 4 D once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from fewbytes.methods.clustered import Clustered
+
+
+@dataclass(frozen=True)
+class FedBN(Clustered):
+    """FedBN has no hyper-parameters beside those of its clusters and of local training."""
+
+    def shared(self, model: nn.Module) -> list[str]:
+        return without_batch_norm(model)
+
+
+def without_batch_norm(model: nn.Module) -> list[str]:
+    """Names of the model's entries, parameters and buffers, that are not of a batch normalisation."""
+    own = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for name in module.state_dict()
+    }
+    return [name for name in model.state_dict() if name not in own]

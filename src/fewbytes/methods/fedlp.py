@@ -1,0 +1,36 @@
+"""FedLP: Zhu, Shi, Luo, Wang, Peng, Fan, Letaief, "FedLP: Layer-Wise Pruning Mechanism for Communication-Computation
+Efficient Federated Learning", ICC 2023, homogeneous scheme; as GENE-FL runs it, inside clusters.
+
+Every client of a cohort trains the whole model and keeps each of its entries with probability 1 - ratio, independently
+by client, entry and round; only what is kept is sent. The server takes the plain mean of each entry over the clients
+that sent it; an entry nobody sent stays as it was.
+
+Bytes per client, before lossless coding: once 4 f d up; in a round 4 D down and, on average, 4 (1 - ratio) D up, where
+D counts the model's values (with batch-norm buffers); a newcomer gets 4 D once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fewbytes.method import Site
+from fewbytes.methods.clustered import Clustered, Clusters, EntryMeans
+from fewbytes.net import Network
+from fewbytes.state import State
+
+
+@dataclass(frozen=True)
+class FedLP(Clustered):
+    """Hyper-parameters of FedLP."""
+
+    ratio: float = 0.5  # part of the entries that is left out
+
+    def round(self, state: Clusters, net: Network, t: int) -> None:
+        means: dict[int, EntryMeans] = {}
+        for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
+            means.setdefault(state.cluster_of[i], EntryMeans()).add(reply.theta.dense())
+        for k, mean in means.items():
+            state.models[k] = mean.over(state.models[k])
+
+    def uploaded(self, received: State, site: Site) -> list[str]:
+        return [name for name in received if site.rng.random() >= self.ratio]

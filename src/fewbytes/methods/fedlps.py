@@ -1,0 +1,160 @@
+"""FedLPS: Jia, Zhang, Beheshti, Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local Parameter
+Sharing", AAAI 2024; as GENE-FL runs it, inside clusters.
+
+The first layers, the encoder, are trained once, in a cluster's first round, and stay as they are then. After its first
+local training every client prunes the other layers for good: the input and output channels of the least L1 norm,
+and the least weights of batch normalisation. It sends what is left; the server averages the pruned models, weighted by
+numbers of samples.
+
+Bytes per client, before lossless coding: once 4 f d up; in a round 4 D down and 4 n + P/8 up, for n values left of the
+P that are not the encoder's (in a cluster's first round 4 more for each of the encoder's values); a newcomer gets 4 D.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fewbytes.method import Site, Task
+from fewbytes.methods.clustered import Clustered, Clusters, EntryMeans, Own
+from fewbytes.models.build import batch_norm_names
+from fewbytes.models.layers import hidden_layers, layers_of
+from fewbytes.net import Network
+from fewbytes.state import State, state_of
+from fewbytes.wire import Dense, Masked, payload
+
+RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of clients by their number, where they differ
+
+
+@payload
+class Download:
+    """Server to client: Theta_k, and whether its encoder is trained already."""
+
+    theta: Dense
+    settled: bool
+
+
+@payload
+class Pruned:
+    """Client to server: what is left of its model, with the encoder until that is settled, and n_i."""
+
+    theta: Masked
+    samples: int
+
+
+@dataclass
+class Settling(Clusters):
+    """The server's state."""
+
+    settled: list[bool] = field(default_factory=list)  # whose encoder is trained
+
+
+@dataclass
+class Sparse(Own):
+    """A client's state."""
+
+    mask: State = field(default_factory=dict)  # of the entries that are pruned
+
+
+@dataclass(frozen=True)
+class FedLPS(Clustered):
+    """Hyper-parameters of FedLPS."""
+
+    ratio: float = 0.8  # p, the part of the channels that is pruned
+    ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
+
+    def server(self, task: Task) -> Settling:
+        models = super().server(task).models
+        return Settling(models, settled=[False] * len(models))
+
+    def client(self, site: Site) -> Sparse:
+        return Sparse({})
+
+    def round(self, state: Settling, net: Network, t: int) -> None:
+        means: dict[int, EntryMeans] = {}
+        for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
+            means.setdefault(state.cluster_of[i], EntryMeans()).add(reply.theta.dense(), reply.samples)
+        for k, mean in means.items():
+            state.models[k] = mean.over(state.models[k])
+            state.settled[k] = True
+
+    def download(self, state: Settling, k: int) -> Download:
+        return Download(Dense(state.models[k]), state.settled[k])
+
+    def train(self, state: Sparse, message: Download, site: Site) -> Pruned:  # type: ignore[override]
+        theta = message.theta.dense()
+        theta = theta | {name: theta[name] * kept for name, kept in state.mask.items()}
+        model = site.model(state.theta | theta)
+        site.score("combined", model)
+        encoder = encoder_names(model)
+        parameters = dict(model.named_parameters())
+        if message.settled:
+            for name in encoder & parameters.keys():
+                parameters[name].requires_grad_(False)
+        pruned = [(parameters[name], kept) for name, kept in state.mask.items()]
+
+        def keep_zeros() -> None:
+            for p, kept in pruned:
+                if p.grad is not None:
+                    p.grad.mul_(kept)
+
+        site.fit(
+            model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum, before_step=keep_zeros
+        )
+        after = state_of(model)
+        if message.settled:
+            after |= {name: theta[name] for name in encoder}  # its statistics too
+        if not state.mask:
+            ratio = RATIOS[site.me % len(RATIOS)] if self.ratios == "adaptive" else self.ratio
+            state.mask = prune_mask(model, ratio, encoder)
+        state.theta = after | {name: after[name] * kept for name, kept in state.mask.items()}
+        site.score("cohort", site.model(state.theta))
+        sent = {name: value for name, value in state.theta.items() if name not in encoder or not message.settled}
+        full = {name: torch.ones(value.shape, dtype=torch.bool) for name, value in sent.items()}
+        return Pruned(Masked.of(sent, full | state.mask), len(site.train))
+
+
+def encoder_names(model: nn.Module) -> set[str]:
+    """The entries before the first layer that is not of the first layer's width."""
+    layers, hidden = layers_of(model), hidden_layers(model)
+    modules = dict(model.named_modules())
+    width = modules[hidden[0]].weight.shape[0] if hidden else 0
+    later = next((i for i, layer in enumerate(hidden) if modules[layer].weight.shape[0] != width), 1)
+    first = layers[hidden[later]][0] if later < len(hidden) else layers[list(layers)[-1]][0]
+    names = list(model.state_dict())
+    return set(names[: names.index(first)])
+
+
+def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
+    """Which values stay, by entry: of layers whole channels, input and output; of batch normalisation single weights.
+
+    The classifier keeps all its outputs.
+    """
+    own, batch_norm, mask = model.state_dict(), batch_norm_names(model), {}
+    last = list(layers_of(model).values())[-1]
+    for names in layers_of(model).values():
+        weight = names[0]
+        if weight not in encoder:
+            value = own[weight].detach().abs().cpu().float()
+            outputs = largest(value.flatten(1).sum(1), 0.0 if names == last else ratio)
+            inputs = largest(value.transpose(0, 1).flatten(1).sum(1), ratio)
+            mask[weight] = (
+                (outputs[:, None] & inputs[None])
+                .view(*value.shape[:2], *[1] * (value.dim() - 2))
+                .expand(value.shape)
+                .contiguous()
+            )
+    for name in own:
+        if name in batch_norm and name.endswith("weight") and name not in encoder:
+            mask[name] = largest(own[name].detach().abs().cpu().float(), ratio)
+    return mask
+
+
+def largest(norms: Tensor, ratio: float) -> Tensor:
+    """True at all but the floor(ratio n) smallest norms (n,); equal ones by their place."""
+    kept = torch.ones(len(norms), dtype=torch.bool)
+    kept[norms.argsort(stable=True)[: int(ratio * len(norms))]] = False
+    return kept

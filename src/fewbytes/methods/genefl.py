@@ -1,0 +1,286 @@
+"""GENE-FL: "GENE-FL: Gene-Driven Parameter-Efficient Dynamic Federated Learning", arXiv 2504.14628, Algorithms 1 and 2.
+
+Clients are clustered once by the subspaces of their data. A client trains its own model with a pull towards its
+cluster's (Eq. 4) and a second one on the coordinates of low Fisher information (Eq. 5-8), scores its layers by how
+little they changed for their size (Eq. 9), and uploads the gamma best: its learnGene. The server averages each layer
+over the clients that sent it (Eq. 10). A newcomer of unseen classes gets the learnGene of the nearest cluster (Eq. 12)
+and draws the other layers at random.
+
+A layer is one convolution or linear map with its bias; batch normalisation stays with the client. gamma falls by one,
+from all layers, after every round in which the cluster's accuracy did not drop. Newcomers collaborate among themselves,
+in clusters that start from the learnGene and those random layers.
+
+Bytes per client, before lossless coding: once 4 f d up; in a round 4 W down and 4 W(gamma) up, for W values in all
+layers and W(gamma) in the uploaded ones; a newcomer gets 4 W(gamma) once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fewbytes.errors import UserError
+from fewbytes.fisher import fisher_diagonal
+from fewbytes.method import Site, Task
+from fewbytes.methods.clustered import Clustered, Clusters, EntryMeans, Own
+from fewbytes.models.layers import layers_of
+from fewbytes.net import Network
+from fewbytes.state import State, state_of
+from fewbytes.wire import Dense, payload
+
+Norm = Literal["global", "per_tensor_sum", "squared"]
+Score = Literal["cosine", "l1", "l2", "emd"]
+
+
+@payload
+class Cluster:
+    """Server to client: Theta_k's layers, and how many it wants back."""
+
+    theta: Dense
+    gamma: int
+
+
+@payload
+class LearnGene:
+    """Client to server: its gamma best layers, the scores xi of all layers, its accuracy in percent."""
+
+    theta: Dense
+    scores: list[float]
+    accuracy: float
+
+
+@dataclass
+class Schedule:
+    """What a cluster's gamma depends on, and the learnGene."""
+
+    gamma: int
+    senders: list[int]  # N^(l) of the last round
+    scores: list[float]  # mean xi of the last round
+    best: float = 0.0  # accuracy so far, percent
+
+
+@dataclass
+class Genes(Clusters):
+    """The server's state."""
+
+    schedules: list[Schedule] = field(default_factory=list)  # by cluster
+
+
+@dataclass(frozen=True)
+class GeneFL(Clustered):
+    """Hyper-parameters of GENE-FL; the paper's values, the specification's where the paper is silent."""
+
+    lambda_gen: float = 0.5  # lambda_1, weight of L_gen; 0: without
+    lambda_elastic: float = 0.05  # lambda_2, weight of L_elg; 0: without
+    threshold: float = 0.5  # epsilon, on normalised Fisher information
+    gamma: int = 0  # fewest layers in the learnGene; 0: 16 of every 21, as of the paper's ResNet-18
+    gamma_step: int = 1  # layers fewer after a round; 0: gamma layers from the first round on
+    tolerance: float = 0.5  # percent that accuracy may be below the best for gamma to fall
+    score: Score = "cosine"  # or distances, of which the smallest are kept
+    order: Literal["descending", "ascending"] = "descending"  # ascending: keeps the layers of the lowest scores
+    norm: Norm = "global"  # D of Eq. 4: over all tensors, or a sum over tensors, or squared
+    normalise: Literal["global", "per_tensor"] = "global"  # Fisher information, by its least and largest value
+    elastic: Literal["live", "target"] = "live"  # target: theta' is made once a round and pulls as a whole
+    steps: Literal["joint", "split"] = "joint"  # split: L_elg has a step of its own (Algorithm 1, line 9), no momentum
+    fisher: Literal["empirical", "model"] = "empirical"  # by true labels, or expected over the model's own
+    fisher_samples: int = 0  # at most so many of a client's samples; 0: all
+
+    def check(self, task: Task) -> None:
+        super().check(task)
+        layers = len(layers_of(task.first_model()))
+        if self.gamma > layers:
+            raise UserError(f"gamma is {self.gamma}, but the model has {layers} layers: give 1 to {layers}, or 0")
+
+    def server(self, task: Task) -> Genes:
+        models, model = super().server(task).models, task.first_model()
+        sizes = [sum(model.get_parameter(name).numel() for name in names) for names in layers_of(model).values()]
+        count, smallest = len(sizes), self.smallest(len(sizes))
+
+        def schedule(gamma: int) -> Schedule:
+            return Schedule(gamma, [0] * count, [1 / size for size in sizes])  # as if nothing had changed yet
+
+        first = [count if self.gamma_step else smallest] * self.clusters + [smallest] * self.clusters
+        return Genes(models, schedules=[schedule(gamma) for gamma in first])
+
+    def smallest(self, layers: int) -> int:
+        """gamma_min of a model of so many layers."""
+        return self.gamma or max(1, round(16 / 21 * layers))
+
+    def shared(self, model: nn.Module) -> list[str]:
+        return [name for names in layers_of(model).values() for name in names]
+
+    def observed(self, model: nn.Module) -> list[str]:
+        layers = layers_of(model)
+        sizes = torch.tensor([sum(model.get_parameter(n).numel() for n in names) for names in layers.values()])
+        kept = top_layers(1 / sizes.double(), self.smallest(len(layers)), self.order == "ascending")
+        return [name for names, sent in zip(layers.values(), kept, strict=True) if sent for name in names]
+
+    def round(self, state: Genes, net: Network, t: int) -> None:
+        layers = layers_of(net.task.first_model())
+        means: dict[int, EntryMeans] = {}
+        told: dict[int, list[tuple[list[float], float]]] = {}
+        for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
+            k = state.cluster_of[i]
+            means.setdefault(k, EntryMeans()).add(reply.theta.dense())
+            told.setdefault(k, []).append((reply.scores, reply.accuracy))
+        for k, mean in means.items():
+            state.models[k] = mean.over(state.models[k])  # Algorithm 2, Eq. 10
+            schedule = state.schedules[k]
+            schedule.senders = [int(mean.weights.get(names[0], 0)) for names in layers.values()]
+            schedule.scores = np.mean([scores for scores, _ in told[k]], axis=0).tolist()
+            accuracy = float(np.mean([accuracy for _, accuracy in told[k]]))
+            smallest = self.smallest(len(layers))
+            schedule.gamma = next_gamma(
+                schedule.gamma, accuracy, schedule.best, smallest, self.gamma_step, self.tolerance
+            )
+            schedule.best = max(schedule.best, accuracy)
+
+    def download(self, state: Genes, k: int) -> Cluster:
+        return Cluster(Dense(state.models[k]), state.schedules[k].gamma)
+
+    def inheritance(self, state: Genes, near: int, task: Task) -> State:
+        theta, schedule = state.models[near], state.schedules[near]
+        if self.inherit == "cluster":
+            return theta
+        layers = list(layers_of(task.first_model()).values())
+        gene = learngene(schedule.senders, schedule.scores, schedule.gamma)
+        return {name: theta[name] for layer in gene for name in layers[layer]}
+
+    def train(self, state: Own, message: Cluster, site: Site) -> LearnGene:  # type: ignore[override]
+        model = site.model(state.theta or message.theta.dense())  # from theta~, not from Theta_k
+        before, layers = state_of(model), layers_of(model)
+        theta: list[Tensor] = [model.get_parameter(name) for names in layers.values() for name in names]
+        cluster, keep = message.theta.dense(), dict.fromkeys(message.theta.dense(), torch.ones(()))
+        if self.lambda_elastic:
+            keep = self.low_information(model, site)  # Algorithm 1, lines 4-5
+        anchors = mixed(before, cluster, keep) if self.elastic == "target" else None
+        gen, elg = pulls(theta, cluster, keep, self.norm, anchors)
+        joint = self.lambda_elastic if self.steps == "joint" else 0.0
+
+        def extra(_: nn.Module) -> Tensor:
+            total = self.lambda_gen * gen() if self.lambda_gen else torch.zeros(())
+            return total + joint * elg() if joint else total
+
+        def second() -> None:
+            plain_step(theta, elg(), self.lr * self.lambda_elastic)
+
+        site.fit(
+            model, epochs=self.epochs, lr=self.lr, batch=self.batch,
+            momentum=self.momentum if self.steps == "joint" else 0.0,
+            extra=extra if self.lambda_gen or joint else None,
+            after_step=second if self.steps == "split" else None,
+        )  # fmt: skip
+        state.theta = state_of(model)
+        scores = layer_scores(state.theta, before, layers, self.score)
+        lowest = (self.order == "ascending") == (self.score == "cosine")  # of distances the smallest are kept
+        gene = top_layers(scores, message.gamma, lowest)
+        sent = [name for names, chosen in zip(layers.values(), gene, strict=True) if chosen for name in names]
+        accuracy = site.accuracy(model)
+        site.record("accuracy.cohort", accuracy)
+        return LearnGene(Dense({name: state.theta[name] for name in sent}), scores.tolist(), 100 * accuracy)
+
+    def low_information(self, model: nn.Module, site: Site) -> State:
+        """m of Eq. 6: true where theta~ has little Fisher information on the client's training samples."""
+        x, y = site.tensors(site.train)
+        if 0 < self.fisher_samples < len(y):
+            chosen = torch.from_numpy(site.rng.choice(len(y), self.fisher_samples, replace=False)).to(y.device)
+            x, y = x[chosen], y[chosen]
+        information = normalised(fisher_diagonal(model, x, y, kind=self.fisher), self.normalise == "per_tensor")
+        keep = {name: value <= self.threshold for name, value in information.items()}
+        site.record("measured.low_information", float(torch.cat([m.flatten() for m in keep.values()]).float().mean()))
+        return keep
+
+
+def normalised(fisher: Mapping[str, Tensor], per_tensor: bool = False) -> State:
+    """F^ of Eq. 6, in [0, 1]: by the least and the largest value of all tensors, or of each; 0 if those are equal."""
+    low, high = ({name: extreme(value) for name, value in fisher.items()} for extreme in (torch.min, torch.max))
+    if not per_tensor:
+        low = dict.fromkeys(fisher, min(low.values()))
+        high = dict.fromkeys(fisher, max(high.values()))
+    return {
+        name: (value - low[name]) / (high[name] - low[name]) if high[name] > low[name] else torch.zeros_like(value)
+        for name, value in fisher.items()
+    }
+
+
+def mixed(local: State, cluster: State, keep: State) -> State:
+    """theta' of Eq. 6: the client's value where `keep`, the cluster's elsewhere."""
+    return {name: torch.where(keep[name].bool(), local[name], cluster[name]) for name in keep}
+
+
+def distance(differences: Sequence[Tensor], norm: Norm = "global") -> Tensor:
+    """D of Eq. 4 from the differences of the tensors; its gradient where they are all 0 is 0."""
+    norms = torch.stack([torch.linalg.vector_norm(d) for d in differences])
+    if norm == "per_tensor_sum":
+        return norms.sum()
+    return norms.square().sum() if norm == "squared" else torch.linalg.vector_norm(norms)
+
+
+def pulls(
+    theta: Sequence[Tensor], cluster: State, keep: State, norm: Norm = "global", anchors: State | None = None
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """L_gen (Eq. 4) and L_elg (Eq. 8) of parameters that move; the states have them in the same order.
+
+    With `anchors`, theta' as it was before the first step, L_elg is the distance to it.
+    """
+    centre, masks, fixed = (
+        [torch.empty_like(p, requires_grad=False).copy_(value) for p, value in zip(theta, state.values(), strict=True)]
+        for state in (cluster, keep, cluster if anchors is None else anchors)
+    )
+
+    def gen() -> Tensor:
+        return distance([p - c for p, c in zip(theta, centre, strict=True)], norm)
+
+    def elg() -> Tensor:
+        apart = [p - a for p, a in zip(theta, fixed, strict=True)]
+        return distance(apart if anchors is not None else [m * d for m, d in zip(masks, apart, strict=True)], norm)
+
+    return gen, elg
+
+
+def plain_step(theta: list[Tensor], loss: Tensor, lr: float) -> None:
+    """One step of gradient descent."""
+    step = torch.autograd.grad(loss, theta)
+    with torch.no_grad():
+        torch._foreach_add_(theta, step, alpha=-lr)
+
+
+def layer_scores(current: State, before: State, layers: Mapping[str, Sequence[str]], score: Score = "cosine") -> Tensor:
+    """xi of Eq. 9, float64 (L,), of sum 1: likeness, or distance, of each layer before and after, over its size."""
+    raw = []
+    for names in layers.values():
+        a, b = (torch.cat([state[name].flatten().double() for name in names]) for state in (current, before))
+        raw.append(compared(a, b, score) / len(a))
+    scores = torch.tensor(raw, dtype=torch.float64)
+    return scores / scores.sum() if scores.sum() else scores
+
+
+def compared(a: Tensor, b: Tensor, score: Score) -> float:
+    """The cosine of two vectors (0 if one is 0), or minus their distance; emd: of their values as distributions."""
+    if score == "cosine":
+        lengths = a.norm() * b.norm()
+        return float(a @ b / lengths) if lengths else 0.0
+    if score == "emd":
+        a, b = a.sort().values, b.sort().values
+    return float(torch.linalg.vector_norm(a - b, 2 if score == "l2" else 1))
+
+
+def top_layers(scores: Tensor, gamma: int, lowest: bool = False) -> list[bool]:
+    """S of Eq. 9: true at the gamma highest (or lowest) scores; of equal ones the first."""
+    chosen = scores.argsort(descending=not lowest, stable=True)[:gamma].tolist()
+    return [layer in chosen for layer in range(len(scores))]
+
+
+def next_gamma(gamma: int, accuracy: float, best: float, smallest: int, step: int = 1, tolerance: float = 0.5) -> int:
+    """gamma of a cluster's next round: less by `step`, unless accuracy (percent) fell `tolerance` below the best."""
+    return max(smallest, gamma - step) if accuracy >= best - tolerance else gamma
+
+
+def learngene(senders: Sequence[int], scores: Sequence[float], gamma: int) -> list[int]:
+    """The gamma layers most clients sent, ascending; of equal ones those of the higher mean score, then the first."""
+    return sorted(sorted(range(len(senders)), key=lambda layer: (-senders[layer], -scores[layer], layer))[:gamma])

@@ -1,0 +1,459 @@
+"""GENE-FL: its equations against vectors computed by reference code, its properties, its bytes, its bad input."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import TinyNet, tiny_data, tiny_task
+from conftest import GOLDEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import fewbytes as fb
+from fewbytes.checkpoint import read_checkpoint
+from fewbytes.data import ClientData, Split, federate, load_dataset
+from fewbytes.methods.clustered import (
+    Clustered,
+    Clusters,
+    EntryMeans,
+    Model,
+    embedding,
+    k_means,
+    likeness,
+    subspace,
+    subspace_distance,
+)
+from fewbytes.methods.fedbn import FedBN, without_batch_norm
+from fewbytes.methods.fedfina import FedFina
+from fewbytes.methods.fedlp import FedLP
+from fewbytes.methods.fedlps import FedLPS
+from fewbytes.methods.genefl import (
+    GeneFL,
+    Genes,
+    layer_scores,
+    learngene,
+    mixed,
+    next_gamma,
+    normalised,
+    plain_step,
+    pulls,
+    top_layers,
+)
+from fewbytes.methods.learngene import Learngene, Moving
+from fewbytes.methods.partialfed import PartialFed
+from fewbytes.models import build_model
+from fewbytes.models.build import ModelBuilder
+from fewbytes.models.layers import layers_of
+from fewbytes.training import fit
+from fewbytes.wire import unpack
+
+golden = pytest.mark.golden
+TENSORS = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+
+
+def vectors(name: str) -> dict[str, Tensor]:
+    with np.load(GOLDEN / "genefl" / f"{name}.npz") as file:
+        return {key: torch.from_numpy(np.asarray(file[key])) for key in file.files}
+
+
+def group(found: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {tensor: found[f"{name}__{tensor}"] for tensor in TENSORS}
+
+
+def close(value: Tensor | float, expected: Tensor) -> None:
+    torch.testing.assert_close(
+        torch.as_tensor(value, dtype=torch.float64).detach(), expected.double(), rtol=1e-9, atol=1e-9
+    )
+
+
+def close_all(value: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, tensor in expected.items():
+        close(value[name], tensor)
+
+
+def same_groups(labels: list[int]) -> Tensor:
+    return torch.tensor([[a == b for b in labels] for a in labels])
+
+
+@golden
+def test_normalised_fisher_information_and_the_mixture():
+    found = vectors("elastic")
+    fisher = group(found, "fisher")
+    close_all(normalised(fisher), group(found, "Fhat_global"))
+    close_all(normalised(fisher, per_tensor=True), group(found, "Fhat_per_tensor"))
+    for threshold in (0.1, 0.5, 0.9):
+        keep = {name: value <= threshold for name, value in normalised(fisher).items()}
+        close_all(keep, group(found, f"mask_eps{threshold}"))
+        close_all(mixed(group(found, "local"), group(found, "cluster"), keep), group(found, f"mix_eps{threshold}"))
+    edge = normalised({"": found["edge_F"]})[""]
+    close(edge, found["edge_Fhat"])
+    close((edge <= 0.5).double(), found["edge_mask_eps0.5"])
+    close(normalised({"": found["const_F"]})[""], found["const_Fhat"])
+
+
+def perceptron(state: dict[str, Tensor]) -> nn.Sequential:
+    hidden, features = state["fc1.weight"].shape
+    model = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, len(state["fc2.bias"]))).double()
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), state.values(), strict=True):
+            p.copy_(value)
+    return model
+
+
+def terms(model: nn.Module, found: dict[str, Tensor], norm: str, target: bool = False):
+    cluster, keep = group(found, "Theta"), group(found, "mask")
+    anchors = mixed(group(found, "prev"), cluster, keep) if target else None
+    return pulls(list(model.parameters()), cluster, keep, norm, anchors)
+
+
+@golden
+@pytest.mark.parametrize("norm", ["global", "per_tensor_sum", "squared"])
+def test_the_objective_and_its_gradient(norm):
+    found = vectors("objective")
+    lambda_1, lambda_2 = float(found["lam1"]), float(found["lam2"])
+    for kind in ("", "at_cluster__"):
+        model = perceptron(group(found, "theta"))
+        classes = F.cross_entropy(model(found["X"]), found["y"])
+        at = found | {f"Theta__{name}": value for name, value in group(found, "theta").items()} if kind else found
+        gen, elastic = (term() for term in terms(model, at, norm))
+        total = classes + lambda_1 * gen + lambda_2 * elastic
+        total.backward()
+        close(total, found[f"{norm}__{kind}L_total"])
+        gradient = dict(zip(TENSORS, (p.grad for p in model.parameters()), strict=True))
+        close_all(gradient, group(found, f"{norm}__{kind}grad"))
+        if not kind:
+            for value, name in ((classes, "cls"), (gen, "gen"), (elastic, "elg")):
+                close(value, found[f"{norm}__L_{name}"])
+    model = perceptron(group(found, "theta"))
+    elastic = terms(model, found, norm, target=True)[1]()
+    close(elastic, found[f"{norm}__L_elg_target"])
+    gradient = torch.autograd.grad(elastic, list(model.parameters()))
+    close_all(dict(zip(TENSORS, gradient, strict=True)), group(found, f"{norm}__grad_elg_target"))
+
+
+@golden
+@pytest.mark.parametrize("norm", ["global", "per_tensor_sum", "squared"])
+def test_training_steps(norm):
+    found = vectors("objective")
+    lambda_1, lambda_2, lr = (float(found[name]) for name in ("lam1", "lam2", "lr"))
+    x, y = (torch.cat([found[f"batch{i}_{name}"] for i in range(3)]) for name in ("X", "y"))
+    size = len(found["batch0_y"])
+
+    def trained(samples: int, steps: str) -> dict[str, Tensor]:
+        model = perceptron(group(found, "theta"))
+        gen, elg = terms(model, found, norm)
+        split = steps == "split"
+        fit(
+            model, x[:samples], y[:samples], epochs=1, lr=lr, batch=size, order="stored",
+            momentum=0.0 if split else float(found["momentum"]),
+            extra=lambda _: lambda_1 * gen() + (0 if split else lambda_2 * elg()),
+            after_step=(lambda: plain_step(list(model.parameters()), elg(), lr * lambda_2)) if split else None,
+        )  # fmt: skip
+        return dict(zip(TENSORS, (p.detach() for p in model.parameters()), strict=True))
+
+    close_all(trained(size, "joint"), group(found, f"{norm}__after1_joint"))
+    close_all(trained(3 * size, "joint"), group(found, f"{norm}__after3_joint"))
+    close_all(trained(3 * size, "split"), group(found, f"{norm}__after3_split"))
+
+
+@golden
+def test_layer_scores_and_masks():
+    found = vectors("layer_scores")
+    count = len(found["dims"])
+    current, before = ({str(i): found[f"{kind}_{i}"] for i in range(count)} for kind in ("cur", "prev"))
+    scores = layer_scores(current, before, {str(i): [str(i)] for i in range(count)})
+    close(scores, found["xi"])
+    for gamma in range(count + 1):
+        close(torch.tensor(top_layers(scores, gamma)).double(), found["mask_descending"][gamma])
+        close(torch.tensor(top_layers(scores, gamma, lowest=True)).double(), found["mask_ascending"][gamma])
+    for gamma in (2, 4):
+        close(torch.tensor(top_layers(found["tie_xi"], gamma)).double(), found[f"tie_mask_gamma{gamma}"])
+
+
+@golden
+def test_aggregation_and_the_inherited_learngene():
+    found = vectors("aggregation")
+    masks = found["masks"]
+    old = {str(j): found[f"cluster_prev_{j}"] for j in range(masks.shape[1])}
+    mean = EntryMeans()
+    for i, mask in enumerate(masks):
+        mean.add({str(j): found[f"client{i}_layer{j}"] for j in range(len(mask)) if mask[j]})
+    new = mean.over(old)
+    for j in range(masks.shape[1]):
+        close(new[str(j)], found[f"cluster_new_{j}"])
+        assert mean.weights.get(str(j), 0) == found["counts"][j]
+    gene = learngene(found["counts"].tolist(), found["mean_xi"].tolist(), int(found["gamma"]))
+    assert gene == sorted(found["learngene_layers"].tolist())
+    for j in range(masks.shape[1]):
+        close(new[str(j)] if j in gene else found[f"theta0_{j}"], found[f"inherited_{j}"])
+
+
+@golden
+def test_the_schedule_of_gamma():
+    for case in json.loads((GOLDEN / "genefl" / "gamma_schedule.json").read_text()):
+        gammas, best = [case["L"]], 0.0
+        for accuracy in case["accs"]:
+            gammas.append(next_gamma(gammas[-1], accuracy, best, case["gamma_min"], case["step"], case["tol"]))
+            best = max(best, accuracy)
+        assert gammas == case["gamma"]
+
+
+@golden
+def test_subspaces_clusters_and_the_nearest_of_them():
+    found = vectors("subspace")
+    count, d = int(found["n_clients"]), int(found["d"])
+    subspaces = [subspace(found[f"X_{i}"].T, d) for i in range(count)]
+    for i, own in enumerate(subspaces):
+        torch.testing.assert_close(own, found[f"U_{i}"], rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(own.T.flatten(), found[f"u_{i}"], rtol=1e-6, atol=1e-9)
+    together = found["comembership"].bool()
+    literal = torch.stack([own.T.flatten() for own in subspaces])
+    assert (same_groups(k_means(embedding(subspaces), len(found["cluster_sizes"]), 0)) == together).all()
+    assert (same_groups(k_means(literal, len(found["cluster_sizes"]), 0)) == together).all()
+    close(
+        torch.cdist(embedding(subspaces), embedding(subspaces)).square(), found["projection_distance_matrix"].square()
+    )
+    angles = torch.linalg.svdvals(subspaces[0].T @ subspaces[1]).clamp(max=1).square().sum()
+    close(likeness(subspaces[:1], subspaces[1:2])[0, 0], angles)
+
+    newcomer = subspace(found["newcomer_X"].T, d)
+    members: dict[int, list[Tensor]] = {}
+    for i, k in enumerate(found["group"].tolist()):
+        members.setdefault(k, []).append(subspaces[i])
+    means = {k: torch.stack([own.T.flatten() for own in group]).mean(0) for k, group in members.items()}
+    order = [min(means, key=lambda k: float((means[k] - mean).norm())) for mean in found["cluster_means_vec"]]
+    away = torch.tensor([subspace_distance(newcomer, members[k], "vectors") for k in order], dtype=torch.float64)
+    close(away, found["newcomer_dist_vec"])
+    away = torch.tensor([subspace_distance(newcomer, members[k]) for k in order], dtype=torch.float64)
+    close(away, found["newcomer_dist_projection"])
+    near = int(away.argmin())
+    assert near == int(found["newcomer_nearest"])
+    members[order[near]].append(newcomer)
+    close(subspace_distance(newcomer, members[order[near]]), found["newcomer_dist_projection_after_join"])
+    joined = torch.stack([own.T.flatten() for own in members[order[near]]])
+    torch.testing.assert_close(joined.mean(0), found["updated_mean_vec"], rtol=1e-6, atol=1e-9)
+    assert len(joined) == int(found["updated_size"])
+
+
+@golden
+def test_what_the_paper_counts():
+    for case in json.loads((GOLDEN / "genefl" / "comm.json").read_text()):
+        model = build_model(f"resnet18:stem={case['stem']}x{case['stem']}", (3, 32, 32), case["num_classes"])
+        entries = {name: value.numel() for name, value in model.state_dict().items()}
+        sizes = [sum(entries[name] for name in names) for names in layers_of(model).values()]
+        assert sizes == [layer["dim"] for layer in case["layers"]]
+        assert sum(entries.values()) == case["FedAvg"]["elements"]
+        assert sum(sizes) == case["FedBN_all_bn"]["elements"]
+        kept = entries.keys() - set(without_batch_norm(model))
+        counted = sum(entries[name] for name in entries if name not in kept or "shortcut" in name)
+        assert counted == case["FedBN_name_filter"]["elements"]
+        for method, name in ((FedFina(), "FEDFINA"), (PartialFed(), "PARFED"), (Learngene(), "FEDLG")):
+            assert sum(entries[entry] for entry in method.shared(model)) == case[name]["elements"]
+        assert sum(entries[name] for name in FedBN().shared(model)) == case["FedBN_all_bn"]["elements"]
+        for row in case["gamma_cumulative"]:
+            sent = GeneFL(gamma=row["gamma"]).observed(model)
+            assert sum(entries[name] for name in sent) == row["elements"]
+
+
+# Clustering -----------------------------------------------------------------------------------------------------------
+
+DIGITS = load_dataset("digits").train
+
+
+def planted(groups: list[list[int]], sizes: list[tuple[int, int]], rng: np.random.Generator) -> list[Tensor]:
+    """Subspaces of clients (group, samples), each with samples of its group's classes only."""
+    x, y = DIGITS.load()
+    return [subspace(x[rng.choice(np.flatnonzero(np.isin(y, groups[g])), m, replace=False)], 5) for g, m in sizes]
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 4), st.integers(4, 12))
+def test_planted_groups_are_found_whatever_the_sample_counts(seed, count, clients):
+    rng = np.random.default_rng(seed)
+    classes = rng.permutation(10)
+    groups = [list(classes[2 * g : 2 * g + 2]) for g in range(count)]
+    sizes = [(i % count, int(rng.integers(20, 250))) for i in range(max(clients, 2 * count))]
+    found = k_means(embedding(planted(groups, sizes, rng)), count, seed)
+    assert (same_groups(found) == same_groups([g for g, _ in sizes])).all()
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 2**32 - 1))
+def test_clusters_and_distances_do_not_depend_on_signs_or_rotations_of_singular_vectors(seed):
+    rng = np.random.default_rng(seed)
+    own = planted([[0, 1], [2, 3], [7, 8]], [(i % 3, 40 + 9 * i) for i in range(9)], rng)
+    turned = [u * torch.from_numpy(rng.choice([-1.0, 1.0], 5)).float() for u in own]
+    turned[::2] = [u @ torch.linalg.qr(torch.from_numpy(rng.normal(size=(5, 5))).float())[0] for u in turned[::2]]
+    assert k_means(embedding(own), 3, 0) == k_means(embedding(turned), 3, 0)
+    torch.testing.assert_close(
+        subspace_distance(own[0], own[1:]), subspace_distance(turned[0], turned[1:]), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_subspace_does_not_depend_on_the_order_of_samples_and_leaves_out_what_the_data_lack():
+    x = DIGITS.load()[0][:40]
+    torch.testing.assert_close(subspace(x, 5), subspace(x.flip(0), 5))
+    assert (subspace(x, 5).norm(dim=0) - 1).abs().max() < 1e-5
+    few = subspace(x[:3], 5)
+    assert (few[:, 3:] == 0).all()
+    assert (few[:, :3].norm(dim=0) - 1).abs().max() < 1e-5
+    constant = subspace(torch.ones(9, 4), 3)
+    torch.testing.assert_close(constant, torch.tensor([[0.5, 0, 0]] * 4))
+    assert (subspace(torch.zeros(9, 4), 3) == 0).all()
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+QUICK = {"epochs": 1, "lr": 0.1, "batch": 8, "fraction": 1.0}
+
+
+def states(method: fb.Method, task: fb.Task, out: Path, rounds: int = 3) -> dict[str, Tensor]:
+    fb.run(method, task, rounds=rounds, out=out)
+    return {p.stem: value for p in sorted((out / "models").glob("client*")) for value in [load_file(p)]}
+
+
+def test_without_both_pulls_training_is_plain_and_the_models_are_those_of_separate_training(tmp_path):
+    """Clients go on from their own models, so that without the pulls the server changes nothing."""
+    task = tiny_task()
+    plain = states(GeneFL(**QUICK, clusters=2, vectors=2, lambda_gen=0, lambda_elastic=0), task, tmp_path / "plain", 1)
+    other = states(FedBN(**QUICK, clusters=2, vectors=2), task, tmp_path / "other", 1)
+    for client, state in plain.items():
+        assert all(torch.equal(value, other[client][name]) for name, value in state.items())
+
+
+def test_one_cluster_of_all_clients_is_fedavg(tmp_path):
+    task, how = tiny_task(), {"epochs": 1, "lr": 0.1, "batch": 8, "momentum": 0.9, "fraction": 1.0}
+    fb.run(Clustered(**how, clusters=1, vectors=2), task, rounds=3, out=tmp_path / "one")
+    fb.run(fb.FedAvg(**how), task, rounds=3, out=tmp_path / "all")
+    one = unpack(Clusters, read_checkpoint(tmp_path / "one").server, layout=task.layout(0)).models[0]
+    for name, value in load_file(tmp_path / "all" / "models" / "global.safetensors").items():
+        torch.testing.assert_close(one[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_the_pull_keeps_a_client_near_its_cluster(tmp_path):
+    task = tiny_task()
+    apart = []
+    for weight in (0.0, 5.0):
+        method = GeneFL(**QUICK, clusters=1, vectors=2, lambda_gen=weight)
+        models = list(states(method, task, tmp_path / str(weight), rounds=4).values())
+        first = task.first_state()
+        apart.append(sum(float((m["fc.weight"] - first["fc.weight"]).norm()) for m in models))
+    assert apart[1] < apart[0]
+
+
+def test_layers_nobody_sent_stay_and_are_not_on_the_wire(tmp_path):
+    task = tiny_task()
+    method = GeneFL(**QUICK, clusters=2, vectors=2, gamma=1, gamma_step=0)
+    result = fb.run(method, task, rounds=2, out=tmp_path / "run")
+    server = unpack(Genes, read_checkpoint(tmp_path / "run").server, layout=task.layout(0))
+    first, small = task.first_state(), 4 * 36
+    for model in server.models[:2]:
+        assert torch.equal(model["fc.weight"], first["fc.weight"])  # larger, so never among the one best
+        assert not torch.equal(model["conv.weight"], first["conv.weight"])
+    columns = result.ledger.columns()
+    trained = columns["handler"] == result.ledger.handlers.index("train")
+    assert set(columns["value_bytes_up"][trained]) == {small}
+    assert set(columns["value_bytes_up"][~trained]) == {4 * 16 * 2}  # U_i, once for each client
+    assert (~trained).sum() == 4
+
+
+def test_a_newcomer_like_a_member_joins_that_members_cluster_and_inherits_its_learngene(tmp_path):
+    data = tiny_data(5)
+    twin = replace(data, clients=(*data.clients[:4], data.clients[1]), presence=((1, None),) * 4 + ((3, None),))
+    task = fb.Task(TinyNet, twin)
+    method = GeneFL(**QUICK, clusters=2, vectors=2, gamma=1)
+    result = fb.run(method, task, rounds=4, out=tmp_path / "run", keep_frames=True)
+    server = unpack(Genes, read_checkpoint(tmp_path / "run").server, layout=task.layout(0))
+    assert server.cluster_of[4] == 2 + server.cluster_of[1]
+    joined = next(row for row in result.rounds if row["phase"] == "join")
+    assert (joined["round"], joined["client"]) == (3, 4)
+    sent = unpack(Model, (tmp_path / "run" / "frames" / "3-begin-4-down.frame").read_bytes(), layout=task.layout(4))
+    rest = task.first_state(draw="newcomers")
+    assert set(sent.theta.dense()) < set(task.first_state())
+    own = server.models[server.cluster_of[4]]
+    assert any(torch.equal(own[name], rest[name]) for name in own.keys() - sent.theta.dense().keys())
+
+
+@pytest.mark.parametrize("cls", [Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene, GeneFL])
+def test_it_learns_real_digits_and_sends_what_it_says(cls):
+    data = federate(load_dataset("digits"), "shards", 6, shards_per_client=3, newcomers=3, arrival=9, seed=1)
+    task = fb.Task(ModelBuilder("mlp:layers=3,hidden=64", (1, 8, 8), 10), data)
+    method = cls(clusters=2, epochs=5, lr=0.1, batch=16, fraction=1.0)
+    result = fb.run(method, task, rounds=12)
+    reached = {row["round"]: row["accuracy"]["cohort"] for row in result.rounds if row["phase"] == "round"}
+    assert max(reached[t] for t in range(5, 9)) > 0.75  # guessing the most frequent class: 0.48
+    assert max(reached[t] for t in range(10, 13)) > 0.75  # of newcomers; 0.46
+    columns = result.ledger.columns()
+    trained = columns["handler"] == result.ledger.handlers.index("train")
+    whole = 4 * sum(value.numel() for value in task.first_state().values())
+    up = columns["value_bytes_up"][trained & (columns["round"] == 12)]
+    assert (up == whole).all() if cls in (Clustered, FedBN) else (up < whole).all()
+
+
+def test_learngene_picks_the_layers_that_moved_least(tmp_path):
+    task = fb.Task(ModelBuilder("mlp:layers=6,hidden=8", (1, 4, 4), 3), tiny_data())
+    method = Learngene(**QUICK, clusters=2, vectors=2, select="updates", select_rounds=2)
+    fb.run(method, task, rounds=3, out=tmp_path / "run")
+    state = unpack(Moving, read_checkpoint(tmp_path / "run").server, layout=task.layout(0))
+    least = sorted(state.moved, key=lambda layer: state.moved[layer])[:4]
+    assert {name.rpartition(".")[0] for name in state.models[0]} == set(least)
+
+
+# Bad input ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (GeneFL(clusters=5), "clusters is 5, more than the 4 clients there are at first"),
+        (GeneFL(clusters=2, gamma=3), "gamma is 3, but the model has 2 layers"),
+        (FedLP(clusters=9), "clusters is 9"),
+    ],
+)
+def test_a_task_that_does_not_fit(method, words, tmp_path):
+    with pytest.raises(fb.UserError, match=words):
+        fb.run(method, tiny_task(), rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"gamma": -1}, "gamma"), ({"threshold": 1.5}, "threshold"), ({"clusters": 0}, "clusters"),
+     ({"score": "l3"}, "score is one of"), ({"lambda_gen": -1.0}, "lambda_gen")],
+)  # fmt: skip
+def test_a_setting_out_of_range(settings, words):
+    with pytest.raises(fb.UserError, match=words):
+        GeneFL(**settings)
+
+
+def test_one_client_needs_one_cluster():
+    with pytest.raises(fb.UserError, match="more than the 1 clients"):
+        fb.run(GeneFL(), tiny_task(clients=1), rounds=1)
+
+
+def test_a_newcomer_of_another_shape_is_refused_and_the_run_goes_on(tmp_path):
+    data = tiny_data(5)
+    odd = Split(torch.rand(12, 1, 5, 5), torch.arange(12) % 3)
+    clients = (*data.clients[:4], ClientData(odd, odd))
+    task = fb.Task(TinyNet, replace(data, clients=clients, presence=((1, None),) * 4 + ((2, None),)))
+    result = fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=3, out=tmp_path / "run")
+    assert result.summary["status"] == "done"
+    (row,) = [row for row in result.rounds if row["phase"] == "join"]
+    assert "its samples have 25 features" in row["left_out"][0]["why"]
+    assert 4 not in read_checkpoint(tmp_path / "run").known
+
+
+def test_clients_of_different_shapes_from_the_start_are_told_apart(tmp_path):
+    data = tiny_data(4)
+    odd = Split(torch.rand(12, 1, 5, 5), torch.arange(12) % 3)
+    task = fb.Task(TinyNet, replace(data, clients=(*data.clients[:3], ClientData(odd, odd))))
+    with pytest.raises(fb.UserError, match="client 3 describes its data"):
+        fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=1)
