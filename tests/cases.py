@@ -172,6 +172,11 @@ def scheduled_task() -> fb.Task:
     return fb.Task(TinyNet, dataclasses.replace(tiny_data(len(PRESENCE)), presence=PRESENCE))
 
 
+def late_task() -> fb.Task:
+    """Two clients from the start, a third from round 2 on."""
+    return fb.Task(TinyNet, dataclasses.replace(tiny_data(3), presence=((1, None), (1, None), (2, None))))
+
+
 def task_of(name: str, clients: int = 4) -> fb.Task:
     """The task a case runs on: a different model on every client where the method takes that."""
     if isinstance(CASES[name], Heterogeneous):

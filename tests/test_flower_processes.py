@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from cases import CASES, tiny_task
 from test_laws import ROUNDS, fingerprint, uninterrupted  # noqa: F401 (a fixture)
@@ -50,7 +51,7 @@ clientapp = "apps:client"
 APPS = """
 import sys
 sys.path.insert(0, {tests!r})
-from cases import CASES, tiny_task
+from cases import CASES, late_task, tiny_task
 from flwr.serverapp import ServerApp
 import fewbytes as fb
 from fewbytes.engines.flower import client_app, serve
@@ -58,16 +59,19 @@ server, method = ServerApp(), CASES[{case!r}]
 server = ServerApp()
 @server.main()
 def main(grid, context):
-    serve(grid, method, tiny_task(clients=2), rounds=2, out={out!r}, names=["client-0", "client-1"], evaluate_every=2)
-client = client_app(method, lambda context: tiny_task(clients=2))
+    serve(grid, method, {task}, rounds={rounds}, out={out!r}, names=[f"client-{{i}}" for i in range({clients})])
+client = client_app(method, lambda context: {task})
 """
 
 
-def write_app(folder: Path, case: str, out: Path) -> Path:
+def write_app(
+    folder: Path, case: str, out: Path, task: str = "tiny_task(clients=2)", clients: int = 2, rounds: int = 2
+) -> Path:
     folder.mkdir()
     (folder / "pyproject.toml").write_text(PYPROJECT)
     (folder / "LICENSE").write_text("Apache-2.0")
-    (folder / "apps.py").write_text(APPS.format(tests=str(TESTS), case=case, out=str(out)))
+    text = APPS.format(tests=str(TESTS), case=case, out=str(out), task=task, rounds=rounds, clients=clients)
+    (folder / "apps.py").write_text(text)
     return folder
 
 
@@ -115,8 +119,8 @@ def deployment(tmp_path_factory):
         yield flower
 
 
-@pytest.mark.parametrize("name", ["fusefl", "fedpurin"])
-def test_a_deployment_is_the_local_engine(name, deployment, tmp_path):
+def test_a_deployment_is_the_local_engine(deployment, tmp_path):
+    name = "fusefl"
     out = deployment.folder / "runs" / name
     run = deployment.submit(write_app(tmp_path / "app", name, out))
     deadline = time.monotonic() + 300
@@ -124,8 +128,31 @@ def test_a_deployment_is_the_local_engine(name, deployment, tmp_path):
         assert time.monotonic() < deadline, deployment.run_status(run)
         time.sleep(2)
     assert deployment.run_status(run) == ("finished:completed", "")
-    fb.run(CASES[name], tiny_task(clients=2), rounds=2, out=tmp_path / "local", evaluate_every=2)
+    fb.run(CASES[name], tiny_task(clients=2), rounds=2, out=tmp_path / "local")
     assert fingerprint(out) == fingerprint(tmp_path / "local")
+
+
+def test_a_newcomer_that_connects_to_a_live_run_is_served_between_rounds(deployment, tmp_path):
+    """GENE-FL: it describes its data, gets the nearest cluster's learnGene, and trains from then on."""
+    out = deployment.folder / "runs" / "live"
+    deployment.register(["client-2"])
+    run = deployment.submit(write_app(tmp_path / "app", "genefl", out, "late_task()", clients=3, rounds=6))
+    deadline, connected = time.monotonic() + 300, False
+    while not deployment.run_status(run)[0].startswith("finished"):
+        assert time.monotonic() < deadline, deployment.run_status(run)
+        if not connected and (out / "rounds.jsonl").exists() and len((out / "rounds.jsonl").read_text().splitlines()):
+            deployment.start_supernode("client-2", {"partition-id": 2, "folder": str(deployment.folder / "runs")})
+            connected = True
+        time.sleep(1)
+    assert deployment.run_status(run) == ("finished:completed", "")
+    rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    (join,) = [row for row in rows if row["phase"] == "join"]
+    assert join["client"] == 2
+    assert 1 < join["round"] <= 6
+    assert join["uplink_bytes"] > 0 < join["downlink_bytes"]
+    assert [row["round"] for row in rows if row["phase"] == "round"] == [1, 2, 3, 4, 5, 6]
+    ledger = pq.read_table(out / "ledger.parquet").to_pylist()
+    assert {"describe", "begin"} <= {row["handler"] for row in ledger if row["client"] == 2}
 
 
 def test_deploy_prepares_other_hosts(tmp_path):
