@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch import Tensor, nn
 
 from fewbytes.errors import UserError
@@ -127,6 +128,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "used twice": Twice,
     "tied": tied,
     "weight norm": lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(36, 3))),
+    "pruned": lambda: nn.Sequential(nn.Flatten(), nn.utils.prune.l1_unstructured(nn.Linear(36, 3), "weight", 0.5)),
     "attention": attention,
 }
 

@@ -20,7 +20,10 @@ from torch import Tensor, nn
 
 from fewbytes.data import load_dataset
 from fewbytes.fisher import fisher_diagonal
+from fewbytes.methods.genefl import layer_scores, normalised
 from fewbytes.models import build_model
+from fewbytes.models.layers import layers_of
+from fewbytes.state import State, state_of
 from fewbytes.training import fit, prepared, ready
 
 CASES = {"mlp": (128, 50), "resnet8": (128, 3), "resnet18": (64, 3)}  # samples of the client, repeats
@@ -36,9 +39,12 @@ def client_data(model: str, samples: int) -> tuple[Tensor, Tensor]:
     return ready(x), y
 
 
-def added(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """What the method does on a client besides training."""
-    fisher_diagonal(model, x, y)
+def added(model: nn.Module, x: Tensor, y: Tensor, before: State) -> None:
+    """What the method does on a client besides its steps: the mask of low information, the scores after training."""
+    information = normalised(fisher_diagonal(model, x, y))
+    for value in information.values():
+        value.le(0.5)
+    layer_scores(state_of(model), before, layers_of(model))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -58,7 +64,7 @@ def main() -> None:
         x, y = client_data(name, samples)
         model = prepared(build_model(name, tuple(x.shape[1:]), 10))
         train = partial(fit, model, x, y, epochs=EPOCHS, lr=0.01, batch=64, momentum=0.9)
-        score = partial(added, model, x, y)
+        score = partial(added, model, x, y, state_of(model))
         score()  # the first call is slower
         times = [(seconds(train), seconds(score)) for _ in range(repeats)]
         local, extra = (median(column) for column in zip(*times, strict=True))
