@@ -85,7 +85,7 @@ CASES: dict[str, fb.Method] = {
     "learngene": fb.Learngene(**LOCAL, **GENE, select="updates", select_rounds=2),
 }
 
-SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin"]
+SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl"]
 """The cases that are also run with clients that come and go."""
 PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))
 """Of six clients: two leave before the last of four rounds, three come, two of them before the same round."""

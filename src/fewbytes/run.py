@@ -311,6 +311,8 @@ class _Loop:
                 "accuracy": accuracy,
                 "loss": loss,
             }
+            measured = _means(net.records, "measured.")
+            row |= {"measured": measured} if measured else {}
             row |= net.ledger.totals(before)
             broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
             row |= {"not_finite": broken} if broken else {}
