@@ -8,8 +8,8 @@ shared tensors. The label is told by the classifier's bias. A high PSNR is a lea
 Worst cases for the client: batches are of one image; a label that the upload does not tell is given to the attacker;
 so are batch normalisation's statistics, which are used, not updated (evaluation mode).
 
-Two choices beside the authors' code: float64 and a line search (strong Wolfe conditions), without which a third of the
-starts on a LeNet and CIFAR-10 diverges.
+Choices beside the authors' code: float64; a line search (strong Wolfe conditions), without which a third of the starts
+on a LeNet and CIFAR-10 diverges; small gradients must match to a smaller loss; batch normalisation starts as usual.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fewbytes.streams import seeded, stream, stream_seed
 
 MATCHED = 1e-6  # of Eq. 13: gradients that differ by less match
 RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
-WEIGHTS = 0.5  # a network that is not the run's has weights and biases U(-0.5, 0.5), as in the authors' code
+WEIGHTS = 0.5  # a network that is not the run's has layers of weights and biases U(-0.5, 0.5), as in the authors' code
 HISTORY = 100  # of L-BFGS
 
 Told = Callable[[int, int, str], None]
@@ -74,10 +74,10 @@ def attack(
 ) -> dict[str, Any]:
     """Attack training images of a client of a run; writes RUN/attack.json, which it returns, and RUN/attack.png.
 
-    `model`: a name for `build_model`, whose weights and biases are then U(-0.5, 0.5), or "run", the model that the run
-    saved: the client's own, else the global one. Which of its tensors are shared the run's method tells. The same seed,
-    on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a folder that is
-    no run, data that are no images, too few images, and a method whose uploads are no gradients.
+    `model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model that
+    the run saved: the client's own, else the global one. Which of its tensors are shared the run's method tells. The
+    same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
+    folder that is no run, data that are no images, too few images, and a method whose uploads are no gradients.
     """
     how = how or Attacking()
     experiment = experiment_of(run)
@@ -198,18 +198,19 @@ def reconstruct(
 
     Starts from N(0, 1), drawn from torch's global CPU generator, and again, `restarts` times, where the loss stays
     above 1e-6, be it in a local minimum or because it is not finite any more; of all that were met the image with the
-    least loss is taken. Parameters must be float64.
+    least loss is taken. Small gradients, of squared norm s < 1, must match to 1e-6 s. Parameters must be float64.
     """
     device = next(model.parameters()).device
+    scale = min(1.0, sum(float(value.square().sum()) for value in observed.values())) or 1.0
     best, least = torch.empty(0), math.inf
     for start in range(1 + restarts):
         x = torch.randn(1, *shape, dtype=torch.float64).to(device)
-        found, loss = _descended(lambda x: matching_loss(model, observed, x, label), x, iterations)
+        found, loss = _descended(lambda x: matching_loss(model, observed, x, label) / scale, x, iterations)
         if start == 0 or loss < least:
             best, least = found, loss
         if least < MATCHED:
             break
-    return best, least
+    return best, least * scale
 
 
 def _descended(loss_of: Callable[[Tensor], Tensor], x: Tensor, iterations: int) -> tuple[Tensor, float]:
@@ -267,10 +268,12 @@ def _networks(model: str, task: Task, run: Path, client: Id, seed: int) -> tuple
 
 
 def _untrained(model: str, task: Task, seed: int, whose: str) -> nn.Module:
+    """A model by name. Batch normalisation stays as it is made: drawn too, it would let no gradient reach the image."""
     with seeded(seed, "attack", whose):
         made = build_model(model, task.sample_shape, len(task.data.classes))
-        for parameter in made.parameters():
-            nn.init.uniform_(parameter, -WEIGHTS, WEIGHTS)
+        for layer in made.modules():
+            for parameter in layer.parameters(recurse=False) if isinstance(layer, (nn.Conv2d, nn.Linear)) else ():
+                nn.init.uniform_(parameter, -WEIGHTS, WEIGHTS)
     return made
 
 
