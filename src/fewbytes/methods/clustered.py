@@ -102,7 +102,7 @@ class Clustered(Method):
 
     def check(self, task: Task) -> None:
         """Raises UserError for a task whose clients cannot be clustered so, or have different models."""
-        there = sum(first <= 1 for first, _ in task.data.presence or [(1, None)] * len(task.clients))
+        there = len(task.data.present(1))
         if self.clusters > there:
             raise UserError(f"clusters is {self.clusters}, more than the {there} clients there are at first: lower it")
         if len({task.architecture(i) for i in task.clients}) > 1:
