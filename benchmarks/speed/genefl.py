@@ -65,8 +65,8 @@ def main() -> None:
         x, y = client_data(name, samples)
         model = prepared(build_model(name, tuple(x.shape[1:]), 10))
         entries = [entry for own in layers_of(model).values() for entry in own]
-        theta: list[Tensor] = [model.get_parameter(name) for name in entries]
-        centre = {name: p.detach().clone() for name, p in zip(entries, theta, strict=True)}
+        theta: State = {name: model.get_parameter(name) for name in entries}
+        centre = {name: p.detach().clone() for name, p in theta.items()}
         gen, elg = pulls(theta, centre, {name: torch.ones_like(p) for name, p in centre.items()})
         plain = partial(fit, model, x, y, epochs=EPOCHS, lr=0.01, batch=64, momentum=0.9)
         train = partial(plain, extra=lambda _, gen=gen, elg=elg: 0.5 * gen() + 0.05 * elg())

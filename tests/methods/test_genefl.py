@@ -111,7 +111,7 @@ def perceptron(state: dict[str, Tensor]) -> nn.Sequential:
 def terms(model: nn.Module, found: dict[str, Tensor], norm: str, target: bool = False):
     cluster, keep = group(found, "Theta"), group(found, "mask")
     anchors = mixed(group(found, "prev"), cluster, keep) if target else None
-    return pulls(list(model.parameters()), cluster, keep, norm, anchors)
+    return pulls(dict(zip(TENSORS, model.parameters(), strict=True)), cluster, keep, norm, anchors)
 
 
 @golden
@@ -405,6 +405,19 @@ def test_learngene_picks_the_layers_that_moved_least(tmp_path):
     state = unpack(Moving, read_checkpoint(tmp_path / "run").server, layout=task.layout(0))
     least = sorted(state.moved, key=lambda layer: state.moved[layer])[:4]
     assert {name.rpartition(".")[0] for name in state.models[0]} == set(least)
+
+
+def test_parameters_that_do_not_train_stay(tmp_path):
+    class Half(TinyNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv.requires_grad_(False)
+
+    task = fb.Task(Half, tiny_data())
+    for steps in ("joint", "split"):
+        models = states(GeneFL(**QUICK, clusters=2, vectors=2, steps=steps), task, tmp_path / steps, rounds=2)
+        for model in models.values():
+            assert torch.equal(model["conv.weight"], task.first_state()["conv.weight"])
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -154,8 +154,9 @@ class GeneFL(Clustered):
     def train(self, state: Own, message: Cluster, site: Site) -> LearnGene:  # type: ignore[override]
         model = site.model(state.theta or message.theta.dense())  # from theta~, not from Theta_k
         before, layers = state_of(model), layers_of(model)
-        theta: list[Tensor] = [model.get_parameter(name) for names in layers.values() for name in names]
-        cluster, keep = message.theta.dense(), dict.fromkeys(message.theta.dense(), torch.ones(()))
+        named = {name: model.get_parameter(name) for names in layers.values() for name in names}
+        theta: State = {name: p for name, p in named.items() if p.requires_grad}
+        cluster, keep = message.theta.dense(), dict.fromkeys(theta, torch.ones(()))
         if self.lambda_elastic:
             keep = self.low_information(model, site)  # Algorithm 1, lines 4-5
         anchors = mixed(before, cluster, keep) if self.elastic == "target" else None
@@ -167,7 +168,7 @@ class GeneFL(Clustered):
             return total + joint * elg() if joint else total
 
         def second() -> None:
-            plain_step(theta, elg(), self.lr * self.lambda_elastic)
+            plain_step(list(theta.values()), elg(), self.lr * self.lambda_elastic)
 
         site.fit(
             model, epochs=self.epochs, lr=self.lr, batch=self.batch,
@@ -222,22 +223,22 @@ def distance(differences: Sequence[Tensor], norm: Norm = "global") -> Tensor:
 
 
 def pulls(
-    theta: Sequence[Tensor], cluster: State, keep: State, norm: Norm = "global", anchors: State | None = None
+    theta: State, cluster: State, keep: State, norm: Norm = "global", anchors: State | None = None
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """L_gen (Eq. 4) and L_elg (Eq. 8) of parameters that move; the states have them in the same order.
+    """L_gen (Eq. 4) and L_elg (Eq. 8) of the parameters `theta`, as they are when it is called.
 
     With `anchors`, theta' as it was before the first step, L_elg is the distance to it.
     """
     centre, masks, fixed = (
-        [torch.empty_like(p, requires_grad=False).copy_(value) for p, value in zip(theta, state.values(), strict=True)]
+        [torch.empty_like(p, requires_grad=False).copy_(state[name]) for name, p in theta.items()]
         for state in (cluster, keep, cluster if anchors is None else anchors)
     )
 
     def gen() -> Tensor:
-        return distance([p - c for p, c in zip(theta, centre, strict=True)], norm)
+        return distance([p - c for p, c in zip(theta.values(), centre, strict=True)], norm)
 
     def elg() -> Tensor:
-        apart = [p - a for p, a in zip(theta, fixed, strict=True)]
+        apart = [p - a for p, a in zip(theta.values(), fixed, strict=True)]
         return distance(apart if anchors is not None else [m * d for m, d in zip(masks, apart, strict=True)], norm)
 
     return gen, elg
