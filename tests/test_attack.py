@@ -284,7 +284,7 @@ def test_mistakes_are_told(fedavg, tmp_path):
         "unknown model 'lenett' .did you mean 'lenet'": (fedavg, "lenett"),
         "no client 7: the run has 2 clients": (fedavg, "lenet", 7),
         "30 training images, fewer than 31": (fedavg, "lenet", 0, Attacking(images=31)),
-        "has no parameter|uploads no change": (flat,),
+        "has no parameter|uploads no fixed tensors": (flat,),
     }
     for told, arguments in mistakes.items():
         with pytest.raises(fb.UserError, match=told):

@@ -121,6 +121,9 @@ class _Teller(Watcher):
         self.tell("refused", client=client, why=why)
         print(f"client {client} cannot join: {why}", flush=True)
 
+    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
+        self.tell("moved", up=uplink_bytes, down=downlink_bytes)
+
     def scored(self, row: dict[str, Any]) -> None:
         self.tell("scored", row=row)
         scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())

@@ -93,7 +93,9 @@ def attack(
     victim, attacker = _networks(model, task, run, client, how.seed)
     shared = method.observed(victim)
     if not shared:
-        raise UserError(f"{experiment.method} uploads no change of a client's parameters: there is nothing to invert")
+        raise UserError(
+            f"{experiment.method} uploads no fixed tensors of a client's model, so the attack does not apply"
+        )
     parameters = dict(victim.named_parameters())
     load_state(attacker, {name: parameters[name] for name in shared} | dict(victim.named_buffers()))
     rows = sorted(stream(how.seed, "attack", "images").choice(len(split), how.images, replace=False).tolist())

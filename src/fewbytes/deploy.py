@@ -191,6 +191,8 @@ class Deployed:
                         watcher.joined(event["client"])
                     case "refused":
                         watcher.refused(event["client"], event["why"])
+                    case "moved":
+                        watcher.moved(event["up"], event["down"])
                     case "scored":
                         watcher.scored(event["row"])
                     case "failed":

@@ -65,8 +65,11 @@ class Display(Watcher):
         self._replies += 1
         self._show()
 
+    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
+        self._up, self._down = uplink_bytes, downlink_bytes
+
     def scored(self, row: dict[str, Any]) -> None:
-        self._up, self._down, self._replies = self._up + row["uplink_bytes"], self._down + row["downlink_bytes"], 0
+        self._replies = 0
         if self._joined:
             self.note(f"round {row['round']}: joined: {self._joiners()}")
             self._joined = []

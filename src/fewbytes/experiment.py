@@ -118,7 +118,16 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return said | {
             "dataset": self.dataset, "model": self.model, "partition": self.partition,
             "sample_shape": list(shape), "classes": len(task.data.classes),
+            **(self._pools(task) if self.newcomers else {}),
         }  # fmt: skip
+
+    def _pools(self, task: Task) -> dict[str, list[int]]:
+        """The classes that known clients and newcomers hold samples of."""
+        counts = task.data.label_counts()["train"]
+        pools = {"known_classes": counts[: self.clients], "newcomer_classes": counts[self.clients :]}
+        return {
+            name: [c for c, held in enumerate(zip(*rows, strict=True)) if any(held)] for name, rows in pools.items()
+        }
 
 
 CLASS_LISTS = ("known_classes", "newcomer_classes")

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -91,6 +91,8 @@ class Method(ABC):
             value, choices = getattr(self, f.name), typing.get_args(hints[f.name])
             if typing.get_origin(hints[f.name]) is Literal and value not in choices:
                 raise UserError(f"{f.name} is one of {', '.join(map(str, choices))}, not {value!r}")
+            if hints[f.name] is int and not isinstance(value, int):
+                raise UserError(f"{f.name} is a whole number, not {value!r}")
             own = f"{type(self).__name__.lower()}.{f.name}"
             fits, words = RANGES.get(own) or RANGES.get(f.name) or (lambda v: True, "")
             if not fits(value):
@@ -164,13 +166,15 @@ class Task:
         test: Any = None,
         *,
         public: Any = None,
+        presence: Sequence[tuple[int, int | None]] | None = None,
         seed: int = 0,
     ) -> Task:
         """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
 
         Each set is an (x, y) pair of tensors or a data set of (x, y) items. None stands for a client whose data lie
         elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are optional
-        and ignored. Raises UserError for other sets without labels.
+        and ignored. `presence`: per client the first and the last round it is there (None: to the end); who comes after
+        round 1 is a newcomer. Raises UserError for other sets without labels.
         """
         if not callable(model):
             raise UserError(
@@ -186,7 +190,8 @@ class Task:
         if isinstance(public, Tensor | np.ndarray):
             public = (public, np.zeros(len(public), np.int64))
         shared = None if public is None else Split.of(public)
-        return cls(model, FederatedData(data, server, tuple(map(str, range(highest + 1))), shared), seed)
+        classes, spans = tuple(map(str, range(highest + 1))), None if presence is None else tuple(presence)
+        return cls(model, FederatedData(data, server, classes, shared, spans), seed)
 
     @property
     def clients(self) -> list[Id]:

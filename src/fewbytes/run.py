@@ -53,6 +53,9 @@ class Watcher:
     def refused(self, client: Id, why: str) -> None:
         """A client the run did not know cannot be served; the run goes on without it."""
 
+    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
+        """Bytes that the whole run has moved so far: told when it begins, and after each of its steps."""
+
     def scored(self, row: dict[str, Any]) -> None:
         """A line of rounds.jsonl has been written."""
 
@@ -236,6 +239,7 @@ class _Loop:
             _write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
             gallery.forget_after(self.folder, done + finished)
         self.watcher.started(self.folder, self.rounds, done)
+        self._tell_moved(net)
         try:
             with terminating():
                 if checkpoint is None:
@@ -321,17 +325,24 @@ class _Loop:
             self.rows.append(row)
         gallery.keep(self.folder, t, net.shown)
         self._checkpoint(net, t, phase)
+        self._tell_moved(net)
         if phase == "round":
             self.watcher.scored(row)
 
+    def _tell_moved(self, net: Network) -> None:
+        totals = net.ledger.totals()
+        self.watcher.moved(totals["uplink_bytes"], totals["downlink_bytes"])
+
     def _score(self, net: Network) -> dict[str, float]:
         accuracy = {}
-        clients = [
-            (correct, n) for correct, n in net.score_clients().values() if n
-        ]  # n is 0 where there is no model yet
-        if clients:
-            accuracy["personalised"] = float(np.mean([correct / n for correct, n in clients]))
-            accuracy["micro"] = sum(correct for correct, _ in clients) / sum(n for _, n in clients)
+        scores = {i: score for i, score in net.score_clients().items() if score[1]}  # 0 samples: no model yet
+        if scores:
+            accuracy["personalised"] = float(np.mean([correct / n for correct, n in scores.values()]))
+            accuracy["micro"] = sum(c for c, _ in scores.values()) / sum(n for _, n in scores.values())
+        first = set(self.task.data.present(1))
+        late = [correct / n for i, (correct, n) in scores.items() if i not in first]
+        if late and len(late) < len(scores):
+            accuracy["newcomers"] = float(np.mean(late))
         model = self.method.global_model(self.state, self.task)
         test = self.task.data.test
         if model is not None and len(test):
@@ -367,7 +378,14 @@ class _Loop:
 
     def _summary(self, net: Network) -> dict[str, Any]:
         kinds = dict.fromkeys(kind for row in self.rows for kind in row["accuracy"])
-        curves = {k: [(r["round"], r["accuracy"][k]) for r in self.rows if k in r["accuracy"]] for k in kinds}
+        turnover = _turnover(self.task, self.rounds)
+        since = turnover if turnover and any(r["phase"] == "round" and r["round"] >= turnover for r in self.rows) else 1
+        scored = [r for r in self.rows if r["phase"] != "join"]
+        curves = {k: [(r["round"], r["accuracy"][k]) for r in scored if k in r["accuracy"]] for k in kinds}
+        earlier = {k: [value for t, value in curve if t < since][-1:] for k, curve in curves.items()}
+        curves = {
+            k: later for k, curve in curves.items() if (later := [(t, value) for t, value in curve if t >= since])
+        }
         scores = {
             kind: {
                 "final": curve[-1][1],
@@ -390,15 +408,22 @@ class _Loop:
             "rounds": len(rows),
             "status": self.status,
             "accuracy": {"kind": kind, **scores.get(kind, nothing), "all": scores},
+            **({"turnover": since, "accuracy_before": {k: v[0] for k, v in earlier.items() if v}} if since > 1 else {}),
             "majority_class_accuracy": majority_class_accuracy(self.task),
             **totals,
-            "left_out": int((net.ledger.columns()["outcome"] != 0).sum()),
+            "left_out": int((net.ledger.columns()["outcome"] != 0).sum()) + len(self.refused),
             "uplink_bytes_per_client_round": totals["uplink_bytes"] / max(1, exchanges),
             "downlink_bytes_per_client_round": totals["downlink_bytes"] / max(1, exchanges),
             "seconds": round(self.seconds, 3),
             "peak_memory_bytes": net.peak_memory_bytes,
             "versions": versions(),
         }
+
+
+def _turnover(task: Task, rounds: int) -> int | None:
+    """The first round in which nobody is there of those who were in round 1; None if somebody always is."""
+    first = set(task.data.present(1))
+    return next((t for t in range(2, rounds + 1) if not first & set(task.data.present(t))), None)
 
 
 def majority_class_accuracy(task: Task) -> dict[str, float]:

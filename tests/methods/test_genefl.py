@@ -460,13 +460,46 @@ def test_a_newcomer_of_another_shape_is_refused_and_the_run_goes_on(tmp_path):
     result = fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=3, out=tmp_path / "run")
     assert result.summary["status"] == "done"
     (row,) = [row for row in result.rounds if row["phase"] == "join"]
-    assert "its samples have 25 features" in row["left_out"][0]["why"]
+    assert "its samples have shape (1, 5, 5), the known clients' (1, 4, 4)" in row["left_out"][0]["why"]
     assert 4 not in read_checkpoint(tmp_path / "run").known
 
 
-def test_clients_of_different_shapes_from_the_start_are_told_apart(tmp_path):
+@pytest.mark.parametrize("shape", [(1, 5, 5), (1, 2, 8)])
+def test_clients_of_different_shapes_from_the_start_are_told_apart(shape, tmp_path):
     data = tiny_data(4)
-    odd = Split(torch.rand(12, 1, 5, 5), torch.arange(12) % 3)
+    odd = Split(torch.rand(12, *shape), torch.arange(12) % 3)
     task = fb.Task(TinyNet, replace(data, clients=(*data.clients[:3], ClientData(odd, odd))))
-    with pytest.raises(fb.UserError, match="client 3 describes its data"):
+    with pytest.raises(fb.UserError, match=r"samples must have one shape, not .* and"):
+        fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_samples_that_are_no_numbers_are_told():
+    data = tiny_data(4)
+    x, y = data.clients[1].train.load()
+    broken = Split(torch.where(x == x[3], torch.nan, x), y)
+    task = fb.Task(TinyNet, replace(data, clients=(data.clients[0], ClientData(broken, broken), *data.clients[2:])))
+    with pytest.raises(fb.UserError, match="client 1 has samples that are not finite"):
         fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=1)
+
+
+@pytest.mark.parametrize("cls", [Clustered, FedLPS, GeneFL])
+def test_a_model_with_nothing_to_share_leaves_nothing_behind(cls, tmp_path):
+    class Empty(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1)[:, :3]
+
+    with pytest.raises(fb.UserError, match="no parameter to train"):
+        fb.run(cls(**QUICK, clusters=2, vectors=2), fb.Task(Empty, tiny_data()), rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_when_all_first_clients_leave_accuracies_are_the_newcomers_and_the_others_are_kept_apart():
+    data = tiny_data(6)
+    for last, stay in ((None, True), (2, False)):
+        task = fb.Task(TinyNet, replace(data, presence=((1, last),) * 4 + ((3, None),) * 2))
+        summary = fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=4).summary
+        assert ("newcomers" in summary["accuracy"]["all"]) == stay
+        assert summary.get("turnover") == (None if stay else 3)
+        assert (summary["accuracy"]["best_round"] >= 3) or stay
+        assert ("accuracy_before" in summary) != stay

@@ -21,7 +21,7 @@ import torch
 
 from fewbytes.engines.drop import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
-from fewbytes.errors import FewbytesError, MethodError
+from fewbytes.errors import FewbytesError, MethodError, UserError
 from fewbytes.files import ScratchFolder
 from fewbytes.wire import Frame
 
@@ -203,6 +203,8 @@ def failed(job: Job, done: Done) -> Exception:
     where = f"client {job.client}, round {job.round}, handler {job.handler!r}"
     if done.error.startswith("OSError: [Errno 28]"):
         return OSError(28, f"No space left on device ({where})")
+    if not done.trace:
+        return UserError(f"{where}: {done.error}")
     error = MethodError(f"{where}: {done.error}")
     error.add_note(done.trace)
     return error
@@ -214,7 +216,8 @@ def attempt(run: Callable[[], tuple[Done, Frame | None]], number: int) -> tuple[
         return run()
     except (Exception, SystemExit) as error:  # whatever a handler raises is reported with its client and round
         text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
-        return Done(number, error=text.replace("\n", " ") or type(error).__name__, trace=traceback.format_exc()), None
+        trace = "" if isinstance(error, UserError) else traceback.format_exc()  # a user's mistake needs none
+        return Done(number, error=text.replace("\n", " ") or type(error).__name__, trace=trace), None
 
 
 def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[Connection], parent: int) -> None:

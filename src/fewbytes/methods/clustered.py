@@ -16,6 +16,7 @@ where D counts the model's values (with batch-norm buffers); a newcomer gets 4 D
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +38,10 @@ from fewbytes.wire import Dense, payload
 
 @payload
 class Subspace:
-    """Client to server: U_i (f, d), the first left singular vectors of its samples as columns."""
+    """Client to server: U_i (f, d), the first left singular vectors of its samples as columns; a sample's shape."""
 
     vectors: Dense
+    shape: list[int]
 
     @property
     def columns(self) -> Tensor:
@@ -105,6 +107,15 @@ class Clustered(Method):
         there = len(task.data.present(1))
         if self.clusters > there:
             raise UserError(f"clusters is {self.clusters}, more than the {there} clients there are at first: lower it")
+        shapes = sorted(
+            {task.data.clients[i].train.shape for i in task.data.present(1) if len(task.data.clients[i].train)}
+        )
+        if len(shapes) > 1:
+            raise UserError(f"all clients' samples must have one shape, not {shapes[0]} and {shapes[1]}")
+        if shapes and self.vectors > math.prod(shapes[0]):
+            raise UserError(f"vectors is {self.vectors}, more than the {math.prod(shapes[0])} features of a sample")
+        if not any(p.requires_grad for p in task.first_model().parameters()):
+            raise UserError("the model has no parameter to train")
         if len({task.architecture(i) for i in task.clients}) > 1:
             name = type(self).__name__
             raise UserError(f"{name} averages models, so all clients need the same one; fedktl and fedproto do not")
@@ -116,7 +127,7 @@ class Clustered(Method):
         """Names of the model's entries that travel."""
         return list(model.state_dict())
 
-    def observed(self, model: nn.Module) -> list[str]:
+    def observed(self, model: nn.Module) -> list[str] | None:
         names = set(self.shared(model))
         return [name for name, p in model.named_parameters() if name in names and p.requires_grad]
 
@@ -126,10 +137,11 @@ class Clustered(Method):
             raise UserError(f"clusters is {self.clusters}, but only {len(state.subspaces)} clients are there: lower it")
         clients = sorted(state.subspaces)
         columns = [state.subspaces[i].columns for i in clients]
-        if odd := [i for i, u in zip(clients, columns, strict=True) if u.shape != columns[0].shape]:
+        first = state.subspaces[clients[0]].shape
+        if odd := [i for i in clients if state.subspaces[i].shape != first]:
             raise UserError(
-                f"client {odd[0]} describes its data by {tuple(state.subspaces[odd[0]].columns.shape)} numbers, client "
-                f"{clients[0]} by {tuple(columns[0].shape)}: all samples must have one shape"
+                f"client {odd[0]}'s samples have shape {tuple(state.subspaces[odd[0]].shape)}, client {clients[0]}'s "
+                f"{tuple(first)}: they must have one"
             )
         points = (
             embedding(columns) if self.similarity == "projections" else torch.stack([u.T.flatten() for u in columns])
@@ -170,13 +182,12 @@ class Clustered(Method):
         members: dict[int, list[Tensor]] = {}
         for i, k in state.cluster_of.items():
             members.setdefault(k % self.clusters, []).append(state.subspaces[i].columns)
-        own, known = subspace.columns, next(iter(members.values()))[0]
-        if own.shape != known.shape:
-            raise Refused(
-                f"its samples have {len(own)} features and {own.shape[-1]} singular vectors, the known clients' "
-                f"{len(known)} and {known.shape[-1]}"
-            )
-        away = {k: subspace_distance(own, columns, self.similarity) for k, columns in sorted(members.items())}
+        known = next(iter(state.subspaces.values())).shape
+        if subspace.shape != known:
+            raise Refused(f"its samples have shape {tuple(subspace.shape)}, the known clients' {tuple(known)}")
+        away = {
+            k: subspace_distance(subspace.columns, columns, self.similarity) for k, columns in sorted(members.items())
+        }
         return min(away, key=lambda k: away[k])
 
     def inheritance(self, state: Any, near: int, task: Task) -> State:
@@ -185,7 +196,10 @@ class Clustered(Method):
         return model
 
     def describe(self, state: Own, message: None, site: Site) -> Subspace:
-        return Subspace(Dense({"": subspace(site.tensors(site.train)[0], self.vectors)}))
+        x = site.tensors(site.train)[0]
+        if not x.isfinite().all():
+            raise UserError(f"client {site.me} has samples that are not finite numbers (NaN?): correct or remove them")
+        return Subspace(Dense({"": subspace(x, self.vectors)}), list(x.shape[1:]))
 
     def begin(self, state: Own, message: Model, site: Site) -> None:
         """A newcomer's first model: what it inherits, the rest as all newcomers draw it."""

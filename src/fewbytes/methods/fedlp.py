@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
 from fewbytes.method import Site
 from fewbytes.methods.clustered import Clustered, Clusters, EntryMeans
 from fewbytes.net import Network
@@ -24,6 +26,9 @@ class FedLP(Clustered):
     """Hyper-parameters of FedLP."""
 
     ratio: float = 0.5  # part of the entries that is left out
+
+    def observed(self, model: nn.Module) -> None:
+        """A random part of the entries, another one each round."""
 
     def round(self, state: Clusters, net: Network, t: int) -> None:
         means: dict[int, EntryMeans] = {}

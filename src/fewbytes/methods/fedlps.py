@@ -7,7 +7,7 @@ and the least weights of batch normalisation. It sends what is left; the server 
 numbers of samples.
 
 Bytes per client, before lossless coding: once 4 f d up; in a round 4 D down and 4 n + P/8 up, for n values left of the
-P that are not the encoder's (in a cluster's first round 4 more for each of the encoder's values); a newcomer gets 4 D.
+P that are not the encoder's (in a cluster's first round P = D, and the encoder's are left); a newcomer gets 4 D once.
 """
 
 from __future__ import annotations
@@ -67,11 +67,15 @@ class FedLPS(Clustered):
     ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
 
     def server(self, task: Task) -> Settling:
-        models = super().server(task).models
+        models, model = super().server(task).models, task.first_model()
+        prune_mask(model, self.ratio, encoder_names(model))  # tells of a model without layers before anything runs
         return Settling(models, settled=[False] * len(models))
 
     def client(self, site: Site) -> Sparse:
         return Sparse({})
+
+    def observed(self, model: nn.Module) -> None:
+        """Gradients of what a client's own mask leaves, not of whole tensors."""
 
     def round(self, state: Settling, net: Network, t: int) -> None:
         means: dict[int, EntryMeans] = {}

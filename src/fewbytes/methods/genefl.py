@@ -109,12 +109,13 @@ class GeneFL(Clustered):
 
     def smallest(self, layers: int) -> int:
         """gamma_min of a model of so many layers."""
-        return self.gamma or max(1, round(16 / 21 * layers))
+        return self.gamma or max(1, 16 * layers // 21)
 
     def shared(self, model: nn.Module) -> list[str]:
         return [name for names in layers_of(model).values() for name in names]
 
     def observed(self, model: nn.Module) -> list[str]:
+        """Those of the smallest learnGene; a cluster's first rounds send more, the very first all layers."""
         layers = layers_of(model)
         sizes = torch.tensor([sum(model.get_parameter(n).numel() for n in names) for names in layers.values()])
         kept = top_layers(1 / sizes.double(), self.smallest(len(layers)), self.order == "ascending")

@@ -180,8 +180,10 @@ class RunFolder:
         return [(row, value) for row, value in found if value is not None and math.isfinite(value)]
 
     def score(self, kind: str | None) -> Score:
-        """The last and the best accuracy of one kind over the rounds it was measured in."""
-        curve = self.curve(kind)
+        """The last and the best accuracy of one kind over the rounds it was measured in; if all first clients left,
+        over those after them."""
+        since = (self.result or {}).get("turnover", 1)
+        curve = [point for point in self.curve(kind) if point[0]["round"] >= since]
         if not curve:
             return Score(None, None, None)
         row, best = max(curve, key=lambda point: point[1])

@@ -29,6 +29,9 @@ KINDS = {
     "micro": "all clients' own models together: correct predictions over samples, of all their test splits",
     "sparse": "mean over clients: the masked model a client uploaded, on its own test split",
     "combined": "mean over clients: the model a client received from the exchange, before training it",
+    "cohort": "mean over the clients of a round: each one's own model after local training, on its own test split",
+    "inherited": "a newcomer's model as it joins, before any training, on its own test split",
+    "newcomers": "as personalised, of the clients that came later only",
 }
 _DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
 _DASHES = ["solid", "dash", "dot", "dashdot"]

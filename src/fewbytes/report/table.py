@@ -41,9 +41,22 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     for name, majority in majority_rows(runs):
         cells = [percent(majority.get(kind)) for kind in ("personalised", "global")]
         table.add_row(Text(name), "", "", "", *cells, "", "", "", style="dim")
-    if lines := captions(runs):
+    if lines := [*_turnovers(runs), *captions(runs)]:
         table.caption, table.caption_justify = Text("\n".join(lines)), "left"
     return table
+
+
+def _turnovers(runs: Sequence[RunFolder]) -> list[str]:
+    """A line for every run whose first clients all left: what they had reached."""
+    lines = []
+    for run in runs:
+        before = (run.result or {}).get("accuracy_before", {}).get(run.kind)
+        if before is not None:
+            name = f"{run.label}, " if len(runs) > 1 else ""
+            lines.append(
+                f"newcomers only from round {run.fact('turnover')}; before: {name}{run.kind} {percent(before)}"
+            )
+    return lines
 
 
 def majority_rows(runs: Sequence[RunFolder]) -> list[tuple[str, dict[str, float | None]]]:
