@@ -38,8 +38,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shards", type=int, default=4, help="s, of each client")
     parser.add_argument("--alpha", type=float, default=0.1)
     parser.add_argument("--model", default="resnet18:width=8")
-    parser.add_argument("--clients", type=int, default=20, help="known, and as many newcomers")
-    parser.add_argument("--samples", type=int, default=256, help="training images of a client, at most")
+    parser.add_argument("--clients", type=int, default=20, help="known ones")
+    parser.add_argument("--newcomers", type=int, help="default: as many")
+    parser.add_argument("--samples", type=int, default=256, help="training images of a known client, at most")
+    parser.add_argument("--new-samples", type=int, help="of a newcomer (default: as many)")
     parser.add_argument("--fraction", type=float, default=0.25, help="of the clients, a round")
     parser.add_argument("--rounds", type=int, default=30, help="before the newcomers come")
     parser.add_argument("--more", type=int, default=11, help="rounds with the newcomers")
@@ -49,7 +51,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", default=METHODS, help="name, or name:key=value,key=value")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--out", type=Path, required=True)
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.newcomers, args.new_samples = args.newcomers or args.clients, args.new_samples or args.samples
+    return args
 
 
 def make_task(args: argparse.Namespace) -> fb.Task:
@@ -57,11 +61,12 @@ def make_task(args: argparse.Namespace) -> fb.Task:
     dataset = load_dataset("cifar10")
     data = federate(
         dataset, args.split, args.clients, alpha=args.alpha, shards_per_client=args.shards,
-        newcomers=args.clients, arrival=args.rounds + 1, seed=args.seed,
+        newcomers=args.newcomers, arrival=args.rounds + 1, seed=args.seed,
     )  # fmt: skip
+    most = [args.samples] * args.clients + [args.new_samples] * args.newcomers
     clients = tuple(
-        ClientData(c.train.take(range(min(args.samples, len(c.train)))), c.test.take(range(min(200, len(c.test)))))
-        for c in data.clients
+        ClientData(c.train.take(range(min(n, len(c.train)))), c.test.take(range(min(200, len(c.test)))))
+        for c, n in zip(data.clients, most, strict=True)
     )
     data = FederatedData(clients, data.test, data.classes, presence=data.presence)
     return fb.Task(ModelBuilder(args.model, dataset.train.shape, len(dataset.classes)), data, args.seed)
