@@ -75,6 +75,7 @@ CASES: dict[str, fb.Method] = {
         steps="split",
         fisher="model",
         fisher_samples=6,
+        classifier="own",
     ),
     "clustered": fb.Clustered(**LOCAL, **GENE),
     "fedbn": fb.FedBN(**LOCAL, **GENE, inherit="nothing"),

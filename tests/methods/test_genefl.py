@@ -407,6 +407,16 @@ def test_learngene_picks_the_layers_that_moved_least(tmp_path):
     assert {name.rpartition(".")[0] for name in state.models[0]} == set(least)
 
 
+def test_a_classifier_of_one_s_own_is_neither_sent_nor_pulled(tmp_path):
+    task = tiny_task()
+    method = GeneFL(**QUICK, clusters=2, vectors=2, classifier="own")
+    fb.run(method, task, rounds=2, out=tmp_path / "run")
+    server = unpack(Genes, read_checkpoint(tmp_path / "run").server, layout=task.layout(0))
+    assert all(set(model) <= {"conv.weight"} for model in server.models)
+    with pytest.raises(fb.UserError, match="nothing is left to share"):
+        fb.run(method, fb.Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), tiny_data()), rounds=1)
+
+
 def test_parameters_that_do_not_train_stay(tmp_path):
     class Half(TinyNet):
         def __init__(self) -> None:

@@ -89,16 +89,17 @@ class GeneFL(Clustered):
     steps: Literal["joint", "split"] = "joint"  # split: L_elg has a step of its own (Algorithm 1, line 9), no momentum
     fisher: Literal["empirical", "model"] = "empirical"  # by true labels, or expected over the model's own
     fisher_samples: int = 0  # at most so many of a client's samples; 0: all
+    classifier: Literal["shared", "own"] = "shared"  # own: the last layer stays with the client, as batch norm does
 
     def check(self, task: Task) -> None:
         super().check(task)
-        layers = len(layers_of(task.first_model()))
+        layers = len(self.layers(task.first_model()))
         if self.gamma > layers:
             raise UserError(f"gamma is {self.gamma}, but the model has {layers} layers: give 1 to {layers}, or 0")
 
     def server(self, task: Task) -> Genes:
         models, model = super().server(task).models, task.first_model()
-        sizes = [sum(model.get_parameter(name).numel() for name in names) for names in layers_of(model).values()]
+        sizes = [sum(model.get_parameter(name).numel() for name in names) for names in self.layers(model).values()]
         count, smallest = len(sizes), self.smallest(len(sizes))
 
         def schedule(gamma: int) -> Schedule:
@@ -107,22 +108,31 @@ class GeneFL(Clustered):
         first = [count if self.gamma_step else smallest] * self.clusters + [smallest] * self.clusters
         return Genes(models, schedules=[schedule(gamma) for gamma in first])
 
+    def layers(self, model: nn.Module) -> dict[str, list[str]]:
+        """The layers that may be in the learnGene, by name, and the names of their parameters. Raises UserError."""
+        layers = layers_of(model)
+        if self.classifier == "own":
+            layers.popitem()
+        if not layers:
+            raise UserError("the model has one layer: with classifier=own nothing is left to share")
+        return layers
+
     def smallest(self, layers: int) -> int:
         """gamma_min of a model of so many layers."""
         return self.gamma or max(1, 16 * layers // 21)
 
     def shared(self, model: nn.Module) -> list[str]:
-        return [name for names in layers_of(model).values() for name in names]
+        return [name for names in self.layers(model).values() for name in names]
 
     def observed(self, model: nn.Module) -> list[str]:
         """Those of the smallest learnGene; a cluster's first rounds send more, the very first all layers."""
-        layers = layers_of(model)
+        layers = self.layers(model)
         sizes = torch.tensor([sum(model.get_parameter(n).numel() for n in names) for names in layers.values()])
         kept = top_layers(1 / sizes.double(), self.smallest(len(layers)), self.order == "ascending")
         return [name for names, sent in zip(layers.values(), kept, strict=True) if sent for name in names]
 
     def round(self, state: Genes, net: Network, t: int) -> None:
-        layers = layers_of(net.task.first_model())
+        layers = self.layers(net.task.first_model())
         means: dict[int, EntryMeans] = {}
         told: dict[int, list[tuple[list[float], float]]] = {}
         for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
@@ -148,13 +158,13 @@ class GeneFL(Clustered):
         theta, schedule = state.models[near], state.schedules[near]
         if self.inherit == "cluster":
             return theta
-        layers = list(layers_of(task.first_model()).values())
+        layers = list(self.layers(task.first_model()).values())
         gene = learngene(schedule.senders, schedule.scores, schedule.gamma)
         return {name: theta[name] for layer in gene for name in layers[layer]}
 
     def train(self, state: Own, message: Cluster, site: Site) -> LearnGene:  # type: ignore[override]
         model = site.model(state.theta or message.theta.dense())  # from theta~, not from Theta_k
-        before, layers = state_of(model), layers_of(model)
+        before, layers = state_of(model), self.layers(model)
         named = {name: model.get_parameter(name) for names in layers.values() for name in names}
         theta: State = {name: p for name, p in named.items() if p.requires_grad}
         cluster, keep = message.theta.dense(), dict.fromkeys(theta, torch.ones(()))
@@ -192,7 +202,8 @@ class GeneFL(Clustered):
         if 0 < self.fisher_samples < len(y):
             chosen = torch.from_numpy(site.rng.choice(len(y), self.fisher_samples, replace=False)).to(y.device)
             x, y = x[chosen], y[chosen]
-        information = normalised(fisher_diagonal(model, x, y, kind=self.fisher), self.normalise == "per_tensor")
+        shared, fisher = set(self.shared(model)), fisher_diagonal(model, x, y, kind=self.fisher)
+        information = normalised({n: f for n, f in fisher.items() if n in shared}, self.normalise == "per_tensor")
         keep = {name: value <= self.threshold for name, value in information.items()}
         site.record("measured.low_information", float(torch.cat([m.flatten() for m in keep.values()]).float().mean()))
         return keep
