@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -275,7 +276,8 @@ def long(tmp_path_factory) -> dict:
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_cleanly_and_resumed(stop, long, tmp_path):
     arguments = [sys.executable, "-m", "fewbytes", "run", "fedpurin", *QUICK, "--rounds", "25"]
-    process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where these tests run behind nohup
+    process = subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     rows: list[Path] = []
     while not (rows and rows[0].read_text()) and process.poll() is None:
         rows = list(tmp_path.glob("runs/*/rounds.jsonl"))
