@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from fewbytes.errors import MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
+from fewbytes.methods.fedavg import Model, Trained
 from fewbytes.net import Network, Refused
 from fewbytes.state import State, state_of
 from fewbytes.streams import stream_seed
@@ -46,21 +47,6 @@ class Subspace:
     @property
     def columns(self) -> Tensor:
         return self.vectors.state[""]
-
-
-@payload
-class Model:
-    """Server to client: those entries of Theta_k that travel."""
-
-    theta: Dense
-
-
-@payload
-class Trained:
-    """Client to server: the entries it shares, and n_i."""
-
-    theta: Dense
-    samples: int
 
 
 @dataclass
