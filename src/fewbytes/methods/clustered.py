@@ -80,6 +80,8 @@ class Clustered(Method):
     momentum: float = 0.9
 
     headline: ClassVar[str] = "cohort"
+    weighted: ClassVar[bool] = True
+    """Whether clients count by their numbers of samples."""
 
     def server(self, task: Task) -> Clusters:
         self.check(task)
@@ -136,11 +138,16 @@ class Clustered(Method):
         state.cluster_of = dict(zip(clients, groups, strict=True))
 
     def round(self, state: Any, net: Network, t: int) -> None:
+        for k, mean in self.trained(state, net).items():
+            state.models[k] = mean.over(state.models[k])
+
+    def trained(self, state: Any, net: Network) -> dict[int, EntryMeans]:
+        """A random cohort trains; by cluster the means of what it sent."""
         means: dict[int, EntryMeans] = {}
         for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
-            means.setdefault(state.cluster_of[i], EntryMeans()).add(reply.theta.dense(), reply.samples)
-        for k, mean in means.items():
-            state.models[k] = mean.over(state.models[k])
+            weight = reply.samples if self.weighted else 1.0
+            means.setdefault(state.cluster_of[i], EntryMeans()).add(reply.theta.dense(), weight)
+        return means
 
     def downloads(self, state: Any, cohort: Sequence[Id]) -> dict[Id, Any]:
         """To each client of the cohort what its cluster sends."""

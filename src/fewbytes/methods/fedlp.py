@@ -12,12 +12,12 @@ D counts the model's values (with batch-norm buffers); a newcomer gets 4 D once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
 from fewbytes.method import Site
-from fewbytes.methods.clustered import Clustered, Clusters, EntryMeans
-from fewbytes.net import Network
+from fewbytes.methods.clustered import Clustered
 from fewbytes.state import State
 
 
@@ -27,15 +27,10 @@ class FedLP(Clustered):
 
     ratio: float = 0.5  # part of the entries that is left out
 
+    weighted: ClassVar[bool] = False
+
     def observed(self, model: nn.Module) -> None:
         """A random part of the entries, another one each round."""
-
-    def round(self, state: Clusters, net: Network, t: int) -> None:
-        means: dict[int, EntryMeans] = {}
-        for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
-            means.setdefault(state.cluster_of[i], EntryMeans()).add(reply.theta.dense())
-        for k, mean in means.items():
-            state.models[k] = mean.over(state.models[k])
 
     def uploaded(self, received: State, site: Site) -> list[str]:
         return [name for name in received if site.rng.random() >= self.ratio]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.method import Site, Task
-from fewbytes.methods.clustered import Clustered, Clusters, EntryMeans, Own
+from fewbytes.methods.clustered import Clustered, Clusters, Own
 from fewbytes.models.build import batch_norm_names
 from fewbytes.models.layers import hidden_layers, layers_of
 from fewbytes.net import Network
@@ -78,10 +78,7 @@ class FedLPS(Clustered):
         """Gradients of what a client's own mask leaves, not of whole tensors."""
 
     def round(self, state: Settling, net: Network, t: int) -> None:
-        means: dict[int, EntryMeans] = {}
-        for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
-            means.setdefault(state.cluster_of[i], EntryMeans()).add(reply.theta.dense(), reply.samples)
-        for k, mean in means.items():
+        for k, mean in self.trained(state, net).items():
             state.models[k] = mean.over(state.models[k])
             state.settled[k] = True
 
