@@ -133,7 +133,11 @@ def _joined(run: RunFolder) -> list[str]:
         names += [f"a client joined {joined}"] * (len(clients) - len(known))
     more = [f"{len(names) - _NAMES:,} more later"] if len(names) > _NAMES else []
     text = ", ".join(names[:_NAMES] + more)
-    return [f"{text[0].upper()}{text[1:]}."] if text else []
+    turnover = (run.result or {}).get("turnover")
+    gone = (
+        [f"From round {turnover} on only they are there: accuracies before it are of the others."] if turnover else []
+    )
+    return [f"{text[0].upper()}{text[1:]}.", *gone] if text else []
 
 
 def _sorts(run: RunFolder) -> tuple[list[Left], list[Left], list[Left], list[Left]]:
