@@ -56,6 +56,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "lr": (lambda v: 0 < v < math.inf, "above 0"),
     "momentum": (lambda v: 0 <= v < 1, "in [0, 1)"),
+    **dict.fromkeys(("weight_decay", "lr_rounds"), (lambda v: 0 <= v < math.inf, "at least 0")),
     "cutoff": (lambda v: 0 <= v < math.inf, "at least 0"),
     "server_epochs": (lambda v: v >= 1, "at least 1"),
     "server_steps": (lambda v: v >= 1, "at least 1"),

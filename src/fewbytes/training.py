@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeVar
@@ -38,6 +39,11 @@ def prepared(model: M) -> M:
 def ready(x: Tensor) -> Tensor:
     """Images (n, channels, height, width) channels-last, as `prepared` models like them; other samples as they are."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def annealed(lr: float, t: int, rounds: int) -> float:
+    """The learning rate of round t = 1, 2, …: it falls from `lr` to 0 by half a cosine; `rounds` 0: stays `lr`."""
+    return lr * (1 + math.cos(math.pi * min(t - 1, rounds) / rounds)) / 2 if rounds else lr
 
 
 def batches(samples: int, size: int) -> list[tuple[int, int]]:

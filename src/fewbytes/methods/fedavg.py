@@ -19,6 +19,7 @@ from torch import nn
 from fewbytes.method import Method, Site, Task
 from fewbytes.net import Network
 from fewbytes.state import Mean, State, state_of
+from fewbytes.training import annealed
 from fewbytes.wire import Dense, payload
 
 
@@ -60,6 +61,8 @@ class FedAvg(Method):
     lr: float = 0.01  # eta
     batch: int = 10  # B
     momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_rounds: int = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
     buffers: Literal["averaged", "local"] = "averaged"  # batch-norm statistics; local: never sent (FedPURIN's tables)
 
     headline: ClassVar[str] = "global"
@@ -81,7 +84,10 @@ class FedAvg(Method):
 
     def train(self, state: Own | None, message: Model, site: Site) -> Trained:
         model = site.model(message.theta.dense() | (state.buffers if state else {}))
-        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)
+        lr = annealed(self.lr, site.round, self.lr_rounds)
+        site.fit(
+            model, epochs=self.epochs, lr=lr, batch=self.batch, momentum=self.momentum, weight_decay=self.weight_decay
+        )
         site.score("personalised", model)
         sent = state_of(model, keep=message.theta.dense().__contains__)
         if state is not None:
