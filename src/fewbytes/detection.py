@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
 from torch import Tensor, nn
+from torchvision.utils import draw_bounding_boxes
 
 from fewbytes.data import Split
 from fewbytes.data.coco import ratio
+from fewbytes.data.transforms import COLOURS
 from fewbytes.errors import UserError
 from fewbytes.models.yolox import detection_missing
 from fewbytes.training import Precision, arithmetic, prepared, ready
+
+if TYPE_CHECKING:
+    from fewbytes.net import Network
 
 CONFIDENCE, OVERLAP = 0.01, 0.65
 """Detections of less confidence are dropped, and those that overlap a better one of the class more (YOLOX's values)."""
 MEASURES = {"mAP": 0, "AP50": 1, "AP75": 2, "APM": 4, "APL": 5}
 """COCO's: mean over IoU 0.50:0.95, at 0.5, at 0.75, of medium and of large objects; where COCOeval keeps each."""
 BATCH = 16  # images
-DRAWN, DRAWN_CONFIDENCE, DRAWN_SIZE = 8, 0.3, 320  # images, the confidence of what is drawn, pixels a side
+DRAWN, ROW, DRAWN_SIZE = 8, 4, 320  # images, of which in a row, pixels a side
+DRAWN_CONFIDENCE = 0.3
 
 
 def detections(model: nn.Module, data: Split, device: str = "cpu", precision: Precision = "float32") -> list[Tensor]:
@@ -59,13 +66,16 @@ def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
         from pycocotools.cocoeval import COCOeval
     except ImportError as error:
         raise detection_missing("scoring detections") from error
-    if data.boxes is None or data.boxes.truth is None:
+    reference = data.boxes and data.boxes.truth
+    if reference is None:
         raise UserError("detections are scored against the boxes of a test set, and this data set has none")
-    rows = _rows(data)
-    results = [_result(boxes, row, scale) for boxes, row, scale in zip(found, rows, _ratios(data), strict=True)]
+    rows = np.arange(len(data)) if data.rows is None else data.rows
+    images = [reference["images"][row] for row in rows]
+    scales = [ratio(image["width"], image["height"], data.shape[-1]) for image in images]
+    results = [_result(boxes, row, scale) for boxes, row, scale in zip(found, rows, scales, strict=True)]
     with contextlib.redirect_stdout(io.StringIO()):  # it prints tables
         truth = COCO()
-        truth.dataset = data.boxes.truth
+        truth.dataset = reference
         truth.createIndex()
         # Without any detection `loadRes` fails.
         entries = np.concatenate(results) if sum(map(len, results)) else np.array([[rows[0], 0, 0, 0, 0, 0, 0]])
@@ -77,19 +87,25 @@ def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
     return {name: float(evaluation.stats[i]) for name, i in MEASURES.items() if evaluation.stats[i] >= 0}
 
 
-def pictures(found: list[Tensor], data: Split, classes: tuple[str, ...]) -> Tensor:
-    """The first `DRAWN` images, uint8 (n, 3, height, width), with the true boxes in white and found ones in colour."""
-
-
-def _rows(data: Split) -> NDArray[np.int64]:
-    return np.arange(len(data)) if data.rows is None else data.rows
-
-
-def _ratios(data: Split) -> Iterator[float]:
-    """What each original image was scaled by."""
-    assert data.boxes is not None and data.boxes.truth is not None
-    images = data.boxes.truth["images"]
-    return (ratio(images[row]["width"], images[row]["height"], data.shape[-1]) for row in _rows(data))
+def show(net: Network, found: list[Tensor], data: Split, classes: Sequence[str]) -> None:
+    """For people: the first images of a test set, the true boxes in white, and what was found with some confidence."""
+    pictures = []
+    for i, boxes in enumerate(found[:DRAWN]):
+        x, targets = data.take([i]).load()
+        scale = DRAWN_SIZE / x.shape[3]
+        picture = (F.interpolate(x, (DRAWN_SIZE, DRAWN_SIZE), mode="bilinear", antialias=True)[0] * 255).byte()
+        centre, half = targets[0, :, 1:3], targets[0, :, 3:] / 2
+        true = torch.cat([centre - half, centre + half], 1)[targets[0].any(1)]
+        if len(true):
+            picture = draw_bounding_boxes(picture, true * scale, colors="white")
+        boxes = boxes[(boxes[:, 4] >= DRAWN_CONFIDENCE) & (boxes[:, :2] < boxes[:, 2:4]).all(1)]
+        if len(boxes):
+            colours = [COLOURS[int(c) % len(COLOURS)] for c in boxes[:, 5]]
+            words = [f"{classes[int(c)]} {confidence:.2f}" for confidence, c in boxes[:, 4:].tolist()]
+            picture = draw_bounding_boxes(picture, boxes[:, :4] * scale, words, colours, width=2)
+        pictures.append(picture)
+    rows = [f"images {i // ROW * ROW + 1} to {min(i // ROW * ROW + ROW, len(pictures))}" for i in range(len(pictures))]
+    net.show_images("detections", torch.stack(pictures), rows, DRAWN_SIZE)
 
 
 def _result(found: Tensor, row: int, scale: float) -> NDArray[np.float64]:

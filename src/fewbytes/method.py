@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.data.split import LazySamples
 from fewbytes.errors import UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
@@ -311,7 +311,7 @@ class Site:
         batch: int,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        loss: Loss = F.cross_entropy,
+        loss: Loss | None = None,
         extra: Callable[[nn.Module], Tensor] | None = None,
         frozen: nn.Module | None = None,
         order: Order = "shuffled",
@@ -321,8 +321,9 @@ class Site:
     ) -> float:
         """Train on this client's training samples, each batch transformed if `train` has a transform (see
         `fewbytes.training.fit`); records the loss as `loss.train`. `more`: further samples (x, y), after its own."""
-        x, y = self.tensors(self.train)
-        if more is not None:
+        x: Tensor | LazySamples
+        x, y = self.tensors(self.train) if self.train.boxes is None else self.train.lazy(self.device)
+        if more is not None and isinstance(x, Tensor):
             x, y = torch.cat([x, ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
         try:
             value = fit(

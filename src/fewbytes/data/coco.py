@@ -1,7 +1,9 @@
 """Data sets of object detection in COCO's format: annotation files in JSON, and folders of images.
 
 `annotations/instances_<split>.json` tells the objects in the images in `<split>/`. Images are letter-boxed to one size:
-scaled to fit in, their proportions kept, at the top left; the rest is grey. Source: cocodataset.org/#format-data; YOLOX.
+scaled to fit in, their proportions kept, at the top left; the rest is grey.
+
+Source: cocodataset.org/#format-data; the letter-box is YOLOX's.
 """
 
 from __future__ import annotations
@@ -228,16 +230,17 @@ def _decoded(images: Sequence[_Image], folder: Path, path: Path, size: int) -> N
     shape = (len(images), 3, size, size)
     with suppress(OSError, ValueError):  # not there, or damaged
         x: NDArray[np.uint8] = np.load(kept, mmap_mode="r", allow_pickle=False)
-        if (x.shape, x.dtype) == (shape, np.uint8):
+        if x.shape == shape and x.dtype == np.uint8:
             return x
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with replacing(kept) as file:
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)  # type: ignore[arg-type]
+            np.lib.format.write_array_header_1_0(file, header)
             for part in _parts(images, folder, path, size):
                 file.write(part.tobytes())
-        return np.load(kept, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        x = np.load(kept, mmap_mode="r", allow_pickle=False)
+        return x
     except OSError as error:
         log.warning("decoded images cannot be kept in %s (%s); they are decoded at every start", kept.parent, error)
         return np.concatenate(list(_parts(images, folder, path, size)))

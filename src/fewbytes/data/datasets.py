@@ -189,6 +189,7 @@ def _contents(folder: Path) -> str:
 
 # Reading files --------------------------------------------------------------------------------------------------------
 
+
 @dataclass(frozen=True)
 class _Encoded:
     """The images of one split before decoding, in chunks, their labels, and where they lie (for errors)."""

@@ -81,6 +81,12 @@ class Split:
         return self.y if self.rows is None else self.y[torch.from_numpy(self.rows)]
 
     @property
+    def targets(self) -> Tensor:
+        """What is learnt of this view's samples: their boxes' targets where there are boxes, else their labels."""
+        y = self.y if self.boxes is None else self.boxes.targets
+        return y if self.rows is None else y[torch.from_numpy(self.rows)]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample, for example (3, 32, 32)."""
         return tuple(self.x.shape[1:])
@@ -91,7 +97,7 @@ class Split:
         return Split(self.x, self.y, chosen if self.rows is None else self.rows[chosen], self.transform, self.boxes)
 
     def load(self, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
-        """Freshly gathered samples, float32 (m, ...), and labels, int64 (m,), or targets of boxes, on `device`.
+        """Freshly gathered samples, float32 (m, ...), and their `targets`, on `device`.
 
         uint8 samples are divided by 255; nothing else is normalised.
         """
@@ -99,12 +105,26 @@ class Split:
             x = self.x.clone() if self.rows is None else self.x[torch.from_numpy(self.rows)]
         else:
             x = torch.from_numpy(np.array(self.x) if self.rows is None else np.asarray(self.x[self.rows]))
-        y = self.labels
-        if self.boxes is not None:
-            y = self.boxes.targets if self.rows is None else self.boxes.targets[torch.from_numpy(self.rows)]
-        y = y.to(device, copy=True)
+        y = self.targets.to(device, copy=True)
         x = x.to(device)  # bytes travel before they become floats
         return (x.float().div_(255) if x.dtype == torch.uint8 else x.float()), y
+
+    def lazy(self, device: str | torch.device = "cpu") -> tuple[LazySamples, Tensor]:
+        """As `load`, but samples are gathered only as they are indexed: for more than fit into memory."""
+        return LazySamples(self, torch.device(device)), self.targets.to(device, copy=True)
+
+
+@dataclass(frozen=True)
+class LazySamples:
+    """The samples of a split, each time they are indexed gathered anew, float32 and channels-last."""
+
+    split: Split
+    device: torch.device
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        chosen = np.arange(len(self.split))[rows if isinstance(rows, slice) else rows.cpu().numpy()]
+        x: Tensor = self.split.take(chosen).load(self.device)[0]
+        return x.contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)

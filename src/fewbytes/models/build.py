@@ -155,7 +155,13 @@ def _expanded(name: str) -> list[str]:
 
 def _options(base: str, text: str) -> dict[str, Any]:
     """`width=32,stem=7x7` read, each option checked against what the model `base` takes."""
-    takes = {"mlp": ("hidden", "layers"), "cnn4": (), "lenet": (), "vgg9": ("scale",), **dict.fromkeys(DETECTORS, ())}.get(base, ("width", "stem"))
+    takes = {
+        "mlp": ("hidden", "layers"),
+        "cnn4": (),
+        "lenet": (),
+        "vgg9": ("scale",),
+        **dict.fromkeys(DETECTORS, ()),
+    }.get(base, ("width", "stem"))
     options: dict[str, Any] = {}
     for part in text.split(",") if text else []:
         key, _, value = part.partition("=")

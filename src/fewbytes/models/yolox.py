@@ -1,10 +1,11 @@
-"""YOLOX object detectors (Ge et al. 2021, arXiv 2107.08430) of the package pixeltable-yolox, as this package trains them."""
+"""YOLOX object detectors (Ge et al. 2021, arXiv 2107.08430), of the package pixeltable-yolox."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from fewbytes.errors import UserError
@@ -40,7 +41,8 @@ class Detector(nn.Module):
         features: Sequence[Tensor] = self.backbone(x.flip(1) * 255)  # the package's networks take BGR in 0..255
         if self.training:
             return features
-        predictions: Tensor = self.head(features)
+        with torch.autocast(x.device.type, enabled=False):  # bfloat16 holds coordinates to a pixel or two only
+            predictions: Tensor = self.head([f.float() for f in features])
         return predictions
 
     def loss(self, outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
@@ -48,7 +50,8 @@ class Detector(nn.Module):
 
         Raises UserError if training has diverged.
         """
-        with warnings.catch_warnings():
+        outputs = [features.float() for features in outputs]
+        with warnings.catch_warnings(), torch.autocast(outputs[0].device.type, enabled=False):
             warnings.simplefilter("ignore")  # the package disables CUDA's autocast in a way torch calls outdated
             try:
                 total: Tensor = self.head(outputs, targets, None)[0]
@@ -61,4 +64,6 @@ class Detector(nn.Module):
 
 def detection_missing(what: str) -> UserError:
     """The error for what needs the optional packages of detection."""
-    return UserError(f"{what} needs packages that are not installed; install them with: pip install 'fewbytes[detection]'")
+    return UserError(
+        f"{what} needs packages that are not installed; install them with: pip install 'fewbytes[detection]'"
+    )
