@@ -66,7 +66,7 @@ def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
         from pycocotools.cocoeval import COCOeval
     except ImportError as error:
         raise detection_missing("scoring detections") from error
-    reference = data.boxes and data.boxes.truth
+    reference = None if data.boxes is None else data.boxes.truth
     if reference is None:
         raise UserError("detections are scored against the boxes of a test set, and this data set has none")
     rows = np.arange(len(data)) if data.rows is None else data.rows

@@ -229,7 +229,7 @@ def _decoded(images: Sequence[_Image], folder: Path, path: Path, size: int) -> N
     kept = cache_folder() / f"{_key(images, folder, path, size)}.npy"
     shape = (len(images), 3, size, size)
     with suppress(OSError, ValueError):  # not there, or damaged
-        x: NDArray[np.uint8] = np.load(kept, mmap_mode="r", allow_pickle=False)
+        x = _kept(kept)
         if x.shape == shape and x.dtype == np.uint8:
             return x
     try:
@@ -239,11 +239,15 @@ def _decoded(images: Sequence[_Image], folder: Path, path: Path, size: int) -> N
             np.lib.format.write_array_header_1_0(file, header)
             for part in _parts(images, folder, path, size):
                 file.write(part.tobytes())
-        x = np.load(kept, mmap_mode="r", allow_pickle=False)
-        return x
+        return _kept(kept)
     except OSError as error:
         log.warning("decoded images cannot be kept in %s (%s); they are decoded at every start", kept.parent, error)
         return np.concatenate(list(_parts(images, folder, path, size)))
+
+
+def _kept(path: Path) -> NDArray[np.uint8]:
+    x: NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return x
 
 
 def _key(images: Sequence[_Image], folder: Path, path: Path, size: int) -> str:

@@ -31,8 +31,8 @@ KINDS = {
     "combined": "mean over clients: the model a client received from the exchange, before training it",
     "cohort": "mean over the clients of a round: each one's own model after local training, on its own test split",
     "inherited": "a newcomer's model as it joins, before any training, on its own test split",
-    "mAP": "COCO's average precision of the server's model on the server's test set: the mean over classes and over the "
-    "overlaps (IoU), 0.50 to 0.95, that a box must have with a true one",
+    "mAP": "COCO's average precision of the server's model on the server's test set: the mean over classes and over "
+    "the overlaps (IoU), 0.50 to 0.95, that a box must have with a true one",
     "AP50": "the same at an overlap of 0.50",
     "AP75": "the same at an overlap of 0.75",
     "APM": "as mAP, of objects of 32² to 96² pixels of the original image",
