@@ -20,7 +20,7 @@ from fewbytes.errors import UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch, seeded, stream, stream_seed
-from fewbytes.training import Loss, Order, Precision, evaluate, fit, outputs, prepared, ready
+from fewbytes.training import FINDS_NO_OBJECTS, Loss, Order, Precision, evaluate, fit, outputs, prepared, ready
 from fewbytes.wire import Layout
 
 if TYPE_CHECKING:
@@ -296,7 +296,12 @@ class Site:
             return state_of(build(self.me) if takes_argument(build) else build())
 
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
-        """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last."""
+        """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last.
+
+        Raises UserError if what is learnt of them are boxes, which only `fit` knows how to use.
+        """
+        if data.boxes is not None:
+            raise UserError(FINDS_NO_OBJECTS)
         if id(data) not in self._loaded:
             x, y = data.load(self.device)
             self._loaded[id(data)] = (ready(x), y)

@@ -22,6 +22,10 @@ Loss = Callable[[Any, Tensor], Tensor]
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
 """Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch."""
+FINDS_NO_OBJECTS = (
+    "objects are found by detectors, such as the model yolox-s, and by methods that train a client's model by its own "
+    "loss and do not look at labels or logits, such as fedavg: take such a model and method"
+)
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
 
 
@@ -159,10 +163,7 @@ def loss_of(model: nn.Module, y: Tensor, given: Loss | None) -> Loss:
     """What to train `model` with on targets `y`, as `fit` says. Raises UserError."""
     own: Loss | None = getattr(model, "loss", None)
     if y.dim() == 3 and (given is not None or own is None):
-        raise UserError(
-            "objects' boxes are learnt by detectors, such as the model yolox-s, and by methods that train a client's "
-            "whole model by the model's own loss, such as fedavg"
-        )
+        raise UserError(FINDS_NO_OBJECTS)
     return given or own or F.cross_entropy
 
 
