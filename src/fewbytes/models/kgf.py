@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from fewbytes.errors import UserError
 from fewbytes.state import State, load_state
 
+CACHED = 1 << 17  # entries of a few tensors that stay in the cache together
 ALPHA, BETA = (1e-5, 0.1), (2.0, 10.0)  # ranges of the constants, which are uniform in them
 
 
@@ -31,11 +32,11 @@ def kernel_bank(base: Tensor, alpha: Tensor, beta: Tensor, signed: bool = True) 
         (count + len(alpha), *base.shape[1:]), dtype=base.dtype, device=base.device, memory_format=layout
     )
     bank[:count] = base
-    for a, b, rows in zip(alpha.split(count), beta.split(count), bank[count:].split(count), strict=True):
-        torch.mul(b, logs[: len(b)], out=rows)  # a copy of the base at a time, so that it stays in the cache
+    for a, b, rows in copies(base, alpha, beta, bank[count:]):
+        torch.mul(b, logs[: b.shape[1]], out=rows)
         rows.exp2_().add_(a)
         if signed:
-            rows.mul_(sign[: len(b)])
+            rows.mul_(sign[: b.shape[1]])
     return bank
 
 
@@ -49,11 +50,24 @@ def base_gradient(base: Tensor, beta: Tensor, gradient: Tensor, through: bool = 
     if not through:
         return gradient[:count].clone()
     total = torch.zeros_like(base)
-    for b, g in zip(beta.split(count), gradient[count:].split(count), strict=True):
-        total[: len(b)] += (b - 1).mul_(logs[: len(b)]).exp2_().mul_(b).mul_(g)
+    for b, g in copies(base, beta, gradient[count:]):
+        total[: b.shape[1]] += (b - 1).mul_(logs[: b.shape[1]]).exp2_().mul_(b).mul_(g).sum(0)
     if not signed:
         total *= base.sign()
     return total.add_(gradient[:count])
+
+
+def copies(base: Tensor, *generated: Tensor) -> Iterator[list[Tensor]]:
+    """Rows (out - b, …) of generated kernels by the copies of the base they come from: views (copies, b, …).
+
+    As many copies at a time as stay in the processor's cache; what does not fill a copy is (1, fewer than b, …).
+    """
+    count, rows = len(base), len(generated[0])
+    whole, step = rows - rows % count, max(1, CACHED // base.numel()) * count
+    for start in range(0, whole, step):
+        yield [g[start : min(start + step, whole)].unflatten(0, (-1, count)) for g in generated]
+    if whole < rows:
+        yield [g[whole:].unsqueeze(0) for g in generated]
 
 
 class _Convolution(torch.autograd.Function):
