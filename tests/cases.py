@@ -55,7 +55,7 @@ CASES: dict[str, fb.Method] = {
     "fedadi": fb.FedADI(**LOCAL, server_epochs=2, pixel_steps=2, server_steps=2, server_batch=8),
     "fedkgf": fb.FedKGF(**LOCAL, base=2),
     "fedkgf-ablated": fb.FedKGF(
-        **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, step=0.5, fraction=0.75
+        **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, common=True, fraction=0.75
     ),
     "fedkgf-averaged": fb.FedKGF(**LOCAL, base=2, owners=0, momentum=0.5, lr_rounds=2),
     "lg_fedavg": fb.LG_FedAvg(**LOCAL, fraction=0.5),

@@ -22,7 +22,8 @@ from fewbytes.models.kgf import Kernels
 
 PRINTED = {  # the paper's Table 1: MB, part of FedAvg's
     "fedavg": (289.31, 1.0), "fedkgf": (8.46, 0.0292), "fedkgf, all upload": (13.20, 0.0456),
-    "fedcams": (13.32, 0.0460), "smartidx": (20.47, 0.0708), "dgc": (36.16, 0.1250), "fedpm": (91.55, 0.3164), "fedcom": (144.65, 0.5),
+    "fedcams": (13.32, 0.0460), "smartidx": (20.47, 0.0708), "dgc": (36.16, 0.1250),
+    "fedpm": (91.55, 0.3164), "fedcom": (144.65, 0.5),
 }  # fmt: skip
 KGF = {"fedavg, --kgf 16", "fedpurin, --kgf 16"}
 
@@ -35,8 +36,7 @@ def methods(rounds: int, lr: float, batch: int) -> dict[str, fb.Method]:
         "fedavg": fb.FedAvg(**sgd),
         "fedkgf": fb.FedKGF(**sgd),
         "fedkgf, all upload": fb.FedKGF(**sgd, owners=0),
-        "fedkgf, 3 owners": fb.FedKGF(**sgd, owners=3),
-        "fedkgf, step 0.3": fb.FedKGF(**sgd, step=0.3),
+        "fedkgf, common": fb.FedKGF(**sgd, common=True),
         "fedpurin": fb.FedPURIN(**every, lr=lr),
         "fedpurin, --kgf 16": fb.FedPURIN(**every, lr=lr),
     }

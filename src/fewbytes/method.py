@@ -52,7 +52,6 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "noise": (lambda v: v >= 2, "at least 2"),
     "fedkgf.base": (lambda v: v >= 1, "at least 1"),
     "owners": (lambda v: v >= 0, "at least 0"),
-    "fedkgf.step": (lambda v: 0 < v <= 1, "in (0, 1]"),
     "clip": (lambda v: 0 < v < math.inf, "above 0"),
     **dict.fromkeys(
         ("lambda_ce", "lambda_bn", "lambda_adv", "lambda_tv", "lambda_l2"), (lambda v: 0 <= v < math.inf, "at least 0")

@@ -99,18 +99,24 @@ class Mean:
 
 
 class EntryMeans:
-    """The weighted mean of each entry over the states that have it: memory of one model, however many are added."""
+    """The weighted mean of each entry over the states that have it: memory of one model, however many are added.
+
+    The mean of one value is that value, bit for bit.
+    """
 
     def __init__(self) -> None:
         self.weights: dict[str, float] = {}
         self._sums: State = {}
+        self._only: State = {}
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
         """Add one state, of any entries."""
         for name, value in state.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(value, dtype=None if value.is_floating_point() else torch.float64)
-                self.weights[name] = 0.0
+                self.weights[name], self._only[name] = 0.0, value.clone()
+            else:
+                self._only.pop(name, None)
             self._sums[name].add_(value, alpha=weight)
             self.weights[name] += weight
 
@@ -120,6 +126,6 @@ class EntryMeans:
             raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
         new = dict(old)
         for name, total in self._sums.items():
-            mean = total / self.weights[name]
+            mean = self._only.get(name, total / self.weights[name])
             new[name] = mean if old[name].is_floating_point() else mean.round().to(old[name].dtype)
         return new

@@ -23,7 +23,7 @@ from fewbytes.data import federate, load_dataset
 from fewbytes.data.partition import main_category
 from fewbytes.engines.flower import client_app, serve_run
 from fewbytes.method import Task
-from fewbytes.methods.fedkgf import grouped, modules_of, owned, towards
+from fewbytes.methods.fedkgf import grouped, modules_of, owned
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, with_generated_kernels
@@ -204,13 +204,24 @@ def test_a_group_whose_upload_is_lost_keeps_its_values(tmp_path):
     assert not order
 
 
-def test_a_step_goes_part_of_the_way():
-    old = {"w": torch.tensor([0.0, 1.0]), "n": torch.tensor(3)}
-    new = {"w": torch.tensor([1.0, 0.1]), "n": torch.tensor(9)}
-    assert towards(new, old, 1.0) is new
-    half = towards(new, old, 0.5)
-    torch.testing.assert_close(half["w"], torch.tensor([0.5, 0.55]))
-    assert int(half["n"]) == 9
+def test_what_is_common_comes_from_all_clients():
+    method = fb.FedKGF(epochs=1, lr=0.1, batch=8, base=2, common=True)
+    state = method.adapted(tiny_task()).first_state()
+    common = sum(value.nbytes for name, value in state.items() if name.startswith(("norm.", "fc.")))
+    columns = fb.run(method, tiny_task(4), rounds=1).ledger.columns()
+    kernels = sum(value.nbytes for name, value in state.items() if name.startswith("conv."))
+    assert sorted(columns["value_bytes_up"]) == [common, common, common, common + kernels]
+
+
+def test_permuted_assembly_trains_on_clients_of_one_class_only_if_classifiers_are_averaged():
+    """Why `common` is there: a classifier from one client knows that client's classes."""
+    data = federate(load_dataset("digits"), "main-category", 10, main_share=0.9)
+    accuracy = {}
+    for common in (False, True):
+        method = fb.FedKGF(batch=20, lr=0.05, lr_rounds=0, base=8, common=common)
+        task = Task(ModelBuilder("resnet4:width=16,stem=3x3", (1, 8, 8), 10), data)
+        accuracy[common] = fb.run(method, task, rounds=12).accuracy
+    assert accuracy[True] > accuracy[False] + 0.1
 
 
 def test_alpha_and_beta_come_from_the_seed_everywhere(tmp_path):

@@ -9,7 +9,7 @@ without averaging and sends it to all.
 
 Bytes per client and round, before lossless coding: 4 D down and, on average, 4 D / n up, where D counts the values of
 the model with base kernels only (with batch-norm buffers; counters take 8 bytes); with k owners 4 k D / n up, where
-all own every group 4 D.
+all own every group 4 D. What is common adds 4 times its values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -27,11 +26,12 @@ from fewbytes.method import Method, Site, Task
 from fewbytes.methods.fedavg import Global
 from fewbytes.models.kgf import Kernels, generated_network
 from fewbytes.net import Network
-from fewbytes.state import EntryMeans, State, state_of
+from fewbytes.state import EntryMeans, state_of
 from fewbytes.training import annealed
 from fewbytes.wire import Dense, payload
 
 T = TypeVar("T")
+NORMALISATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 @payload
@@ -67,7 +67,7 @@ class FedKGF(Method):
     through: bool = True  # gradients reach the base kernels through the generated ones, too
     init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal, or uniform in [-1, 1]
     owners: int = 1  # clients that upload a group, whose mean is taken; 0: all upload the whole model, as in FedAvg
-    step: float = 1.0  # how far a module goes from its old values to the uploaded ones
+    common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
         """The incomplete network: base kernels only, with alpha and beta of the seed."""
@@ -81,8 +81,8 @@ class FedKGF(Method):
         order = [cohort[i] for i in net.rng.permutation(len(cohort))]
         mean = EntryMeans()
         for _, reply in net.call(self.train, to=cohort, send=Model(Dense(state.theta), order)):
-            mean.add(reply.theta.dense(), weight=1 if self.owners == 1 else reply.samples)
-        state.theta = towards(mean.over(state.theta), state.theta, self.step)
+            mean.add(reply.theta.dense(), weight=reply.samples)
+        state.theta = mean.over(state.theta)
 
     def train(self, state: None, message: Model, site: Site) -> Modules:
         model = site.model(message.theta.dense())
@@ -91,9 +91,12 @@ class FedKGF(Method):
             momentum=self.momentum, weight_decay=self.weight_decay,
         )  # fmt: skip
         site.score("personalised", model)
-        groups = grouped(modules_of(model), len(message.order))
+        modules = modules_of(model)
+        groups = grouped(modules, len(message.order))
         own = owned(message.order.index(site.me), len(message.order), self.owners)
         names = {name for g in own if g < len(groups) for module in groups[g] for name in module}
+        if self.common:
+            names |= {*modules[-1], *normalisations(model)}
         return Modules(Dense(state_of(model, keep=names.__contains__)), len(site.train))
 
     def global_model(self, state: Global, task: Task) -> nn.Module:
@@ -120,7 +123,7 @@ def modules_of(model: nn.Module) -> list[list[str]]:
         block = re.split(r"\.(?:shortcut|downsample)(?:\.|$)", name)
         if len(block) > 1 and block[0] in first:
             first[block[0]] += entries
-        elif isinstance(layer, (_NormBase, nn.LayerNorm, nn.GroupNorm)) and modules:
+        elif isinstance(layer, NORMALISATIONS) and modules:
             modules[-1] += entries
         else:
             modules.append(entries)
@@ -147,8 +150,7 @@ def owned(slot: int, clients: int, owners: int) -> list[int]:
     return [(slot + i) % clients for i in range(min(owners or clients, clients))]
 
 
-def towards(new: State, old: State, step: float) -> State:
-    """old + step (new - old), entry by entry; `new` itself at step 1, where nothing is rounded. Counters are new."""
-    if step == 1:
-        return new
-    return {k: torch.lerp(old[k], v, step) if v.is_floating_point() else v for k, v in new.items()}
+def normalisations(model: nn.Module) -> list[str]:
+    """Names of the entries of the model's normalisation layers, statistics included."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, NORMALISATIONS)}
+    return [f"{name}.{entry}" if name else entry for name, layer in layers.items() for entry in own_entries(layer)]
