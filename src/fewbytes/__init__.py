@@ -19,6 +19,7 @@ from fewbytes.methods import (
     FedGen,
     FedGH,
     FedKD,
+    FedKGF,
     FedKTL,
     FedLP,
     FedLPS,
@@ -39,7 +40,7 @@ from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
 
 __all__ = [
     "DENSE", "FML", "METHODS", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL", "FedDF",
-    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
+    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
     "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images", "LG_FedAvg", "Learngene", "Ledger", "Masked",
     "Mean", "Method", "MethodError", "Network", "PartialFed", "Policy", "Refused", "Result", "Separate", "Site",
     "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of",

@@ -50,6 +50,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         ("generator_steps", "pixel_steps", "student_steps", "latent", "patience"), (lambda v: v >= 1, "at least 1")
     ),
     "noise": (lambda v: v >= 2, "at least 2"),
+    "fedkgf.base": (lambda v: v >= 1, "at least 1"),
+    "owners": (lambda v: v >= 0, "at least 0"),
     "clip": (lambda v: 0 < v < math.inf, "above 0"),
     **dict.fromkeys(
         ("lambda_ce", "lambda_bn", "lambda_adv", "lambda_tv", "lambda_l2"), (lambda v: 0 <= v < math.inf, "at least 0")
@@ -98,6 +100,16 @@ class Method(ABC):
             fits, words = RANGES.get(own) or RANGES.get(f.name) or (lambda v: True, "")
             if not fits(value):
                 raise UserError(f"{f.name} must be {words}, not {value!r}")
+
+    def remodel(self, model: nn.Module, seed: int) -> nn.Module:
+        """What the method trains in place of a client's model, made of it; `seed` is the task's. Default: itself."""
+        return model
+
+    def adapted(self, task: Task) -> Task:
+        """The task with the models this method trains; engines begin with it. Twice is the same as once."""
+        if type(self).remodel is Method.remodel or task.remodel == self.remodel:
+            return task
+        return dataclasses.replace(task, remodel=self.remodel, _kept={})
 
     def server(self, task: Task) -> Any:
         """The server's state before the first round: a dataclass of packable fields, or None."""
@@ -149,7 +161,8 @@ class Task:
     """What is learned, by whom: the model, the clients' data, the seed. Both ends of the wire hold the same task.
 
     `build`: makes a model; called with a client's id if it takes an argument (models may differ), else with nothing.
-    If it has a method `architecture(client)`, clients for which that is equal start from the same weights.
+    If it has a method `architecture(client)`, clients for which that is equal start from the same weights. `remodel`:
+    what a method makes of each model, given the seed (`Method.remodel`).
     """
 
     build: Callable[..., nn.Module]
@@ -157,6 +170,7 @@ class Task:
     seed: int = 0
     precision: Precision = "float32"
     device: str = "cpu"
+    remodel: Callable[[nn.Module, int], nn.Module] | None = None
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -216,12 +230,15 @@ class Task:
 
     def model(self, client: Id, draw: str = "first model") -> nn.Module:
         """A new model of the client's architecture, with the weights that all clients of it share by that draw."""
-        key = self.architecture(client)
-        with seeded(self.seed, draw, key):
-            model = self.build(client) if takes_argument(self.build) else self.build()
+        with seeded(self.seed, draw, self.architecture(client)):
+            return self.drawn(client).to(self.device)
+
+    def drawn(self, client: Id) -> nn.Module:
+        """A new model of the client's architecture, its weights drawn from torch's generator as it stands."""
+        model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
             raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
-        return model.to(self.device)
+        return model if self.remodel is None else self.remodel(model, self.seed)
 
     def first_model(self, state: State | None = None) -> nn.Module:
         """A new model with the first weights (the same at every node), or with `state`'s where it has them."""
@@ -292,8 +309,7 @@ class Site:
 
     def _own_draw(self) -> State:
         with seeded(self.task.seed, "client", self.me, "model"):
-            build = self.task.build
-            return state_of(build(self.me) if takes_argument(build) else build())
+            return state_of(self.task.drawn(self.me))
 
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
         """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last.

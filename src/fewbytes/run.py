@@ -130,6 +130,7 @@ def run(
         raise UserError(f"workers must be at least 1, not {workers}")
     if not isinstance(method, Method):
         raise UserError(f"a method is an object like FedAvg(), not {method!r}")
+    task = method.adapted(task)
     settings = Settings(
         rounds, None if out is None else Path(out), resume, coded, evaluate_every, keep_frames, save_models, config,
         about or {}, watcher or Watcher(),

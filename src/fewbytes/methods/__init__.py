@@ -14,6 +14,7 @@ from fewbytes.methods.fedfina import FedFina
 from fewbytes.methods.fedgen import FedGen
 from fewbytes.methods.fedgh import FedGH
 from fewbytes.methods.fedkd import FedKD
+from fewbytes.methods.fedkgf import FedKGF
 from fewbytes.methods.fedktl import FedKTL
 from fewbytes.methods.fedlp import FedLP
 from fewbytes.methods.fedlps import FedLPS
@@ -30,7 +31,7 @@ from fewbytes.methods.separate import Separate
 METHODS: dict[str, type[Method]] = {
     cls.__name__.lower(): cls
     for cls in (
-        FedAvg, GeneFL, FedPURIN, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
+        FedAvg, GeneFL, FedPURIN, FedKGF, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
         LG_FedAvg, FedProto, FedDistill, FML, FedKD, FedGH, FedGen,
         Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
     )
@@ -39,6 +40,6 @@ METHODS: dict[str, type[Method]] = {
 
 __all__ = [
     "DENSE", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL", "FedDF",
-    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
+    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
     "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.errors import UserError, suggestion
 from fewbytes.models.features import PooledFeatures
+from fewbytes.models.kgf import Kernels, with_generated_kernels
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.models.small import Cnn4, LeNet, Mlp
 from fewbytes.models.vgg import Vgg9
@@ -104,17 +105,19 @@ class ModelBuilder:
     """Makes client i's model from names joined by `+`: the i-th, and from the first again after the last.
 
     One name is the model of all clients. A name of `MIXES`, in any case, stands for its models: `HtFE2@64` is
-    `cnn4@64+resnet18:stem=7x7@64`. Other names, shapes and errors as in `build_model`.
+    `cnn4@64+resnet18:stem=7x7@64`. `kernels`: how Fed-KGF generates the kernels of every model. Other names, shapes and
+    errors as in `build_model`.
     """
 
-    def __init__(self, names: str, shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, names: str, shape: tuple[int, ...], classes: int, kernels: Kernels | None = None) -> None:
         self.names = [model for name in names.split("+") for model in _expanded(name)]
-        self.shape, self.classes = shape, classes
+        self.shape, self.classes, self.kernels = shape, classes, kernels
         if len(self.names) > 1 and not all(self.names):
             raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
 
     def __call__(self, client: int) -> nn.Module:
-        return build_model(self.names[client % len(self.names)], self.shape, self.classes)
+        model = build_model(self.names[client % len(self.names)], self.shape, self.classes)
+        return model if self.kernels is None else with_generated_kernels(model, self.kernels)
 
     def architecture(self, client: int) -> int:
         """A number that is equal for clients with the same name."""
