@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torchvision.utils import draw_bounding_boxes
 
 from fewbytes.data import Split
 from fewbytes.data.coco import ratio
@@ -89,6 +88,8 @@ def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
 
 def show(net: Network, found: list[Tensor], data: Split, classes: Sequence[str]) -> None:
     """For people: the first images of a test set, the true boxes in white, and what was found with some confidence."""
+    from torchvision.utils import draw_bounding_boxes  # slow to import
+
     pictures = []
     for i, boxes in enumerate(found[:DRAWN]):
         x, targets = data.take([i]).load()
