@@ -35,13 +35,13 @@ from fewbytes.models.files import load_model
 from fewbytes.net import Ledger, Network, Policy, Refused
 from fewbytes.run import Result, Watcher, run
 from fewbytes.state import Mean, State, state_of
-from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
+from fewbytes.wire import Bits, Dense, Images, Masked, Quantised, pack, payload, unpack
 
 __all__ = [
-    "DENSE", "FML", "METHODS", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL", "FedDF",
-    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
+    "DENSE", "FML", "METHODS", "Bits", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL",
+    "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
     "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images", "LG_FedAvg", "Learngene", "Ledger", "Masked",
-    "Mean", "Method", "MethodError", "Network", "PartialFed", "Policy", "Refused", "Result", "Separate", "Site",
-    "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of",
+    "Mean", "Method", "MethodError", "Network", "PartialFed", "Policy", "Quantised", "Refused", "Result", "Separate",
+    "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of",
     "unpack",
 ]  # fmt: skip
