@@ -83,6 +83,10 @@ CASES: dict[str, fb.Method] = {
     "fedfina": fb.FedFina(**LOCAL, **GENE, convolutions=1),
     "fedlp": fb.FedLP(**LOCAL, **GENE),
     "fedlps": fb.FedLPS(**LOCAL, **GENE, ratios="adaptive"),
+    "fedcom": fb.FedCOM(**LOCAL),
+    "fedcom-gate": fb.FedCOM(**LOCAL, bits=8, gate=True, gamma=0.9, fraction=0.5, lr_rounds=5),
+    "fedpm": fb.FedPM(**LOCAL),
+    "fedpm-sampled": fb.FedPM(**LOCAL, fraction=0.5, scored="sampled", lr_rounds=5),
     "learngene": fb.Learngene(**LOCAL, **GENE, select="updates", select_rounds=2),
 }
 

@@ -12,6 +12,7 @@ from fewbytes.methods import (
     FedADI,
     FedAvg,
     FedBN,
+    FedCOM,
     FedDAFL,
     FedDF,
     FedDistill,
@@ -22,6 +23,7 @@ from fewbytes.methods import (
     FedKTL,
     FedLP,
     FedLPS,
+    FedPM,
     FedProto,
     FedPURIN,
     FuseFL,
@@ -38,10 +40,10 @@ from fewbytes.state import Mean, State, state_of
 from fewbytes.wire import Bits, Dense, Images, Masked, Quantised, pack, payload, unpack
 
 __all__ = [
-    "DENSE", "FML", "METHODS", "Bits", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL",
-    "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
-    "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images", "LG_FedAvg", "Learngene", "Ledger", "Masked",
-    "Mean", "Method", "MethodError", "Network", "PartialFed", "Policy", "Quantised", "Refused", "Result", "Separate",
-    "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of",
-    "unpack",
+    "DENSE", "FML", "METHODS", "Bits", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCOM",
+    "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPM",
+    "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images", "LG_FedAvg", "Learngene",
+    "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "PartialFed", "Policy", "Quantised", "Refused",
+    "Result", "Separate", "Site", "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack",
+    "payload", "run", "state_of", "unpack",
 ]  # fmt: skip

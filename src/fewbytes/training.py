@@ -20,6 +20,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
 """Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch."""
+Optimiser = Literal["sgd", "adam"]
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
 
 
@@ -82,24 +83,27 @@ def fit(
     loss: Loss = F.cross_entropy,
     extra: Callable[[nn.Module], Tensor] | None = None,
     frozen: nn.Module | None = None,
+    optimiser: Optimiser = "sgd",
     order: Order = "shuffled",
     before_step: Callable[[], None] | None = None,
     after_step: Callable[[], None] | None = None,
     precision: Precision = "float32",
     transform: Transform | None = None,
 ) -> float:
-    """Train `model` in place on (x, y) with SGD; returns the mean loss over the last epoch's batches (0 for none).
+    """Train `model` in place on (x, y); returns the mean loss over the last epoch's batches (0 for none).
 
-    Shuffled from torch's global generator; the momentum buffer starts at zero. `extra(model)` is added to every
-    batch's loss. `before_step` is called when a batch's gradients are there, for example to clip them, and
-    `after_step` when the parameters have moved. Afterwards each parameter's `.grad` is the gradient of the very last
-    batch. Parameters that do not require gradients, or have none in the first batch, stay as they are. `transform` is
-    applied to every batch as it is cut; then samples pass `frozen`, in eval mode and without gradients. What that gives
-    is computed once for all epochs if there is no transform and it takes at most `KEPT_BYTES`.
+    Shuffled from torch's global generator; the optimiser starts anew. `momentum` is SGD's; Adam has 0.9 and 0.999.
+    `extra(model)` is added to every batch's loss. `before_step` is called when a batch's gradients are there, for
+    example to clip them, and `after_step` when the parameters have moved. Afterwards each parameter's `.grad` is the
+    gradient of the very last batch. Parameters that do not require gradients, or have none in the first batch, stay as
+    they are. `transform` is applied to every batch as it is cut; then samples pass `frozen`, in eval mode and without
+    gradients. What that gives is computed once for all epochs if there is no transform and it takes at most
+    `KEPT_BYTES`.
     """
     model.to(x.device)
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     velocity: list[Tensor] | None = None
+    adam = torch.optim.Adam(parameters, lr, weight_decay=weight_decay) if optimiser == "adam" else None
     bounds = batches(len(y), batch) if order == "shuffled" else whole_batches(len(y), batch)
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
@@ -131,22 +135,33 @@ def fit(
             total += value.detach()
             if before_step is not None:
                 before_step()
-            with torch.no_grad():
+            if adam is not None:
+                adam.step()
+            else:
                 moved = [p for p in parameters if p.grad is not None]
-                step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
-                if weight_decay:
-                    step = list(torch._foreach_add(step, moved, alpha=weight_decay))
-                if momentum:
-                    if velocity is None:
-                        velocity = [g.clone() for g in step]
-                    else:
-                        torch._foreach_mul_(velocity, momentum)
-                        torch._foreach_add_(velocity, step)
-                    step = velocity
-                torch._foreach_add_(moved, step, alpha=-lr)
+                velocity = _sgd(moved, velocity, lr, momentum, weight_decay)
             if after_step is not None:
                 after_step()
     return float(total) / len(bounds) if bounds else 0.0
+
+
+@torch.no_grad()
+def _sgd(
+    moved: list[Tensor], velocity: list[Tensor] | None, lr: float, momentum: float, weight_decay: float
+) -> list[Tensor] | None:
+    """One step, in place; returns the velocity to come back with."""
+    step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
+    if weight_decay:
+        step = list(torch._foreach_add(step, moved, alpha=weight_decay))
+    if momentum:
+        if velocity is None:
+            velocity = [g.clone() for g in step]
+        else:
+            torch._foreach_mul_(velocity, momentum)
+            torch._foreach_add_(velocity, step)
+        step = velocity
+    torch._foreach_add_(moved, step, alpha=-lr)
+    return velocity
 
 
 def outputs(model: nn.Module, x: Tensor, precision: Precision = "float32") -> Tensor:

@@ -8,6 +8,7 @@ from fewbytes.methods.fed_adi import FedADI
 from fewbytes.methods.fed_dafl import FedDAFL
 from fewbytes.methods.fedavg import FedAvg
 from fewbytes.methods.fedbn import FedBN
+from fewbytes.methods.fedcom import FedCOM
 from fewbytes.methods.feddf import FedDF
 from fewbytes.methods.feddistill import FedDistill
 from fewbytes.methods.fedfina import FedFina
@@ -17,6 +18,7 @@ from fewbytes.methods.fedkd import FedKD
 from fewbytes.methods.fedktl import FedKTL
 from fewbytes.methods.fedlp import FedLP
 from fewbytes.methods.fedlps import FedLPS
+from fewbytes.methods.fedpm import FedPM
 from fewbytes.methods.fedproto import FedProto
 from fewbytes.methods.fedpurin import FedPURIN
 from fewbytes.methods.fml import FML
@@ -33,12 +35,13 @@ METHODS: dict[str, type[Method]] = {
         FedAvg, GeneFL, FedPURIN, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
         LG_FedAvg, FedProto, FedDistill, FML, FedKD, FedGH, FedGen,
         Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
+        FedCOM, FedPM,
     )
 }  # fmt: skip
 """Every method by its name on the command line."""
 
 __all__ = [
-    "DENSE", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL", "FedDF",
-    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
+    "DENSE", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCOM", "FedDAFL", "FedDF",
+    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPM", "FedPURIN", "FedProto",
     "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate",
 ]  # fmt: skip
