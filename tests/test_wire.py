@@ -44,6 +44,8 @@ from fewbytes.wire import (
     Images,
     Layout,
     Masked,
+    Signs,
+    TopK,
     counted,
     pack,
     payload,
@@ -72,6 +74,16 @@ class Part:
 @payload
 class Album:
     images: Images
+
+
+@payload
+class Few:
+    model: TopK
+
+
+@payload
+class Directions:
+    model: Signs
 
 
 @payload
@@ -151,6 +163,8 @@ def same(a: Any, b: Any) -> bool:
         return same_state(a.mask, b.mask) and (empty or a.values.dtype == b.values.dtype) and same_state(
             pieces(a), pieces(b)
         )  # fmt: skip
+    if isinstance(a, TopK):
+        return a.shapes == b.shapes and same_state(a.indices, b.indices) and same_state(a.values, b.values)
     if dataclasses.is_dataclass(a):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
     if isinstance(a, dict) and a and all(isinstance(v, Tensor) for v in a.values()):
@@ -177,6 +191,15 @@ def fits(kind: Any, value: Any) -> bool:
     if kind is Masked:
         ones = sum(int(m.sum()) for m in value.mask.values())
         return all(m.dtype == torch.bool for m in value.mask.values()) and value.values.shape == (ones,)
+    if kind is TopK:
+        return all(
+            i.dtype == torch.int64 and i.shape == value.values[n].shape == (len(i),) and bool((i.diff() > 0).all())
+            and (not len(i) or 0 <= i[0] <= i[-1] < math.prod(value.shapes[n]))
+            for n, i in value.indices.items()
+        )  # fmt: skip
+    if kind is Signs:
+        signs = all(s.dtype == torch.int8 and bool((s.abs() <= 1).all()) for s in value.signs.values())
+        return signs and value.scale.dtype == torch.float32 and value.scale.shape == (1,)
     if kind is Images:
         return value.pixels.dtype == torch.uint8 and value.pixels.ndim == 4
     if dataclasses.is_dataclass(kind):
@@ -690,6 +713,15 @@ def cases() -> dict[str, Case]:
     rest = Part(Masked.of({"v": torch.ones(5000)}, {"v": torch.from_numpy(rng.random(5000) < 0.95)}))
     packed = Part(Masked.of({"v": wide["v"][:900]}, {"v": torch.from_numpy(rng.random(900) < 0.4)}))
     wide_layout = Layout.of(wide)
+
+    def chosen(size: int, density: float) -> Tensor:
+        return torch.from_numpy(np.flatnonzero(rng.random(size) < density))
+
+    few = Few(TopK.of(wide, {"v": chosen(6000, 0.04)}))
+    fewer = Few(TopK.of(weights, {"w": chosen(500, 0.2), "b": chosen(60, 0.9)}))
+    patchy = Few(TopK.of(wide, {"v": torch.cat([torch.arange(130), 6 * chosen(1000, 0.2)[30:]])}))
+    signs = {"w": weights["w"], "v": wide["v"], "b": torch.zeros(3)}
+    signs_layout = Layout.of(signs)
     photos, drawings = Album(Images(photographs(5, 3, 8))), Album(Images(photographs(5, 2, 8)))
     return {
         "dense": Case(Whole, bytes(pack(dense, layout=layout)), layout),
@@ -705,6 +737,11 @@ def cases() -> dict[str, Case]:
         "images": Case(Album, bytes(pack(photos))),
         "images grey": Case(Album, bytes(pack(drawings))),
         "images uncoded": Case(Album, bytes(pack(photos, coded=False))),
+        "few": Case(Few, bytes(pack(few, layout=wide_layout)), wide_layout),
+        "few patchy": Case(Few, bytes(pack(patchy, layout=wide_layout)), wide_layout),
+        "few without layout": Case(Few, bytes(pack(fewer))),
+        "signs": Case(Directions, bytes(pack(Directions(Signs.of(signs)), layout=signs_layout)), signs_layout),
+        "signs without layout": Case(Directions, bytes(pack(Directions(Signs.of(signs)), coded=False))),
         "everything": Case(Everything, bytes(pack(EXAMPLE, layout=layout)), layout),
     }
 
@@ -729,6 +766,9 @@ def test_the_cases_are_what_they_are_for() -> None:
     assert header_of("masked nearly full")[1][0] == 2
     assert header_of("masked packed")[1][0] == header_of("masked uncoded")[1][0] == 0
     assert header_of("masked based")[2][0] == 2
+    assert len(header_of("few")[1]) == len(header_of("few without layout")[1]) == 3
+    assert header_of("few patchy")[1][0] == 1
+    assert header_of("signs")[1][3] == 6500  # of 6503 the last three are zero
     assert header_of("images") == [[5, 3, 8, 8], None]
     assert header_of("images grey") == [[5, 2, 8, 8], None]
     assert header_of("images uncoded") == [[5, 3, 8, 8], [0]]
@@ -937,8 +977,12 @@ def tree_of(case: Case) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["dense", "dense uncoded", "dense based", "dense in part", "masked", "masked based", "masked packed"]
-)
+    "name",
+    [
+        "dense", "dense uncoded", "dense based", "dense in part", "masked", "masked based", "masked packed",
+        "few", "few patchy", "signs",
+    ],
+)  # fmt: skip
 def test_no_node_of_a_header_can_be_another(name: str) -> None:
     """Where the layout says everything, every node has one right value, and every other is refused."""
     case = cases()[name]
@@ -957,8 +1001,12 @@ def test_no_node_of_a_header_can_be_another(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["everything", "dense without layout", "masked uncoded", "masked nearly full", "images", "images grey"]
-)
+    "name",
+    [
+        "everything", "dense without layout", "masked uncoded", "masked nearly full", "images", "images grey",
+        "few without layout", "signs without layout",
+    ],
+)  # fmt: skip
 def test_any_node_of_a_header_is_accepted_or_refused(name: str) -> None:
     """Names, types, shapes and plain fields may be others; what is accepted is of the class and can travel again."""
     case = cases()[name]
@@ -1106,7 +1154,7 @@ def test_frames_for_another_receiver_are_refused(name: str) -> None:
         assert dataclasses.replace(case, cls=cls).refuse(case.frame) == "type"
     kind, fields, sections, hashes = take_apart(case.frame)
     for cls in (Whole, Part, Note, Everything):
-        if cls is not case.cls:
+        if cls is not case.cls and (cls, name) != (Part, "few patchy"):  # places that travel as a mask: the same bytes
             dataclasses.replace(case, cls=cls).refuse(assemble(cls.__name__, fields, sections, **hashes))
     if case.layout is not None and name != "everything":
         hidden = assemble(kind, fields, sections, **{**hashes, "layout": bytes(16)})

@@ -62,6 +62,11 @@ def _describe(field: Any) -> list[str]:
             return [*_entries(entries), how, f"values: {_numbers(numbers)}"]
         case [(True | bytes() | list()) as entries, [[int(), *_], *_] as groups] if _entries(entries):
             return [*_entries(entries), *(f"values: {_numbers(group)}" for group in groups)]
+        case [entries, [shift, length, count], [int(), *_] as numbers] if _entries(entries):
+            places = f"places of {count:,} as gaps in Rice's code, {shift} bits and more each, {length:,} bytes"
+            return [*_entries(entries), places, f"values: {_numbers(numbers)}"]
+        case [entries, [_, _, _, signed], [_, _, _, ones], [int(), *_]] if _entries(entries):
+            return [*_entries(entries), f"signs: {ones:,} positive of {signed:,} that are not zero, and a scale"]
         case [[int(n), int(channels), int(height), int(width)], None | [int(), *_] as numbers]:
             how = "lossless WebP" if numbers is None else _numbers(numbers)
             return [f"{n:,} images, {channels}x{height}x{width}: {how}"]
