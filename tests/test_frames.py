@@ -167,6 +167,7 @@ def examples() -> dict[str, Example]:
         "few-coded": few(random, coded=True),
         "few-most": few(~random, coded=True, layout=None),
         "few-even": few(torch.arange(2000) % 16 < 5, coded=True),
+        "few-kernels": Example(Few(TopK.of({"k": weights["w"].view(10, 10, 20)}, {"k": torch.arange(7) ** 2 * 2}, 2))),
         "signs": Example(Directions(Signs(signs, torch.tensor([0.375]))), wide),
         "signs-named": Example(Directions(Signs({"a": signs["w"][:3], "none": signs["w"][:0]}, torch.tensor([2.0])))),
         "fields": Example(
@@ -233,7 +234,7 @@ def test_the_frames_show_every_coding() -> None:
         groups = fields[0][1] if kind == "Model" else [fields[1][2]] if kind == "Update" else []
         numbers |= {(coding[0], flag) for coding in groups for flag in [None, *(coding[1:] or [[]])[0]]}
         masks |= {tuple(fields[1][1][:2])} if kind == "Update" else set()
-    assert [len(take_apart(stored(f"few{n}"))[1][0][1]) for n in ("", "-coded", "-most", "-even")] == [4, 3, 3, 4]
+    assert [len(take_apart(stored(f"few{n}"))[1][0][2]) for n in ("", "-coded", "-most", "-even")] == [4, 3, 3, 4]
     assert [take_apart(stored(f"images{n}"))[1][0][1] for n in ("", "-coded", "-grey", "-none")] == [
         [0],
         None,

@@ -101,6 +101,20 @@ def test_the_largest_magnitudes() -> None:
     assert len(largest(torch.zeros(9), 4)) == 4  # ties: as many as asked for
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 16])
+def test_places_of_whole_kernels(depth: int) -> None:
+    state = {"c": torch.randn(4, 5, 3, 2), "e": torch.randn(2, 3, 0), "f": torch.randn(6, 7), "b": torch.randn(8)}
+    sizes = {name: math.prod(value.shape[:depth]) for name, value in state.items()}
+    places = {name: chosen(size, size // 3) for name, size in sizes.items()}
+    for layout in (None, Layout.of(state)):
+        back = round_trip(Few(TopK.of(state, places, depth)), layout=layout).model.dense()
+        for name, value in back.items():
+            shape = (sizes[name], math.prod(value.shape[depth:]))
+            kept = state[name].reshape(shape)[places[name]]
+            assert torch.equal(value.reshape(shape)[places[name]], kept)
+            assert int((value != 0).sum()) == kept.numel()
+
+
 # Six of a thousand places: gaps of 0, 0, 254, 254, 255 and 231. With a shift of 7 their lowest bits are 0, 0, 126, 126,
 # 127 and 103, and 0, 0, 1, 1, 1 and 1 are left.
 PLACES = [0, 1, 256, 511, 767, 999]
@@ -116,8 +130,8 @@ def test_places_are_coded_as_the_prose_says() -> None:
     entry = ["x", "float32", [8, 125]]
     for places, count in ((PLACES, 6), (sorted(set(range(1000)) - set(PLACES)), 994)):
         values = np.arange(count, dtype=np.float32)
-        frame = assemble("Few", [[[entry], [7, 7, count], [0]]], [stored(RICE), values.tobytes()])
-        expected = TopK({"x": (8, 125)}, {"x": torch.tensor(places)}, {"x": torch.from_numpy(values)})
+        frame = assemble("Few", [[[entry], 16, [7, 7, count], [0]]], [stored(RICE), values.tobytes()])
+        expected = TopK({"x": (8, 125)}, {"x": torch.tensor(places)}, {"x": torch.from_numpy(values)[:, None]})
         assert same(unpack(Few, frame), Few(expected))
 
 
@@ -139,7 +153,7 @@ def test_malformed_places_are_refused(header: Any, section: bytes) -> None:
     """The right header is [7, 7, 6], with the section `RICE`."""
     for count in (0, 5, 6, 7, 994, 1000):
         sections = [section, bytes(4 * count)][: 1 + (count > 0)]
-        Case(Few, b"").refuse(assemble("Few", [[[["x", "float32", [1000]]], header, [0]]], sections))
+        Case(Few, b"").refuse(assemble("Few", [[[["x", "float32", [1000]]], 16, header, [0]]], sections))
 
 
 @pytest.mark.parametrize("coded", [True, False])

@@ -62,8 +62,8 @@ def _describe(field: Any) -> list[str]:
             return [*_entries(entries), how, f"values: {_numbers(numbers)}"]
         case [(True | bytes() | list()) as entries, [[int(), *_], *_] as groups] if _entries(entries):
             return [*_entries(entries), *(f"values: {_numbers(group)}" for group in groups)]
-        case [entries, [shift, length, count], [int(), *_] as numbers] if _entries(entries):
-            places = f"places of {count:,} as gaps in Rice's code, {shift} bits and more each, {length:,} bytes"
+        case [entries, int(), [_, length, _, count] | [_, length, count], [int(), *_] as numbers] if _entries(entries):
+            places = f"places of {count:,}, {length:,} bytes" + (" before zstandard" if field[2][1] == 1 else "")
             return [*_entries(entries), places, f"values: {_numbers(numbers)}"]
         case [entries, [_, _, _, signed], [_, _, _, ones], [int(), *_]] if _entries(entries):
             return [*_entries(entries), f"signs: {ones:,} positive of {signed:,} that are not zero, and a scale"]

@@ -29,12 +29,13 @@ of the same type and shape; the first 16 bytes of that message's digest travel a
 if that takes no more bytes, the gaps before ones (1) or zeros (2), a byte each, 255 meaning 255 and more to come. A
 masked value is [entries, mask, numbers].
 
-Places are chosen positions below a size, here in the values of all entries one after another. They travel as a mask of
-these, or as [shift, length, count] and one section of `length` bytes, bits from the lowest on: of the gap before each
-place its `shift` lowest bits (the lowest bit of all gaps, then the next of all), then the rest of each in unary, as so
-many zeros and a one. If more than half of the positions are chosen, the gaps are those of the others. Chosen values are
-[entries, places, numbers]. Signs are [entries, mask of those that are not zero, mask of the positive among them,
-numbers], one float32 number, the scale; their entries are those of the float32 values that are meant.
+Places are chosen positions below a size. They travel as a mask of that size, or as [shift, length, count] and one
+section of `length` bytes, bits from the lowest on: of the gap before each place its `shift` lowest bits (the lowest bit
+of all gaps, then the next of all), then the rest of each in unary, as so many zeros and a one. If more than half of the
+positions are chosen, the gaps are those of the others. Chosen values are [entries, depth, places, numbers]: places in
+the first `depth` dimensions of all entries, one after another, and all numbers that stand there. Signs are [entries,
+mask of those that are not zero, mask of the positive among them, numbers], one float32 number, the scale; their entries
+are those of the float32 values that are meant.
 
 Images are [shape, numbers]: 8-bit pixels (n, channels, height, width), in C order; or [shape, null] where that takes
 fewer bytes: pictures one below the other, in sheets of as many as fit 16383 rows and 2^20 pixels. A picture is an image

@@ -18,38 +18,41 @@ from fewbytes.wire.layout import DTYPES
 from fewbytes.wire.payload import Counted, Reader, Writer
 
 INDEX_BITS = 24  # what papers count for an index
+ALL = 16  # dimensions a tensor has at most
 
 
 @dataclass(frozen=True, eq=False)
 class TopK:
-    """Chosen values of named tensors, usually the largest. Papers count a value's bytes and 24 bits for its index.
+    """Chosen values of named tensors, usually the largest. Papers count a value's bytes and 24 bits for each index.
 
-    (Fed-KGF, 3.4; on the wire the indices of a random choice take about log2 C(d, k) bits.) `indices[name]`: places in
-    the flattened tensor, int64 (k,), rising; `values[name]`: (k,); `shapes[name]`: the tensor's. The lossy step is
+    (Fed-KGF, 3.4; on the wire the indices of a random choice take about log2 C(d, k) bits.) `shapes[name]`: the
+    tensor's; `indices[name]`: places in its flattened first `depth` dimensions, int64 (k,), rising; `values[name]`:
+    (k, n), what stands there: n is 1, or with a smaller `depth` the size of the other dimensions. The lossy step is
     `of`: all other values are dropped and read as 0.
     """
 
     shapes: dict[str, tuple[int, ...]]
     indices: State
     values: State
+    depth: int = ALL
 
     @classmethod
-    def of(cls, state: Mapping[str, Tensor], indices: Mapping[str, Tensor]) -> Self:
-        """Keep `state[name]` at `indices[name]` (distinct, rising); all tensors of one type."""
-        flat = {name: state[name].detach().cpu().reshape(-1) for name in indices}
-        return cls(
-            {name: tuple(state[name].shape) for name in indices},
-            {name: places.cpu() for name, places in indices.items()},
-            {name: flat[name][places.cpu()] for name, places in indices.items()},
-        )
+    def of(cls, state: Mapping[str, Tensor], indices: Mapping[str, Tensor], depth: int = ALL) -> Self:
+        """Keep `state[name]` at `indices[name]` (distinct, rising); all tensors of one type.
+
+        `depth` 2 keeps whole kernels of convolutions.
+        """
+        shapes = {name: tuple(state[name].shape) for name in indices}
+        places = {name: index.cpu() for name, index in indices.items()}
+        kept = {n: state[n].detach().cpu().reshape(_split(shapes[n], depth))[index] for n, index in places.items()}
+        return cls(shapes, places, kept, depth)
 
     @cached_property
     def _dense(self) -> State:
         state = {}
         for name, shape in self.shapes.items():
-            values = self.values[name]
-            flat = torch.zeros(math.prod(shape), dtype=values.dtype)
-            state[name] = flat.scatter_(0, self.indices[name], values).view(shape)
+            rows = torch.zeros(_split(shape, self.depth), dtype=self.values[name].dtype)
+            state[name] = rows.index_copy_(0, self.indices[name], self.values[name]).view(shape)
         return state
 
     def dense(self) -> State:
@@ -61,39 +64,47 @@ class TopK:
         parts, size = [np.zeros(0, np.int64)], 0
         for name in names:
             parts.append(self.indices[name].numpy() + size)
-            size += math.prod(self.shapes[name])
+            size += _split(self.shapes[name], self.depth)[0]
         places = writer.places(np.concatenate(parts), size)
-        return [header, places, writer.numbers([self.values[name] for name in names], [None] * len(names))]
+        return [header, self.depth, places, writer.numbers([self.values[name] for name in names], [None] * len(names))]
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
-        if not isinstance(header, list) or len(header) != 3:
-            raise FrameError("header", "chosen values are malformed")
-        entries = reader.entries(header[0])
+        match header:
+            case [named, int(depth), found, numbers] if type(depth) is int and 0 < depth <= ALL:
+                entries = reader.entries(named)
+            case _:
+                raise FrameError("header", "chosen values are malformed")
         dtypes = {entry.dtype for entry in entries}
         if len(dtypes) > 1:
             raise FrameError("type", "chosen values are of several types")
-        ends = np.cumsum([entry.size for entry in entries], dtype=np.int64)
-        places = reader.places(header[1], int(ends[-1]) if entries else 0)
+        rows, widths = zip(*(_split(entry.shape, depth) for entry in entries), strict=True) if entries else ((), ())
+        ends = np.cumsum(rows, dtype=np.int64)
+        places = reader.places(found, sum(rows))
         counts = np.diff(np.searchsorted(places, ends), prepend=0).tolist()
+        sizes = [count * width for count, width in zip(counts, widths, strict=True)]
         dtype = DTYPES[dtypes.pop()] if dtypes else torch.float32
-        values = reader.numbers(header[2], dtype, counts, [None] * len(entries)).split(counts)
-        starts = [int(end) - entry.size for end, entry in zip(ends, entries, strict=True)]
+        values = reader.numbers(numbers, dtype, sizes, [None] * len(entries)).split(sizes)
         indices = torch.from_numpy(places).split(counts)
         names = [entry.name for entry in entries]
         return cls(
             {entry.name: entry.shape for entry in entries},
-            {name: part - start for name, part, start in zip(names, indices, starts, strict=True)},
-            dict(zip(names, values, strict=True)),
+            {n: index - int(end) + k for n, index, end, k in zip(names, indices, ends, rows, strict=True)},
+            {n: v.view(-1, width) for n, v, width in zip(names, values, widths, strict=True)},
+            depth,
         )
 
     def states(self) -> State:
         return self._dense
 
     def counted(self) -> Counted:
-        return Counted(
-            sum(v.nbytes for v in self.values.values()), INDEX_BITS * sum(v.numel() for v in self.values.values())
-        )
+        chosen = sum(len(index) for index in self.indices.values())
+        return Counted(sum(value.nbytes for value in self.values.values()), INDEX_BITS * chosen)
+
+
+def _split(shape: tuple[int, ...], depth: int) -> tuple[int, int]:
+    """How many places a tensor's first `depth` dimensions have, and how many values stand at each."""
+    return math.prod(shape[:depth]), math.prod(shape[depth:])
 
 
 def largest(value: Tensor, k: int) -> Tensor:
