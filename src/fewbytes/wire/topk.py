@@ -90,7 +90,7 @@ class TopK:
         return cls(
             {entry.name: entry.shape for entry in entries},
             {n: index - int(end) + k for n, index, end, k in zip(names, indices, ends, rows, strict=True)},
-            {n: v.view(-1, width) for n, v, width in zip(names, values, widths, strict=True)},
+            {n: v.view(k, width) for n, v, k, width in zip(names, values, counts, widths, strict=True)},
             depth,
         )
 
