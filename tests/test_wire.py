@@ -46,6 +46,8 @@ from fewbytes.wire import (
     Layout,
     Masked,
     Quantised,
+    Signs,
+    TopK,
     counted,
     pack,
     payload,
@@ -84,6 +86,16 @@ class Choice:
 @payload
 class Rounded:
     model: Quantised
+
+
+@payload
+class Few:
+    model: TopK
+
+
+@payload
+class Directions:
+    model: Signs
 
 
 @payload
@@ -163,6 +175,12 @@ def same(a: Any, b: Any) -> bool:
         return same_state(a.mask, b.mask) and (empty or a.values.dtype == b.values.dtype) and same_state(
             pieces(a), pieces(b)
         )  # fmt: skip
+    if isinstance(a, TopK):
+        return (
+            (a.shapes, a.depth) == (b.shapes, b.depth)
+            and same_state(a.indices, b.indices)
+            and same_state(a.values, b.values)
+        )
     if dataclasses.is_dataclass(a):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
     if isinstance(a, dict) and a and all(isinstance(v, Tensor) for v in a.values()):
@@ -195,6 +213,15 @@ def fits(kind: Any, value: Any) -> bool:
         types = {level.dtype for level in value.levels.values()}
         grids = all(g.dtype == torch.float32 and g.shape == (2,) for g in value.grid.values())
         return value.levels.keys() == value.grid.keys() and grids and types <= {torch.uint8, torch.uint16}
+    if kind is TopK:
+        return 0 < value.depth <= 16 and all(
+            i.dtype == torch.int64 and i.shape == value.values[n].shape[:1] and bool((i.diff() > 0).all())
+            and (not len(i) or 0 <= i[0] <= i[-1] < math.prod(value.shapes[n][: value.depth]))
+            for n, i in value.indices.items()
+        )  # fmt: skip
+    if kind is Signs:
+        signs = all(s.dtype == torch.int8 and bool((s.abs() <= 1).all()) for s in value.signs.values())
+        return signs and value.scale.dtype == torch.float32 and value.scale.shape == (1,)
     if kind is Images:
         return value.pixels.dtype == torch.uint8 and value.pixels.ndim == 4
     if dataclasses.is_dataclass(kind):
@@ -714,6 +741,16 @@ def cases() -> dict[str, Case]:
     float_layout = Layout.of(floats)
     uneven = {name: value**3 for name, value in floats.items()}
     rounded, finer = Rounded(Quantised.of(uneven, 8)), Rounded(Quantised.of(floats, 16))
+
+    def chosen(size: int, density: float) -> Tensor:
+        return torch.from_numpy(np.flatnonzero(rng.random(size) < density))
+
+    few = Few(TopK.of(wide, {"v": chosen(6000, 0.04)}))
+    fewer = Few(TopK.of(weights, {"w": chosen(500, 0.2), "b": chosen(60, 0.9)}))
+    patchy = Few(TopK.of(wide, {"v": torch.cat([torch.arange(130), 6 * chosen(1000, 0.2)[30:]])}))
+    kernels = Few(TopK.of({"v": wide["v"][:1800].view(10, 20, 3, 3)}, {"v": chosen(200, 0.1)}, depth=2))
+    signs = {"w": weights["w"], "v": wide["v"], "b": torch.zeros(3)}
+    signs_layout = Layout.of(signs)
     photos, drawings = Album(Images(photographs(5, 3, 8))), Album(Images(photographs(5, 2, 8)))
     return {
         "dense": Case(Whole, bytes(pack(dense, layout=layout)), layout),
@@ -734,6 +771,12 @@ def cases() -> dict[str, Case]:
         "images": Case(Album, bytes(pack(photos))),
         "images grey": Case(Album, bytes(pack(drawings))),
         "images uncoded": Case(Album, bytes(pack(photos, coded=False))),
+        "few": Case(Few, bytes(pack(few, layout=wide_layout)), wide_layout),
+        "few patchy": Case(Few, bytes(pack(patchy, layout=wide_layout)), wide_layout),
+        "few kernels": Case(Few, bytes(pack(kernels))),
+        "few without layout": Case(Few, bytes(pack(fewer))),
+        "signs": Case(Directions, bytes(pack(Directions(Signs.of(signs)), layout=signs_layout)), signs_layout),
+        "signs without layout": Case(Directions, bytes(pack(Directions(Signs.of(signs)), coded=False))),
         "everything": Case(Everything, bytes(pack(EXAMPLE, layout=layout)), layout),
     }
 
@@ -762,6 +805,9 @@ def test_the_cases_are_what_they_are_for() -> None:
     assert header_of("quantised")[:2] == [True, 8]
     assert 1 in header_of("quantised")[3][1]
     assert header_of("quantised 16") == [True, 16, [0], [0]]
+    assert len(header_of("few")[2]) == len(header_of("few without layout")[2]) == 3
+    assert header_of("few patchy")[2][0] == 1
+    assert header_of("signs")[1][3] == 6500  # of 6503 the last three are zero
     assert header_of("images") == [[5, 3, 8, 8], None]
     assert header_of("images grey") == [[5, 2, 8, 8], None]
     assert header_of("images uncoded") == [[5, 3, 8, 8], [0]]
@@ -973,7 +1019,7 @@ def tree_of(case: Case) -> list[Any]:
     "name",
     [
         "dense", "dense uncoded", "dense based", "dense in part", "masked", "masked based", "masked packed", "bits",
-        "quantised", "quantised 16",
+        "quantised", "quantised 16", "few", "few patchy", "signs",
     ],
 )  # fmt: skip
 def test_no_node_of_a_header_can_be_another(name: str) -> None:
@@ -982,6 +1028,7 @@ def test_no_node_of_a_header_can_be_another(name: str) -> None:
     tree = tree_of(case)
     true = msgspec.msgpack.encode(tree)
     free = {(1, 0, 0, 0, 0), (1, 0, 0, 0, 2), (1, 0, 0, 0, 2, 0)} if name == "masked packed" else set()
+    free |= {(1, 0, 1)} if name.startswith("few") else set()  # any depth does for one dimension
     count = 0
     for path in paths(tree):
         changes = [put(value) for value in WRONG] + [drop, double, nest, swap]
@@ -998,6 +1045,7 @@ def test_no_node_of_a_header_can_be_another(name: str) -> None:
     [
         "everything", "dense without layout", "masked uncoded", "masked nearly full", "bits without layout",
         "quantised without layout", "images", "images grey",
+        "few without layout", "few kernels", "signs without layout",
     ],
 )  # fmt: skip
 def test_any_node_of_a_header_is_accepted_or_refused(name: str) -> None:

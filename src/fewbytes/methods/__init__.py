@@ -3,11 +3,13 @@
 from fewbytes.method import Method
 from fewbytes.methods.clustered import Clustered
 from fewbytes.methods.dense import DENSE
+from fewbytes.methods.dgc import DGC
 from fewbytes.methods.ensemble import Ensemble
 from fewbytes.methods.fed_adi import FedADI
 from fewbytes.methods.fed_dafl import FedDAFL
 from fewbytes.methods.fedavg import FedAvg
 from fewbytes.methods.fedbn import FedBN
+from fewbytes.methods.fedcams import FedCAMS
 from fewbytes.methods.fedcom import FedCOM
 from fewbytes.methods.feddf import FedDF
 from fewbytes.methods.feddistill import FedDistill
@@ -28,6 +30,7 @@ from fewbytes.methods.learngene import Learngene
 from fewbytes.methods.lg_fedavg import LG_FedAvg
 from fewbytes.methods.partialfed import PartialFed
 from fewbytes.methods.separate import Separate
+from fewbytes.methods.smartidx import SmartIdx
 
 METHODS: dict[str, type[Method]] = {
     cls.__name__.lower(): cls
@@ -36,12 +39,13 @@ METHODS: dict[str, type[Method]] = {
         LG_FedAvg, FedProto, FedDistill, FML, FedKD, FedGH, FedGen,
         Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
         FedCOM, FedPM,
+        DGC, FedCAMS, SmartIdx,
     )
 }  # fmt: skip
 """Every method by its name on the command line."""
 
 __all__ = [
-    "DENSE", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCOM", "FedDAFL", "FedDF",
-    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPM", "FedPURIN", "FedProto",
-    "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate",
+    "DENSE", "DGC", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS", "FedCOM",
+    "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPM",
+    "FedPURIN", "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate", "SmartIdx",
 ]  # fmt: skip
