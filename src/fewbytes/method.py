@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.data.split import LazySamples
 from fewbytes.errors import UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch, seeded, stream, stream_seed
-from fewbytes.training import Loss, Order, Precision, evaluate, fit, outputs, prepared, ready
+from fewbytes.training import FINDS_NO_OBJECTS, Loss, Order, Precision, evaluate, fit, outputs, prepared, ready
 from fewbytes.wire import Layout
 
 if TYPE_CHECKING:
@@ -312,7 +312,12 @@ class Site:
             return state_of(self.task.drawn(self.me))
 
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
-        """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last."""
+        """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last.
+
+        Raises UserError if what is learnt of them are boxes, which only `fit` knows how to use.
+        """
+        if data.boxes is not None:
+            raise UserError(FINDS_NO_OBJECTS)
         if id(data) not in self._loaded:
             x, y = data.load(self.device)
             self._loaded[id(data)] = (ready(x), y)
@@ -327,7 +332,7 @@ class Site:
         batch: int,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        loss: Loss = F.cross_entropy,
+        loss: Loss | None = None,
         extra: Callable[[nn.Module], Tensor] | None = None,
         frozen: nn.Module | None = None,
         order: Order = "shuffled",
@@ -337,8 +342,9 @@ class Site:
     ) -> float:
         """Train on this client's training samples, each batch transformed if `train` has a transform (see
         `fewbytes.training.fit`); records the loss as `loss.train`. `more`: further samples (x, y), after its own."""
-        x, y = self.tensors(self.train)
-        if more is not None:
+        x: Tensor | LazySamples
+        x, y = self.tensors(self.train) if self.train.boxes is None else self.train.lazy(self.device)
+        if more is not None and isinstance(x, Tensor):
             x, y = torch.cat([x, ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
         try:
             value = fit(

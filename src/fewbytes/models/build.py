@@ -18,8 +18,10 @@ from fewbytes.models.kgf import Kernels, with_generated_kernels
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.models.small import Cnn4, LeNet, Mlp
 from fewbytes.models.vgg import Vgg9
+from fewbytes.models.yolox import NAMES as DETECTORS
+from fewbytes.models.yolox import STRIDE, Detector
 
-NAMES = ("mlp", "cnn4", "lenet", "vgg9", *(f"resnet{depth}" for depth in DEPTHS), "resnet18-sigmoid")
+NAMES = ("mlp", "cnn4", "lenet", "vgg9", *(f"resnet{depth}" for depth in DEPTHS), "resnet18-sigmoid", *DETECTORS)
 """The models of this package."""
 
 _GOOGLENET, _MOBILENET = "torchvision:googlenet", "torchvision:mobilenet_v2"
@@ -45,6 +47,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
       options `width` (64; channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`
     - `resnet18-sigmoid` with the same options, and `lenet`: smooth ones, for `fewbytes attack`
     - `cnn4`, `vgg9` with the option `scale` (1.0), `mlp` with the options `hidden` (200) and `layers` (1)
+    - `yolox-nano`, `yolox-tiny`, `yolox-s`, `yolox-m`, `yolox-l` and `yolox-x`: detectors, for data with boxes
     - `torchvision:<name>`, any classifier of torchvision, with random weights
     - `package.module:callable`, your own. It gets those of `shape`, `classes`, `num_classes` and `in_channels` that
       its signature names, and returns an `nn.Module`
@@ -77,6 +80,10 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
             return Mlp(shape, classes, **options)
         if len(shape) != 3:
             raise UserError(f"{base} needs images (channels, height, width), but samples have shape {shape}; use mlp")
+        if base in DETECTORS:
+            if shape[0] != 3 or any(side % STRIDE for side in shape[1:]):
+                raise UserError(f"{base} needs colour images whose sides are multiples of {STRIDE}, not {shape}")
+            return Detector(base, classes)
         if base == "cnn4":
             return Cnn4(shape, classes)
         if base == "lenet":
@@ -151,7 +158,13 @@ def _expanded(name: str) -> list[str]:
 
 def _options(base: str, text: str) -> dict[str, Any]:
     """`width=32,stem=7x7` read, each option checked against what the model `base` takes."""
-    takes = {"mlp": ("hidden", "layers"), "cnn4": (), "lenet": (), "vgg9": ("scale",)}.get(base, ("width", "stem"))
+    takes = {
+        "mlp": ("hidden", "layers"),
+        "cnn4": (),
+        "lenet": (),
+        "vgg9": ("scale",),
+        **dict.fromkeys(DETECTORS, ()),
+    }.get(base, ("width", "stem"))
     options: dict[str, Any] = {}
     for part in text.split(",") if text else []:
         key, _, value = part.partition("=")
