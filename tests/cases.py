@@ -53,6 +53,11 @@ CASES: dict[str, fb.Method] = {
     "dense": fb.DENSE(**LOCAL, server_epochs=2, generator_steps=2, server_batch=8, latent=4),
     "feddafl": fb.FedDAFL(**LOCAL, server_steps=3, student_steps=2, server_batch=8, latent=4),
     "fedadi": fb.FedADI(**LOCAL, server_epochs=2, pixel_steps=2, server_steps=2, server_batch=8),
+    "fedkgf": fb.FedKGF(**LOCAL, base=2),
+    "fedkgf-ablated": fb.FedKGF(
+        **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, common=True, fraction=0.75
+    ),
+    "fedkgf-averaged": fb.FedKGF(**LOCAL, base=2, owners=0, momentum=0.5, lr_rounds=2),
     "lg_fedavg": fb.LG_FedAvg(**LOCAL, fraction=0.5),
     "fedproto": fb.FedProto(**LOCAL),
     "feddistill": fb.FedDistill(**LOCAL),
@@ -136,6 +141,14 @@ class TinyNet(nn.Module):
             "norm": nn.Sequential(self.norm, nn.ReLU()),
             "flat": nn.Sequential(nn.Flatten(), self.drop),
         }
+
+
+class Grouped(nn.Sequential):
+    """Of three convolutions the last alone can have generated kernels."""
+
+    def __init__(self) -> None:
+        layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, groups=2), nn.ReLU(), nn.Conv2d(16, 12, 1)
+        super().__init__(*layers, nn.Flatten(), nn.Linear(12 * 16, 10))
 
 
 class OwnNet(nn.Module):

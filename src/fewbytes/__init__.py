@@ -22,6 +22,7 @@ from fewbytes.methods import (
     FedGen,
     FedGH,
     FedKD,
+    FedKGF,
     FedKTL,
     FedLP,
     FedLPS,
@@ -44,9 +45,9 @@ from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Sign
 
 __all__ = [
     "DENSE", "DGC", "FML", "METHODS", "Bits", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS",
-    "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS",
-    "FedPM", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images", "LG_FedAvg",
-    "Learngene", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Packages", "PartialFed", "Policy",
-    "Quantised", "Refused", "Result", "Separate", "Signs", "Site", "SmartIdx", "State", "Task", "TopK", "UserError",
-    "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of", "unpack",
+    "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP",
+    "FedLPS", "FedPM", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images",
+    "LG_FedAvg", "Learngene", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Packages", "PartialFed",
+    "Policy", "Quantised", "Refused", "Result", "Separate", "Signs", "Site", "SmartIdx", "State", "Task", "TopK",
+    "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of", "unpack",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ from fewbytes.methods.fedfina import FedFina
 from fewbytes.methods.fedgen import FedGen
 from fewbytes.methods.fedgh import FedGH
 from fewbytes.methods.fedkd import FedKD
+from fewbytes.methods.fedkgf import FedKGF
 from fewbytes.methods.fedktl import FedKTL
 from fewbytes.methods.fedlp import FedLP
 from fewbytes.methods.fedlps import FedLPS
@@ -35,7 +36,7 @@ from fewbytes.methods.smartidx import SmartIdx
 METHODS: dict[str, type[Method]] = {
     cls.__name__.lower(): cls
     for cls in (
-        FedAvg, GeneFL, FedPURIN, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
+        FedAvg, GeneFL, FedPURIN, FedKGF, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
         LG_FedAvg, FedProto, FedDistill, FML, FedKD, FedGH, FedGen,
         Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
         FedCOM, FedPM,
@@ -46,6 +47,7 @@ METHODS: dict[str, type[Method]] = {
 
 __all__ = [
     "DENSE", "DGC", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS", "FedCOM",
-    "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPM",
-    "FedPURIN", "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate", "SmartIdx",
+    "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP", "FedLPS",
+    "FedPM", "FedPURIN", "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate",
+    "SmartIdx",
 ]  # fmt: skip
