@@ -53,6 +53,11 @@ CASES: dict[str, fb.Method] = {
     "dense": fb.DENSE(**LOCAL, server_epochs=2, generator_steps=2, server_batch=8, latent=4),
     "feddafl": fb.FedDAFL(**LOCAL, server_steps=3, student_steps=2, server_batch=8, latent=4),
     "fedadi": fb.FedADI(**LOCAL, server_epochs=2, pixel_steps=2, server_steps=2, server_batch=8),
+    "fedkgf": fb.FedKGF(**LOCAL, base=2),
+    "fedkgf-ablated": fb.FedKGF(
+        **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, common=True, fraction=0.75
+    ),
+    "fedkgf-averaged": fb.FedKGF(**LOCAL, base=2, owners=0, momentum=0.5, lr_rounds=2),
     "lg_fedavg": fb.LG_FedAvg(**LOCAL, fraction=0.5),
     "fedproto": fb.FedProto(**LOCAL),
     "feddistill": fb.FedDistill(**LOCAL),
@@ -83,6 +88,10 @@ CASES: dict[str, fb.Method] = {
     "fedfina": fb.FedFina(**LOCAL, **GENE, convolutions=1),
     "fedlp": fb.FedLP(**LOCAL, **GENE),
     "fedlps": fb.FedLPS(**LOCAL, **GENE, ratios="adaptive"),
+    "fedcom": fb.FedCOM(**LOCAL),
+    "fedcom-gate": fb.FedCOM(**LOCAL, bits=8, gate=True, gamma=0.9, fraction=0.5, lr_rounds=5),
+    "fedpm": fb.FedPM(**LOCAL),
+    "fedpm-sampled": fb.FedPM(**LOCAL, fraction=0.5, scored="sampled", lr_rounds=5),
     "learngene": fb.Learngene(**LOCAL, **GENE, select="updates", select_rounds=2),
     "dgc": fb.DGC(**LOCAL),
     "dgc-ablated": fb.DGC(**LOCAL, fraction=0.5, density=0.1, warmup=2, momentum=0.5, clip=3.0, lr_rounds=3),
@@ -132,6 +141,14 @@ class TinyNet(nn.Module):
             "norm": nn.Sequential(self.norm, nn.ReLU()),
             "flat": nn.Sequential(nn.Flatten(), self.drop),
         }
+
+
+class Grouped(nn.Sequential):
+    """Of three convolutions the last alone can have generated kernels."""
+
+    def __init__(self) -> None:
+        layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, groups=2), nn.ReLU(), nn.Conv2d(16, 12, 1)
+        super().__init__(*layers, nn.Flatten(), nn.Linear(12 * 16, 10))
 
 
 class OwnNet(nn.Module):

@@ -577,7 +577,7 @@ def test_second_load_decodes_nothing_until_a_file_changes(pets: Path, monkeypatc
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(datasets, "_open", refuse)
+        patch.setattr(datasets, "open_image", refuse)
         again = load_dataset(str(pets))
         assert again.classes == first.classes
         assert np.array_equal(again.train.x, first.train.x)

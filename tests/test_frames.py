@@ -18,7 +18,22 @@ from test_wire import same, take_apart, tensor
 from torch import Tensor
 
 from fewbytes.state import State
-from fewbytes.wire import Base, Dense, Frame, Images, Layout, Masked, Packages, Signs, TopK, pack, payload, unpack
+from fewbytes.wire import (
+    Base,
+    Bits,
+    Dense,
+    Frame,
+    Images,
+    Layout,
+    Masked,
+    Packages,
+    Quantised,
+    Signs,
+    TopK,
+    pack,
+    payload,
+    unpack,
+)
 from fewbytes.wire.layout import DTYPES
 
 FOLDER = Path(__file__).parent / "frames"
@@ -38,6 +53,16 @@ class Update:
 @payload
 class Album:
     images: Images
+
+
+@payload
+class Choice:
+    bits: Bits
+
+
+@payload
+class Rounded:
+    model: Quantised
 
 
 @payload
@@ -172,6 +197,13 @@ def examples() -> dict[str, Example]:
         "update-half": masked(scattered(2000, 3)),
         "update-reply": masked(scattered(2000, 3), base=held),
         "update-none": masked(torch.zeros(2000, dtype=torch.bool)),
+        "bits": Example(Choice(Bits({"w": scattered(2000, 3).reshape(40, 50)})), wide),
+        "bits-sparse": Example(Choice(Bits({"w": scattered(2000, 37).reshape(40, 50)})), wide, coded=True),
+        "bits-named": Example(Choice(Bits({"a": scattered(9, 3), "none": torch.ones(0, 2, dtype=torch.bool)}))),
+        "quantised-8": Example(Rounded(Quantised.of(weights, 8)), wide),
+        "quantised-16": Example(Rounded(Quantised.of(weights, 16)), wide),
+        "quantised-coded": Example(Rounded(Quantised.of(weights, 16)), wide, coded=True),
+        "quantised-named": Example(Rounded(Quantised.of({"a": weights["w"][:2], "none": torch.zeros(0, 2)}, 8))),
         "images": Example(album),
         "images-coded": Example(album, coded=True),
         "images-grey": Example(Album(Images(album.images.pixels[:, :1].clone())), coded=True),

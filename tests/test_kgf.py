@@ -14,6 +14,7 @@ import fewbytes as fb
 from fewbytes.models import build_model
 from fewbytes.models.kgf import (
     GeneratedConv2d,
+    Kernels,
     _Convolution,
     base_gradient,
     constants,
@@ -65,7 +66,7 @@ def test_the_convolution_and_its_gradients():
         stride, pad = int(found[f"c{i}_stride"]), int(found[f"c{i}_pad"])
         for through, name in ((True, "grad_w"), (False, "grad_direct_only")):
             base, images = w.clone().requires_grad_(), x.clone().requires_grad_()
-            how = ([stride] * 2, [pad] * 2, [1, 1], through)
+            how = ([stride] * 2, [pad] * 2, [1, 1], through, True)
             y = _Convolution.apply(images, base, None, alpha, beta, how)
             close(y, found[f"c{i}_y"])
             (found[f"c{i}_R"] * y).sum().backward()
@@ -92,7 +93,7 @@ def test_parameters_of_a_resnet():
         if config["downsample"] != "kgf":  # shortcuts as this package's ResNets have them, generated too
             continue
         model = build_model(f"resnet18:stem={config['stem']}x{config['stem']}", (3, 32, 32), config["num_classes"])
-        with_generated_kernels(model)
+        with_generated_kernels(model, Kernels())
         assert sum(p.numel() for p in model.parameters()) == case["totals"]["kgf"]
         buffers = sum(value.numel() for value in model.state_dict().values()) - case["totals"]["kgf"]
         assert buffers == case["totals"]["buffers"]
@@ -102,7 +103,7 @@ def test_parameters_of_a_resnet():
 def test_it_trains_and_saves_no_constants():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2))
-    with_generated_kernels(model, base=2, seed=5)
+    with_generated_kernels(model, Kernels(base=2, seed=5))
     assert isinstance(model[0], GeneratedConv2d)
     x, y = torch.rand(64, 1, 4, 4), torch.arange(64) % 2
     x[:, 0, 0] += y[:, None]
@@ -111,9 +112,9 @@ def test_it_trains_and_saves_no_constants():
 
 def test_what_cannot_be_generated_is_left_alone():
     model = nn.Sequential(nn.Conv2d(4, 32, 3, groups=2), nn.ConvTranspose2d(32, 32, 2), nn.Conv2d(32, 4, 1))
-    with pytest.raises(fb.UserError, match="no convolution of more than 16 channels"):
-        with_generated_kernels(model)
+    with pytest.raises(fb.UserError, match="whose kernels 16 base kernels could"):
+        with_generated_kernels(model, Kernels())
     mixed = nn.Sequential(nn.Conv2d(4, 32, 3, groups=2), nn.Conv2d(32, 33, 1))
-    with_generated_kernels(mixed)
+    with_generated_kernels(mixed, Kernels())
     assert type(mixed[0]) is nn.Conv2d
     assert mixed(torch.rand(1, 4, 6, 6)).shape == (1, 33, 4, 4)

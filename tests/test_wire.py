@@ -36,6 +36,7 @@ from torch import Tensor
 from fewbytes.state import State
 from fewbytes.wire import (
     Base,
+    Bits,
     Counted,
     Dense,
     Entry,
@@ -45,6 +46,7 @@ from fewbytes.wire import (
     Layout,
     Masked,
     Packages,
+    Quantised,
     Signs,
     TopK,
     counted,
@@ -75,6 +77,16 @@ class Part:
 @payload
 class Album:
     images: Images
+
+
+@payload
+class Choice:
+    bits: Bits
+
+
+@payload
+class Rounded:
+    model: Quantised
 
 
 @payload
@@ -201,6 +213,12 @@ def fits(kind: Any, value: Any) -> bool:
     if kind is Masked:
         ones = sum(int(m.sum()) for m in value.mask.values())
         return all(m.dtype == torch.bool for m in value.mask.values()) and value.values.shape == (ones,)
+    if kind is Bits:
+        return all(b.dtype == torch.bool for b in value.bits.values())
+    if kind is Quantised:
+        types = {level.dtype for level in value.levels.values()}
+        grids = all(g.dtype == torch.float32 and g.shape == (2,) for g in value.grid.values())
+        return value.levels.keys() == value.grid.keys() and grids and types <= {torch.uint8, torch.uint16}
     if kind is TopK:
         return 0 < value.depth <= 16 and all(
             i.dtype == torch.int64 and i.shape == value.values[n].shape[:1] and bool((i.diff() > 0).all())
@@ -727,6 +745,12 @@ def cases() -> dict[str, Case]:
     rest = Part(Masked.of({"v": torch.ones(5000)}, {"v": torch.from_numpy(rng.random(5000) < 0.95)}))
     packed = Part(Masked.of({"v": wide["v"][:900]}, {"v": torch.from_numpy(rng.random(900) < 0.4)}))
     wide_layout = Layout.of(wide)
+    skewed = Choice(Bits({"v": torch.from_numpy(rng.random(6000) < 0.08)}))
+    half_of = Choice(Bits({"v": torch.from_numpy(rng.random(4000) < 0.5)}))
+    floats = {"w": weights["w"], "b": weights["b"]}
+    float_layout = Layout.of(floats)
+    uneven = {name: value**3 for name, value in floats.items()}
+    rounded, finer = Rounded(Quantised.of(uneven, 8)), Rounded(Quantised.of(floats, 16))
 
     def chosen(size: int, density: float) -> Tensor:
         return torch.from_numpy(np.flatnonzero(rng.random(size) < density))
@@ -762,6 +786,11 @@ def cases() -> dict[str, Case]:
         "masked packed": Case(Part, bytes(pack(packed))),
         "masked based": Case(Part, bytes(pack(half, layout=wide_layout, base=wide_base)), wide_layout, wide_base),
         "masked nearly full": Case(Part, bytes(pack(rest))),
+        "bits": Case(Choice, bytes(pack(skewed, layout=wide_layout)), wide_layout),
+        "bits without layout": Case(Choice, bytes(pack(half_of))),
+        "quantised": Case(Rounded, bytes(pack(rounded, layout=float_layout)), float_layout),
+        "quantised 16": Case(Rounded, bytes(pack(finer, layout=float_layout, coded=False)), float_layout),
+        "quantised without layout": Case(Rounded, bytes(pack(finer))),
         "images": Case(Album, bytes(pack(photos))),
         "images grey": Case(Album, bytes(pack(drawings))),
         "images uncoded": Case(Album, bytes(pack(photos, coded=False))),
@@ -796,6 +825,10 @@ def test_the_cases_are_what_they_are_for() -> None:
     assert header_of("masked nearly full")[1][0] == 2
     assert header_of("masked packed")[1][0] == header_of("masked uncoded")[1][0] == 0
     assert header_of("masked based")[2][0] == 2
+    assert header_of("bits")[1][0] == 1
+    assert header_of("quantised")[:2] == [True, 8]
+    assert 1 in header_of("quantised")[3][1]
+    assert header_of("quantised 16") == [True, 16, [0], [0]]
     assert len(header_of("few")[2]) == len(header_of("few without layout")[2]) == 3
     assert header_of("few patchy")[2][0] == 1
     assert header_of("signs")[1][3] == 6500  # of 6503 the last three are zero
@@ -1009,8 +1042,8 @@ def tree_of(case: Case) -> list[Any]:
 @pytest.mark.parametrize(
     "name",
     [
-        "dense", "dense uncoded", "dense based", "dense in part", "masked", "masked based", "masked packed",
-        "few", "few patchy", "signs",
+        "dense", "dense uncoded", "dense based", "dense in part", "masked", "masked based", "masked packed", "bits",
+        "quantised", "quantised 16", "few", "few patchy", "signs",
     ],
 )  # fmt: skip
 def test_no_node_of_a_header_can_be_another(name: str) -> None:
@@ -1034,7 +1067,8 @@ def test_no_node_of_a_header_can_be_another(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "everything", "dense without layout", "masked uncoded", "masked nearly full", "images", "images grey",
+        "everything", "dense without layout", "masked uncoded", "masked nearly full", "bits without layout",
+        "quantised without layout", "images", "images grey",
         "few without layout", "few kernels", "signs without layout", "packages",
     ],
 )  # fmt: skip

@@ -23,7 +23,7 @@ from fedpurin_table3 import entropy, plain_bits
 
 import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, load_dataset
-from fewbytes.methods import dgc, fedcams, smartidx
+from fewbytes.methods import dgc, fedcams, fedcom, fedpm, smartidx
 from fewbytes.models import build_model
 
 
@@ -66,10 +66,24 @@ def packages_bits(sent: fb.Packages) -> float:
     return bits
 
 
+def levels_bits(sent: fb.Quantised) -> float:
+    """Of levels the entropy of their highest byte, 8 bits for the other if there is one; of each grid two numbers."""
+    flat = torch.cat([level.reshape(-1) for level in sent.levels.values()]).numpy()
+    lower = 8 * (flat.itemsize - 1)
+    return flat.size * (entropy(flat >> lower) + lower) + 64 * len(sent.levels)
+
+
+def drawn_bits(sent: fb.Bits) -> float:
+    return symbol_bits(torch.cat([value.reshape(-1) for value in sent.bits.values()]))
+
+
 METHODS: dict[str, tuple[fb.Method, type, Callable[[Any], float]]] = {
     "dgc": (fb.DGC(batch=64, lr=0.05), dgc.Sparse, lambda reply: topk_bits(reply.change)),
     "fedcams": (fb.FedCAMS(batch=64, lr=0.05, epochs=1), fedcams.Signed, lambda reply: signs_bits(reply.change)),
     "smartidx": (fb.SmartIdx(batch=64, lr=0.05), smartidx.Packed, lambda reply: packages_bits(reply.change)),
+    "fedcom": (fb.FedCOM(batch=64, lr=0.05), fedcom.Rounded, lambda reply: levels_bits(reply.change)),
+    "fedcom-8": (fb.FedCOM(batch=64, lr=0.05, bits=8), fedcom.Rounded, lambda reply: levels_bits(reply.change)),
+    "fedpm": (fb.FedPM(batch=64, epochs=1), fedpm.Drawn, lambda reply: drawn_bits(reply.mask)),
 }
 """By name: the method, the class of its reply, and the bound of what a reply holds but for the statistics, in bits."""
 

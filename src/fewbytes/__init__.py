@@ -14,6 +14,7 @@ from fewbytes.methods import (
     FedAvg,
     FedBN,
     FedCAMS,
+    FedCOM,
     FedDAFL,
     FedDF,
     FedDistill,
@@ -21,9 +22,11 @@ from fewbytes.methods import (
     FedGen,
     FedGH,
     FedKD,
+    FedKGF,
     FedKTL,
     FedLP,
     FedLPS,
+    FedPM,
     FedProto,
     FedPURIN,
     FuseFL,
@@ -38,13 +41,13 @@ from fewbytes.models.files import load_model
 from fewbytes.net import Ledger, Network, Policy, Refused
 from fewbytes.run import Result, Watcher, run
 from fewbytes.state import Mean, State, state_of
-from fewbytes.wire import Dense, Images, Masked, Packages, Signs, TopK, pack, payload, unpack
+from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Signs, TopK, pack, payload, unpack
 
 __all__ = [
-    "DENSE", "DGC", "FML", "METHODS", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS",
-    "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN",
-    "FedProto", "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images", "LG_FedAvg", "Learngene", "Ledger",
-    "Masked", "Mean", "Method", "MethodError", "Network", "Packages", "PartialFed", "Policy", "Refused", "Result",
-    "Separate", "Signs", "Site", "SmartIdx", "State", "Task", "TopK", "UserError", "Watcher", "__version__",
-    "load_model", "pack", "payload", "run", "state_of", "unpack",
+    "DENSE", "DGC", "FML", "METHODS", "Bits", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS",
+    "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP",
+    "FedLPS", "FedPM", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images",
+    "LG_FedAvg", "Learngene", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Packages", "PartialFed",
+    "Policy", "Quantised", "Refused", "Result", "Separate", "Signs", "Site", "SmartIdx", "State", "Task", "TopK",
+    "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of", "unpack",
 ]  # fmt: skip

@@ -59,7 +59,8 @@ def _client_finds(context: Context) -> Found:
     if key not in _found:
         settings = read_run_config(context.run_config)
         experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
-        _found[key] = (key, make_method(experiment.method, experiment.parameters), experiment.task())
+        method = make_method(experiment.method, experiment.parameters)
+        _found[key] = (key, method, method.adapted(experiment.task()))
     return _found[key]
 
 

@@ -98,6 +98,8 @@ def attack(
         )
     parameters = dict(victim.named_parameters())
     load_state(attacker, {name: parameters[name] for name in shared} | dict(victim.named_buffers()))
+    if split.boxes is not None:
+        raise UserError("the attack infers an image and its label, and these images have boxes instead of one")
     rows = sorted(stream(how.seed, "attack", "images").choice(len(split), how.images, replace=False).tolist())
     images, labels = split.take(rows).load(task.device)
     found: list[dict[str, Any]] = []

@@ -87,7 +87,8 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
     ]
     if task.data.presence is not None:
         parts.append(f"presence {json.dumps(task.data.presence)}")
+    boxes = [split.targets.numpy().tobytes() for split in splits if split.boxes is not None]
     transforms = [client.train.transform for client in task.data.clients]
     if any(transforms):
         parts.append(json.dumps([transform and transform_name(transform) for transform in transforms]))
-    return hashlib.sha256("\n".join(parts).encode() + b"".join(labels)).hexdigest()
+    return hashlib.sha256("\n".join(parts).encode() + b"".join(labels + boxes)).hexdigest()

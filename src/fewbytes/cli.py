@@ -50,11 +50,15 @@ def _option(kind: Any, text: str, *names: str, metavar: str | None = None) -> An
 SHARED: dict[str, Any] = {
     "config": _option(Path, "A TOML file with any of these settings.", "-c", "--config"),
     "dataset": _option(str, "digits, a folder under FEWBYTES_DATA, a path, or a name to download.", metavar="NAME"),
-    "partition": _option(str, "dirichlet, iid, pathological, shards, or flwr:<Partitioner>.", metavar="NAME"),
+    "image_size": _option(int, "Pixels a side of a detection data set's images (a multiple of 32)."),
+    "partition": _option(
+        str, "dirichlet, iid, pathological, shards, main-category, or flwr:<Partitioner>.", metavar="NAME"
+    ),
     "partition_option": _option(list[str], "An option of a flwr: partitioner.", metavar="KEY=VALUE"),
     "alpha": _option(float, "Dirichlet alpha: the smaller, the less alike the clients."),
     "classes_per_client": _option(int, "For pathological."),
     "shards_per_client": _option(int, "For shards."),
+    "main_share": _option(float, "For main-category: part of a client's samples that is of its main classes."),
     "samples": _option(str, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST"),
     "public": _option(str, "For servers that distil: a data set, or a number of samples held out.", metavar="NAME"),
     "clients": _option(int, "Number of clients."),
@@ -72,6 +76,7 @@ SHARED: dict[str, Any] = {
         "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; @512 pools features; a+b, HtFE8.",
         metavar="NAME",
     ),
+    "kgf": _option(int, "Generate the kernels of convolutions from so many base kernels, as Fed-KGF does."),
     "seed": _option(int, "Same seed, same results, bit for bit."),
     "workers": _option(int, "Worker processes (default: one per core)."),
     "device": _option(str, "cpu or cuda.", metavar="NAME"),
@@ -355,7 +360,10 @@ class _Job:
         e = self.experiment
         if e.engine == "flower-deployment":
             raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
+        notes = list(_left_alone(self.method.adapted(self.task)))  # a model that does not suit the method is told here
         with Display(e.method, folder) as display:
+            for note in notes:
+                display.note(note)
             result = run_method(
                 self.method, self.task, rounds=e.rounds, out=folder, engine=e.engine, workers=e.workers,
                 policy=e.policy(), resume=resume, coded=e.coding, evaluate_every=e.evaluate_every,
@@ -364,6 +372,19 @@ class _Job:
             )  # fmt: skip
         write_report(read_runs([folder]), folder / "report.html")
         return result.summary
+
+
+def _left_alone(task: Task) -> Iterator[str]:
+    """Which convolutions keep all their kernels where others' are generated, by the reason."""
+    from fewbytes.models.kgf import generated, left_alone
+
+    model = task.first_model()
+    names: dict[str, list[str]] = {}
+    for name, why in left_alone(model, base).items() if (base := generated(model)) else ():
+        names.setdefault(why, []).append(name)
+    for why, these in names.items():
+        more = f" and {len(these) - 3} more" if len(these) > 3 else ""
+        yield f"kernels are not generated in {', '.join(these[:3])}{more}: {why}"
 
 
 @contextlib.contextmanager

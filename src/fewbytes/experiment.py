@@ -12,17 +12,20 @@ import msgspec
 import torch
 
 from fewbytes.data import crop_flip, federate, load_dataset, with_public, with_transforms
+from fewbytes.data.coco import SIZE
 from fewbytes.errors import UserError, suggestion
 from fewbytes.method import Method, Task
 from fewbytes.methods import METHODS
 from fewbytes.models import default_model
 from fewbytes.models.build import ModelBuilder
+from fewbytes.models.kgf import Kernels
+from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.net import Policy
 from fewbytes.run import Settings, Watcher
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 UNSAID: dict[str, Any] = {
-    "augment": "none", "backdoor": 0,
+    "image_size": SIZE, "augment": "none", "backdoor": 0, "kgf": None, "main_share": 0.8,
     "newcomers": 0, "arrival": None, "stay": False, "known_classes": None, "newcomer_classes": None,
 }  # fmt: skip
 """Settings that config.toml and result.json name only where they differ from these."""
@@ -33,10 +36,12 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     method: str
     dataset: str = "digits"
+    image_size: Count = UNSAID["image_size"]  # pixels a side that a detection data set's images are letter-boxed to
     partition: str = "dirichlet"
     alpha: float = 0.5
     classes_per_client: Count = 2
     shards_per_client: Count = 2
+    main_share: float = UNSAID["main_share"]  # part of a client's samples that is of its main classes
     samples: tuple[Count, Count] | None = None  # fixed training and test samples per client
     partition_options: dict[str, Any] = {}
     public: str | Count | None = None  # the server's public samples: another data set, or so many held out
@@ -49,6 +54,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     augment: Literal["none", "crop-flip"] = UNSAID["augment"]
     backdoor: int = UNSAID["backdoor"]  # the first so many clients stamp a shape on every training image
     model: str | None = None  # None: chosen by the data set's shape
+    kgf: Count | None = UNSAID["kgf"]  # base kernels of a convolution, from which the others are generated (Fed-KGF)
     rounds: Count = 20
     seed: int = 0
     precision: Literal["float32", "bf16"] = "float32"
@@ -89,32 +95,40 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def task(self) -> Task:
         """The task: data loaded and dealt out, the model ready to be built. Raises UserError."""
         check_device(self.device)
-        dataset, public = load_dataset(self.dataset), None
+        dataset, public = load_dataset(self.dataset, self.image_size), None
+        detects = dataset.train.boxes is not None
+        if self.image_size != SIZE and not detects:
+            raise UserError(f"image_size is for data sets with boxes, and {self.dataset} has none: leave it out")
         if self.public is not None:
             dataset, public = with_public(dataset, str(self.public), self.seed)
         data = federate(
             dataset, self.partition, self.clients, alpha=self.alpha, classes_per_client=self.classes_per_client,
-            shards_per_client=self.shards_per_client, samples=self.samples, seed=self.seed,
+            shards_per_client=self.shards_per_client, main_share=self.main_share, samples=self.samples, seed=self.seed,
             options=self.partition_options, newcomers=self.newcomers, arrival=self.arrival or 2, stay=self.stay,
             known_classes=self.known_classes, newcomer_classes=self.newcomer_classes,
         )  # fmt: skip
         data = dataclasses.replace(data, public=public)
         data = with_transforms(data, {"none": None, "crop-flip": crop_flip}[self.augment], self.backdoor)
         shape, classes = dataset.train.shape, len(dataset.classes)
-        name = self.model = self.model or default_model(shape)
-        build = ModelBuilder(name, shape, classes)
+        name = self.model = self.model or ("yolox-s" if detects else default_model(shape))
+        build = ModelBuilder(name, shape, classes, Kernels(self.kgf, self.seed) if self.kgf else None)
         task = Task(build, data, self.seed, self.precision, self.device)
         try:
             for client in range(min(len(data.clients), len(build.names))):
                 task.layout(client)  # so that a wrong model is told before anything is written
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None
+        if detects and not all(hasattr(task.model(i), "loss") for i in range(len(build.names))):
+            raise UserError(f"{self.dataset} holds objects to be found: take a detector, such as yolox-s, not {name}")
+        if not detects and set(build.names) & set(DETECTORS):
+            raise UserError(f"{name} finds objects, and {self.dataset} has no boxes of any: take another model")
         return task
 
     def about(self, task: Task) -> dict[str, Any]:
         """What result.json says of the task."""
         shape = task.data.clients[0].train.shape
         said = {key: getattr(self, key) for key, unsaid in UNSAID.items() if getattr(self, key) != unsaid}
+        said |= {"seed": self.seed} if self.kgf else {}  # which alpha and beta come from
         return said | {
             "dataset": self.dataset, "model": self.model, "partition": self.partition,
             "sample_shape": list(shape), "classes": len(task.data.classes),
@@ -218,7 +232,7 @@ def make_method(name: str, parameters: dict[str, Any]) -> Method:
         if key not in fields:
             raise UserError(f"{name} has no parameter {key!r}{suggestion(key, fields)}; it has {', '.join(fields)}")
         if typing.get_origin(hints[key]) is Literal:
-            values[key] = value  # the method tells which there are
+            values[key] = next((c for c in typing.get_args(hints[key]) if str(c) == str(value)), value)  # else it tells
             continue
         try:
             values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))

@@ -21,7 +21,8 @@ from fewbytes.files import replacing
 Points = Mapping[str, tuple[Tensor, Tensor | None]]
 """Points (n, d) and their classes (n,), None where they have none, by the name of their series."""
 
-LARGEST = 128  # pixels a side of an image; larger ones are scaled down
+LARGEST = 128  # pixels a side of an image, unless asked otherwise; larger ones are scaled down
+LIMIT = 512  # that may be asked for
 ROWS = "fewbytes"  # the text in a sheet's PNG file that tells its rows
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -35,7 +36,7 @@ def file_name(name: str, kind: str) -> str:
     return f"{name}.{kind}"
 
 
-def sheet(images: Tensor, labels: Sequence[str]) -> bytes:
+def sheet(images: Tensor, labels: Sequence[str], largest: int = LARGEST) -> bytes:
     """A PNG file of images (n, 1 or 3, height, width), uint8: a row a label, in the order in which labels appear.
 
     The text `ROWS` in it is JSON: how many images the row of each label has, from the left; the rest of it is black.
@@ -49,7 +50,7 @@ def sheet(images: Tensor, labels: Sequence[str]) -> bytes:
     rows: dict[str, list[Image.Image]] = {}
     for pixels, label in zip(images.permute(0, 2, 3, 1).cpu().numpy(), labels, strict=True):
         image = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
-        image.thumbnail((LARGEST, LARGEST))
+        image.thumbnail((largest, largest))
         rows.setdefault(str(label), []).append(image)
     width, height = image.size
     whole = Image.new(image.mode, (width * max(map(len, rows.values())), height * len(rows)))

@@ -12,15 +12,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.data.split import LazySamples
 from fewbytes.errors import UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch, seeded, stream, stream_seed
-from fewbytes.training import Loss, Order, Precision, evaluate, fit, outputs, prepared, ready
+from fewbytes.training import (
+    FINDS_NO_OBJECTS,
+    Loss,
+    Optimiser,
+    Order,
+    Precision,
+    evaluate,
+    fit,
+    outputs,
+    prepared,
+    ready,
+)
 from fewbytes.wire import Layout
 
 if TYPE_CHECKING:
@@ -42,6 +53,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("genefl.gamma", "gamma_step", "fisher_samples"), (lambda v: v >= 0, "at least 0")),
     **dict.fromkeys(("ratio", "threshold"), (lambda v: 0 <= v < 1, "in [0, 1)")),
     **dict.fromkeys(("lambda_gen", "lambda_elastic", "tolerance"), (lambda v: 0 <= v < math.inf, "at least 0")),
+    "fedcom.gamma": (lambda v: 0 < v < math.inf, "above 0"),
     **dict.fromkeys(("gamma", "lambda_proto"), (lambda v: 0 <= v < math.inf, "at least 0")),
     "generated": (lambda v: v >= 2, "at least 2"),
     "blocks": (lambda v: v >= 1, "at least 1"),
@@ -50,6 +62,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         ("generator_steps", "pixel_steps", "student_steps", "latent", "patience"), (lambda v: v >= 1, "at least 1")
     ),
     "noise": (lambda v: v >= 2, "at least 2"),
+    "fedkgf.base": (lambda v: v >= 1, "at least 1"),
+    "owners": (lambda v: v >= 0, "at least 0"),
     "clip": (lambda v: 0 < v < math.inf, "above 0"),
     **dict.fromkeys(
         ("lambda_ce", "lambda_bn", "lambda_adv", "lambda_tv", "lambda_l2"), (lambda v: 0 <= v < math.inf, "at least 0")
@@ -105,6 +119,16 @@ class Method(ABC):
             if not fits(value):
                 raise UserError(f"{f.name} must be {words}, not {value!r}")
 
+    def remodel(self, model: nn.Module, seed: int) -> nn.Module:
+        """What the method trains in place of a client's model, made of it; `seed` is the task's. Default: itself."""
+        return model
+
+    def adapted(self, task: Task) -> Task:
+        """The task with the models this method trains; engines begin with it. Twice is the same as once."""
+        if type(self).remodel is Method.remodel or task.remodel == self.remodel:
+            return task
+        return dataclasses.replace(task, remodel=self.remodel, _kept={})
+
     def server(self, task: Task) -> Any:
         """The server's state before the first round: a dataclass of packable fields, or None."""
         return None
@@ -155,7 +179,8 @@ class Task:
     """What is learned, by whom: the model, the clients' data, the seed. Both ends of the wire hold the same task.
 
     `build`: makes a model; called with a client's id if it takes an argument (models may differ), else with nothing.
-    If it has a method `architecture(client)`, clients for which that is equal start from the same weights.
+    If it has a method `architecture(client)`, clients for which that is equal start from the same weights. `remodel`:
+    what a method makes of each model, given the seed (`Method.remodel`).
     """
 
     build: Callable[..., nn.Module]
@@ -163,6 +188,7 @@ class Task:
     seed: int = 0
     precision: Precision = "float32"
     device: str = "cpu"
+    remodel: Callable[[nn.Module, int], nn.Module] | None = None
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -222,12 +248,15 @@ class Task:
 
     def model(self, client: Id, draw: str = "first model") -> nn.Module:
         """A new model of the client's architecture, with the weights that all clients of it share by that draw."""
-        key = self.architecture(client)
-        with seeded(self.seed, draw, key):
-            model = self.build(client) if takes_argument(self.build) else self.build()
+        with seeded(self.seed, draw, self.architecture(client)):
+            return self.drawn(client).to(self.device)
+
+    def drawn(self, client: Id) -> nn.Module:
+        """A new model of the client's architecture, its weights drawn from torch's generator as it stands."""
+        model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
             raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
-        return model.to(self.device)
+        return model if self.remodel is None else self.remodel(model, self.seed)
 
     def first_model(self, state: State | None = None) -> nn.Module:
         """A new model with the first weights (the same at every node), or with `state`'s where it has them."""
@@ -298,11 +327,15 @@ class Site:
 
     def _own_draw(self) -> State:
         with seeded(self.task.seed, "client", self.me, "model"):
-            build = self.task.build
-            return state_of(build(self.me) if takes_argument(build) else build())
+            return state_of(self.task.drawn(self.me))
 
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
-        """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last."""
+        """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last.
+
+        Raises UserError if what is learnt of them are boxes, which only `fit` knows how to use.
+        """
+        if data.boxes is not None:
+            raise UserError(FINDS_NO_OBJECTS)
         if id(data) not in self._loaded:
             x, y = data.load(self.device)
             self._loaded[id(data)] = (ready(x), y)
@@ -317,9 +350,10 @@ class Site:
         batch: int,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        loss: Loss = F.cross_entropy,
+        loss: Loss | None = None,
         extra: Callable[[nn.Module], Tensor] | None = None,
         frozen: nn.Module | None = None,
+        optimiser: Optimiser = "sgd",
         order: Order = "shuffled",
         before_step: Callable[[], None] | None = None,
         after_step: Callable[[], None] | None = None,
@@ -327,14 +361,16 @@ class Site:
     ) -> float:
         """Train on this client's training samples, each batch transformed if `train` has a transform (see
         `fewbytes.training.fit`); records the loss as `loss.train`. `more`: further samples (x, y), after its own."""
-        x, y = self.tensors(self.train)
-        if more is not None:
+        x: Tensor | LazySamples
+        x, y = self.tensors(self.train) if self.train.boxes is None else self.train.lazy(self.device)
+        if more is not None and isinstance(x, Tensor):
             x, y = torch.cat([x, ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
         try:
             value = fit(
                 model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
-                loss=loss, extra=extra, frozen=frozen, order=order, before_step=before_step, after_step=after_step,
-                precision=self.task.precision, transform=self.train.transform,
+                loss=loss, extra=extra, frozen=frozen, optimiser=optimiser, order=order,
+                before_step=before_step, after_step=after_step, precision=self.task.precision,
+                transform=self.train.transform,
             )  # fmt: skip
         except ValueError as error:
             if len(y) > 1 and batch > 1:

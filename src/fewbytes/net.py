@@ -263,16 +263,16 @@ class Network(ABC):
         for _ in self.call(handler, to, send):
             pass
 
-    def show_images(self, name: str, images: Tensor, labels: Sequence[str]) -> None:
+    def show_images(self, name: str, images: Tensor, labels: Sequence[str], largest: int = gallery.LARGEST) -> None:
         """Show people images (n, 1 or 3, height, width), uint8, and a label of each; steers nothing.
 
         They are kept in the run folder, and the report lays them out by label and round. In a round that is not
-        scored, and before the first, they are dropped. `name`: a file name's part, of a-z, 0-9 and -. Raises
-        MethodError.
+        scored, and before the first, they are dropped. `name`: a file name's part, of a-z, 0-9 and -. `largest`: pixels
+        a side above which images are scaled down, up to `gallery.LIMIT`. Raises MethodError.
         """
         file = gallery.file_name(name, "png")
         if self.scored and len(images):
-            self.shown[file] = gallery.sheet(images, labels)
+            self.shown[file] = gallery.sheet(images, labels, largest)
 
     def show_points(self, name: str, panels: Mapping[str, gallery.Points]) -> None:
         """Show people points of many dimensions, as `show_images` does images; steers nothing.

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fewbytes import gallery
+from fewbytes import detection, gallery
 from fewbytes.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
 from fewbytes.cores import all_cores
 from fewbytes.engines.local import LocalNetwork
@@ -130,6 +130,7 @@ def run(
         raise UserError(f"workers must be at least 1, not {workers}")
     if not isinstance(method, Method):
         raise UserError(f"a method is an object like FedAvg(), not {method!r}")
+    task = method.adapted(task)
     settings = Settings(
         rounds, None if out is None else Path(out), resume, coded, evaluate_every, keep_frames, save_models, config,
         about or {}, watcher or Watcher(),
@@ -345,7 +346,13 @@ class _Loop:
             accuracy["newcomers"] = float(np.mean(late))
         model = self.method.global_model(self.state, self.task)
         test = self.task.data.test
-        if model is not None and len(test):
+        if model is not None and test.boxes is not None:
+            with all_cores():
+                found = detection.detections(model, test, self.task.device, self.task.precision)
+            accuracy |= detection.average_precision(found, test)
+            if net.t >= self.rounds:
+                detection.show(net, found, test, self.task.data.classes)
+        elif model is not None and len(test):
             model, correct = prepared(model), 0
             with all_cores():
                 for start in range(0, len(test), 1000):
@@ -428,10 +435,10 @@ def _turnover(task: Task, rounds: int) -> int | None:
 
 def majority_class_accuracy(task: Task) -> dict[str, float]:
     """What guessing scores: `global` the commonest training class on the server's test set (of the classes in it),
-    `personalised` the mean over clients of each one's own commonest class on its test split."""
+    `personalised` the mean over clients of each one's own commonest class on its test split. None for detection."""
     counts = task.data.label_counts()
     train, test = np.array(counts["train"]), np.array(counts["test"])
-    if not train.any():  # data that lie elsewhere
+    if not train.any() or task.data.test.boxes is not None:  # data that lie elsewhere, or more than classes are learnt
         return {}
     held = test.sum(1) > 0
     rows = np.arange(len(test))

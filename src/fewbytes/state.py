@@ -96,3 +96,36 @@ class Mean:
             value = total / self._weight
             mean[name] = value if self._dtypes[name].is_floating_point else value.round().to(self._dtypes[name])
         return mean
+
+
+class EntryMeans:
+    """The weighted mean of each entry over the states that have it: memory of one model, however many are added.
+
+    The mean of one value is that value, bit for bit.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, float] = {}
+        self._sums: State = {}
+        self._only: State = {}
+
+    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Add one state, of any entries."""
+        for name, value in state.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(value, dtype=None if value.is_floating_point() else torch.float64)
+                self.weights[name], self._only[name] = 0.0, value.clone()
+            else:
+                self._only.pop(name, None)
+            self._sums[name].add_(value, alpha=weight)
+            self.weights[name] += weight
+
+    def over(self, old: State) -> State:
+        """The means in place of `old`'s entries; those nobody sent stay. Raises MethodError for others."""
+        if strange := self._sums.keys() - old.keys():
+            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
+        new = dict(old)
+        for name, total in self._sums.items():
+            mean = self._only.get(name, total / self.weights[name])
+            new[name] = mean if old[name].is_floating_point() else mean.round().to(old[name].dtype)
+        return new

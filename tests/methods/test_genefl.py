@@ -23,7 +23,6 @@ from fewbytes.data import ClientData, Split, federate, load_dataset
 from fewbytes.methods.clustered import (
     Clustered,
     Clusters,
-    EntryMeans,
     Model,
     embedding,
     k_means,
@@ -52,6 +51,7 @@ from fewbytes.methods.partialfed import PartialFed
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.layers import layers_of
+from fewbytes.state import EntryMeans
 from fewbytes.training import fit
 from fewbytes.wire import unpack
 

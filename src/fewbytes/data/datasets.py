@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import io
 import itertools
 import json
 import logging
@@ -28,6 +27,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fewbytes.data.coco import SIZE, is_coco, read_coco
+from fewbytes.data.images import Item, cache_folder, open_image
 from fewbytes.data.split import Dataset, Split
 from fewbytes.errors import UserError
 
@@ -41,7 +42,6 @@ HUB = {
 }
 """Short names of data sets on the Hugging Face hub; `owner/name` (and `owner/name/configuration`) works for others."""
 
-FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 TEST_NAMES = ("test", "validation", "val")
 LABEL_NAMES = ("label", "labels", "fine_label")
@@ -51,7 +51,7 @@ HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 Files = dict[str, list[Path]]  # "train" and perhaps "test": Parquet files or images
 
 
-def load_dataset(name: str) -> Dataset:
+def load_dataset(name: str, image_size: int = SIZE) -> Dataset:
     """The data set called `name`.
 
     `digits` is scikit-learn's (1,797 float32 images (1, 8, 8) in 0..1, a fixed 80/20 split). Otherwise a folder: a
@@ -59,14 +59,22 @@ def load_dataset(name: str) -> Dataset:
     subfolder per configuration) or `train/<class>/<image>`. Test samples are `test`, else `validation` or `val`, else
     a fixed 20 % of each class. Otherwise it is downloaded: the keys of HUB, or `owner/name` on the Hugging Face hub.
 
-    Images are uint8 (C, H, W), all of the first one's size, and grey if it is, else RGB. Raises UserError if there is
-    no such data set, it has no labels, or an image cannot be decoded.
+    Images are uint8 (C, H, W), all of the first one's size, and grey if it is, else RGB. A folder in COCO's format
+    (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed to
+    `image_size`. Raises UserError if there is no such data set, it has no labels, or an image cannot be decoded.
     """
     if name == "digits":
         return _digits()
     if not name:
         raise _not_found(name, "a name is needed")
-    folder = _find(name) or _download(name)
+    named_coco = name.startswith("coco:")
+    folder = _find(name.removeprefix("coco:"))
+    if folder is None:
+        if named_coco:
+            raise UserError(f"data set {name!r} not found: there is no such folder")
+        folder = _download(name)
+    if named_coco or is_coco(folder):
+        return read_coco(name, folder, image_size)
     files = _parquet_files(folder)
     read = _read_parquet
     if not files:
@@ -76,7 +84,7 @@ def load_dataset(name: str) -> Dataset:
             f"{folder} has no labelled images: there is no train-*.parquet and no train/<class>/ folder with images; "
             f"found {_contents(folder)}; labels are a Parquet column or the class folders' names"
         )
-    kept = _cache_folder() / _key(folder, files)
+    kept = cache_folder() / _key(folder, files)
     decoded = _from_cache(kept)
     if decoded is None:
         decoded = _decode(*read(folder, files))
@@ -126,7 +134,7 @@ def _download(name: str) -> Path:
     if not match:
         raise _not_found(name, "no such name is known")
     repo, configuration = match.groups()
-    folder = _cache_folder() / "hub" / match[0].replace("/", "--")
+    folder = cache_folder() / "hub" / match[0].replace("/", "--")
     if folder.is_dir():
         return folder
     try:
@@ -180,8 +188,6 @@ def _contents(folder: Path) -> str:
 
 
 # Reading files --------------------------------------------------------------------------------------------------------
-
-Item = bytes | Path  # an image not yet decoded
 
 
 @dataclass(frozen=True)
@@ -311,7 +317,7 @@ def _decode(encoded: dict[str, _Encoded], classes: tuple[str, ...]) -> _Decoded:
         if not len(source.labels):
             raise UserError(f"{source.where} has no samples")
         first = next(source.chunks)
-        like = like or _open(first[0], source.where, 0)
+        like = like or open_image(first[0], source.where, 0)
         x = np.empty((len(source.labels), 1 if like.mode in ("1", "L") else 3, like.height, like.width), np.uint8)
         # Decoding small images hardly leaves the interpreter's lock: there, threads cost more than they bring.
         with ThreadPoolExecutor(os.cpu_count() if like.height * like.width >= 64 * 64 else 1) as pool:
@@ -330,7 +336,7 @@ def _decode_into(x: NDArray[np.uint8], start: int, items: Sequence[Item | None],
     _, channels, height, width = x.shape
     mode = "L" if channels == 1 else "RGB"
     for i, item in enumerate(items, start):
-        image = _open(item, where, i)
+        image = open_image(item, where, i)
         if image.mode != mode:
             image = image.convert(mode)
         if image.size != (width, height):
@@ -338,24 +344,7 @@ def _decode_into(x: NDArray[np.uint8], start: int, items: Sequence[Item | None],
         x[i] = np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def _open(item: Item | None, where: Path, index: int) -> Image.Image:
-    place = str(item) if isinstance(item, Path) else f"image {index} of {where}"
-    if item is None:
-        raise UserError(f"{place} is not in the file; only images stored as bytes can be read")
-    try:
-        image = Image.open(item if isinstance(item, Path) else io.BytesIO(item), formats=FORMATS)
-        image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"{place} is not a readable image ({', '.join(FORMATS)}); remove or replace it") from error
-    return image
-
-
 # The cache ------------------------------------------------------------------------------------------------------------
-
-
-def _cache_folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return Path(os.environ.get("FEWBYTES_CACHE") or base / "fewbytes").expanduser()
 
 
 def _key(folder: Path, files: Files) -> str:

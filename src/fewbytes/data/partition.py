@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 Indices = NDArray[np.int64]
 
-PARTITIONS = ("dirichlet", "iid", "pathological", "shards")
+PARTITIONS = ("dirichlet", "iid", "main-category", "pathological", "shards")
 """The partitions `federate` knows by name, besides `flwr:<Name>`."""
 
 TRIES = 1000
@@ -147,6 +147,57 @@ def shards(labels: Indices, clients: int, shards_per_client: int, rng: RandomSta
     return _shuffled([[pieces[i] for i in mine] for mine in order], rng)
 
 
+def main_category(labels: Indices, clients: int, share: float, rng: RandomState) -> list[Indices]:
+    """Equal numbers of samples, a `share` of each client's of its own main classes, the rest of all others alike.
+
+    A client's main classes are the i-th of `clients` blocks of consecutive classes, or, of fewer classes than clients,
+    one that several share. What a class has left goes to the clients that do not own it in equal parts, remainders from
+    its owner's next client on. Disjoint and exhaustive. Source: Fed-KGF (Li et al. 2024). Where classes differ so much
+    in size that equal numbers and the share cannot both hold, numbers do, and a warning names the share that is met.
+    Raises UserError for a share out of (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise UserError(f"main_share is {share}; it must be in (0, 1]")
+    pools = _by_class(labels)
+    for pool in pools:
+        rng.shuffle(pool)
+    sizes = np.array([len(part) for part in np.array_split(labels, clients)])
+    if len(pools) < clients:
+        blocks = [np.array([i * len(pools) // clients]) for i in range(clients)]
+    else:
+        blocks = np.array_split(np.arange(len(pools)), clients)
+    dealt: list[list[Indices]] = [[] for _ in range(clients)]
+    room = sizes.copy()
+
+    def take(client: int, c: int, number: int) -> None:
+        number = max(0, min(number, room[client], len(pools[c])))
+        dealt[client].append(pools[c][:number])
+        pools[c], room[client] = pools[c][number:], room[client] - number
+
+    left, owners = np.array([len(pool) for pool in pools]), np.bincount(np.concatenate(blocks))
+    for i, block in enumerate(blocks):
+        wanted = np.cumsum([0, *left[block]]) * (share * sizes[i] / left[block].sum())
+        for c, number in zip(block, np.diff(np.rint(wanted).astype(int)), strict=True):
+            take(i, c, min(number, left[c] // owners[c]))
+    met, lacking = 1 - room / sizes, np.array([len(pools) - len(block) for block in blocks])
+    for c in range(len(pools)):
+        mine = [i for i, block in enumerate(blocks) if c in block]
+        others = [i % clients for i in range(mine[-1] + 1, mine[-1] + 1 + clients) if i % clients not in mine]
+        each, over = divmod(len(pools[c]), len(others) or 1)
+        place = int(np.flatnonzero(blocks[mine[-1]] == c)[0]) * over
+        for k in range(len(others)):
+            i = others[(place + k) % len(others)]
+            take(i, c, min(each + (k < over), math.ceil(room[i] / lacking[i])))
+            lacking[i] -= 1
+    for i in range(clients):  # what found no room above
+        for c in range(len(pools)):
+            take(i, c, len(pools[c]))
+    if met.min() < share - 0.01:
+        log.warning("main-category partition: main classes are %.0f to %.0f %% of clients' samples, not %.0f",
+                    100 * met.min(), 100 * met.max(), 100 * share)  # fmt: skip
+    return _shuffled(dealt, rng)
+
+
 def iid(labels: Indices, clients: int, rng: RandomState) -> list[Indices]:
     """Random parts whose sizes differ by one at most; classes are not balanced further. Disjoint and exhaustive."""
     return np.array_split(rng.permutation(len(labels)), clients)
@@ -217,6 +268,7 @@ def federate(
     alpha: float = 0.5,
     classes_per_client: int = 2,
     shards_per_client: int = 2,
+    main_share: float = 0.8,
     samples: tuple[int, int] | None = None,
     seed: int = 0,
     options: dict[str, Any] | None = None,
@@ -246,7 +298,7 @@ def federate(
         _check(partition, clients, samples, seed, len(train))
         mine, own = _dealt(
             dataset.train.labels.numpy()[train], dataset.test.labels.numpy()[test], classes, partition, clients, alpha,
-            classes_per_client, shards_per_client, samples, seed, options or {},
+            classes_per_client, shards_per_client, main_share, samples, seed, options or {},
         )  # fmt: skip
         return [train[part] for part in mine], [test[part] for part in own]
 
@@ -306,6 +358,7 @@ def _dealt(
     alpha: float,
     classes_per_client: int,
     shards_per_client: int,
+    main_share: float,
     samples: tuple[int, int] | None,
     seed: int,
     options: dict[str, Any],
@@ -327,6 +380,8 @@ def _dealt(
         train = iid(labels, clients, rng)
     elif partition == "pathological":
         train = pathological(labels, clients, classes_per_client, rng)
+    elif partition == "main-category":
+        train = main_category(labels, clients, main_share, rng)
     elif partition == "shards":
         train = shards(labels, clients, shards_per_client, rng)
     else:
@@ -361,6 +416,8 @@ def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indice
     for i, part in enumerate(train):
         if not len(part):
             raise UserError(f"client {i} is left without a training sample; use fewer clients or another partition")
+    if dataset.test.boxes is not None:  # detection is scored on the server's test set alone
+        test = [np.empty(0, np.int64)] * len(train)
     clients = tuple(
         ClientData(dataset.train.take(mine), dataset.test.take(own)) for mine, own in zip(train, test, strict=True)
     )

@@ -18,13 +18,27 @@ Transform = Callable[[Tensor, Tensor], Tensor]
 """(x, labels (n,)) to x, changed at random: float32 of the same shape, drawn from torch's global CPU generator."""
 
 
+@dataclass(frozen=True)
+class Boxes:
+    """The objects in images: what detectors are trained on and scored against.
+
+    `targets`: float32 (n, most, 5), of each object its class, centre x, centre y, width and height in pixels of the
+    image as it is stored; rows of zeros fill up. `truth`: the same in COCO's format, in pixels of the original images,
+    with row numbers as image ids and class numbers as category ids; None where samples are only trained on.
+    """
+
+    targets: Tensor
+    truth: dict[str, Any] | None = None
+
+
 class Split:
     """Labelled samples: some rows of arrays that many splits may share; making one copies no sample.
 
     `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255 or float32
     features (n, ...). `y`: int64 tensor (n,), class indices. `rows`: int64 (m,), which samples this view holds and in
     which order; None for all. `transform`: what training does to each batch of these samples, anew at each access;
-    `load` does not. Raises UserError if `x` and `y` differ in length. For data of other types see `of`.
+    `load` does not. `boxes`: the objects in the samples, of all rows; `y` is then a label for partitions only. Raises
+    UserError if `x` and `y` differ in length. For data of other types see `of`.
     """
 
     def __init__(
@@ -33,6 +47,7 @@ class Split:
         y: Tensor,
         rows: NDArray[np.int64] | None = None,
         transform: Transform | None = None,
+        boxes: Boxes | None = None,
     ) -> None:
         if len(x) != len(y):
             raise UserError(f"{len(x)} samples but {len(y)} labels; give one label per sample")
@@ -40,6 +55,7 @@ class Split:
         self.y = y
         self.rows = rows
         self.transform = transform
+        self.boxes = boxes
 
     @classmethod
     def of(cls, data: Split | tuple[Any, Any] | TorchDataset[Any]) -> Split:
@@ -65,6 +81,12 @@ class Split:
         return self.y if self.rows is None else self.y[torch.from_numpy(self.rows)]
 
     @property
+    def targets(self) -> Tensor:
+        """What is learnt of this view's samples: their boxes' targets where there are boxes, else their labels."""
+        y = self.y if self.boxes is None else self.boxes.targets
+        return y if self.rows is None else y[torch.from_numpy(self.rows)]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample, for example (3, 32, 32)."""
         return tuple(self.x.shape[1:])
@@ -72,10 +94,10 @@ class Split:
     def take(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> Split:
         """The samples at `indices` of this view, in that order; nothing is copied."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Split(self.x, self.y, chosen if self.rows is None else self.rows[chosen], self.transform)
+        return Split(self.x, self.y, chosen if self.rows is None else self.rows[chosen], self.transform, self.boxes)
 
     def load(self, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
-        """Freshly gathered samples, float32 (m, ...), and labels, int64 (m,), on `device`.
+        """Freshly gathered samples, float32 (m, ...), and their `targets`, on `device`.
 
         uint8 samples are divided by 255; nothing else is normalised.
         """
@@ -83,9 +105,26 @@ class Split:
             x = self.x.clone() if self.rows is None else self.x[torch.from_numpy(self.rows)]
         else:
             x = torch.from_numpy(np.array(self.x) if self.rows is None else np.asarray(self.x[self.rows]))
-        y = self.labels.to(device, copy=True)
+        y = self.targets.to(device, copy=True)
         x = x.to(device)  # bytes travel before they become floats
         return (x.float().div_(255) if x.dtype == torch.uint8 else x.float()), y
+
+    def lazy(self, device: str | torch.device = "cpu") -> tuple[LazySamples, Tensor]:
+        """As `load`, but samples are gathered only as they are indexed: for more than fit into memory."""
+        return LazySamples(self, torch.device(device)), self.targets.to(device, copy=True)
+
+
+@dataclass(frozen=True)
+class LazySamples:
+    """The samples of a split, each time they are indexed gathered anew, float32 and channels-last."""
+
+    split: Split
+    device: torch.device
+
+    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+        chosen = np.arange(len(self.split))[rows if isinstance(rows, slice) else rows.cpu().numpy()]
+        x: Tensor = self.split.take(chosen).load(self.device)[0]
+        return x.contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)

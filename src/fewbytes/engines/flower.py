@@ -79,6 +79,7 @@ def _register(shared: _Shared, app: ClientApp | None = None) -> ClientApp:
     def find(context: Context) -> Found:
         if not isinstance(client.task, Task):
             client.task = client.task(context)
+        client.task = client.method.adapted(client.task)
         return shared.key, client.method, client.task
 
     app = _SharedApp(shared) if app is None else app
@@ -234,6 +235,7 @@ def serve_run(
     stop: threading.Event | None = None,
 ) -> Result:
     """`serve` for settings that are made already; for `poll`, `ahead`, `drop` and `stop` see FlowerNetwork."""
+    task = method.adapted(task)
 
     def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerNetwork:
         return FlowerNetwork(

@@ -10,15 +10,18 @@ from fewbytes.methods.fed_dafl import FedDAFL
 from fewbytes.methods.fedavg import FedAvg
 from fewbytes.methods.fedbn import FedBN
 from fewbytes.methods.fedcams import FedCAMS
+from fewbytes.methods.fedcom import FedCOM
 from fewbytes.methods.feddf import FedDF
 from fewbytes.methods.feddistill import FedDistill
 from fewbytes.methods.fedfina import FedFina
 from fewbytes.methods.fedgen import FedGen
 from fewbytes.methods.fedgh import FedGH
 from fewbytes.methods.fedkd import FedKD
+from fewbytes.methods.fedkgf import FedKGF
 from fewbytes.methods.fedktl import FedKTL
 from fewbytes.methods.fedlp import FedLP
 from fewbytes.methods.fedlps import FedLPS
+from fewbytes.methods.fedpm import FedPM
 from fewbytes.methods.fedproto import FedProto
 from fewbytes.methods.fedpurin import FedPURIN
 from fewbytes.methods.fml import FML
@@ -33,16 +36,18 @@ from fewbytes.methods.smartidx import SmartIdx
 METHODS: dict[str, type[Method]] = {
     cls.__name__.lower(): cls
     for cls in (
-        FedAvg, GeneFL, FedPURIN, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
+        FedAvg, GeneFL, FedPURIN, FedKGF, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
         LG_FedAvg, FedProto, FedDistill, FML, FedKD, FedGH, FedGen,
         Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
+        FedCOM, FedPM,
         DGC, FedCAMS, SmartIdx,
     )
 }  # fmt: skip
 """Every method by its name on the command line."""
 
 __all__ = [
-    "DENSE", "DGC", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS", "FedDAFL",
-    "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKTL", "FedLP", "FedLPS", "FedPURIN",
-    "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate", "SmartIdx",
+    "DENSE", "DGC", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS", "FedCOM",
+    "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP", "FedLPS",
+    "FedPM", "FedPURIN", "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate",
+    "SmartIdx",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -28,11 +28,11 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from fewbytes.errors import MethodError, UserError
+from fewbytes.errors import UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods.fedavg import Model, Trained
 from fewbytes.net import Network, Refused
-from fewbytes.state import State, state_of
+from fewbytes.state import EntryMeans, State, state_of
 from fewbytes.streams import stream_seed
 from fewbytes.wire import Dense, payload
 
@@ -214,33 +214,6 @@ class Clustered(Method):
 
     def local_model(self, state: Own, site: Site) -> nn.Module | None:
         return site.model(state.theta) if state.theta else None
-
-
-class EntryMeans:
-    """The weighted mean of each entry over the states that have it: memory of one model, however many are added."""
-
-    def __init__(self) -> None:
-        self.weights: dict[str, float] = {}
-        self._sums: State = {}
-
-    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Add one state, of any entries."""
-        for name, value in state.items():
-            if name not in self._sums:
-                self._sums[name] = torch.zeros_like(value, dtype=None if value.is_floating_point() else torch.float64)
-                self.weights[name] = 0.0
-            self._sums[name].add_(value, alpha=weight)
-            self.weights[name] += weight
-
-    def over(self, old: State) -> State:
-        """Eq. 10: the means in place of `old`'s entries; those nobody sent stay. Raises MethodError for others."""
-        if strange := self._sums.keys() - old.keys():
-            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
-        new = dict(old)
-        for name, total in self._sums.items():
-            mean = total / self.weights[name]
-            new[name] = mean if old[name].is_floating_point() else mean.round().to(old[name].dtype)
-        return new
 
 
 def subspace(samples: Tensor, vectors: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -77,13 +78,19 @@ class Compressed(Method):
     def train(self, state: Any, message: Model, site: Site) -> Any:
         """Train, and reply with a payload of `change`, a wire value, and `buffers`, Dense."""
 
-    def fitted(self, message: Model, site: Site, momentum: float) -> tuple[State, Dense]:
-        """Train the model: Delta_i of every parameter that learns, and the batch-norm statistics."""
+    def fitted(
+        self, message: Model, site: Site, momentum: float, before_step: Callable[[nn.Module], None] | None = None
+    ) -> tuple[State, Dense]:
+        """Train the model: Delta_i of every parameter that learns, and the batch-norm statistics.
+
+        `before_step` is called with the model when a batch's gradients are there.
+        """
         theta = message.theta.dense()
         model = site.model(theta)
         site.fit(
             model, epochs=self.epochs, lr=annealed(self.lr, site.round, self.lr_rounds), batch=self.batch,
             momentum=momentum, weight_decay=self.weight_decay,
+            before_step=None if before_step is None else lambda: before_step(model),
         )  # fmt: skip
         site.score("personalised", model)
         after, parameters = state_of(model), dict(model.named_parameters(remove_duplicate=False))

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from fewbytes.errors import UserError
 from fewbytes.fisher import fisher_diagonal
 from fewbytes.method import Site, Task
-from fewbytes.methods.clustered import Clustered, Clusters, EntryMeans, Own
+from fewbytes.methods.clustered import Clustered, Clusters, Own
 from fewbytes.models.layers import layers_of
 from fewbytes.net import Network
-from fewbytes.state import State, state_of
+from fewbytes.state import EntryMeans, State, state_of
 from fewbytes.wire import Dense, payload
 
 Norm = Literal["global", "per_tensor_sum", "squared"]

@@ -14,11 +14,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.errors import UserError, suggestion
 from fewbytes.models.features import PooledFeatures
+from fewbytes.models.kgf import Kernels, with_generated_kernels
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.models.small import Cnn4, LeNet, Mlp
 from fewbytes.models.vgg import Vgg9
+from fewbytes.models.yolox import NAMES as DETECTORS
+from fewbytes.models.yolox import STRIDE, Detector
 
-NAMES = ("mlp", "cnn4", "lenet", "vgg9", *(f"resnet{depth}" for depth in DEPTHS), "resnet18-sigmoid")
+NAMES = ("mlp", "cnn4", "lenet", "vgg9", *(f"resnet{depth}" for depth in DEPTHS), "resnet18-sigmoid", *DETECTORS)
 """The models of this package."""
 
 _GOOGLENET, _MOBILENET = "torchvision:googlenet", "torchvision:mobilenet_v2"
@@ -44,6 +47,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
       options `width` (64; channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`
     - `resnet18-sigmoid` with the same options, and `lenet`: smooth ones, for `fewbytes attack`
     - `cnn4`, `vgg9` with the option `scale` (1.0), `mlp` with the options `hidden` (200) and `layers` (1)
+    - `yolox-nano`, `yolox-tiny`, `yolox-s`, `yolox-m`, `yolox-l` and `yolox-x`: detectors, for data with boxes
     - `torchvision:<name>`, any classifier of torchvision, with random weights
     - `package.module:callable`, your own. It gets those of `shape`, `classes`, `num_classes` and `in_channels` that
       its signature names, and returns an `nn.Module`
@@ -76,6 +80,10 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
             return Mlp(shape, classes, **options)
         if len(shape) != 3:
             raise UserError(f"{base} needs images (channels, height, width), but samples have shape {shape}; use mlp")
+        if base in DETECTORS:
+            if shape[0] != 3 or any(side % STRIDE for side in shape[1:]):
+                raise UserError(f"{base} needs colour images whose sides are multiples of {STRIDE}, not {shape}")
+            return Detector(base, classes)
         if base == "cnn4":
             return Cnn4(shape, classes)
         if base == "lenet":
@@ -97,17 +105,19 @@ class ModelBuilder:
     """Makes client i's model from names joined by `+`: the i-th, and from the first again after the last.
 
     One name is the model of all clients. A name of `MIXES`, in any case, stands for its models: `HtFE2@64` is
-    `cnn4@64+resnet18:stem=7x7@64`. Other names, shapes and errors as in `build_model`.
+    `cnn4@64+resnet18:stem=7x7@64`. `kernels`: how Fed-KGF generates the kernels of every model. Other names, shapes and
+    errors as in `build_model`.
     """
 
-    def __init__(self, names: str, shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, names: str, shape: tuple[int, ...], classes: int, kernels: Kernels | None = None) -> None:
         self.names = [model for name in names.split("+") for model in _expanded(name)]
-        self.shape, self.classes = shape, classes
+        self.shape, self.classes, self.kernels = shape, classes, kernels
         if len(self.names) > 1 and not all(self.names):
             raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
 
     def __call__(self, client: int) -> nn.Module:
-        return build_model(self.names[client % len(self.names)], self.shape, self.classes)
+        model = build_model(self.names[client % len(self.names)], self.shape, self.classes)
+        return model if self.kernels is None else with_generated_kernels(model, self.kernels)
 
     def architecture(self, client: int) -> int:
         """A number that is equal for clients with the same name."""
@@ -148,7 +158,13 @@ def _expanded(name: str) -> list[str]:
 
 def _options(base: str, text: str) -> dict[str, Any]:
     """`width=32,stem=7x7` read, each option checked against what the model `base` takes."""
-    takes = {"mlp": ("hidden", "layers"), "cnn4": (), "lenet": (), "vgg9": ("scale",)}.get(base, ("width", "stem"))
+    takes = {
+        "mlp": ("hidden", "layers"),
+        "cnn4": (),
+        "lenet": (),
+        "vgg9": ("scale",),
+        **dict.fromkeys(DETECTORS, ()),
+    }.get(base, ("width", "stem"))
     options: dict[str, Any] = {}
     for part in text.split(",") if text else []:
         key, _, value = part.partition("=")

@@ -17,11 +17,14 @@ from fewbytes.models.build import ModelBuilder, takes_argument
 from fewbytes.models.ensemble import logit_mean
 from fewbytes.models.etf import etf_network
 from fewbytes.models.fused import network_of
+from fewbytes.models.kgf import Kernels
+from fewbytes.models.kgf import network_of as kernels_of
 from fewbytes.models.prototypes import prototype_network
 from fewbytes.state import load_state, state_of
 
 PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
     "fused": network_of,
+    "kgf": kernels_of,
     "ensemble": logit_mean,
     "etf": etf_network,
     "prototypes": prototype_network,
@@ -38,6 +41,12 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     recipe = {"recipe": model.recipe} if hasattr(model, "recipe") else {}
     with replacing(path) as file:
         file.write(save(state_of(model), metadata={"fewbytes": json.dumps(about | recipe)}))
+
+
+def model_of(about: dict[str, Any]) -> ModelBuilder:
+    """What makes the models of a run that says this about itself."""
+    kernels = Kernels(about["kgf"], about["seed"]) if "kgf" in about else None
+    return ModelBuilder(about["model"], tuple(about["sample_shape"]), about["classes"], kernels)
 
 
 def load_model(run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None) -> nn.Module:
@@ -59,7 +68,7 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
         raise UserError(f"the model {path} cannot be read: {error}") from None
     if build is None and "model" not in about:
         raise UserError(f"{path} is of a module of your own: pass build=, the function that makes it")
-    maker = build or ModelBuilder(about["model"], tuple(about["sample_shape"]), about["classes"])
+    maker = build or model_of(about)
     make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()  # type: ignore[call-arg]
     try:
         if "recipe" in about:

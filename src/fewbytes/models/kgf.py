@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,36 +14,60 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fewbytes.errors import UserError
+from fewbytes.state import State, load_state
 
+CACHED = 1 << 17  # entries of a few tensors that stay in the cache together
 ALPHA, BETA = (1e-5, 0.1), (2.0, 10.0)  # ranges of the constants, which are uniform in them
 
 
-def kernel_bank(base: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+def kernel_bank(base: Tensor, alpha: Tensor, beta: Tensor, signed: bool = True) -> Tensor:
     """All kernels (out, C, k, k) of base kernels (b, C, k, k) and constants alpha, beta (out - b, C, k, k).
 
     The first b are the base kernels; row b + j is sign(w)(|w|^beta_j + alpha_j) for the base kernel w = base[j mod b],
-    0 where w is 0 (Eq. 2).
+    0 where w is 0 (Eq. 2). Not `signed`: |w|^beta_j + alpha_j, the paper's ablation.
     """
-    count, (sign, logs) = len(base), (base.sign(), base.abs().log2())
-    bank = base.new_empty(count + len(alpha), *base.shape[1:])
+    count, logs, sign = len(base), base.abs().log2(), base.sign()
+    layout = torch.channels_last if base.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
+    bank = torch.empty(
+        (count + len(alpha), *base.shape[1:]), dtype=base.dtype, device=base.device, memory_format=layout
+    )
     bank[:count] = base
-    for a, b, rows in zip(alpha.split(count), beta.split(count), bank[count:].split(count), strict=True):
-        torch.mul(b, logs[: len(b)], out=rows)  # a copy of the base at a time, so that it stays in the cache
-        rows.exp2_().add_(a).mul_(sign[: len(b)])
+    for a, b, rows in copies(base, alpha, beta, bank[count:]):
+        torch.mul(b, logs[: b.shape[1]], out=rows)
+        rows.exp2_().add_(a)
+        if signed:
+            rows.mul_(sign[: b.shape[1]])
     return bank
 
 
-def base_gradient(base: Tensor, beta: Tensor, gradient: Tensor, through: bool = True) -> Tensor:
+def base_gradient(base: Tensor, beta: Tensor, gradient: Tensor, through: bool = True, signed: bool = True) -> Tensor:
     """The gradient (b, C, k, k) of base kernels from that of the whole bank (out, C, k, k).
 
-    dL/dw_i = G_i + sum over j = i mod b of G_{b+j} beta_j |w_i|^(beta_j - 1); `through`: with the sum.
+    dL/dw_i = G_i + sum over j = i mod b of G_{b+j} beta_j |w_i|^(beta_j - 1); `through`: with the sum. Not `signed`:
+    the sum times sign(w_i).
     """
     count, logs = len(base), base.abs().log2()
-    total = gradient[:count].clone(memory_format=torch.contiguous_format)
-    if through:
-        for b, g in zip(beta.split(count), gradient[count:].split(count), strict=True):
-            total[: len(b)] += (b - 1).mul_(logs[: len(b)]).exp2_().mul_(b).mul_(g)
-    return total
+    if not through:
+        return gradient[:count].clone()
+    total = torch.zeros_like(base)
+    for b, g in copies(base, beta, gradient[count:]):
+        total[: b.shape[1]] += (b - 1).mul_(logs[: b.shape[1]]).exp2_().mul_(b).mul_(g).sum(0)
+    if not signed:
+        total *= base.sign()
+    return total.add_(gradient[:count])
+
+
+def copies(base: Tensor, *generated: Tensor) -> Iterator[list[Tensor]]:
+    """Rows (out - b, …) of generated kernels by the copies of the base they come from: views (copies, b, …).
+
+    As many copies at a time as stay in the processor's cache; what does not fill a copy is (1, fewer than b, …).
+    """
+    count, rows = len(base), len(generated[0])
+    whole, step = rows - rows % count, max(1, CACHED // base.numel()) * count
+    for start in range(0, whole, step):
+        yield [g[start : min(start + step, whole)].unflatten(0, (-1, count)) for g in generated]
+    if whole < rows:
+        yield [g[whole:].unsqueeze(0) for g in generated]
 
 
 class _Convolution(torch.autograd.Function):
@@ -53,69 +79,128 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, base, bias, alpha, beta)
         ctx.how = how
-        stride, padding, dilation, _ = how
-        return F.conv2d(x, kernel_bank(base, alpha, beta), bias, stride, padding, dilation)
+        stride, padding, dilation, _, signed = how
+        return F.conv2d(x, kernel_bank(base, alpha, beta, signed), bias, stride, padding, dilation)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, base, bias, alpha, beta = ctx.saved_tensors
-        stride, padding, dilation, through = ctx.how
-        bank = kernel_bank(base, alpha, beta)
+        stride, padding, dilation, through, signed = ctx.how
+        bank = kernel_bank(base, alpha, beta, signed)
         sizes = None if bias is None else list(bias.shape)
         wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
         by_x, by_bank, by_bias = torch.ops.aten.convolution_backward(
             gradient, x, bank, sizes, stride, padding, dilation, False, [0, 0], 1, wanted
         )
-        by_base = base_gradient(base, beta, by_bank, through) if wanted[1] else None
+        by_base = base_gradient(base, beta, by_bank, through, signed) if wanted[1] else None
         return by_x, by_base, by_bias, None, None, None
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How a model's kernels are generated: the paper's way by default, and its ablations."""
+
+    base: int = 16  # b, kernels of a layer that are learnt and sent
+    seed: int = 0  # alpha and beta are drawn from it, at every node
+    sign: bool = True
+    alpha: bool = True
+    through: bool = True  # gradients reach the base kernels through the generated ones, too
+    init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal (fan-in), or uniform in [-1, 1]
 
 
 class GeneratedConv2d(nn.Module):
     """A Conv2d of which only `weight`, b base kernels (b, C, k, k), and the bias are learnt, saved and sent.
 
     Without groups, padded with zeros. alpha and beta (out - b, C, k, k) are drawn from the seed and the layer's number,
-    the same at every node. `through`: gradients reach the base kernels through the generated ones, too.
+    the same at every node. Autocast leaves it alone: bfloat16 would lose alpha and |w|^beta.
     """
 
-    def __init__(self, like: nn.Conv2d, base: int, seed: int, layer: int, through: bool = True) -> None:
+    def __init__(self, like: nn.Conv2d, layer: int, how: Kernels) -> None:
         super().__init__()
-        shape = (base, *like.weight.shape[1:])
+        shape = (how.base, *like.weight.shape[1:])
         self.weight = nn.Parameter(like.weight.new_empty(shape))
-        nn.init.kaiming_normal_(self.weight)
+        if how.init == "he":
+            nn.init.kaiming_normal_(self.weight)
+        else:
+            nn.init.uniform_(self.weight, -1, 1)
         self.bias = None if like.bias is None else nn.Parameter(like.bias.detach().clone())
-        alpha, beta = constants(seed, layer, (like.out_channels - base, *shape[1:]))
-        self.register_buffer("alpha", alpha, persistent=False)
+        alpha, beta = constants(how.seed, layer, (like.out_channels - how.base, *shape[1:]))
+        self.register_buffer("alpha", alpha if how.alpha else torch.zeros_like(alpha), persistent=False)
         self.register_buffer("beta", beta, persistent=False)
-        self.how = (list(like.stride), list(like.padding), list(like.dilation), through)
+        self.how = (list(like.stride), list(like.padding), list(like.dilation), how.through, how.sign)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _Convolution.apply(x, self.weight, self.bias, self.alpha, self.beta, self.how)
+        with torch.autocast(x.device.type, enabled=False):
+            out: Tensor = _Convolution.apply(
+                x.to(self.weight.dtype), self.weight, self.bias, self.alpha, self.beta, self.how
+            )
         return out
 
 
 @lru_cache(maxsize=256)
 def constants(seed: int, layer: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """alpha and beta of a layer, float32, shared by all models of a process: do not change them."""
+    """alpha and beta of a layer, float32, channels-last, shared by all models of a process: do not change them."""
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, layer])))
     alpha, beta = (torch.from_numpy(rng.uniform(*bounds, size=shape).astype(np.float32)) for bounds in (ALPHA, BETA))
-    return alpha, beta
+    return alpha.to(memory_format=torch.channels_last), beta.to(memory_format=torch.channels_last)
 
 
-def with_generated_kernels(model: nn.Module, base: int = 16, seed: int = 0, through: bool = True) -> nn.Module:
-    """The model, its convolutions of more than `base` output channels replaced by generated ones, in place.
+def with_generated_kernels(model: nn.Module, how: Kernels) -> nn.Module:
+    """The model, its convolutions of more than `how.base` output channels replaced by generated ones, in place.
 
-    Those with groups, with padding by name or not by zeros, and transposed ones are left alone. Base kernels are drawn
-    from torch's global generator. Raises UserError if none is left to replace.
+    Those of `left_alone` are not. Base kernels are drawn from torch's global generator. Raises UserError if none is
+    left to replace, or kernels are generated already.
     """
+    if generated(model):
+        raise UserError("the model's kernels are generated already: leave kgf out with a method that generates its own")
+    if how.base < 1:
+        raise UserError(f"a layer needs at least one base kernel, not {how.base}")
     convolutions = [(name, module) for name, module in model.named_modules() if type(module) is nn.Conv2d]
-    replaced = 0
+    kept, replaced = left_alone(model, how.base), 0
     for layer, (name, module) in enumerate(convolutions):
-        plain = module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        if plain and module.out_channels > base and name:
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, GeneratedConv2d(module, base, seed, layer, through))
+        if name not in kept:
+            model.set_submodule(name, GeneratedConv2d(module, layer, how))
             replaced += 1
     if not replaced:
-        raise UserError(f"a {type(model).__name__} has no convolution of more than {base} channels to generate")
+        raise UserError(
+            f"a {type(model).__name__} has no convolution whose kernels {how.base} base kernels could generate: take "
+            "fewer of them, or a model with wider convolutions"
+        )
     return model
+
+
+def generated_network(model: nn.Module, how: Kernels) -> nn.Module:
+    """The same, with a recipe that a file of it holds, so that it can be read back."""
+    model = with_generated_kernels(model, how)
+    model.recipe = {"kind": "kgf", "kernels": asdict(how)}  # type: ignore[assignment]
+    return model
+
+
+def network_of(recipe: dict[str, Any], state: State, make: Callable[[int], nn.Module]) -> nn.Module:
+    """The model a file holds, from its recipe and state; `make` gives a client's model as it was before."""
+    model = generated_network(make(0), Kernels(**recipe["kernels"]))
+    load_state(model, state)
+    return model
+
+
+def generated(model: nn.Module) -> int:
+    """The number of base kernels of the model's generated convolutions, 0 if it has none."""
+    return next((len(module.weight) for module in model.modules() if isinstance(module, GeneratedConv2d)), 0)
+
+
+def left_alone(model: nn.Module, base: int) -> dict[str, str]:
+    """Names of the model's convolutions that `base` base kernels cannot stand for, and why in words."""
+    kept: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.conv._ConvNd):
+            reasons = {
+                "it is transposed": module.transposed,
+                f"it is a {type(module).__name__}": type(module) is not nn.Conv2d or not name,
+                "it has groups": module.groups > 1,
+                "it pads in another way than with zeros": module.padding_mode != "zeros",
+                "its padding is a name": isinstance(module.padding, str),
+                f"it has {module.out_channels} kernels": module.out_channels <= base,
+            }
+            kept |= {name: next(why for why, holds in reasons.items() if holds)} if any(reasons.values()) else {}
+    return kept

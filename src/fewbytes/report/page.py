@@ -31,6 +31,12 @@ KINDS = {
     "combined": "mean over clients: the model a client received from the exchange, before training it",
     "cohort": "mean over the clients of a round: each one's own model after local training, on its own test split",
     "inherited": "a newcomer's model as it joins, before any training, on its own test split",
+    "mAP": "COCO's average precision of the server's model on the server's test set: the mean over classes and over "
+    "the overlaps (IoU), 0.50 to 0.95, that a box must have with a true one",
+    "AP50": "the same at an overlap of 0.50",
+    "AP75": "the same at an overlap of 0.75",
+    "APM": "as mAP, of objects of 32² to 96² pixels of the original image",
+    "APL": "as mAP, of objects of more than 96² pixels",
     "newcomers": "as personalised, of the clients that came later only",
 }
 _DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
@@ -183,7 +189,7 @@ def _verdict(runs: Sequence[RunFolder]) -> str:
     if len(runs) == 1:
         run = runs[0]
         final = run.score(run.kind).final
-        reached = "" if final is None else f"ends at {percent(final)} {_e(run.kind)} accuracy and "
+        reached = "" if final is None else f"ends at {percent(final)} {_e(_score_words(run.kind))} and "
         up, down = (megabytes(run.total_bytes(direction)) for direction in _DIRECTIONS)
         return f"<b>{_e(run.label)}</b> {reached}moves {up} MB up and {down} MB down."
     cheapest = min(runs, key=lambda run: run.total_bytes("uplink"))
@@ -199,6 +205,10 @@ def _verdict(runs: Sequence[RunFolder]) -> str:
         return cheap
     best = max(finals, key=lambda label: finals[label])
     return f"{by}<b>{_e(best)}</b> ends highest, {percent(finals[best])} {_e(kinds[best])}. {cheap}"
+
+
+def _score_words(kind: str | None) -> str:
+    return "mAP" if kind == "mAP" else f"{kind} accuracy"
 
 
 def _key(runs: Sequence[RunFolder]) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from fewbytes.errors import UserError
-from fewbytes.gallery import LARGEST, ROWS, kept
+from fewbytes.gallery import LIMIT, ROWS, kept
 from fewbytes.report import pieces
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
@@ -34,6 +34,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 _BYTES = 2_000_000  # of all pictures of a page, at most
 _ROUNDS, _CLASSES, _IMAGES, _NAMES, _PANELS, _SERIES = 12, 200, 4, 20, 6, 6  # shown at most, of each
 _HIGH = 64  # pixels that a row of images is high at least
+_LEGENDS = {"detections.png": "White: the true boxes. In colour: what was found, with class and confidence."}
 _FILE_BYTES = 1 << 26  # a larger file is not read
 _GREY = "#8b95a1"  # of points without a class, which are drawn open
 _SYMBOLS = {
@@ -80,7 +81,7 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
             names = ", ".join(f"<code>{escape(_cut(name))}</code>" for name in damaged[:5])
             more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
             parts += f'\n<p class="note">{whose}left out, being damaged, empty or too large: {names}{more}.</p>'
-    lead = "<p>What the method showed of its server's work in the rounds that were scored.</p>"
+    lead = "<p>What the server showed of its work in the rounds that were scored.</p>"
     return f"<section>\n<h2>Pictures</h2>\n{lead}{parts}\n</section>" if parts else ""
 
 
@@ -123,7 +124,7 @@ def _rows(data: bytes) -> dict[str, Pixels]:
         told = str(image.text[ROWS])  # type: ignore[attr-defined]
         counts = msgspec.json.decode(told, type=dict[str, Annotated[int, msgspec.Meta(ge=1)]])
         width, height = image.width // max(counts.values()), image.height // len(counts)
-        if image.mode not in ("L", "RGB") or not 1 <= min(width, height) <= max(width, height) <= LARGEST:
+        if image.mode not in ("L", "RGB") or not 1 <= min(width, height) <= max(width, height) <= LIMIT:
             raise ValueError("no sheet of images")
         pixels = np.asarray(image)[: height * len(counts), : width * max(counts.values())]
     rows = pixels.reshape(len(counts), height, max(counts.values()), width, -1)
@@ -157,15 +158,15 @@ def _images(run: RunFolder, files: Files, budget: int, damaged: list[str]) -> st
     )
     note = _shown(
         (len(times), len(files), "rounds"),
-        (len(lines), len(labels), "classes"),
-        (min(most, many), many, "images of a class"),
+        (len(lines), len(labels), "rows"),
+        (min(most, many), many, "images of a row"),
     )
     return f"""<div class="wide" role="region" aria-label="Images" tabindex="0">
-<table class="narrow pictures"><thead><tr><th scope="col">class</th>{heads}</tr></thead><tbody>
+<table class="narrow pictures"><thead><tr><td></td>{heads}</tr></thead><tbody>
 {body}
 </tbody></table>
 </div>
-<p class="note">{note}</p>"""
+<p class="note">{_LEGENDS.get(files[0][1].name.split("-", 1)[1], "")} {note}</p>"""
 
 
 def _cell(row: Pixels | None, most: int, words: str) -> str:

@@ -61,7 +61,7 @@ def _turnovers(runs: Sequence[RunFolder]) -> list[str]:
 
 def majority_rows(runs: Sequence[RunFolder]) -> list[tuple[str, dict[str, float | None]]]:
     """The accuracy of always guessing the majority class, by kind; one row unless the runs' data differ."""
-    groups = alike(runs, lambda run: (run.result or {}).get("majority_class_accuracy"))
+    groups = alike(runs, lambda run: (run.result or {}).get("majority_class_accuracy") or None)
     return [
         ("majority class" if len(groups) == 1 else f"majority class: {', '.join(run.label for run in group)}", value)
         for group, value in groups

@@ -27,7 +27,9 @@ compared as integers in the same order. Each plane is a section, stored as it is
 of the same type and shape; the first 16 bytes of that message's digest travel as the base hash. A coding of a mask is
 [kind, flag, length, ones] and one section of `length` bytes once decompressed: packed bits, lowest first (kind 0), or,
 if that takes no more bytes, the gaps before ones (1) or zeros (2), a byte each, 255 meaning 255 and more to come. A
-masked value is [entries, mask, numbers].
+masked value is [entries, mask, numbers]. Bits are [entries, mask]. A quantised value is [entries, bits, grid, levels]:
+the numbers of its grid are float32, for each entry the value of level 0 and the step to the next; those of its levels
+are unsigned, of 8 or 16 bits as told. Entries of both are those of the float32 values that are meant.
 
 Places are chosen positions below a size. They travel as a mask of that size, or as [shift, length, count] and one
 section of `length` bytes, bits from the lowest on: of the gap before each place its `shift` lowest bits (the lowest bit
@@ -51,6 +53,7 @@ in one error class, `FrameError`.
 """
 
 from fewbytes.errors import FrameError
+from fewbytes.wire.bits import Bits
 from fewbytes.wire.dense import Dense
 from fewbytes.wire.frame import Frame, Parsed
 from fewbytes.wire.images import Images
@@ -58,10 +61,11 @@ from fewbytes.wire.layout import Entry, Layout
 from fewbytes.wire.masked import Masked
 from fewbytes.wire.packages import Packages
 from fewbytes.wire.payload import Base, Counted, WireValue, counted, pack, payload, unpack
+from fewbytes.wire.quantised import Quantised
 from fewbytes.wire.signs import Signs
 from fewbytes.wire.topk import TopK
 
 __all__ = [
-    "Base", "Counted", "Dense", "Entry", "Frame", "FrameError", "Images", "Layout", "Masked", "Packages",
-    "Parsed", "Signs", "TopK", "WireValue", "counted", "pack", "payload", "unpack",
+    "Base", "Bits", "Counted", "Dense", "Entry", "Frame", "FrameError", "Images", "Layout", "Masked", "Packages",
+    "Parsed", "Quantised", "Signs", "TopK", "WireValue", "counted", "pack", "payload", "unpack",
 ]  # fmt: skip

@@ -1,0 +1,277 @@
+"""Data sets of object detection in COCO's format: annotation files in JSON, and folders of images.
+
+`annotations/instances_<split>.json` tells the objects in the images in `<split>/`. Images are letter-boxed to one size:
+scaled to fit in, their proportions kept, at the top left; the rest is grey.
+
+Source: cocodataset.org/#format-data; the letter-box is YOLOX's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from fewbytes.data.images import cache_folder, open_image
+from fewbytes.data.split import Boxes, Dataset, Split
+from fewbytes.errors import UserError
+from fewbytes.files import replacing
+
+log = logging.getLogger(__name__)
+
+SIZE = 416  # pixels a side of a letter-boxed image, unless another is asked for
+STRIDE = 32  # of which that is a multiple
+GREY = 114  # of what an image does not fill
+LEEWAY = 1.0  # pixels that a box may stand out of its image, by rounding
+CHUNK = 256  # images decoded before they are written
+
+
+class _Image(msgspec.Struct):
+    id: int
+    file_name: str
+    width: int
+    height: int
+
+
+class _Annotation(msgspec.Struct):
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float]  # left, top, width, height
+    area: float | None = None
+    iscrowd: int = 0
+
+
+class _Category(msgspec.Struct):
+    id: int
+    name: str
+
+
+class _File(msgspec.Struct):
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category]
+
+
+def is_coco(folder: Path) -> bool:
+    """Whether a folder holds annotations in COCO's format."""
+    return any((folder / "annotations").glob("instances_*.json"))
+
+
+def read_coco(name: str, folder: Path, size: int) -> Dataset:
+    """The data set in a folder: images uint8 (3, size, size) with boxes; a sample's label is the category of its
+    largest object, or -1 of a test image without one.
+
+    Test samples are those of `instances_test*.json`, else of `instances_val*.json`. Training images without an object
+    are left out, and so are objects of no area. Crowds count in scoring only, as in COCO. Raises UserError, naming the
+    file, for whatever is missing or wrong.
+    """
+    if size < STRIDE or size % STRIDE:
+        raise UserError(f"image_size is a multiple of {STRIDE} pixels, not {size}")
+    splits = {}
+    train_file, test_file = _annotations(folder, "train"), _annotations(folder, "test", "val")
+    train, test = _read(train_file), _read(test_file)
+    classes = {category.id: category.name for category in sorted(train.categories, key=lambda c: c.id)}
+    if {category.id: category.name for category in test.categories} != classes:
+        raise UserError(f"{test_file} has other categories than {train_file.name}: give both the same")
+    for path, file in ((train_file, train), (test_file, test)):
+        objects = _objects(path, file, {number: i for i, number in enumerate(classes)})
+        training = path == train_file
+        kept = [image for image in file.images if not training or any(not o.iscrowd for o in objects[image.id])]
+        if not kept:
+            raise UserError(f"{path} has no images{' with objects' if file.images else ''}")
+        found = [objects[image.id] for image in kept]
+        targets = _targets(kept, found, size)
+        labels = torch.tensor([_main_category(mine) for mine in found])
+        boxes = Boxes(targets, None if training else _truth(kept, found, tuple(classes.values())))
+        split = path.stem.removeprefix("instances_")
+        splits[path] = Split(_decoded(kept, folder / split, path, size), labels, boxes=boxes)
+    return Dataset(name, splits[train_file], splits[test_file], tuple(classes.values()))
+
+
+def _annotations(folder: Path, *splits: str) -> Path:
+    for split in splits:
+        if found := sorted((folder / "annotations").glob(f"instances_{split}*.json")):
+            return found[0]
+    names = " or ".join(f"instances_{split}*.json" for split in splits)
+    raise UserError(f"{folder / 'annotations'} has no {names}: COCO's format needs it")
+
+
+def _read(path: Path) -> _File:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_File)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not in COCO's format: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _objects(path: Path, file: _File, classes: dict[int, int]) -> dict[int, list[_Annotation]]:
+    """The objects of each image, boxes cut to the image, categories as class numbers, each with an area."""
+    images = {image.id: image for image in file.images}
+    if len(images) < len(file.images) or len(classes) < len(file.categories):
+        raise UserError(f"{path} has two images or two categories of one id: give each its own")
+    for image in file.images:
+        if min(image.width, image.height) < 1:
+            raise UserError(f"{path}: image {image.file_name} is {image.width} x {image.height} pixels large")
+    objects: dict[int, list[_Annotation]] = {number: [] for number in images}
+    flat = 0
+    for annotation in file.annotations:
+        left, top, width, height = annotation.bbox
+        where = f"{path}: the box {list(annotation.bbox)}"
+        if annotation.image_id not in images:
+            raise UserError(f"{where} is of image {annotation.image_id}, which the file does not list")
+        image = images[annotation.image_id]
+        where += f" of {image.file_name}"
+        if annotation.category_id not in classes:
+            raise UserError(f"{where} is of category {annotation.category_id}, which the file does not list")
+        if not all(map(math.isfinite, annotation.bbox)) or min(width, height) < 0:
+            raise UserError(f"{where} is no left, top, width and height: correct it")
+        if min(left, top, image.width - left - width, image.height - top - height) < -LEEWAY:
+            raise UserError(f"{where} lies outside the image, {image.width} x {image.height}: correct it")
+        if not min(width, height):
+            flat += 1
+            continue
+        left, top, right, bottom = (
+            min(max(value, 0.0), float(side))
+            for value, side in zip(
+                (left, top, left + width, top + height), (image.width, image.height) * 2, strict=True
+            )
+        )
+        area = width * height if annotation.area is None else annotation.area
+        box = (left, top, right - left, bottom - top)
+        number = classes[annotation.category_id]
+        objects[image.id].append(_Annotation(image.id, number, box, area, annotation.iscrowd))
+    if flat:
+        log.warning("%s: boxes of no area are left out: %d", path, flat)
+    return objects
+
+
+def _main_category(objects: Sequence[_Annotation]) -> int:
+    """The class of the largest object, the first of equals; -1 if there is none."""
+    single = [o for o in objects if not o.iscrowd]
+    return max(single, key=lambda o: o.area or 0.0).category_id if single else -1
+
+
+def _targets(images: Sequence[_Image], objects: Sequence[Sequence[_Annotation]], size: int) -> torch.Tensor:
+    """What a detector is trained on, as in `Boxes`."""
+    rows = [
+        [
+            (o.category_id, *(ratio(image.width, image.height, size) * v for v in _centred(o.bbox)))
+            for o in mine
+            if not o.iscrowd
+        ]
+        for image, mine in zip(images, objects, strict=True)
+    ]
+    targets = torch.zeros(len(rows), max(map(len, rows)), 5)
+    for i, row in enumerate(rows):
+        if row:
+            targets[i, : len(row)] = torch.tensor(row)
+    return targets
+
+
+def _centred(box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    left, top, width, height = box
+    return left + width / 2, top + height / 2, width, height
+
+
+def _truth(
+    images: Sequence[_Image], objects: Sequence[Sequence[_Annotation]], classes: Sequence[str]
+) -> dict[str, Any]:
+    """What detections are scored against, as in `Boxes`."""
+    numbers = itertools.count(1)  # pycocotools takes 0 for no match
+    return {
+        "info": {},
+        "images": [{"id": i, "width": image.width, "height": image.height} for i, image in enumerate(images)],
+        "annotations": [
+            {
+                "id": next(numbers), "image_id": i, "category_id": o.category_id, "bbox": list(o.bbox),
+                "area": o.area, "iscrowd": o.iscrowd,
+            }
+            for i, mine in enumerate(objects)
+            for o in mine
+        ],
+        "categories": [{"id": i, "name": name} for i, name in enumerate(classes)],
+    }  # fmt: skip
+
+
+# Images ---------------------------------------------------------------------------------------------------------------
+
+
+def ratio(width: int, height: int, size: int) -> float:
+    """What an image is scaled by to fit into `size` x `size`."""
+    return min(size / width, size / height)
+
+
+def letter_boxed(image: Image.Image, size: int) -> NDArray[np.uint8]:
+    """An image as uint8 (3, size, size)."""
+    scale = ratio(*image.size, size)
+    width, height = (max(1, round(scale * side)) for side in image.size)
+    canvas = Image.new("RGB", (size, size), (GREY,) * 3)
+    canvas.paste(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
+    return np.asarray(canvas).transpose(2, 0, 1)
+
+
+def _decoded(images: Sequence[_Image], folder: Path, path: Path, size: int) -> NDArray[np.uint8]:
+    """The letter-boxed images (n, 3, size, size), decoded once and memory-mapped from the cache folder."""
+    kept = cache_folder() / f"{_key(images, folder, path, size)}.npy"
+    shape = (len(images), 3, size, size)
+    with suppress(OSError, ValueError):  # not there, or damaged
+        x = _kept(kept)
+        if x.shape == shape and x.dtype == np.uint8:
+            return x
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(kept) as file:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for part in _parts(images, folder, path, size):
+                file.write(part.tobytes())
+        return _kept(kept)
+    except OSError as error:
+        log.warning("decoded images cannot be kept in %s (%s); they are decoded at every start", kept.parent, error)
+        return np.concatenate(list(_parts(images, folder, path, size)))
+
+
+def _kept(path: Path) -> NDArray[np.uint8]:
+    x: NDArray[np.uint8] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return x
+
+
+def _key(images: Sequence[_Image], folder: Path, path: Path, size: int) -> str:
+    """Changes whenever an image does (as its name, size and time tell). Raises UserError for a missing one."""
+    digest = hashlib.sha256(f"coco 1 {size} {folder.absolute()}".encode())  # 1: of this layout of the cache
+    for image in images:
+        try:
+            about = (folder / image.file_name).stat()
+        except OSError:
+            raise UserError(f"{path} lists {image.file_name}, which is not in {folder}") from None
+        digest.update(f"\n{image.file_name} {image.width} {image.height} {about.st_size} {about.st_mtime_ns}".encode())
+    return digest.hexdigest()[:24]
+
+
+def _parts(images: Sequence[_Image], folder: Path, path: Path, size: int) -> Iterator[NDArray[np.uint8]]:
+    def decoded(image: _Image) -> NDArray[np.uint8]:
+        opened = open_image(folder / image.file_name, path, 0)
+        if opened.size != (image.width, image.height):
+            raise UserError(
+                f"{folder / image.file_name} is {opened.width} x {opened.height} pixels large, "
+                f"{path} says {image.width} x {image.height}: correct it"
+            )
+        return letter_boxed(opened, size)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for start in range(0, len(images), CHUNK):
+            yield np.stack(list(pool.map(decoded, images[start : start + CHUNK])))

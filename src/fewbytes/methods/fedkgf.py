@@ -1,0 +1,158 @@
+"""Fed-KGF: Li, Shen, Liu, Wang, Ma, Ding, Cao, "Representative Kernels-based CNN for Faster Transmission in Federated
+Learning", IEEE Transactions on Mobile Computing 2024.
+
+A convolution learns only b base kernels w and generates its other output channels from copies of them,
+w' = sign(w)(|w|^beta + alpha) (Eq. 2), with fixed random alpha and beta that every node draws from one seed. Clients
+train base kernels, batch norm and classifier; of the model's M modules, cut into G = min(M, n) groups, each of the n
+clients of a round uploads one group, by a random permutation. The server puts the groups together to the new model
+without averaging and sends it to all.
+
+Bytes per client and round, before lossless coding: 4 D down and, on average, 4 D / n up, where D counts the values of
+the model with base kernels only (with batch-norm buffers; counters take 8 bytes); with k owners 4 k D / n up, where
+all own every group 4 D. What is common adds 4 times its values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fewbytes.method import Method, Site, Task
+from fewbytes.methods.fedavg import Global
+from fewbytes.models.kgf import Kernels, generated_network
+from fewbytes.net import Network
+from fewbytes.state import EntryMeans, state_of
+from fewbytes.training import annealed
+from fewbytes.wire import Dense, payload
+
+T = TypeVar("T")
+NORMALISATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+@payload
+class Model:
+    """Server to client: the model, and the clients in the round's permutation: the g-th uploads group g."""
+
+    theta: Dense
+    order: list[int]
+
+
+@payload
+class Modules:
+    """Client to server: the entries of its group."""
+
+    theta: Dense
+    samples: int
+
+
+@dataclass(frozen=True)
+class FedKGF(Method):
+    """Hyper-parameters of Fed-KGF."""
+
+    fraction: float = 1.0
+    epochs: int = 1
+    lr: float = 0.05
+    batch: int = 64
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    lr_rounds: int = 400  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    base: int = 16  # b, base kernels of a convolution
+    sign: bool = True
+    alpha: bool = True
+    through: bool = True  # gradients reach the base kernels through the generated ones, too
+    init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal, or uniform in [-1, 1]
+    owners: int = 1  # clients that upload a group, whose mean is taken; 0: all upload the whole model, as in FedAvg
+    common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
+
+    def remodel(self, model: nn.Module, seed: int) -> nn.Module:
+        """The incomplete network: base kernels only, with alpha and beta of the seed."""
+        return generated_network(model, Kernels(self.base, seed, self.sign, self.alpha, self.through, self.init))
+
+    def server(self, task: Task) -> Global:
+        return Global(dict(task.first_state()))
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        cohort = net.sample(self.fraction)
+        order = [cohort[i] for i in net.rng.permutation(len(cohort))]
+        mean = EntryMeans()
+        for _, reply in net.call(self.train, to=cohort, send=Model(Dense(state.theta), order)):
+            mean.add(reply.theta.dense(), weight=reply.samples)
+        state.theta = mean.over(state.theta)
+
+    def train(self, state: None, message: Model, site: Site) -> Modules:
+        model = site.model(message.theta.dense())
+        site.fit(
+            model, epochs=self.epochs, lr=annealed(self.lr, site.round, self.lr_rounds), batch=self.batch,
+            momentum=self.momentum, weight_decay=self.weight_decay,
+        )  # fmt: skip
+        site.score("personalised", model)
+        groups = grouped(modules_of(model), len(message.order))
+        own = owned(message.order.index(site.me), len(message.order), self.owners)
+        names = {name for g in own if g < len(groups) for module in groups[g] for name in module}
+        if self.common:
+            names |= set(common_entries(model))
+        return Modules(Dense(state_of(model, keep=names.__contains__)), len(site.train))
+
+    def global_model(self, state: Global, task: Task) -> nn.Module:
+        return task.first_model(state.theta)
+
+    def observed(self, model: nn.Module) -> list[str] | None:
+        """All of the model if every client uploads it; else another part each round."""
+        return None if self.owners else [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def modules_of(model: nn.Module) -> list[list[str]]:
+    """The modules of section 3.3 in the order of their definition: names of their entries in the model's state.
+
+    A module is a layer with its normalisation: whatever has entries of its own begins one, but for normalisations,
+    which belong to the layer before, and the 1x1 convolution of a shortcut, which belongs to the first layer of its
+    block. ResNet-18 has 18 modules, YOLOX-S 83.
+    """
+    modules: list[list[str]] = []
+    first: dict[str, list[str]] = {}  # by a block's name, the module that begins it
+    for name, layer in model.named_modules():
+        entries = [f"{name}.{entry}" if name else entry for entry in own_entries(layer)]
+        if not entries:
+            continue
+        block = re.split(r"\.(?:shortcut|downsample)(?:\.|$)", name)
+        if len(block) > 1 and block[0] in first:
+            first[block[0]] += entries
+        elif isinstance(layer, NORMALISATIONS) and modules:
+            modules[-1] += entries
+        else:
+            modules.append(entries)
+            parents = name.split(".")
+            for i in range(1, len(parents)):
+                first.setdefault(".".join(parents[:i]), entries)
+    return modules
+
+
+def own_entries(layer: nn.Module) -> list[str]:
+    """Names of the layer's parameters and saved buffers, without those of layers inside it."""
+    return [name for name in layer.state_dict() if "." not in name]
+
+
+def grouped(modules: Sequence[T], clients: int) -> list[list[T]]:
+    """G = min(M, n) groups of consecutive modules; the first M mod G groups have one more than the others."""
+    count = min(len(modules), clients)
+    sizes = [len(modules) // count + (g < len(modules) % count) for g in range(count)]
+    return [list(modules[sum(sizes[:g]) : sum(sizes[: g + 1])]) for g in range(count)]
+
+
+def owned(slot: int, clients: int, owners: int) -> list[int]:
+    """The groups of the client in a slot of the permutation: its own and the owners - 1 after it; 0: all of them."""
+    return [(slot + i) % clients for i in range(min(owners or clients, clients))]
+
+
+def common_entries(model: nn.Module) -> list[str]:
+    """Names of the entries of normalisations, statistics included, and of what gives the outputs: the layers that the
+    model names its `predictors`, else its last module."""
+    ends = tuple(f"{name}." for name in getattr(model, "predictors", ()))
+    last = [name for name in model.state_dict() if name.startswith(ends)] if ends else modules_of(model)[-1]
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, NORMALISATIONS)}
+    return [*last, *(f"{name}.{entry}" for name, layer in layers.items() for entry in own_entries(layer))]
