@@ -88,7 +88,15 @@ CASES: dict[str, fb.Method] = {
     "fedfina": fb.FedFina(**LOCAL, **GENE, convolutions=1),
     "fedlp": fb.FedLP(**LOCAL, **GENE),
     "fedlps": fb.FedLPS(**LOCAL, **GENE, ratios="adaptive"),
+    "fedcom": fb.FedCOM(**LOCAL),
+    "fedcom-gate": fb.FedCOM(**LOCAL, bits=8, gate=True, gamma=0.9, fraction=0.5, lr_rounds=5),
+    "fedpm": fb.FedPM(**LOCAL),
+    "fedpm-sampled": fb.FedPM(**LOCAL, fraction=0.5, scored="sampled", lr_rounds=5),
     "learngene": fb.Learngene(**LOCAL, **GENE, select="updates", select_rounds=2),
+    "dgc": fb.DGC(**LOCAL),
+    "dgc-ablated": fb.DGC(**LOCAL, fraction=0.5, density=0.1, warmup=2, momentum=0.5, clip=3.0, lr_rounds=3),
+    "fedcams": fb.FedCAMS(**LOCAL, fraction=0.5),
+    "smartidx": fb.SmartIdx(**LOCAL, density=0.2, patterns=3),
 }
 
 SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl"]

@@ -18,7 +18,22 @@ from test_wire import same, take_apart, tensor
 from torch import Tensor
 
 from fewbytes.state import State
-from fewbytes.wire import Base, Dense, Frame, Images, Layout, Masked, pack, payload, unpack
+from fewbytes.wire import (
+    Base,
+    Bits,
+    Dense,
+    Frame,
+    Images,
+    Layout,
+    Masked,
+    Packages,
+    Quantised,
+    Signs,
+    TopK,
+    pack,
+    payload,
+    unpack,
+)
 from fewbytes.wire.layout import DTYPES
 
 FOLDER = Path(__file__).parent / "frames"
@@ -38,6 +53,31 @@ class Update:
 @payload
 class Album:
     images: Images
+
+
+@payload
+class Choice:
+    bits: Bits
+
+
+@payload
+class Rounded:
+    model: Quantised
+
+
+@payload
+class Few:
+    model: TopK
+
+
+@payload
+class Parcel:
+    model: Packages
+
+
+@payload
+class Directions:
+    model: Signs
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +154,17 @@ def examples() -> dict[str, Example]:
     # The digest is spelled out: that of a coded frame may change with zstandard.
     held = Base(bytes(range(32)), {"w": weights["w"] - 0.125})
 
+    kernels = {"k": weights["w"].view(10, 20, 2, 5)}
+    parcel = Packages(
+        TopK.of(kernels, {"k": torch.arange(30) ** 2}),
+        TopK.of(kernels, {"k": torch.tensor([100, 130, 199])}, depth=2),
+        TopK.of({"k": weights["w"][:, :5].reshape(10, 20)}, {"k": torch.tensor([101, 120])}),
+        torch.tensor([0b1111100000, 0]),
+        torch.tensor([1, 0], dtype=torch.uint8),
+    )
+    random = torch.arange(2000) ** 3 * 40503 // 4096 % 256 < 9
+    signs = {"w": ((torch.arange(2000) ** 2 // 3 % 7 - 3).sign()).to(torch.int8).reshape(40, 50)}
+
     at = torch.arange(16)
     colours = torch.stack([at * at, 3 * at, 90 - at])[:, :, None] + at * torch.tensor([1, 5, 2])[:, None, None]
     album = Album(Images((colours + 40 * torch.arange(5)[:, None, None, None]).to(torch.uint8)))
@@ -121,6 +172,9 @@ def examples() -> dict[str, Example]:
     def masked(mask: Tensor, **options: Any) -> Example:
         value = Update(3, Masked.of(weights, {"w": mask.reshape(40, 50)}))
         return Example(value, **{"layout": wide, "coded": True, **options})
+
+    def few(mask: Tensor, **options: Any) -> Example:
+        return Example(Few(TopK.of(weights, {"w": torch.nonzero(mask).flatten()})), **{"layout": wide, **options})
 
     return {
         "model": message,
@@ -143,10 +197,26 @@ def examples() -> dict[str, Example]:
         "update-half": masked(scattered(2000, 3)),
         "update-reply": masked(scattered(2000, 3), base=held),
         "update-none": masked(torch.zeros(2000, dtype=torch.bool)),
+        "bits": Example(Choice(Bits({"w": scattered(2000, 3).reshape(40, 50)})), wide),
+        "bits-sparse": Example(Choice(Bits({"w": scattered(2000, 37).reshape(40, 50)})), wide, coded=True),
+        "bits-named": Example(Choice(Bits({"a": scattered(9, 3), "none": torch.ones(0, 2, dtype=torch.bool)}))),
+        "quantised-8": Example(Rounded(Quantised.of(weights, 8)), wide),
+        "quantised-16": Example(Rounded(Quantised.of(weights, 16)), wide),
+        "quantised-coded": Example(Rounded(Quantised.of(weights, 16)), wide, coded=True),
+        "quantised-named": Example(Rounded(Quantised.of({"a": weights["w"][:2], "none": torch.zeros(0, 2)}, 8))),
         "images": Example(album),
         "images-coded": Example(album, coded=True),
         "images-grey": Example(Album(Images(album.images.pixels[:, :1].clone())), coded=True),
         "images-none": Example(Album(Images(album.images.pixels[:0])), coded=True),
+        "few": few(random),
+        "few-coded": few(random, coded=True),
+        "few-most": few(~random, coded=True, layout=None),
+        "few-even": few(torch.arange(2000) % 16 < 5, coded=True),
+        "few-kernels": Example(Few(TopK.of({"k": weights["w"].view(10, 10, 20)}, {"k": torch.arange(7) ** 2 * 2}, 2))),
+        "packages": Example(Parcel(parcel), Layout.of(kernels)),
+        "packages-named": Example(Parcel(parcel), coded=True),
+        "signs": Example(Directions(Signs(signs, torch.tensor([0.375]))), wide),
+        "signs-named": Example(Directions(Signs({"a": signs["w"][:3], "none": signs["w"][:0]}, torch.tensor([2.0])))),
         "fields": Example(
             Fields(
                 nothing=None,
@@ -211,6 +281,7 @@ def test_the_frames_show_every_coding() -> None:
         groups = fields[0][1] if kind == "Model" else [fields[1][2]] if kind == "Update" else []
         numbers |= {(coding[0], flag) for coding in groups for flag in [None, *(coding[1:] or [[]])[0]]}
         masks |= {tuple(fields[1][1][:2])} if kind == "Update" else set()
+    assert [len(take_apart(stored(f"few{n}"))[1][0][2]) for n in ("", "-coded", "-most", "-even")] == [4, 3, 3, 4]
     assert [take_apart(stored(f"images{n}"))[1][0][1] for n in ("", "-coded", "-grey", "-none")] == [
         [0],
         None,

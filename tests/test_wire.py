@@ -36,6 +36,7 @@ from torch import Tensor
 from fewbytes.state import State
 from fewbytes.wire import (
     Base,
+    Bits,
     Counted,
     Dense,
     Entry,
@@ -44,6 +45,10 @@ from fewbytes.wire import (
     Images,
     Layout,
     Masked,
+    Packages,
+    Quantised,
+    Signs,
+    TopK,
     counted,
     pack,
     payload,
@@ -72,6 +77,31 @@ class Part:
 @payload
 class Album:
     images: Images
+
+
+@payload
+class Choice:
+    bits: Bits
+
+
+@payload
+class Rounded:
+    model: Quantised
+
+
+@payload
+class Few:
+    model: TopK
+
+
+@payload
+class Parcel:
+    model: Packages
+
+
+@payload
+class Directions:
+    model: Signs
 
 
 @payload
@@ -151,6 +181,12 @@ def same(a: Any, b: Any) -> bool:
         return same_state(a.mask, b.mask) and (empty or a.values.dtype == b.values.dtype) and same_state(
             pieces(a), pieces(b)
         )  # fmt: skip
+    if isinstance(a, TopK):
+        return (
+            (a.shapes, a.depth) == (b.shapes, b.depth)
+            and same_state(a.indices, b.indices)
+            and same_state(a.values, b.values)
+        )
     if dataclasses.is_dataclass(a):
         return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
     if isinstance(a, dict) and a and all(isinstance(v, Tensor) for v in a.values()):
@@ -177,6 +213,25 @@ def fits(kind: Any, value: Any) -> bool:
     if kind is Masked:
         ones = sum(int(m.sum()) for m in value.mask.values())
         return all(m.dtype == torch.bool for m in value.mask.values()) and value.values.shape == (ones,)
+    if kind is Bits:
+        return all(b.dtype == torch.bool for b in value.bits.values())
+    if kind is Quantised:
+        types = {level.dtype for level in value.levels.values()}
+        grids = all(g.dtype == torch.float32 and g.shape == (2,) for g in value.grid.values())
+        return value.levels.keys() == value.grid.keys() and grids and types <= {torch.uint8, torch.uint16}
+    if kind is TopK:
+        return 0 < value.depth <= 16 and all(
+            i.dtype == torch.int64 and i.shape == value.values[n].shape[:1] and bool((i.diff() > 0).all())
+            and (not len(i) or 0 <= i[0] <= i[-1] < math.prod(value.shapes[n][: value.depth]))
+            for n, i in value.indices.items()
+        )  # fmt: skip
+    if kind is Packages:
+        return all(v.shape == value.single.shapes[n] for n, v in value.dense().items()) and all(
+            fits(type(part), part) for part in (value.single, value.whole, value.magnitudes)
+        )
+    if kind is Signs:
+        signs = all(s.dtype == torch.int8 and bool((s.abs() <= 1).all()) for s in value.signs.values())
+        return signs and value.scale.dtype == torch.float32 and value.scale.shape == (1,)
     if kind is Images:
         return value.pixels.dtype == torch.uint8 and value.pixels.ndim == 4
     if dataclasses.is_dataclass(kind):
@@ -690,6 +745,35 @@ def cases() -> dict[str, Case]:
     rest = Part(Masked.of({"v": torch.ones(5000)}, {"v": torch.from_numpy(rng.random(5000) < 0.95)}))
     packed = Part(Masked.of({"v": wide["v"][:900]}, {"v": torch.from_numpy(rng.random(900) < 0.4)}))
     wide_layout = Layout.of(wide)
+    skewed = Choice(Bits({"v": torch.from_numpy(rng.random(6000) < 0.08)}))
+    half_of = Choice(Bits({"v": torch.from_numpy(rng.random(4000) < 0.5)}))
+    floats = {"w": weights["w"], "b": weights["b"]}
+    float_layout = Layout.of(floats)
+    uneven = {name: value**3 for name, value in floats.items()}
+    rounded, finer = Rounded(Quantised.of(uneven, 8)), Rounded(Quantised.of(floats, 16))
+
+    def chosen(size: int, density: float) -> Tensor:
+        return torch.from_numpy(np.flatnonzero(rng.random(size) < density))
+
+    few = Few(TopK.of(wide, {"v": chosen(6000, 0.04)}))
+    fewer = Few(TopK.of(weights, {"w": chosen(500, 0.2), "b": chosen(60, 0.9)}))
+    patchy = Few(TopK.of(wide, {"v": torch.cat([torch.arange(130), 6 * chosen(1000, 0.2)[30:]])}))
+    kernels = Few(TopK.of({"v": wide["v"][:1800].view(10, 20, 3, 3)}, {"v": chosen(200, 0.1)}, depth=2))
+    convolution = {"c": wide["v"][:1800].view(10, 20, 3, 3), "b": wide["v"][1800:1830]}
+    parcel = Parcel(
+        Packages(
+            TopK.of(convolution, {"c": chosen(1800, 0.04), "b": chosen(30, 0.5)}),
+            TopK.of(convolution, {"c": 2 * chosen(100, 0.1)}, depth=2),
+            TopK.of(
+                {"c": torch.rand(10, 20, generator=torch.Generator().manual_seed(0))}, {"c": torch.tensor([1, 7, 9])}
+            ),
+            torch.tensor([0b111111111, 0b101010101]),
+            torch.tensor([1, 0, 1], dtype=torch.uint8),
+        )
+    )
+    parcel_layout = Layout.of(convolution)
+    signs = {"w": weights["w"], "v": wide["v"], "b": torch.zeros(3)}
+    signs_layout = Layout.of(signs)
     photos, drawings = Album(Images(photographs(5, 3, 8))), Album(Images(photographs(5, 2, 8)))
     return {
         "dense": Case(Whole, bytes(pack(dense, layout=layout)), layout),
@@ -702,9 +786,21 @@ def cases() -> dict[str, Case]:
         "masked packed": Case(Part, bytes(pack(packed))),
         "masked based": Case(Part, bytes(pack(half, layout=wide_layout, base=wide_base)), wide_layout, wide_base),
         "masked nearly full": Case(Part, bytes(pack(rest))),
+        "bits": Case(Choice, bytes(pack(skewed, layout=wide_layout)), wide_layout),
+        "bits without layout": Case(Choice, bytes(pack(half_of))),
+        "quantised": Case(Rounded, bytes(pack(rounded, layout=float_layout)), float_layout),
+        "quantised 16": Case(Rounded, bytes(pack(finer, layout=float_layout, coded=False)), float_layout),
+        "quantised without layout": Case(Rounded, bytes(pack(finer))),
         "images": Case(Album, bytes(pack(photos))),
         "images grey": Case(Album, bytes(pack(drawings))),
         "images uncoded": Case(Album, bytes(pack(photos, coded=False))),
+        "few": Case(Few, bytes(pack(few, layout=wide_layout)), wide_layout),
+        "few patchy": Case(Few, bytes(pack(patchy, layout=wide_layout)), wide_layout),
+        "few kernels": Case(Few, bytes(pack(kernels))),
+        "few without layout": Case(Few, bytes(pack(fewer))),
+        "packages": Case(Parcel, bytes(pack(parcel, layout=parcel_layout)), parcel_layout),
+        "signs": Case(Directions, bytes(pack(Directions(Signs.of(signs)), layout=signs_layout)), signs_layout),
+        "signs without layout": Case(Directions, bytes(pack(Directions(Signs.of(signs)), coded=False))),
         "everything": Case(Everything, bytes(pack(EXAMPLE, layout=layout)), layout),
     }
 
@@ -729,6 +825,13 @@ def test_the_cases_are_what_they_are_for() -> None:
     assert header_of("masked nearly full")[1][0] == 2
     assert header_of("masked packed")[1][0] == header_of("masked uncoded")[1][0] == 0
     assert header_of("masked based")[2][0] == 2
+    assert header_of("bits")[1][0] == 1
+    assert header_of("quantised")[:2] == [True, 8]
+    assert 1 in header_of("quantised")[3][1]
+    assert header_of("quantised 16") == [True, 16, [0], [0]]
+    assert len(header_of("few")[2]) == len(header_of("few without layout")[2]) == 3
+    assert header_of("few patchy")[2][0] == 1
+    assert header_of("signs")[1][3] == 6500  # of 6503 the last three are zero
     assert header_of("images") == [[5, 3, 8, 8], None]
     assert header_of("images grey") == [[5, 2, 8, 8], None]
     assert header_of("images uncoded") == [[5, 3, 8, 8], [0]]
@@ -937,14 +1040,19 @@ def tree_of(case: Case) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["dense", "dense uncoded", "dense based", "dense in part", "masked", "masked based", "masked packed"]
-)
+    "name",
+    [
+        "dense", "dense uncoded", "dense based", "dense in part", "masked", "masked based", "masked packed", "bits",
+        "quantised", "quantised 16", "few", "few patchy", "signs",
+    ],
+)  # fmt: skip
 def test_no_node_of_a_header_can_be_another(name: str) -> None:
     """Where the layout says everything, every node has one right value, and every other is refused."""
     case = cases()[name]
     tree = tree_of(case)
     true = msgspec.msgpack.encode(tree)
     free = {(1, 0, 0, 0, 0), (1, 0, 0, 0, 2), (1, 0, 0, 0, 2, 0)} if name == "masked packed" else set()
+    free |= {(1, 0, 1)} if name.startswith("few") else set()  # any depth does for one dimension
     count = 0
     for path in paths(tree):
         changes = [put(value) for value in WRONG] + [drop, double, nest, swap]
@@ -957,8 +1065,13 @@ def test_no_node_of_a_header_can_be_another(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["everything", "dense without layout", "masked uncoded", "masked nearly full", "images", "images grey"]
-)
+    "name",
+    [
+        "everything", "dense without layout", "masked uncoded", "masked nearly full", "bits without layout",
+        "quantised without layout", "images", "images grey",
+        "few without layout", "few kernels", "signs without layout", "packages",
+    ],
+)  # fmt: skip
 def test_any_node_of_a_header_is_accepted_or_refused(name: str) -> None:
     """Names, types, shapes and plain fields may be others; what is accepted is of the class and can travel again."""
     case = cases()[name]

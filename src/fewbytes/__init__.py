@@ -5,6 +5,7 @@ from fewbytes.errors import FewbytesError, FrameError, MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods import (
     DENSE,
+    DGC,
     FML,
     METHODS,
     Clustered,
@@ -12,6 +13,8 @@ from fewbytes.methods import (
     FedADI,
     FedAvg,
     FedBN,
+    FedCAMS,
+    FedCOM,
     FedDAFL,
     FedDF,
     FedDistill,
@@ -23,6 +26,7 @@ from fewbytes.methods import (
     FedKTL,
     FedLP,
     FedLPS,
+    FedPM,
     FedProto,
     FedPURIN,
     FuseFL,
@@ -31,18 +35,19 @@ from fewbytes.methods import (
     LG_FedAvg,
     PartialFed,
     Separate,
+    SmartIdx,
 )
 from fewbytes.models.files import load_model
 from fewbytes.net import Ledger, Network, Policy, Refused
 from fewbytes.run import Result, Watcher, run
 from fewbytes.state import Mean, State, state_of
-from fewbytes.wire import Dense, Images, Masked, pack, payload, unpack
+from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Signs, TopK, pack, payload, unpack
 
 __all__ = [
-    "DENSE", "FML", "METHODS", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL", "FedDF",
-    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
-    "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images", "LG_FedAvg", "Learngene", "Ledger", "Masked",
-    "Mean", "Method", "MethodError", "Network", "PartialFed", "Policy", "Refused", "Result", "Separate", "Site",
-    "State", "Task", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of",
-    "unpack",
+    "DENSE", "DGC", "FML", "METHODS", "Bits", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS",
+    "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP",
+    "FedLPS", "FedPM", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images",
+    "LG_FedAvg", "Learngene", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Packages", "PartialFed",
+    "Policy", "Quantised", "Refused", "Result", "Separate", "Signs", "Site", "SmartIdx", "State", "Task", "TopK",
+    "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of", "unpack",
 ]  # fmt: skip

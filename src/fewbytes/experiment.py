@@ -232,7 +232,7 @@ def make_method(name: str, parameters: dict[str, Any]) -> Method:
         if key not in fields:
             raise UserError(f"{name} has no parameter {key!r}{suggestion(key, fields)}; it has {', '.join(fields)}")
         if typing.get_origin(hints[key]) is Literal:
-            values[key] = value  # the method tells which there are
+            values[key] = next((c for c in typing.get_args(hints[key]) if str(c) == str(value)), value)  # else it tells
             continue
         try:
             values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))

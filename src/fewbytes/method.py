@@ -20,7 +20,18 @@ from fewbytes.errors import UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch, seeded, stream, stream_seed
-from fewbytes.training import FINDS_NO_OBJECTS, Loss, Order, Precision, evaluate, fit, outputs, prepared, ready
+from fewbytes.training import (
+    FINDS_NO_OBJECTS,
+    Loss,
+    Optimiser,
+    Order,
+    Precision,
+    evaluate,
+    fit,
+    outputs,
+    prepared,
+    ready,
+)
 from fewbytes.wire import Layout
 
 if TYPE_CHECKING:
@@ -42,6 +53,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("genefl.gamma", "gamma_step", "fisher_samples"), (lambda v: v >= 0, "at least 0")),
     **dict.fromkeys(("ratio", "threshold"), (lambda v: 0 <= v < 1, "in [0, 1)")),
     **dict.fromkeys(("lambda_gen", "lambda_elastic", "tolerance"), (lambda v: 0 <= v < math.inf, "at least 0")),
+    "fedcom.gamma": (lambda v: 0 < v < math.inf, "above 0"),
     **dict.fromkeys(("gamma", "lambda_proto"), (lambda v: 0 <= v < math.inf, "at least 0")),
     "generated": (lambda v: v >= 2, "at least 2"),
     "blocks": (lambda v: v >= 1, "at least 1"),
@@ -59,6 +71,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lr": (lambda v: 0 < v < math.inf, "above 0"),
     "momentum": (lambda v: 0 <= v < 1, "in [0, 1)"),
     **dict.fromkeys(("weight_decay", "lr_rounds"), (lambda v: 0 <= v < math.inf, "at least 0")),
+    **dict.fromkeys(("beta1", "beta2"), (lambda v: 0 <= v < 1, "in [0, 1)")),
+    "epsilon": (lambda v: 0 < v < math.inf, "above 0"),
+    "density": (lambda v: 0 < v <= 1, "in (0, 1]"),
+    "warmup": (lambda v: v >= 0, "at least 0"),
+    "dgc.clip": (lambda v: 0 <= v < math.inf, "at least 0"),
+    "patterns": (lambda v: 0 <= v <= 256, "from 0 to 256"),
     "cutoff": (lambda v: 0 <= v < math.inf, "at least 0"),
     "server_epochs": (lambda v: v >= 1, "at least 1"),
     "server_steps": (lambda v: v >= 1, "at least 1"),
@@ -335,6 +353,7 @@ class Site:
         loss: Loss | None = None,
         extra: Callable[[nn.Module], Tensor] | None = None,
         frozen: nn.Module | None = None,
+        optimiser: Optimiser = "sgd",
         order: Order = "shuffled",
         before_step: Callable[[], None] | None = None,
         after_step: Callable[[], None] | None = None,
@@ -349,8 +368,9 @@ class Site:
         try:
             value = fit(
                 model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
-                loss=loss, extra=extra, frozen=frozen, order=order, before_step=before_step, after_step=after_step,
-                precision=self.task.precision, transform=self.train.transform,
+                loss=loss, extra=extra, frozen=frozen, optimiser=optimiser, order=order,
+                before_step=before_step, after_step=after_step, precision=self.task.precision,
+                transform=self.train.transform,
             )  # fmt: skip
         except ValueError as error:
             if len(y) > 1 and batch > 1:

@@ -22,6 +22,7 @@ Loss = Callable[[Any, Tensor], Tensor]
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
 """Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch."""
+Optimiser = Literal["sgd", "adam"]
 FINDS_NO_OBJECTS = (
     "objects are found by detectors, such as the model yolox-s, and by methods that train a client's model by its own "
     "loss and do not look at labels or logits, such as fedavg: take such a model and method"
@@ -88,27 +89,29 @@ def fit(
     loss: Loss | None = None,
     extra: Callable[[nn.Module], Tensor] | None = None,
     frozen: nn.Module | None = None,
+    optimiser: Optimiser = "sgd",
     order: Order = "shuffled",
     before_step: Callable[[], None] | None = None,
     after_step: Callable[[], None] | None = None,
     precision: Precision = "float32",
     transform: Transform | None = None,
 ) -> float:
-    """Train `model` in place on (x, y) with SGD; returns the mean loss over the last epoch's batches (0 for none).
+    """Train `model` in place on (x, y); returns the mean loss over the last epoch's batches (0 for none).
 
     `loss`: by default the model's own, a method `loss(outputs, y)`, if it has one, else the cross-entropy of labels.
-    Shuffled from torch's global generator; the momentum buffer starts at zero. `extra(model)` is added to every
-    batch's loss. `before_step` is called when a batch's gradients are there, for example to clip them, and
-    `after_step` when the parameters have moved. Afterwards each parameter's `.grad` is the gradient of the very last
-    batch. Parameters that do not require gradients, or have none in the first batch, stay as they are. `transform` is
-    applied to every batch as it is cut; then samples pass `frozen`, in eval mode and without gradients. What that gives
-    is computed once for all epochs if there is no transform and it takes at most `KEPT_BYTES`. Raises UserError if
-    objects' boxes are to be learnt by a loss or a model for labels.
+    Shuffled from torch's global generator; the optimiser starts anew. `momentum` is SGD's; Adam has 0.9 and 0.999.
+    `extra(model)` is added to every batch's loss. `before_step` is called when a batch's gradients are there, for
+    example to clip them, and `after_step` when the parameters have moved. Afterwards each parameter's `.grad` is the
+    gradient of the very last batch. Parameters that do not require gradients, or have none in the first batch, stay as
+    they are. `transform` is applied to every batch as it is cut; then samples pass `frozen`, in eval mode and without
+    gradients. What that gives is computed once for all epochs if there is no transform and it takes at most
+    `KEPT_BYTES`. Raises UserError if objects' boxes are to be learnt by a loss or a model for labels.
     """
     objective = loss_of(model, y, loss)
     model.to(x.device)
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     velocity: list[Tensor] | None = None
+    adam = torch.optim.Adam(parameters, lr, weight_decay=weight_decay) if optimiser == "adam" else None
     bounds = batches(len(y), batch) if order == "shuffled" else whole_batches(len(y), batch)
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
@@ -141,19 +144,11 @@ def fit(
             total += value.detach()
             if before_step is not None:
                 before_step()
-            with torch.no_grad():
+            if adam is not None:
+                adam.step()
+            else:
                 moved = [p for p in parameters if p.grad is not None]
-                step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
-                if weight_decay:
-                    step = list(torch._foreach_add(step, moved, alpha=weight_decay))
-                if momentum:
-                    if velocity is None:
-                        velocity = [g.clone() for g in step]
-                    else:
-                        torch._foreach_mul_(velocity, momentum)
-                        torch._foreach_add_(velocity, step)
-                    step = velocity
-                torch._foreach_add_(moved, step, alpha=-lr)
+                velocity = _sgd(moved, velocity, lr, momentum, weight_decay)
             if after_step is not None:
                 after_step()
     return float(total) / len(bounds) if bounds else 0.0
@@ -165,6 +160,25 @@ def loss_of(model: nn.Module, y: Tensor, given: Loss | None) -> Loss:
     if y.dim() == 3 and (given is not None or own is None):
         raise UserError(FINDS_NO_OBJECTS)
     return given or own or F.cross_entropy
+
+
+@torch.no_grad()
+def _sgd(
+    moved: list[Tensor], velocity: list[Tensor] | None, lr: float, momentum: float, weight_decay: float
+) -> list[Tensor] | None:
+    """One step, in place; returns the velocity to come back with."""
+    step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
+    if weight_decay:
+        step = list(torch._foreach_add(step, moved, alpha=weight_decay))
+    if momentum:
+        if velocity is None:
+            velocity = [g.clone() for g in step]
+        else:
+            torch._foreach_mul_(velocity, momentum)
+            torch._foreach_add_(velocity, step)
+        step = velocity
+    torch._foreach_add_(moved, step, alpha=-lr)
+    return velocity
 
 
 def outputs(model: nn.Module, x: Tensor, precision: Precision = "float32") -> Tensor:

@@ -23,7 +23,7 @@ from fewbytes.data import federate, load_dataset
 from fewbytes.data.partition import main_category
 from fewbytes.engines.flower import client_app, serve_run
 from fewbytes.method import Task
-from fewbytes.methods.fedkgf import grouped, modules_of, owned
+from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, with_generated_kernels
@@ -114,6 +114,24 @@ def test_modules_of_a_resnet():
         for names, expected in zip(modules, case["modules"], strict=True):
             assert sum(state[name].numel() for name in names if name in learnt) == expected["kgf"]
             assert sum(state[name].numel() for name in names if name not in learnt) == expected["buffers"]
+
+
+@pytest.mark.golden
+def test_modules_of_a_detector():
+    pytest.importorskip("yolox")
+    for found in json.loads((GOLDEN / "fedkgf" / "counts.json").read_text())["yolox_s"]:
+        classes = next(m["out"] for m in found["modules"] if m["name"] == "head.cls_preds.0")
+        model = with_generated_kernels(build_model("yolox-s", (3, 64, 64), classes), Kernels(found["base"]))
+        state, learnt, modules = model.state_dict(), dict(model.named_parameters()), modules_of(model)
+        assert sorted(chain(*modules)) == sorted(state)
+        assert len(modules) == found["n_modules"]
+        for names, expected in zip(modules, found["modules"], strict=True):
+            assert names[0].removesuffix(".weight") in (expected["name"], f"{expected['name']}.conv")
+            assert sum(state[name].numel() for name in names if name in learnt) == expected["kgf"]
+            assert sum(state[name].numel() for name in names if name not in learnt) == expected["buffers"]
+        common = common_entries(model)
+        assert {name for name in common if "preds" in name} == {n for n in state if "preds" in n and "convs" not in n}
+        assert not [name for name in common if name.endswith("conv.weight")]
 
 
 def test_modules_of_other_models():

@@ -3,11 +3,14 @@
 from fewbytes.method import Method
 from fewbytes.methods.clustered import Clustered
 from fewbytes.methods.dense import DENSE
+from fewbytes.methods.dgc import DGC
 from fewbytes.methods.ensemble import Ensemble
 from fewbytes.methods.fed_adi import FedADI
 from fewbytes.methods.fed_dafl import FedDAFL
 from fewbytes.methods.fedavg import FedAvg
 from fewbytes.methods.fedbn import FedBN
+from fewbytes.methods.fedcams import FedCAMS
+from fewbytes.methods.fedcom import FedCOM
 from fewbytes.methods.feddf import FedDF
 from fewbytes.methods.feddistill import FedDistill
 from fewbytes.methods.fedfina import FedFina
@@ -18,6 +21,7 @@ from fewbytes.methods.fedkgf import FedKGF
 from fewbytes.methods.fedktl import FedKTL
 from fewbytes.methods.fedlp import FedLP
 from fewbytes.methods.fedlps import FedLPS
+from fewbytes.methods.fedpm import FedPM
 from fewbytes.methods.fedproto import FedProto
 from fewbytes.methods.fedpurin import FedPURIN
 from fewbytes.methods.fml import FML
@@ -27,6 +31,7 @@ from fewbytes.methods.learngene import Learngene
 from fewbytes.methods.lg_fedavg import LG_FedAvg
 from fewbytes.methods.partialfed import PartialFed
 from fewbytes.methods.separate import Separate
+from fewbytes.methods.smartidx import SmartIdx
 
 METHODS: dict[str, type[Method]] = {
     cls.__name__.lower(): cls
@@ -34,12 +39,15 @@ METHODS: dict[str, type[Method]] = {
         FedAvg, GeneFL, FedPURIN, FedKGF, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
         LG_FedAvg, FedProto, FedDistill, FML, FedKD, FedGH, FedGen,
         Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
+        FedCOM, FedPM,
+        DGC, FedCAMS, SmartIdx,
     )
 }  # fmt: skip
 """Every method by its name on the command line."""
 
 __all__ = [
-    "DENSE", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedDAFL", "FedDF",
-    "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP", "FedLPS", "FedPURIN", "FedProto",
-    "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate",
+    "DENSE", "DGC", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS", "FedCOM",
+    "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP", "FedLPS",
+    "FedPM", "FedPURIN", "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate",
+    "SmartIdx",
 ]  # fmt: skip

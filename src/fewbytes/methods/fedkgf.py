@@ -91,12 +91,11 @@ class FedKGF(Method):
             momentum=self.momentum, weight_decay=self.weight_decay,
         )  # fmt: skip
         site.score("personalised", model)
-        modules = modules_of(model)
-        groups = grouped(modules, len(message.order))
+        groups = grouped(modules_of(model), len(message.order))
         own = owned(message.order.index(site.me), len(message.order), self.owners)
         names = {name for g in own if g < len(groups) for module in groups[g] for name in module}
         if self.common:
-            names |= {*modules[-1], *normalisations(model)}
+            names |= set(common_entries(model))
         return Modules(Dense(state_of(model, keep=names.__contains__)), len(site.train))
 
     def global_model(self, state: Global, task: Task) -> nn.Module:
@@ -150,7 +149,10 @@ def owned(slot: int, clients: int, owners: int) -> list[int]:
     return [(slot + i) % clients for i in range(min(owners or clients, clients))]
 
 
-def normalisations(model: nn.Module) -> list[str]:
-    """Names of the entries of the model's normalisation layers, statistics included."""
+def common_entries(model: nn.Module) -> list[str]:
+    """Names of the entries of normalisations, statistics included, and of what gives the outputs: the layers that the
+    model names its `predictors`, else its last module."""
+    ends = tuple(f"{name}." for name in getattr(model, "predictors", ()))
+    last = [name for name in model.state_dict() if name.startswith(ends)] if ends else modules_of(model)[-1]
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, NORMALISATIONS)}
-    return [f"{name}.{entry}" if name else entry for name, layer in layers.items() for entry in own_entries(layer)]
+    return [*last, *(f"{name}.{entry}" for name, layer in layers.items() for entry in own_entries(layer))]

@@ -34,6 +34,11 @@ class Detector(nn.Module):
         self.head: nn.Module = network.head
         self.classes = classes
 
+    @property
+    def predictors(self) -> tuple[str, ...]:
+        """Names of the layers that give the network's outputs."""
+        return tuple(f"head.{kind}_preds.{i}" for kind in ("cls", "reg", "obj") for i in range(3))
+
     def forward(self, x: Tensor) -> Sequence[Tensor] | Tensor:
         """In training mode the features of three scales, which `loss` takes. In eval mode predictions
         (n, anchors, 5 + classes): centre x, centre y, width, height in pixels; probabilities of there being an object,

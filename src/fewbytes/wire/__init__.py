@@ -27,7 +27,19 @@ compared as integers in the same order. Each plane is a section, stored as it is
 of the same type and shape; the first 16 bytes of that message's digest travel as the base hash. A coding of a mask is
 [kind, flag, length, ones] and one section of `length` bytes once decompressed: packed bits, lowest first (kind 0), or,
 if that takes no more bytes, the gaps before ones (1) or zeros (2), a byte each, 255 meaning 255 and more to come. A
-masked value is [entries, mask, numbers].
+masked value is [entries, mask, numbers]. Bits are [entries, mask]. A quantised value is [entries, bits, grid, levels]:
+the numbers of its grid are float32, for each entry the value of level 0 and the step to the next; those of its levels
+are unsigned, of 8 or 16 bits as told. Entries of both are those of the float32 values that are meant.
+
+Places are chosen positions below a size. They travel as a mask of that size, or as [shift, length, count] and one
+section of `length` bytes, bits from the lowest on: of the gap before each place its `shift` lowest bits (the lowest bit
+of all gaps, then the next of all), then the rest of each in unary, as so many zeros and a one. If more than half of the
+positions are chosen, the gaps are those of the others. Chosen values are [entries, depth, places, numbers]: places in
+the first `depth` dimensions of all entries, one after another, and all numbers that stand there. Signs are [entries,
+mask of those that are not zero, mask of the positive among them, numbers], one float32 number, the scale; their entries
+are those of the float32 values that are meant. Packages are [single, whole, magnitudes, count, patterns, which]: three
+times chosen values, the magnitudes as entries of two dimensions, one for each kernel; and two codings of numbers,
+`count` patterns (int64) and the number of one of them (uint8) for each magnitude.
 
 Images are [shape, numbers]: 8-bit pixels (n, channels, height, width), in C order; or [shape, null] where that takes
 fewer bytes: pictures one below the other, in sheets of as many as fit 16383 rows and 2^20 pixels. A picture is an image
@@ -41,14 +53,19 @@ in one error class, `FrameError`.
 """
 
 from fewbytes.errors import FrameError
+from fewbytes.wire.bits import Bits
 from fewbytes.wire.dense import Dense
 from fewbytes.wire.frame import Frame, Parsed
 from fewbytes.wire.images import Images
 from fewbytes.wire.layout import Entry, Layout
 from fewbytes.wire.masked import Masked
+from fewbytes.wire.packages import Packages
 from fewbytes.wire.payload import Base, Counted, WireValue, counted, pack, payload, unpack
+from fewbytes.wire.quantised import Quantised
+from fewbytes.wire.signs import Signs
+from fewbytes.wire.topk import TopK
 
 __all__ = [
-    "Base", "Counted", "Dense", "Entry", "Frame", "FrameError", "Images", "Layout", "Masked", "Parsed", "WireValue",
-    "counted", "pack", "payload", "unpack",
+    "Base", "Bits", "Counted", "Dense", "Entry", "Frame", "FrameError", "Images", "Layout", "Masked", "Packages",
+    "Parsed", "Quantised", "Signs", "TopK", "WireValue", "counted", "pack", "payload", "unpack",
 ]  # fmt: skip

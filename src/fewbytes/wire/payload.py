@@ -184,6 +184,10 @@ class Writer:
         """Write a flat bool array."""
         return coding.encode_bits(self, mask, self.coded)
 
+    def places(self, places: Array, size: int) -> Any:
+        """Write distinct places below `size`, int64 and rising."""
+        return coding.encode_places(self, places, size, self.coded)
+
     def base_of(self, name: str, value: Tensor) -> Array | None:
         """What a reply's entry is coded against (flat), if both ends hold an equally laid-out one."""
         return None if self.base is None or not self.coded else self.base.ordered(entry_of(name, value))
@@ -267,6 +271,13 @@ class Reader:
         """Read what `Writer.bits` wrote."""
         self.spend(size)
         return coding.decode_bits(self, header, size)
+
+    def places(self, header: Any, size: int) -> Array:
+        """Read what `Writer.places` wrote."""
+        self.spend(size)
+        places = coding.decode_places(self, header, size)
+        self.spend(places.nbytes)
+        return places
 
     def base_of(self, entry: Entry) -> Array | None:
         """What the entry is coded against (flat), if this receiver holds it."""

@@ -1,0 +1,82 @@
+"""FedCAMS: Wang, Lin, Chen, "Communication-Efficient Adaptive Federated Learning", ICML 2022, Algorithm 2, with scaled
+sign compression and FedAMS (option 1: the maximum) on the server.
+
+Every client adds what it could not send before, e_i, to its change Delta_i, sends the scaled sign of the sum, taken as
+one vector x of d values, C(x) = (||x||_1 / d) sign(x), and keeps the rest: e_i <- x - C(x). The server takes the mean D
+of what comes as a gradient: m <- beta1 m + (1 - beta1) D; v <- beta2 v + (1 - beta2) D^2; v^ <- max(v^, v, epsilon);
+theta <- theta + eta m / sqrt(v^). Batch-norm statistics are averaged as they are.
+
+Bytes per client and round, before lossless coding: 4 D down; d/8 + 4 + 4 s up, where the model's D values are d
+parameters and s batch-norm statistics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewbytes.method import Site, Task
+from fewbytes.methods.compressed import Compressed, Global, Residual
+from fewbytes.methods.fedavg import Model
+from fewbytes.state import State
+from fewbytes.wire import Dense, Signs, payload
+
+
+@payload
+class Signed:
+    """Client to server: C(Delta_i + e_i), and the batch-norm statistics."""
+
+    change: Signs
+    buffers: Dense
+
+
+@dataclass
+class Moments(Global):
+    """The server's state."""
+
+    m: State
+    v: State
+    highest: State  # v^
+
+
+@dataclass(frozen=True)
+class FedCAMS(Compressed):
+    """Hyper-parameters of FedCAMS; the authors' code's values."""
+
+    epochs: int = 3
+    batch: int = 20
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3  # the least v^
+    server_lr: float = 1.0  # eta
+
+    def server(self, task: Task) -> Moments:
+        first = super().server(task)
+        zeros = [{name: torch.zeros_like(value) for name, value in first.theta.items()} for _ in range(3)]
+        return Moments(first.theta, first.buffers, *zeros)
+
+    def client(self, site: Site) -> Residual:
+        return Residual({})
+
+    def move(self, state: Moments, change: State) -> None:
+        theta = dict(state.theta)
+        for name, d in change.items():
+            m, v, highest = self.moments(state.m[name], state.v[name], state.highest[name], d)
+            state.m[name], state.v[name], state.highest[name] = m, v, highest
+            theta[name] = theta[name] + self.server_lr * m / highest.sqrt()
+        state.theta = theta
+
+    def moments(self, m: Tensor, v: Tensor, highest: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """m, v and v^ after a mean change d."""
+        m = self.beta1 * m + (1 - self.beta1) * d
+        v = self.beta2 * v + (1 - self.beta2) * d.square()
+        return m, v, torch.maximum(highest, v).clamp(min=self.epsilon)
+
+    def train(self, state: Residual, message: Model, site: Site) -> Signed:
+        change, buffers = self.fitted(message, site, self.momentum)
+        x = state.added(change)
+        sent = Signs.of(x)
+        state.keep(x, sent.dense())
+        return Signed(sent, buffers)

@@ -1,0 +1,160 @@
+"""FedPM: Isik, Pase, Gunduz, Weissman, Zorzi, "Sparse Random Networks for Communication-Efficient Federated Learning",
+ICLR 2023, Algorithms 1 and 2, with the prior reset every round.
+
+Weights never change: each is +c or -c, drawn once, the same at every node. What is learnt is which of them to keep:
+scores s, whose mask m ~ Bernoulli(sigmoid(s)) is drawn anew for every batch; gradients pass the draw as if it were
+sigmoid(s). In the end a client draws one mask and sends it. From the masks of K clients the server takes the mode of a
+Beta distribution, theta = (a - 1) / (a + b - 2) with a = 1 + sum m, b = 1 + sum (1 - m); clients go on from
+s = log(theta / (1 - theta)), theta clipped to [0.01, 0.99].
+
+Masked are the learnt weights of Linear and Conv2d layers; c is Kaiming's deviation, sqrt(2 / fan-in). Batch
+normalisation scales and shifts nothing (weight 1, bias 0), its statistics are averaged as they are. Every other
+parameter, biases too, stays as first drawn.
+
+Bytes per client and round, before lossless coding: 4 (d + s) down, d/8 + 4 s up, for d masked weights and s batch-norm
+statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fewbytes.errors import UserError
+from fewbytes.method import Method, Site, Task
+from fewbytes.methods.fedavg import Model
+from fewbytes.models import batch_norm_names
+from fewbytes.net import Network
+from fewbytes.state import Mean, State, load_state, state_of
+from fewbytes.streams import seeded
+from fewbytes.training import annealed
+from fewbytes.wire import Bits, Dense, payload
+
+CLIP = 0.01  # clients start at least so far from 0 and from 1
+
+
+@payload
+class Drawn:
+    """Client to server: a mask drawn by its probabilities, and its batch-norm statistics."""
+
+    mask: Bits
+    buffers: Dense
+
+
+@dataclass
+class Global:
+    """The server's state."""
+
+    theta: State  # the probability of each masked weight
+    buffers: State  # batch-norm statistics
+
+
+@dataclass(frozen=True)
+class FedPM(Method):
+    """Hyper-parameters of FedPM; lr and batch are ours."""
+
+    scored: Literal["sampled", "threshold"] = "threshold"  # the global model's mask: a draw, or theta > 0.5
+    fraction: float = 1.0
+    epochs: int = 3
+    lr: float = 0.1  # of Adam, on the scores
+    batch: int = 20
+    lr_rounds: int = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+
+    headline: ClassVar[str] = "global"
+
+    def server(self, task: Task) -> Global:
+        model = task.first_model()
+        names = masked_names(model)
+        if not names:
+            raise UserError("fedpm masks the weights of Linear and Conv2d layers, and this model learns none")
+        learnt = dict(model.named_parameters(remove_duplicate=False))
+        return Global(
+            {name: torch.full_like(task.first_state()[name], 0.5) for name in names},
+            {name: value for name, value in task.first_state().items() if name not in learnt},
+        )
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        mean = Mean()
+        message = Model(Dense(state.theta | state.buffers))
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=message):
+            mean.add(reply.mask.dense() | reply.buffers.dense())
+        after = mean()  # of masks it is the mode: (a - 1) / (a + b - 2)
+        state.theta = {name: after[name] for name in state.theta}
+        state.buffers = {name: after[name] for name in state.buffers}
+
+    def train(self, state: None, message: Model, site: Site) -> Drawn:
+        received = message.theta.dense()
+        model = site.model()
+        names = masked_names(model)
+        buffers = {name: value for name, value in received.items() if name not in names}
+        weights = frozen_weights(model)
+        load_state(model, weights | buffers)
+        network = Stochastic(model, {name: received[name] for name in names})
+        lr = annealed(self.lr, site.round, self.lr_rounds)
+        site.fit(network, epochs=self.epochs, lr=lr, batch=self.batch, optimiser="adam")
+        mask = {name: drawn(score.detach().sigmoid()).cpu() for name, score in zip(names, network.scores, strict=True)}
+        load_state(model, {name: weights[name] * mask[name] for name in names})
+        site.score("personalised", model)
+        return Drawn(Bits(mask), Dense(state_of(model, keep=buffers.__contains__)))
+
+    def global_model(self, state: Global, task: Task) -> nn.Module:
+        model = task.first_model(state.buffers)
+        weights = frozen_weights(model)
+        with seeded(task.seed, "fedpm mask"):
+            masks = {name: p > 0.5 if self.scored == "threshold" else drawn(p) for name, p in state.theta.items()}
+        load_state(model, weights | {name: weights[name] * mask for name, mask in masks.items()})
+        return model
+
+    def observed(self, model: nn.Module) -> None:
+        """A draw by scores, not a change of parameters."""
+
+
+class Stochastic(nn.Module):
+    """A network whose weights are frozen and kept with probability sigmoid(scores), drawn anew in each forward pass."""
+
+    def __init__(self, network: nn.Module, theta: State) -> None:
+        super().__init__()
+        weights = dict(network.named_parameters())
+        self.network, self.names = network.requires_grad_(False), list(theta)
+        self.scores = nn.ParameterList(torch.empty_like(weights[name]).copy_(scores(p)) for name, p in theta.items())
+
+    def forward(self, x: Tensor) -> Any:
+        weights = dict(self.network.named_parameters())
+        kept = {}
+        for name, score in zip(self.names, self.scores, strict=True):
+            p = score.sigmoid()
+            kept[name] = weights[name] * (p + (drawn(p).to(p.dtype) - p).detach())
+        return functional_call(self.network, kept, (x,))
+
+
+def masked_names(model: nn.Module) -> list[str]:
+    """Names of the weights of Linear and Conv2d layers that are learnt."""
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    own = {f"{name}.weight" if name else "weight" for name in layers}
+    return [name for name, p in model.named_parameters() if name in own and p.requires_grad]
+
+
+def frozen_weights(model: nn.Module) -> State:
+    """What a model with the first weights w gets: c sign(w) where weights are masked, and plain batch normalisation."""
+    first, frozen = state_of(model), {}
+    for name in masked_names(model):
+        c = math.sqrt(2 / first[name][0].numel())
+        frozen[name] = torch.where(first[name] < 0, -c, c)
+    for name in batch_norm_names(model):
+        frozen[name] = torch.full_like(first[name], float(name.endswith("weight")))
+    return frozen
+
+
+def drawn(p: Tensor) -> Tensor:
+    """True with probability p, in each place."""
+    return torch.rand_like(p) < p
+
+
+def scores(theta: Tensor) -> Tensor:
+    """s of probabilities theta."""
+    return theta.clamp(CLIP, 1 - CLIP).logit()

@@ -1,0 +1,110 @@
+"""SmartIdx: Wu, Zou, Zhang, Jin, Xia, Fang, "SmartIdx: Reducing Communication Cost in Federated Learning by Exploiting
+the CNNs Structures", AAAI 2022. No code of it was found: this follows the abstract and what Fed-KGF says of it (3.4).
+
+A client's change, with what it did not send before, is cut into three packages. The part `density` of all values that
+is largest in magnitude is important. A kernel (what a filter holds for one input channel) with at least half of its
+values important is sent as a whole, so that one index serves all its values; or, if its signs are one of the most
+frequent sign patterns of such kernels, as the number of that pattern and its mean magnitude. All other important values
+are sent one by one. The client keeps what is lost for its next change (error feedback); the server moves by the plain
+mean. Batch-norm statistics are averaged as they are.
+
+Bytes per client and round, before lossless coding: 4 D down; up 7 for each single value (24 bits for its index),
+4 K + 3 for each whole kernel of K values, 7 for each kernel sent by its pattern (and one that says which), 4 s; the
+model's D values hold s batch-norm statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewbytes.method import Site
+from fewbytes.methods.compressed import Compressed, Residual
+from fewbytes.methods.fedavg import Model
+from fewbytes.state import State
+from fewbytes.wire import Dense, Packages, TopK, payload
+from fewbytes.wire.packages import LONGEST, kernel_size
+from fewbytes.wire.topk import largest
+
+
+@payload
+class Packed:
+    """Client to server: what is important of the change, and the batch-norm statistics."""
+
+    change: Packages
+    buffers: Dense
+
+
+@dataclass(frozen=True)
+class SmartIdx(Compressed):
+    """Hyper-parameters of SmartIdx."""
+
+    density: float = 1 / 32  # part of all values that is important
+    patterns: int = 16  # sign patterns that are frequent, at most
+
+    def client(self, site: Site) -> Residual:
+        return Residual({})
+
+    def train(self, state: Residual, message: Model, site: Site) -> Packed:
+        change, buffers = self.fitted(message, site, self.momentum)
+        x = state.added(change)
+        sent = packages(x, self.density, self.patterns)
+        state.keep(x, sent.dense())
+        return Packed(sent, buffers)
+
+
+def packages(x: State, density: float, patterns: int) -> Packages:
+    """The three packages of a change x."""
+    kernels = {name: kernels_of(value) for name, value in x.items() if kernel_size(tuple(value.shape))}
+    single = important(x, density)
+    whole, codes = {}, {}
+    for name, rows in kernels.items():
+        chosen = 2 * single[name].view(rows.shape).sum(1) >= rows.shape[1]
+        single[name].view(rows.shape)[chosen] = False
+        whole[name] = chosen.nonzero().flatten()
+        codes[name] = sign_codes(rows[whole[name]])
+    table = most_frequent(torch.cat([torch.empty(0, dtype=torch.int64), *codes.values()]), patterns)
+    which, patterned = [], {}
+    for name, code in codes.items():
+        matches = code[:, None] == table
+        found = matches.any(1)
+        which.append(matches.nonzero()[:, 1])
+        patterned[name], whole[name] = whole[name][found], whole[name][~found]
+    means = {name: rows.abs().mean(1).view(x[name].shape[:2]) for name, rows in kernels.items()}
+    return Packages(
+        TopK.of(x, {name: mask.nonzero().flatten() for name, mask in single.items()}),
+        TopK.of(x, whole, depth=2),
+        TopK.of(means, patterned),
+        table,
+        torch.cat([torch.empty(0, dtype=torch.int64), *which]).to(torch.uint8),
+    )
+
+
+def important(x: State, density: float) -> dict[str, Tensor]:
+    """Flat masks of the part `density` of all values that is largest in magnitude."""
+    flat = torch.cat([torch.empty(0), *(value.reshape(-1) for value in x.values())])
+    mask = torch.zeros(len(flat), dtype=torch.bool)
+    mask[largest(flat, math.ceil(density * len(flat)))] = True
+    return dict(zip(x, mask.split([value.numel() for value in x.values()]), strict=True))
+
+
+def kernels_of(value: Tensor) -> Tensor:
+    """A convolution's kernels as rows, (out * in, values of a kernel)."""
+    return value.reshape(-1, kernel_size(tuple(value.shape)))
+
+
+def sign_codes(rows: Tensor) -> Tensor:
+    """A number for each row, whose bit j tells that value j is positive; -1 for rows too long for one."""
+    if rows.shape[1] > LONGEST:
+        return torch.full((len(rows),), -1)
+    return ((rows > 0).long() << torch.arange(rows.shape[1])).sum(1)
+
+
+def most_frequent(codes: Tensor, n: int) -> Tensor:
+    """At most n codes, the most frequent first, of those that occur more than once; int64."""
+    found: tuple[Tensor, Tensor] = codes[codes >= 0].unique(return_counts=True)
+    order = found[1].sort(descending=True, stable=True).indices[:n]
+    return found[0][order[found[1][order] > 1]]

@@ -1,0 +1,50 @@
+"""Bits: named binary tensors, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from fewbytes.errors import FrameError
+from fewbytes.state import State
+from fewbytes.wire.payload import Counted, Reader, Writer
+
+
+@dataclass(frozen=True, eq=False)
+class Bits:
+    """One bit for every value of named float32 tensors: `bits[name]` bool, of their shapes. Papers count these bits.
+
+    Where most of them are equal they travel near their entropy (within 4 % for 10^6 of which at least 1 in 300 is
+    the rarer).
+    """
+
+    bits: State
+
+    def dense(self) -> State:
+        """The bits as float32, 0 or 1, by name."""
+        return {name: value.float() for name, value in self.bits.items()}
+
+    def write(self, writer: Writer) -> Any:
+        header, names = writer.entries({name: torch.empty(()).expand(b.shape) for name, b in self.bits.items()})
+        flat = [self.bits[name].cpu().numpy().reshape(-1) for name in names]
+        return [header, writer.bits(np.concatenate(flat or [np.zeros(0, bool)]))]
+
+    @classmethod
+    def read(cls, header: Any, reader: Reader) -> Self:
+        if not isinstance(header, list) or len(header) != 2:
+            raise FrameError("header", "bits are malformed")
+        entries = reader.entries(header[0])
+        if any(entry.dtype != "float32" for entry in entries):
+            raise FrameError("type", "bits stand for float32 values")
+        flat = torch.from_numpy(reader.bits(header[1], sum(entry.size for entry in entries)))
+        parts = flat.split([entry.size for entry in entries])
+        return cls({entry.name: part.view(entry.shape) for entry, part in zip(entries, parts, strict=True)})
+
+    def states(self) -> State:
+        return {}  # nothing is coded against bits
+
+    def counted(self) -> Counted:
+        return Counted(mask_bits=sum(value.numel() for value in self.bits.values()))

@@ -1,0 +1,79 @@
+"""Signs: the sign of every value of a state, and one magnitude for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbytes.errors import FrameError
+from fewbytes.state import State
+from fewbytes.wire.payload import Counted, Reader, Writer
+
+
+@dataclass(frozen=True, eq=False)
+class Signs:
+    """Named float32 tensors as scale * sign. Papers count one bit a value and four bytes for the scale.
+
+    `signs[name]`: int8, -1, 0 or 1; `scale`: float32 (1,). Zeros of either sign stay zeros: which values are zero
+    travels as a mask, which costs a few bytes where none is. The lossy step is `of`.
+    """
+
+    signs: State
+    scale: Tensor
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> Self:
+        """Scaled sign, C(x) = (||x||_1 / d) sign(x), of all values of the state as one vector x of d.
+
+        A value that is not a number has sign 0 and makes the scale not a number.
+        """
+        values = {name: value.detach().cpu() for name, value in state.items()}
+        norm = sum(float(value.abs().sum(dtype=torch.float64)) for value in values.values())
+        size = sum(value.numel() for value in values.values())
+        return cls(
+            {name: (value > 0).to(torch.int8) - (value < 0).to(torch.int8) for name, value in values.items()},
+            torch.tensor([norm / max(1, size)], dtype=torch.float64).float(),
+        )
+
+    @cached_property
+    def _dense(self) -> State:
+        return {name: sign * self.scale for name, sign in self.signs.items()}
+
+    def dense(self) -> State:
+        """The tensors by name (a fresh dict; the tensors are kept and shared)."""
+        return dict(self._dense)
+
+    def write(self, writer: Writer) -> Any:
+        header, names = writer.entries({name: torch.empty(()).expand(s.shape) for name, s in self.signs.items()})
+        signs = np.concatenate([self.signs[n].numpy().reshape(-1) for n in names] or [np.zeros(0, np.int8)])
+        signed = signs != 0
+        return [header, writer.bits(signed), writer.bits(signs[signed] > 0), writer.numbers([self.scale], [None])]
+
+    @classmethod
+    def read(cls, header: Any, reader: Reader) -> Self:
+        if not isinstance(header, list) or len(header) != 4:
+            raise FrameError("header", "signs are malformed")
+        entries = reader.entries(header[0])
+        if any(entry.dtype != "float32" for entry in entries):
+            raise FrameError("type", "signs stand for float32 values")
+        sizes = [entry.size for entry in entries]
+        signed = reader.bits(header[1], sum(sizes))
+        signs = signed.astype(np.int8)
+        signs[signed] = 2 * reader.bits(header[2], int(signed.sum())).view(np.int8) - 1
+        parts = torch.from_numpy(signs).split(sizes)
+        return cls(
+            {entry.name: part.view(entry.shape) for entry, part in zip(entries, parts, strict=True)},
+            reader.numbers(header[3], torch.float32, [1], [None]),
+        )
+
+    def states(self) -> State:
+        return self._dense
+
+    def counted(self) -> Counted:
+        return Counted(self.scale.nbytes, sum(sign.numel() for sign in self.signs.values()))

@@ -1,0 +1,112 @@
+"""TopK: a few values of a state, and where they stand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbytes.errors import FrameError
+from fewbytes.state import State
+from fewbytes.wire.layout import DTYPES
+from fewbytes.wire.payload import Counted, Reader, Writer
+
+INDEX_BITS = 24  # what papers count for an index
+ALL = 16  # dimensions a tensor has at most
+
+
+@dataclass(frozen=True, eq=False)
+class TopK:
+    """Chosen values of named tensors, usually the largest. Papers count a value's bytes and 24 bits for each index.
+
+    (Fed-KGF, 3.4; on the wire the indices of a random choice take about log2 C(d, k) bits.) `shapes[name]`: the
+    tensor's; `indices[name]`: places in its flattened first `depth` dimensions, int64 (k,), rising; `values[name]`:
+    (k, n), what stands there: n is 1, or with a smaller `depth` the size of the other dimensions. The lossy step is
+    `of`: all other values are dropped and read as 0.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    indices: State
+    values: State
+    depth: int = ALL
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor], indices: Mapping[str, Tensor], depth: int = ALL) -> Self:
+        """Keep `state[name]` at `indices[name]` (distinct, rising); all tensors of one type.
+
+        `depth` 2 keeps whole kernels of convolutions.
+        """
+        shapes = {name: tuple(state[name].shape) for name in indices}
+        places = {name: index.cpu() for name, index in indices.items()}
+        kept = {n: state[n].detach().cpu().reshape(_split(shapes[n], depth))[index] for n, index in places.items()}
+        return cls(shapes, places, kept, depth)
+
+    @cached_property
+    def _dense(self) -> State:
+        state = {}
+        for name, shape in self.shapes.items():
+            rows = torch.zeros(_split(shape, self.depth), dtype=self.values[name].dtype)
+            state[name] = rows.index_copy_(0, self.indices[name], self.values[name]).view(shape)
+        return state
+
+    def dense(self) -> State:
+        """The tensors by name, zero elsewhere (a fresh dict; the tensors are kept and shared)."""
+        return dict(self._dense)
+
+    def write(self, writer: Writer) -> Any:
+        header, names = writer.entries({n: self.values[n].new_empty(()).expand(s) for n, s in self.shapes.items()})
+        parts, size = [np.zeros(0, np.int64)], 0
+        for name in names:
+            parts.append(self.indices[name].numpy() + size)
+            size += _split(self.shapes[name], self.depth)[0]
+        places = writer.places(np.concatenate(parts), size)
+        return [header, self.depth, places, writer.numbers([self.values[name] for name in names], [None] * len(names))]
+
+    @classmethod
+    def read(cls, header: Any, reader: Reader) -> Self:
+        match header:
+            case [named, int(depth), found, numbers] if type(depth) is int and 0 < depth <= ALL:
+                entries = reader.entries(named)
+            case _:
+                raise FrameError("header", "chosen values are malformed")
+        dtypes = {entry.dtype for entry in entries}
+        if len(dtypes) > 1:
+            raise FrameError("type", "chosen values are of several types")
+        rows, widths = zip(*(_split(entry.shape, depth) for entry in entries), strict=True) if entries else ((), ())
+        ends = np.cumsum(rows, dtype=np.int64)
+        places = reader.places(found, sum(rows))
+        counts = np.diff(np.searchsorted(places, ends), prepend=0).tolist()
+        sizes = [count * width for count, width in zip(counts, widths, strict=True)]
+        dtype = DTYPES[dtypes.pop()] if dtypes else torch.float32
+        values = reader.numbers(numbers, dtype, sizes, [None] * len(entries)).split(sizes)
+        indices = torch.from_numpy(places).split(counts)
+        names = [entry.name for entry in entries]
+        return cls(
+            {entry.name: entry.shape for entry in entries},
+            {n: index - int(end) + k for n, index, end, k in zip(names, indices, ends, rows, strict=True)},
+            {n: v.view(k, width) for n, v, k, width in zip(names, values, counts, widths, strict=True)},
+            depth,
+        )
+
+    def states(self) -> State:
+        return self._dense
+
+    def counted(self) -> Counted:
+        chosen = sum(len(index) for index in self.indices.values())
+        return Counted(sum(value.nbytes for value in self.values.values()), INDEX_BITS * chosen)
+
+
+def _split(shape: tuple[int, ...], depth: int) -> tuple[int, int]:
+    """How many places a tensor's first `depth` dimensions have, and how many values stand at each."""
+    return math.prod(shape[:depth]), math.prod(shape[depth:])
+
+
+def largest(value: Tensor, k: int) -> Tensor:
+    """The places of the k largest magnitudes in the flattened tensor, rising; not-a-number counts as largest."""
+    return value.abs().reshape(-1).topk(k, sorted=False).indices.sort().values
