@@ -26,6 +26,7 @@ from fewbytes.wire import (
     Images,
     Layout,
     Masked,
+    Packages,
     Quantised,
     Signs,
     TopK,
@@ -67,6 +68,11 @@ class Rounded:
 @payload
 class Few:
     model: TopK
+
+
+@payload
+class Parcel:
+    model: Packages
 
 
 @payload
@@ -148,6 +154,14 @@ def examples() -> dict[str, Example]:
     # The digest is spelled out: that of a coded frame may change with zstandard.
     held = Base(bytes(range(32)), {"w": weights["w"] - 0.125})
 
+    kernels = {"k": weights["w"].view(10, 20, 2, 5)}
+    parcel = Packages(
+        TopK.of(kernels, {"k": torch.arange(30) ** 2}),
+        TopK.of(kernels, {"k": torch.tensor([100, 130, 199])}, depth=2),
+        TopK.of({"k": weights["w"][:, :5].reshape(10, 20)}, {"k": torch.tensor([101, 120])}),
+        torch.tensor([0b1111100000, 0]),
+        torch.tensor([1, 0], dtype=torch.uint8),
+    )
     random = torch.arange(2000) ** 3 * 40503 // 4096 % 256 < 9
     signs = {"w": ((torch.arange(2000) ** 2 // 3 % 7 - 3).sign()).to(torch.int8).reshape(40, 50)}
 
@@ -199,6 +213,8 @@ def examples() -> dict[str, Example]:
         "few-most": few(~random, coded=True, layout=None),
         "few-even": few(torch.arange(2000) % 16 < 5, coded=True),
         "few-kernels": Example(Few(TopK.of({"k": weights["w"].view(10, 10, 20)}, {"k": torch.arange(7) ** 2 * 2}, 2))),
+        "packages": Example(Parcel(parcel), Layout.of(kernels)),
+        "packages-named": Example(Parcel(parcel), coded=True),
         "signs": Example(Directions(Signs(signs, torch.tensor([0.375]))), wide),
         "signs-named": Example(Directions(Signs({"a": signs["w"][:3], "none": signs["w"][:0]}, torch.tensor([2.0])))),
         "fields": Example(

@@ -1,7 +1,8 @@
-"""Chosen values and signs: what is lost when they are made, and in how few bytes they travel bit for bit."""
+"""Chosen values, packages of them, signs: what is lost when they are made, and in how few bytes they travel."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from test_wire import (
     Case,
     Directions,
     Few,
+    Parcel,
     assemble,
     bits,
     cases,
@@ -30,7 +32,7 @@ from test_wire import (
 
 from fewbytes.inspect import inspect_frame
 from fewbytes.state import State
-from fewbytes.wire import Base, Counted, FrameError, Layout, Signs, TopK, counted, pack, unpack
+from fewbytes.wire import Base, Counted, FrameError, Layout, Packages, Signs, TopK, counted, pack, unpack
 from fewbytes.wire.payload import check_finite
 from fewbytes.wire.topk import largest
 
@@ -164,6 +166,56 @@ def test_a_receiver_of_places_holds_no_more_than_its_limit(coded: bool) -> None:
     with pytest.raises(FrameError) as error:
         unpack(Few, frame, limit=limit - 1)
     assert error.value.code == "length"
+
+
+# ---------------------------------------------------------------------------------------------------- packages
+
+
+def parts_of(kernel: tuple[int, ...] = (3, 3)) -> Packages:
+    state = {"c": torch.randn(2, 3, *kernel), "b": torch.randn(4)}
+    return Packages(
+        TopK.of(state, {"c": torch.tensor([3]), "b": torch.tensor([0, 2])}),
+        TopK.of(state, {"c": torch.tensor([5])}, depth=2),
+        TopK.of({"c": torch.rand(2, 3)}, {"c": torch.tensor([1, 4])}),
+        torch.tensor([0b101, 7, 0]),
+        torch.tensor([2, 0], dtype=torch.uint8),
+    )
+
+
+def test_packages_come_back() -> None:
+    sent = parts_of()
+    layout = Layout.of({"c": torch.zeros(2, 3, 3, 3), "b": torch.zeros(4)})
+    for how in ({"layout": layout}, {"layout": Layout.of({"b": torch.zeros(4), "c": torch.zeros(2, 3, 3, 3)})}, {}):
+        assert same_state(round_trip(Parcel(sent), **how).model.dense(), sent.dense())
+    one, two = sent.magnitudes.values["c"].flatten().tolist()
+    kernels = sent.dense()["c"].view(6, 9)
+    assert kernels[1].tolist() == [-one] * 9
+    assert kernels[4].tolist() == [two, -two, two, *[-two] * 6]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"which": torch.tensor([3, 0], dtype=torch.uint8)}, {"which": torch.tensor([0], dtype=torch.uint8)},
+        {"patterns": torch.zeros(0, dtype=torch.int64)}, {"patterns": torch.zeros(257, dtype=torch.int64)},
+        {"whole": TopK.of({"c": torch.ones(2, 3, 3, 3)}, {"c": torch.tensor([1])})},
+        {"single": TopK.of({"c": torch.ones(2, 3, 3, 3)}, {"c": torch.tensor([1])}, depth=2)},
+        {"single": TopK.of({"b": torch.ones(4)}, {"b": torch.tensor([1])})},
+        {"whole": TopK.of({"b": torch.ones(4)}, {"b": torch.tensor([1])}, depth=2)},
+        {"magnitudes": TopK.of({"c": torch.ones(2, 4)}, {"c": torch.tensor([1, 2])})},
+        {"magnitudes": TopK.of({"b": torch.ones(2, 3)}, {"b": torch.tensor([1, 2])})},
+        {"magnitudes": TopK.of({"c": torch.ones(2, 3).double()}, {"c": torch.tensor([1, 2])})},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_packages_that_do_not_fit_each_other_are_refused(change: dict[str, Any]) -> None:
+    frame = bytes(pack(Parcel(dataclasses.replace(parts_of(), **change))))
+    assert Case(Parcel, b"").refuse(frame) in {"type", "layout", "coding", "header", "length"}
+
+
+def test_patterns_of_kernels_too_long_for_them_are_refused() -> None:
+    round_trip(Parcel(parts_of((2, 31))))
+    Case(Parcel, b"").refuse(bytes(pack(Parcel(parts_of((7, 9))))))
 
 
 # ---------------------------------------------------------------------------------------------------- signs

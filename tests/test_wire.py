@@ -45,6 +45,7 @@ from fewbytes.wire import (
     Images,
     Layout,
     Masked,
+    Packages,
     Quantised,
     Signs,
     TopK,
@@ -91,6 +92,11 @@ class Rounded:
 @payload
 class Few:
     model: TopK
+
+
+@payload
+class Parcel:
+    model: Packages
 
 
 @payload
@@ -219,6 +225,10 @@ def fits(kind: Any, value: Any) -> bool:
             and (not len(i) or 0 <= i[0] <= i[-1] < math.prod(value.shapes[n][: value.depth]))
             for n, i in value.indices.items()
         )  # fmt: skip
+    if kind is Packages:
+        return all(v.shape == value.single.shapes[n] for n, v in value.dense().items()) and all(
+            fits(type(part), part) for part in (value.single, value.whole, value.magnitudes)
+        )
     if kind is Signs:
         signs = all(s.dtype == torch.int8 and bool((s.abs() <= 1).all()) for s in value.signs.values())
         return signs and value.scale.dtype == torch.float32 and value.scale.shape == (1,)
@@ -749,6 +759,19 @@ def cases() -> dict[str, Case]:
     fewer = Few(TopK.of(weights, {"w": chosen(500, 0.2), "b": chosen(60, 0.9)}))
     patchy = Few(TopK.of(wide, {"v": torch.cat([torch.arange(130), 6 * chosen(1000, 0.2)[30:]])}))
     kernels = Few(TopK.of({"v": wide["v"][:1800].view(10, 20, 3, 3)}, {"v": chosen(200, 0.1)}, depth=2))
+    convolution = {"c": wide["v"][:1800].view(10, 20, 3, 3), "b": wide["v"][1800:1830]}
+    parcel = Parcel(
+        Packages(
+            TopK.of(convolution, {"c": chosen(1800, 0.04), "b": chosen(30, 0.5)}),
+            TopK.of(convolution, {"c": 2 * chosen(100, 0.1)}, depth=2),
+            TopK.of(
+                {"c": torch.rand(10, 20, generator=torch.Generator().manual_seed(0))}, {"c": torch.tensor([1, 7, 9])}
+            ),
+            torch.tensor([0b111111111, 0b101010101]),
+            torch.tensor([1, 0, 1], dtype=torch.uint8),
+        )
+    )
+    parcel_layout = Layout.of(convolution)
     signs = {"w": weights["w"], "v": wide["v"], "b": torch.zeros(3)}
     signs_layout = Layout.of(signs)
     photos, drawings = Album(Images(photographs(5, 3, 8))), Album(Images(photographs(5, 2, 8)))
@@ -775,6 +798,7 @@ def cases() -> dict[str, Case]:
         "few patchy": Case(Few, bytes(pack(patchy, layout=wide_layout)), wide_layout),
         "few kernels": Case(Few, bytes(pack(kernels))),
         "few without layout": Case(Few, bytes(pack(fewer))),
+        "packages": Case(Parcel, bytes(pack(parcel, layout=parcel_layout)), parcel_layout),
         "signs": Case(Directions, bytes(pack(Directions(Signs.of(signs)), layout=signs_layout)), signs_layout),
         "signs without layout": Case(Directions, bytes(pack(Directions(Signs.of(signs)), coded=False))),
         "everything": Case(Everything, bytes(pack(EXAMPLE, layout=layout)), layout),
@@ -1045,7 +1069,7 @@ def test_no_node_of_a_header_can_be_another(name: str) -> None:
     [
         "everything", "dense without layout", "masked uncoded", "masked nearly full", "bits without layout",
         "quantised without layout", "images", "images grey",
-        "few without layout", "few kernels", "signs without layout",
+        "few without layout", "few kernels", "signs without layout", "packages",
     ],
 )  # fmt: skip
 def test_any_node_of_a_header_is_accepted_or_refused(name: str) -> None:

@@ -60,13 +60,13 @@ def _describe(field: Any) -> list[str]:
             return [*_entries(entries), _mask(kind, flag, length, ones), f"values: {_numbers(numbers)}"]
         case [(True | bytes() | list()) as entries, [int(kind), int(flag), length, ones]] if _entries(entries):
             return [*_entries(entries), _mask(kind, flag, length, ones)]
+        case [entries, int(), [_, length, _, count] | [_, length, count], [int(), *_] as numbers] if _entries(entries):
+            places = f"places of {count:,}, {length:,} bytes" + (" before zstandard" if field[2][1] == 1 else "")
+            return [*_entries(entries), places, f"values: {_numbers(numbers)}"]
         case [(True | bytes() | list()) as entries, int(bits), [int(), *_], [int(), *_] as levels] if _entries(entries):
             return [*_entries(entries), f"levels of {bits} bits: {_numbers(levels)}"]
         case [(True | bytes() | list()) as entries, [[int(), *_], *_] as groups] if _entries(entries):
             return [*_entries(entries), *(f"values: {_numbers(group)}" for group in groups)]
-        case [entries, int(), [_, length, _, count] | [_, length, count], [int(), *_] as numbers] if _entries(entries):
-            places = f"places of {count:,}, {length:,} bytes" + (" before zstandard" if field[2][1] == 1 else "")
-            return [*_entries(entries), places, f"values: {_numbers(numbers)}"]
         case [entries, [_, _, _, signed], [_, _, _, ones], [int(), *_]] if _entries(entries):
             return [*_entries(entries), f"signs: {ones:,} positive of {signed:,} that are not zero, and a scale"]
         case [[int(n), int(channels), int(height), int(width)], None | [int(), *_] as numbers]:

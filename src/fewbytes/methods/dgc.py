@@ -65,22 +65,26 @@ class DGC(Compressed):
         density = self.density ** (min(site.round, self.warmup + 1) / (self.warmup + 1))
         sent, places = {}, {}
         for name, value in g.items():
-            u = state.u[name] = value if name not in state.u else self.momentum * state.u[name] + value
+            u = state.u.get(name, torch.zeros_like(value))
             if value.dim() < 2:
-                sent[name], places[name] = u, torch.arange(u.numel())
-                continue
-            sent[name] = v = state.v[name] = u if name not in state.v else state.v[name] + u
-            places[name] = largest(v, math.ceil(density * v.numel()))
-            state.u[name], state.v[name] = without(u, places[name]), without(v, places[name])
+                sent[name] = state.u[name] = self.momentum * u + value
+                places[name] = torch.arange(value.numel())
+            else:
+                v, k = state.v.get(name, torch.zeros_like(value)), math.ceil(density * value.numel())
+                places[name], sent[name], state.u[name], state.v[name] = remember(u, v, value, self.momentum, k)
         return Sparse(TopK.of(sent, places), buffers)
+
+
+def remember(u: Tensor, v: Tensor, g: Tensor, momentum: float, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """After a change g: where the k values to be sent stand, the v they are of, and u and v without them."""
+    u = momentum * u + g
+    v = v + u
+    places = largest(v, k)
+    rest = [x.reshape(-1).index_fill(0, places, 0).view(x.shape) for x in (u, v)]
+    return places, v, rest[0], rest[1]
 
 
 def clipped(g: State, norm: float) -> State:
     """All tensors scaled together so that their norm, as one vector, is at most `norm`."""
     total = math.sqrt(sum(float(value.square().sum(dtype=torch.float64)) for value in g.values()))
     return {name: value * (norm / total) for name, value in g.items()} if total > norm else g
-
-
-def without(value: Tensor, places: Tensor) -> Tensor:
-    """A copy with zeros at these places of the flattened tensor."""
-    return value.reshape(-1).index_fill(0, places, 0).view(value.shape)
