@@ -200,7 +200,7 @@ def left_alone(model: nn.Module, base: int) -> dict[str, str]:
                 "it has groups": module.groups > 1,
                 "it pads in another way than with zeros": module.padding_mode != "zeros",
                 "its padding is a name": isinstance(module.padding, str),
-                f"it has {module.out_channels} kernels": module.out_channels <= base,
+                f"no more than {base} kernels": module.out_channels <= base,
             }
             kept |= {name: next(why for why, holds in reasons.items() if holds)} if any(reasons.values()) else {}
     return kept
