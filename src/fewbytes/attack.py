@@ -38,7 +38,7 @@ from fewbytes.method import Id, Task
 from fewbytes.models.build import build_model
 from fewbytes.models.files import load_model
 from fewbytes.report.table import decibels, percent
-from fewbytes.state import State, load_state
+from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seeded, stream, stream_seed
 
 MATCHED = 1e-6  # of Eq. 13: gradients that differ by less match
@@ -97,7 +97,7 @@ def attack(
             f"{experiment.method} uploads no fixed tensors of a client's model, so the attack does not apply"
         )
     parameters = dict(victim.named_parameters())
-    load_state(attacker, {name: parameters[name] for name in shared} | dict(victim.named_buffers()))
+    load_state(attacker, state_of(victim, keep=lambda name: name in shared or name not in parameters))
     if split.boxes is not None:
         raise UserError("the attack infers an image and its label, and these images have boxes instead of one")
     rows = sorted(stream(how.seed, "attack", "images").choice(len(split), how.images, replace=False).tolist())

@@ -384,7 +384,7 @@ def _left_alone(task: Task) -> Iterator[str]:
         names.setdefault(why, []).append(name)
     for why, these in names.items():
         more = f" and {len(these) - 3} more" if len(these) > 3 else ""
-        yield f"kernels are not generated in {', '.join(these[:3])}{more}: {why}"
+        yield f"kernels are not generated in {', '.join(these[:3])}{more} ({why})"
 
 
 @contextlib.contextmanager

@@ -48,6 +48,7 @@ def detections(model: nn.Module, data: Split, device: str = "cpu", precision: Pr
                 if boxes is None:
                     found.append(torch.zeros(0, 6))
                     continue
+                boxes = boxes[boxes.isfinite().all(1)]
                 confidence = boxes[:, 4:5] * boxes[:, 5:6]
                 found.append(torch.cat([boxes[:, :4], confidence, boxes[:, 6:7]], 1).cpu())
     model.train(training)

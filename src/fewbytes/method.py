@@ -93,6 +93,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 """What hyper-parameters of these names may be: in every method, or in one (`fml.beta`)."""
 
 
+KINDS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"), int: (int, "a whole number"), float: ((int, float), "a number"),
+}  # fmt: skip
+"""What values of hyper-parameters of these types are."""
+
+
 class Method(ABC):
     """A federated method: a frozen dataclass of hyper-parameters. All that lasts is the server's and clients' state.
 
@@ -112,8 +118,9 @@ class Method(ABC):
             value, choices = getattr(self, f.name), typing.get_args(hints[f.name])
             if typing.get_origin(hints[f.name]) is Literal and value not in choices:
                 raise UserError(f"{f.name} is one of {', '.join(map(str, choices))}, not {value!r}")
-            if hints[f.name] is int and not isinstance(value, int):
-                raise UserError(f"{f.name} is a whole number, not {value!r}")
+            kinds, words = KINDS.get(hints[f.name], ((), ""))
+            if words and (not isinstance(value, kinds) or isinstance(value, bool) != (hints[f.name] is bool)):
+                raise UserError(f"{f.name} is {words}, not {value!r}")
             own = f"{type(self).__name__.lower()}.{f.name}"
             fits, words = RANGES.get(own) or RANGES.get(f.name) or (lambda v: True, "")
             if not fits(value):

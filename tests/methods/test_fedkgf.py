@@ -24,9 +24,11 @@ from fewbytes.data.partition import main_category
 from fewbytes.engines.flower import client_app, serve_run
 from fewbytes.method import Task
 from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
+from fewbytes.methods.fedpm import masked_names
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, with_generated_kernels
+from fewbytes.models.layers import layers_of
 from fewbytes.run import Settings
 from fewbytes.state import EntryMeans
 from fewbytes.wire import Layout
@@ -308,5 +310,37 @@ def test_layers_left_alone_are_named(fewbytes):
     options = ["--clients", "2", "--samples", "20/5", "--rounds", "1", "--model", "cases:Grouped"]
     code, _, errors = fewbytes("run", "fedkgf", *options, "--set", "base=8")
     assert code == 0
-    assert "kernels are not generated in 2: it has groups" in " ".join(errors.split())
-    assert "kernels are not generated in 0: no more than 8 kernels" in " ".join(errors.split())
+    assert "kernels are not generated in 2 (with groups)" in " ".join(errors.split())
+    assert "kernels are not generated in 0 (no more than 8 kernels)" in " ".join(errors.split())
+
+
+def test_constants_stay_where_models_are_cut(fewbytes):
+    """FuseFL sends blocks, and folds normalisations into plain convolutions only."""
+    options = ["--clients", "2", "--samples", "40/10", "--model", "resnet4:width=8,stem=3x3", "--set", "blocks=2"]
+    code, text, errors = fewbytes("run", "fusefl", *options, "--set", "epochs=2", "--kgf", "4", "--json")
+    assert code == 0, errors
+    sent = json.loads(text)["uplink_nominal_bytes"]
+    code, text, _ = fewbytes("run", "fusefl", *options, "--set", "epochs=2", "--json")
+    assert sent < 0.7 * json.loads(text)["uplink_nominal_bytes"]
+
+
+def test_layers_of_generated_kernels_are_layers():
+    model = with_generated_kernels(build_model("resnet4:width=8", (1, 8, 8), 10), Kernels(2))
+    assert layers_of(model).keys() == layers_of(build_model("resnet4:width=8", (1, 8, 8), 10)).keys()
+    assert len(masked_names(model)) == len(layers_of(model))
+
+
+def test_what_is_frozen_or_shared_stays_so():
+    net = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    net[1].weight = net[0].weight
+    net[2].weight.requires_grad_(False)
+    with_generated_kernels(net, Kernels(2))
+    assert net[1].weight is net[0].weight
+    assert not torch.equal(net[1].alpha, net[0].alpha)
+    assert [p.requires_grad for p in (net[0].weight, net[2].weight)] == [True, False]
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": 0.3}, {"common": "no"}, {"base": True}, {"lr": "x"}, {"owners": 1.5}])
+def test_hyperparameters_of_another_type_are_told(wrong):
+    with pytest.raises(fb.UserError, match=f"{next(iter(wrong))} is "):
+        fb.FedKGF(**wrong)

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -254,6 +254,8 @@ def _key(images: Sequence[_Image], folder: Path, path: Path, size: int) -> str:
     """Changes whenever an image does (as its name, size and time tell). Raises UserError for a missing one."""
     digest = hashlib.sha256(f"coco 1 {size} {folder.absolute()}".encode())  # 1: of this layout of the cache
     for image in images:
+        if PurePath(image.file_name).is_absolute() or ".." in PurePath(image.file_name).parts:
+            raise UserError(f"{path} lists {image.file_name}, which leads out of {folder}: correct it")
         try:
             about = (folder / image.file_name).stat()
         except OSError:

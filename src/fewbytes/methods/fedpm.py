@@ -121,6 +121,8 @@ class Stochastic(nn.Module):
         super().__init__()
         weights = dict(network.named_parameters())
         self.network, self.names = network.requires_grad_(False), list(theta)
+        if hasattr(network, "loss"):
+            self.loss = network.loss
         self.scores = nn.ParameterList(torch.empty_like(weights[name]).copy_(scores(p)) for name, p in theta.items())
 
     def forward(self, x: Tensor) -> Any:
@@ -128,8 +130,14 @@ class Stochastic(nn.Module):
         kept = {}
         for name, score in zip(self.names, self.scores, strict=True):
             p = score.sigmoid()
-            kept[name] = weights[name] * (p + (drawn(p).to(p.dtype) - p).detach())
-        return functional_call(self.network, kept, (x,))
+            kept[weights[name]] = weights[name] * (p + (drawn(p).to(p.dtype) - p).detach())
+        used = {
+            f"{layer}.{name}" if layer else name: kept[p]
+            for layer, module in self.network.named_modules()
+            for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
+            if p in kept
+        }
+        return functional_call(self.network, used, (x,), tie_weights=False)  # ties it undoes wrongly in shared layers
 
 
 def masked_names(model: nn.Module) -> list[str]:

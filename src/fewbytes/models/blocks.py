@@ -39,7 +39,8 @@ class Block(nn.Module):
     def __init__(self, units: Sequence[nn.Module], names: dict[int, str]) -> None:
         super().__init__()
         self.units = nn.Sequential(*units)
-        own = list(chain(self.parameters(), self.buffers()))
+        saved = {id(value) for value in self.state_dict(keep_vars=True).values()}
+        own = [value for value in chain(self.parameters(), self.buffers()) if id(value) in saved]
         if any(id(value) not in names for value in own):
             raise UserError("units() gives layers that are not the model's: make them once, in its __init__")
         self.names = [(names[id(value)], value) for value in own]

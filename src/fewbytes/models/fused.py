@@ -287,5 +287,5 @@ def _folded(block: nn.Module) -> nn.Module:
     """The block in eval mode with its batch normalisation folded into its convolutions, or, untraceable, as it is."""
     try:
         return fuse(block.eval())
-    except (TraceError, TypeError, NotImplementedError, RuntimeError, AttributeError):
+    except (TraceError, TypeError, ValueError, NotImplementedError, RuntimeError, AttributeError):
         return block

@@ -109,7 +109,7 @@ class Kernels:
     init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal (fan-in), or uniform in [-1, 1]
 
 
-class GeneratedConv2d(nn.Module):
+class GeneratedConv2d(nn.Conv2d):
     """A Conv2d of which only `weight`, b base kernels (b, C, k, k), and the bias are learnt, saved and sent.
 
     Without groups, padded with zeros. alpha and beta (out - b, C, k, k) are drawn from the seed and the layer's number,
@@ -117,14 +117,18 @@ class GeneratedConv2d(nn.Module):
     """
 
     def __init__(self, like: nn.Conv2d, layer: int, how: Kernels) -> None:
-        super().__init__()
+        super().__init__(
+            like.in_channels, like.out_channels, like.kernel_size, like.stride, like.padding, like.dilation,  # type: ignore[arg-type]  # torch types them as any tuple
+            bias=False, device="meta",
+        )  # fmt: skip
         shape = (how.base, *like.weight.shape[1:])
         self.weight = nn.Parameter(like.weight.new_empty(shape))
         if how.init == "he":
             nn.init.kaiming_normal_(self.weight)
         else:
             nn.init.uniform_(self.weight, -1, 1)
-        self.bias = None if like.bias is None else nn.Parameter(like.bias.detach().clone())
+        self.weight.requires_grad_(like.weight.requires_grad)
+        self.bias = like.bias
         alpha, beta = constants(how.seed, layer, (like.out_channels - how.base, *shape[1:]))
         self.register_buffer("alpha", alpha if how.alpha else torch.zeros_like(alpha), persistent=False)
         self.register_buffer("beta", beta, persistent=False)
@@ -157,15 +161,17 @@ def with_generated_kernels(model: nn.Module, how: Kernels) -> nn.Module:
     if how.base < 1:
         raise UserError(f"a layer needs at least one base kernel, not {how.base}")
     convolutions = [(name, module) for name, module in model.named_modules() if type(module) is nn.Conv2d]
-    kept, replaced = left_alone(model, how.base), 0
+    kept, learnt = left_alone(model, how.base), dict[Tensor, Tensor]()
     for layer, (name, module) in enumerate(convolutions):
         if name not in kept:
-            model.set_submodule(name, GeneratedConv2d(module, layer, how))
-            replaced += 1
-    if not replaced:
+            made = GeneratedConv2d(module, layer, how)
+            made.weight = learnt.setdefault(module.weight, made.weight)  # layers that share kernels go on to
+            model.set_submodule(name, made)
+    if not learnt:
+        why = "; ".join(f"{name or 'itself'} ({reason})" for name, reason in [*kept.items()][:3])
         raise UserError(
-            f"a {type(model).__name__} has no convolution whose kernels {how.base} base kernels could generate: take "
-            "fewer of them, or a model with wider convolutions"
+            f"a {type(model).__name__} has no convolution whose kernels {how.base} base kernels could generate"
+            + (f": {why}{'; …' if len(kept) > 3 else ''}" if kept else ": it has no Conv2d")
         )
     return model
 
@@ -193,13 +199,14 @@ def left_alone(model: nn.Module, base: int) -> dict[str, str]:
     """Names of the model's convolutions that `base` base kernels cannot stand for, and why in words."""
     kept: dict[str, str] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.conv._ConvNd):
+        if isinstance(module, nn.modules.conv._ConvNd) and not isinstance(module, GeneratedConv2d):
             reasons = {
-                "it is transposed": module.transposed,
-                f"it is a {type(module).__name__}": type(module) is not nn.Conv2d or not name,
-                "it has groups": module.groups > 1,
-                "it pads in another way than with zeros": module.padding_mode != "zeros",
-                "its padding is a name": isinstance(module.padding, str),
+                "transposed": module.transposed,
+                f"a {type(module).__name__}": type(module) is not nn.Conv2d,
+                "the model itself": not name,
+                "with groups": module.groups > 1,
+                "padded otherwise than with zeros": module.padding_mode != "zeros",
+                "padding given by name": isinstance(module.padding, str),
                 f"no more than {base} kernels": module.out_channels <= base,
             }
             kept |= {name: next(why for why, holds in reasons.items() if holds)} if any(reasons.values()) else {}
