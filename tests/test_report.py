@@ -534,7 +534,7 @@ DAMAGED = {
     "1-c.png": png(),
     "1-d.png": png(told='{"cat": 0}'),
     "1-e.png": png(told='{"cat": 9}'),
-    "1-f.png": png((400, 400), told='{"cat": 1}'),
+    "1-f.png": png((600, 600), told='{"cat": 1}'),
     "1-g.png": png(mode="P", told='{"cat": 1}'),
     "1-h.png": png(told="{}"),
     "1-i.png": b"GIF89a",

@@ -25,6 +25,7 @@ PRINTED = {  # the paper's Table 1: MB, part of FedAvg's
     "fedcams": (13.32, 0.0460), "smartidx": (20.47, 0.0708), "dgc": (36.16, 0.1250),
     "fedpm": (91.55, 0.3164), "fedcom": (144.65, 0.5),
 }  # fmt: skip
+SERVER_LR = 0.3  # of FedCAMS
 KGF = {"fedavg, --kgf 16", "fedpurin, --kgf 16"}
 
 
@@ -37,6 +38,11 @@ def methods(rounds: int, lr: float, batch: int) -> dict[str, fb.Method]:
         "fedkgf": fb.FedKGF(**sgd),
         "fedkgf, all upload": fb.FedKGF(**sgd, owners=0),
         "fedkgf, common": fb.FedKGF(**sgd, common=True),
+        "dgc": fb.DGC(**sgd),
+        "fedcom": fb.FedCOM(**sgd),
+        "fedcams": fb.FedCAMS(**sgd, server_lr=SERVER_LR),
+        "smartidx": fb.SmartIdx(**sgd),
+        "fedpm": fb.FedPM(**every, lr_rounds=rounds),
         "fedpurin": fb.FedPURIN(**every, lr=lr),
         "fedpurin, --kgf 16": fb.FedPURIN(**every, lr=lr),
     }
