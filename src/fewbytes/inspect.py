@@ -60,9 +60,18 @@ def _describe(field: Any) -> list[str]:
             return [*_entries(entries), _mask(kind, flag, length, ones), f"values: {_numbers(numbers)}"]
         case [(True | bytes() | list()) as entries, [int(kind), int(flag), length, ones]] if _entries(entries):
             return [*_entries(entries), _mask(kind, flag, length, ones)]
-        case [entries, int(), [_, length, _, count] | [_, length, count], [int(), *_] as numbers] if _entries(entries):
-            places = f"places of {count:,}, {length:,} bytes" + (" before zstandard" if field[2][1] == 1 else "")
-            return [*_entries(entries), places, f"values: {_numbers(numbers)}"]
+        case [entries, int(), [_, length, count], [int(), *_] as numbers] if _entries(entries):
+            return [
+                *_entries(entries),
+                f"places of {count:,} in Rice's code, {length:,} bytes",
+                f"values: {_numbers(numbers)}",
+            ]
+        case [entries, int(), [kind, flag, length, ones], [int(), *_] as numbers] if _entries(entries):
+            return [
+                *_entries(entries),
+                f"places of {ones:,}: {_mask(kind, flag, length, ones)}",
+                f"values: {_numbers(numbers)}",
+            ]
         case [(True | bytes() | list()) as entries, int(bits), [int(), *_], [int(), *_] as levels] if _entries(entries):
             return [*_entries(entries), f"levels of {bits} bits: {_numbers(levels)}"]
         case [(True | bytes() | list()) as entries, [[int(), *_], *_] as groups] if _entries(entries):
