@@ -58,6 +58,7 @@ def test_a_run_leaves_its_folder(finished):
         "method", "dataset", "seed", "rounds", "accuracy", "uplink_bytes", "downlink_bytes",
         "uplink_bytes_per_client_round", "downlink_bytes_per_client_round", "seconds", "peak_memory_bytes", "versions",
     }  # fmt: skip
+    assert result["peak_memory_bytes"] > 10**8
     ledger = pq.read_table(finished / "ledger.parquet").to_pydict()
     assert sum(ledger["bytes_up"]) == result["uplink_bytes"]
     assert sum(ledger["bytes_down"]) == result["downlink_bytes"]

@@ -86,9 +86,7 @@ def main() -> None:
             base = up if row == "fedavg" else base
             rows = [json.loads(line)["accuracy"] for line in (folder / "rounds.jsonl").read_text().splitlines()]
             kind = result["accuracy"]["kind"]
-            curve = " ".join(
-                f"{100 * accuracy[kind]:.1f}" for accuracy in rows if "global" in accuracy or kind != "global"
-            )
+            curve = " ".join(f"{100 * accuracy[kind]:.1f}" for accuracy in rows if kind in accuracy)
             of = f"{up / base:.4f} of FedAvg" if base else ""
             print(f"{partition}: {row}: {kind} {curve}; {up:.3f} MB up {of}, {down:.3f} down, "
                   f"{result['seconds']:.0f} s; paper {PRINTED.get(row, '')}", flush=True)  # fmt: skip

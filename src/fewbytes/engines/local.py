@@ -50,7 +50,6 @@ class LocalNetwork(EngineNetwork):
                 self.store.check(client, number)
         self.store.keep_only(self.versions)
         self.runner = Runner(method, task, self.store, coded)
-        self.peakmemory_bytes = 0
         self._measure_again = 0.0
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # so that no result depends on the machine's core count
@@ -139,7 +138,7 @@ class LocalNetwork(EngineNetwork):
         started = time.monotonic()
         if started >= self._measure_again:
             processes = [os.getpid(), *(self.pool.pids() if self.pool is not None else [])]
-            self.peakmemory_bytes = max(self.peakmemory_bytes, sum(map(memory_bytes, processes)))
+            self.peak_memory_bytes = max(self.peak_memory_bytes, sum(map(memory_bytes, processes)))
             now = time.monotonic()
             self._measure_again = now + 200 * (now - started)
 
