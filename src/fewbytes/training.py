@@ -156,7 +156,8 @@ def fit(
 
 def loss_of(model: nn.Module, y: Tensor, given: Loss | None) -> Loss:
     """What to train `model` with on targets `y`, as `fit` says. Raises UserError."""
-    own: Loss | None = getattr(model, "loss", None)
+    brought = getattr(model, "loss", None)
+    own: Loss | None = brought if callable(brought) else None
     if y.dim() == 3 and (given is not None or own is None):
         raise UserError(FINDS_NO_OBJECTS)
     return given or own or F.cross_entropy

@@ -46,10 +46,10 @@ def base_gradient(base: Tensor, beta: Tensor, gradient: Tensor, through: bool = 
     dL/dw_i = G_i + sum over j = i mod b of G_{b+j} beta_j |w_i|^(beta_j - 1); `through`: with the sum. Not `signed`:
     the sum times sign(w_i).
     """
-    count, logs = len(base), base.abs().log2()
+    count = len(base)
     if not through:
         return gradient[:count].clone()
-    total = torch.zeros_like(base)
+    logs, total = base.abs().log2(), torch.zeros_like(base)
     for b, g in copies(base, beta, gradient[count:]):
         total[: b.shape[1]] += (b - 1).mul_(logs[: b.shape[1]]).exp2_().mul_(b).mul_(g).sum(0)
     if not signed:
