@@ -22,7 +22,17 @@ from hypothesis import strategies as st
 from numpy.random import RandomState
 from PIL import Image
 
-from fewbytes.data import Dataset, FederatedData, Split, datasets, federate, federate_partition, load_dataset, partition
+from fewbytes.data import (
+    PARTITIONS,
+    Dataset,
+    FederatedData,
+    Split,
+    datasets,
+    federate,
+    federate_partition,
+    load_dataset,
+    partition,
+)
 from fewbytes.errors import UserError
 
 GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
@@ -262,7 +272,7 @@ def test_shards_hold_few_classes() -> None:
 TEN = np.arange(400) % 10
 
 
-@pytest.mark.parametrize("name", partition.PARTITIONS)
+@pytest.mark.parametrize("name", PARTITIONS)
 def test_federate_by_name(name: str) -> None:
     data = dataset(TEN, TEN[:100])
     made = federate(data, name, 5, seed=3)

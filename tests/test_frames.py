@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from payloads import Album, Choice, Directions, Few, Parcel, Rounded
 from test_wire import same, take_apart, tensor
 from torch import Tensor
 
@@ -48,36 +49,6 @@ class Model:
 class Update:
     round: int
     change: Masked
-
-
-@payload
-class Album:
-    images: Images
-
-
-@payload
-class Choice:
-    bits: Bits
-
-
-@payload
-class Rounded:
-    model: Quantised
-
-
-@payload
-class Few:
-    model: TopK
-
-
-@payload
-class Parcel:
-    model: Packages
-
-
-@payload
-class Directions:
-    model: Signs
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,7 @@ from blake3 import blake3
 from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from payloads import Album, Choice, Directions, Few, Parcel, Rounded
 from torch import Tensor
 
 from fewbytes.state import State
@@ -72,36 +73,6 @@ class Whole:
 @payload
 class Part:
     model: Masked
-
-
-@payload
-class Album:
-    images: Images
-
-
-@payload
-class Choice:
-    bits: Bits
-
-
-@payload
-class Rounded:
-    model: Quantised
-
-
-@payload
-class Few:
-    model: TopK
-
-
-@payload
-class Parcel:
-    model: Packages
-
-
-@payload
-class Directions:
-    model: Signs
 
 
 @payload

@@ -1,0 +1,211 @@
+"""A data set over clients: who holds which samples, by a partition's name or by one's own parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.random import RandomState
+
+from fewbytes.data.partition import (
+    Indices,
+    dirichlet,
+    dirichlet_fixed,
+    flower,
+    flower_by_name,
+    iid,
+    main_category,
+    match_test,
+    pathological,
+    shards,
+)
+from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
+from fewbytes.errors import UserError, suggestion
+from fewbytes.streams import stream
+
+PARTITIONS = ("dirichlet", "iid", "main-category", "pathological", "shards")
+"""The partitions `federate` knows by name, besides `flwr:<Name>`."""
+
+
+def federate(
+    dataset: Dataset,
+    partition: str = "dirichlet",
+    clients: int = 10,
+    *,
+    alpha: float = 0.5,
+    classes_per_client: int = 2,
+    shards_per_client: int = 2,
+    main_share: float = 0.8,
+    samples: tuple[int, int] | None = None,
+    seed: int = 0,
+    options: dict[str, Any] | None = None,
+    newcomers: int = 0,
+    arrival: int = 2,
+    stay: bool = False,
+    known_classes: Sequence[int] | None = None,
+    newcomer_classes: Sequence[int] | None = None,
+) -> FederatedData:
+    """`dataset` over clients; a client's test samples follow its training labels, the server tests on `dataset.test`.
+
+    `partition` is one of PARTITIONS (`dirichlet` takes the option `min_samples`) or `flwr:<Name>`, a flwr-datasets
+    partitioner, made with `options` (`num_partitions`, `partition_by`, `alpha` and `seed` are filled in). `samples`
+    is (train, test) per client: with `dirichlet` every client draws exactly that many (FedPURIN's split), with any
+    other partition its parts are cut down to at most that many, and having fewer training samples is an error. The
+    result depends on the arguments only. Raises UserError for a wrong argument or a client without training samples.
+
+    `newcomers`: so many further clients come in round `arrival`; the others leave before it, unless they `stay`
+    (GENE-FL, Guo et al. 2025). Newcomers hold samples of `newcomer_classes`, the others and the server's test set those
+    of `known_classes`; where one list is given the other holds the rest, and without any a seeded permutation of the
+    classes is cut in half (the known half is the larger). Each half is partitioned by itself, in the same way.
+    """
+
+    def deal(classes: Sequence[int], clients: int, seed: int) -> tuple[list[Indices], list[Indices]]:
+        """Per client the samples of these classes it trains on, and those it is tested on."""
+        train, test = _of_classes(dataset.train, classes), _of_classes(dataset.test, classes)
+        _check(partition, clients, samples, seed, len(train))
+        mine, own = _dealt(
+            dataset.train.labels.numpy()[train], dataset.test.labels.numpy()[test], classes, partition, clients, alpha,
+            classes_per_client, shards_per_client, main_share, samples, seed, options or {},
+        )  # fmt: skip
+        return [train[part] for part in mine], [test[part] for part in own]
+
+    if not newcomers:
+        if stay or known_classes is not None or newcomer_classes is not None:
+            raise UserError("known_classes, newcomer_classes and stay are for runs with newcomers: say how many")
+        return _federated(dataset, *deal(range(len(dataset.classes)), clients, seed))
+    if newcomers < 1 or arrival < 2:
+        raise UserError(f"{newcomers} newcomers in round {arrival}: give at least one, in round 2 or later")
+    known, new = _halves(len(dataset.classes), known_classes, newcomer_classes, seed)
+    train, test = deal(known, clients, seed)
+    try:
+        others = deal(new, newcomers, int(stream(seed, "newcomers").integers(1 << 32)))
+    except UserError as error:
+        raise UserError(f"newcomers: {error}") from None
+    data = _federated(dataset, train + others[0], test + others[1])
+    presence = ((1, None if stay else arrival - 1),) * clients + ((arrival, None),) * newcomers
+    return replace(data, test=dataset.test.take(_of_classes(dataset.test, known)), presence=presence)
+
+
+def _halves(
+    classes: int, known: Sequence[int] | None, new: Sequence[int] | None, seed: int
+) -> tuple[list[int], list[int]]:
+    """The known clients' classes and the newcomers', ascending, as given or drawn. Raises UserError."""
+    for name, given in (("known_classes", known), ("newcomer_classes", new)):
+        unknown = [c for c in given or () if not 0 <= c < classes]
+        if unknown:
+            raise UserError(f"{name}: there is no class {_listed(unknown)}; the data set has 0 to {classes - 1}")
+    overlap = set(known or ()) & set(new or ())
+    if overlap:
+        raise UserError(f"known_classes and newcomer_classes both name {_listed(overlap)}: give a class to one of them")
+    if known is None and new is None:
+        known = [int(c) for c in stream(seed, "known classes").permutation(classes)[: (classes + 1) // 2]]
+    early = set(range(classes)) - set(new or ()) if known is None else set(known)
+    late = set(range(classes)) - early if new is None else set(new)
+    for name, these in (("known_classes", early), ("newcomer_classes", late)):
+        if not these:
+            raise UserError(f"no class of 0 to {classes - 1} is left for {name}: newcomers need classes of their own")
+    return sorted(early), sorted(late)
+
+
+def _listed(classes: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(classes)))
+
+
+def _of_classes(split: Split, classes: Sequence[int]) -> Indices:
+    """Where in a split the samples of these classes are."""
+    return np.flatnonzero(np.isin(split.labels.numpy(), classes))
+
+
+def _dealt(
+    labels: Indices,
+    test_labels: Indices,
+    classes: Sequence[int],
+    partition: str,
+    clients: int,
+    alpha: float,
+    classes_per_client: int,
+    shards_per_client: int,
+    main_share: float,
+    samples: tuple[int, int] | None,
+    seed: int,
+    options: dict[str, Any],
+) -> tuple[list[Indices], list[Indices]]:
+    """`federate` on labels, which are of `classes` only: per client the indices of its training and test samples."""
+    takes_options = partition.startswith("flwr:") or (partition == "dirichlet" and not samples)
+    if options and not (takes_options and (partition != "dirichlet" or set(options) == {"min_samples"})):
+        raise UserError(f"partition {partition!r} takes no such options here: {', '.join(options)}; leave them out")
+    rng = RandomState(seed)
+    if partition == "dirichlet" and samples:
+        train, test = (
+            dirichlet_fixed(of, clients, alpha, number, seed, classes)
+            for of, number in zip((labels, test_labels), samples, strict=True)
+        )
+        return train, test
+    if partition == "dirichlet":
+        train = dirichlet(labels, clients, alpha, rng, **options)
+    elif partition == "iid":
+        train = iid(labels, clients, rng)
+    elif partition == "pathological":
+        train = pathological(labels, clients, classes_per_client, rng)
+    elif partition == "main-category":
+        train = main_category(labels, clients, main_share, rng)
+    elif partition == "shards":
+        train = shards(labels, clients, shards_per_client, rng)
+    else:
+        train = flower(labels, flower_by_name(partition.removeprefix("flwr:"), clients, alpha, seed, options))
+        if len(train) != clients:
+            raise UserError(f"{partition} makes {len(train)} parts; say clients={len(train)} or change its options")
+    test = match_test(labels, train, test_labels, rng)
+    if samples:
+        for i, part in enumerate(train):
+            if len(part) < samples[0]:
+                raise UserError(f"client {i} has {len(part)} training samples, fewer than {samples[0]}; lower samples")
+        train = [part[: samples[0]] for part in train]
+        test = [part[: samples[1]] for part in test]
+    return train, test
+
+
+def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0) -> FederatedData:
+    """`dataset` over clients by your own `parts`: per client the indices of its samples in `dataset.train`.
+
+    Each client's test samples follow its training labels (`match_test`); the server tests on `dataset.test`. Raises
+    UserError for a client without training samples or an index out of range.
+    """
+    labels, test_labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
+    parts = [np.asarray(part, dtype=np.int64) for part in parts]
+    for i, part in enumerate(parts):
+        if len(part) and not 0 <= part.min() <= part.max() < len(labels):
+            raise UserError(f"client {i} has indices outside 0..{len(labels) - 1}, the training samples there are")
+    return _federated(dataset, parts, match_test(labels, parts, test_labels, RandomState(seed)))
+
+
+def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indices]) -> FederatedData:
+    for i, part in enumerate(train):
+        if not len(part):
+            raise UserError(f"client {i} is left without a training sample; use fewer clients or another partition")
+    if dataset.test.boxes is not None:  # detection is scored on the server's test set alone
+        test = [np.empty(0, np.int64)] * len(train)
+    clients = tuple(
+        ClientData(dataset.train.take(mine), dataset.test.take(own)) for mine, own in zip(train, test, strict=True)
+    )
+    return FederatedData(clients, dataset.test, dataset.classes)
+
+
+def _check(partition: str, clients: int, samples: tuple[int, int] | None, seed: int, available: int) -> None:
+    if partition not in PARTITIONS and not partition.startswith("flwr:"):
+        raise UserError(
+            f"unknown partition {partition!r}{suggestion(partition, PARTITIONS)}; "
+            f"there are {', '.join(PARTITIONS)} and flwr:<Name> for those of flwr-datasets"
+        )
+    if clients < 1:
+        raise UserError(f"{clients} clients; there must be at least one")
+    if clients > available:
+        raise UserError(f"{clients} clients but {available} training samples; use at most as many clients as samples")
+    if samples and min(samples) < 1:
+        raise UserError(f"samples per client are {samples}; give two positive numbers, train and test")
+    if samples and samples[0] > available:
+        raise UserError(f"{samples[0]} training samples per client, but there are {available} in all; lower samples")
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed {seed} must lie in 0..2^32-1")
