@@ -125,6 +125,9 @@ class _Teller(Watcher):
     def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
         self.tell("moved", up=uplink_bytes, down=downlink_bytes)
 
+    def stopped(self, t: int) -> None:
+        self.tell("stopped", round=t)
+
     def scored(self, row: dict[str, Any]) -> None:
         self.tell("scored", row=row)
         scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())

@@ -28,11 +28,12 @@ from fewbytes.experiment import CLASS_LISTS, UNSAID, make_experiment, make_metho
 from fewbytes.inspect import inspect_frame
 from fewbytes.method import Task
 from fewbytes.methods import METHODS
-from fewbytes.plan import deployment_seconds, make_plan, parse_rate
+from fewbytes.plan import deployment_seconds, make_plan
 from fewbytes.probe import Probing, probe_table
 from fewbytes.probe import probe as probe_run
 from fewbytes.report import read_runs, summary_table, write_report
 from fewbytes.run import run as run_method
+from fewbytes.units import parse_bytes, parse_rate
 
 printed = Console(highlight=False)
 app = typer.Typer(

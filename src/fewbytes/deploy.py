@@ -195,6 +195,8 @@ class Deployed:
                         watcher.moved(event["up"], event["down"])
                     case "scored":
                         watcher.scored(event["row"])
+                    case "stopped":
+                        watcher.stopped(event["round"])
                     case "failed":
                         raise (UserError if event["mine"] else FewbytesError)(event["error"])
                     case "ended":

@@ -85,6 +85,10 @@ class Display(Watcher):
         if not console.is_terminal and (row["round"] % max(1, self._rounds // 5) == 0 or row["round"] == 1):
             console.print(f"{self._name}: {self._text(row['round'])}")
 
+    def stopped(self, t: int) -> None:
+        self._progress.update(self._bar, total=t)
+        self.note(f"{self._name} ends with round {t}: another would exceed the budget")
+
     def _show(self) -> None:
         done = int(self._progress.tasks[self._bar].completed)
         self._progress.update(self._bar, text=self._text(done))

@@ -22,11 +22,12 @@ from fewbytes.models.kgf import Kernels
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.net import Policy
 from fewbytes.run import Settings, Watcher
+from fewbytes.units import parse_bytes
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 UNSAID: dict[str, Any] = {
     "image_size": SIZE, "augment": "none", "backdoor": 0, "kgf": None, "main_share": 0.8,
-    "newcomers": 0, "arrival": None, "stay": False, "known_classes": None, "newcomer_classes": None,
+    "newcomers": 0, "arrival": None, "stay": False, "known_classes": None, "newcomer_classes": None, "budget": None,
 }  # fmt: skip
 """Settings that config.toml and result.json name only where they differ from these."""
 
@@ -56,6 +57,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None  # None: chosen by the data set's shape
     kgf: Count | None = UNSAID["kgf"]  # base kernels of a convolution, from which the others are generated (Fed-KGF)
     rounds: Count = 20
+    budget: Count | None = UNSAID["budget"]  # most uplink bytes of the whole run, all clients together
     seed: int = 0
     precision: Literal["float32", "bf16"] = "float32"
     device: str = "cpu"
@@ -89,7 +91,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """The experiment as what the run's loop takes."""
         return Settings(
             self.rounds, out, resume, self.coding, self.evaluate_every, self.keep_frames, self.save_models,
-            self.toml(), self.about(task), watcher,
+            self.toml(), self.about(task), watcher, self.budget,
         )  # fmt: skip
 
     def task(self) -> Task:
@@ -176,8 +178,8 @@ def experiment_of(run: Path) -> Experiment:
 def make_experiment(settings: dict[str, Any]) -> Experiment:
     """Settings as an experiment, their types checked. Raises UserError naming the setting.
 
-    `samples` may be text like "500/100", lists of classes like "0,1,2"; `fraction` stands for the method's parameter of
-    that name.
+    `samples` may be text like "500/100", lists of classes like "0,1,2", `budget` like "200MB"; `fraction` stands for
+    the method's parameter of that name.
     """
     settings = dict(settings)
     if not isinstance(settings.get("parameters", {}), dict):
@@ -189,6 +191,8 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
         if match is None:
             raise UserError(f"samples is training/test samples per client, like 500/100, not {settings['samples']!r}")
         settings["samples"] = [int(match[1]), int(match[2])]
+    if isinstance(settings.get("budget"), str | float):
+        settings["budget"] = parse_bytes(settings["budget"])
     for key in CLASS_LISTS:
         if isinstance(text := settings.get(key), str):
             names = [name.strip() for name in text.split(",")]

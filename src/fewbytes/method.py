@@ -149,6 +149,11 @@ class Method(ABC):
         their own."""
         return asked
 
+    @property
+    def own_rounds(self) -> bool:
+        """Whether a run takes a number of rounds of its own, whatever is asked."""
+        return self.planned_rounds(1) == self.planned_rounds(2)
+
     def start(self, state: Any, net: Network) -> None:
         """Before round 1: handshakes, clustering."""
 

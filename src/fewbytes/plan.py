@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,6 @@ from typing import Any
 from rich.table import Table
 
 from fewbytes.checkpoint import read_checkpoint
-from fewbytes.errors import UserError
 from fewbytes.experiment import Experiment
 from fewbytes.method import Method, Task
 from fewbytes.methods.one_shot import Distilled
@@ -28,7 +26,6 @@ from fewbytes.run import Watcher, run
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
 POLL_SECONDS = 3.0  # a SuperNode that found no message looks again after so long; who answers last has just looked
 HAND_OVER_SECONDS = 1.8  # measured: installing the app, handing message and reply between SuperNode and client
-UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "bit": 1 / 8, "kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6}
 
 
 @dataclass(frozen=True)
@@ -113,9 +110,8 @@ def make_plan(
     small = replace(task, data=replace(task.data, clients=few, presence=None), _kept={})
     planned = method.planned_rounds(rounds)
     there = round(fmean(len(task.data.present(t)) for t in range(1, planned + 1)))
-    staged = method.planned_rounds(1) == method.planned_rounds(PROBED_ROUNDS)  # a number of rounds of its own
     ledger, seconds = _probe(probed, small, PROBED_ROUNDS, whole=False)
-    if staged:  # what is sent may depend on the number of clients: all of them, with little to train on
+    if method.own_rounds:  # what is sent may depend on the number of clients: all of them, with little to train on
         ledger, _ = _probe(_quick(method), _scant(task), planned, whole=not isinstance(method, Distilled))
         measured, first = len(task.clients) * planned, 0
     else:
@@ -178,16 +174,3 @@ def _probe(method: Method, task: Task, rounds: int, whole: bool) -> tuple[Ledger
     rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
     seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
     return Ledger.frombytes(checkpoint.ledger, checkpoint.handlers), seconds
-
-
-def parse_rate(text: str) -> float:
-    """A link's rate in bytes per second: '1MB/s', '10Mbit/s', '250kB/s'. Raises UserError."""
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]+)(?:/s|ps)?\s*", text)
-    unit = {name.lower(): size for name, size in UNITS.items()}.get(match[2].lower()) if match else None
-    try:
-        rate = float(match[1]) * unit if match and unit else 0.0
-    except ValueError:
-        rate = 0.0
-    if rate <= 0:
-        raise UserError(f"cannot read the rate {text!r}: write it like 1MB/s, 250kB/s or 10Mbit/s")
-    return rate

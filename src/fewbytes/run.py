@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -59,6 +60,9 @@ class Watcher:
     def scored(self, row: dict[str, Any]) -> None:
         """A line of rounds.jsonl has been written."""
 
+    def stopped(self, t: int) -> None:
+        """Round t was the last: another would exceed the budget."""
+
 
 @dataclass
 class Result:
@@ -90,12 +94,16 @@ class Settings:
     config: str | None = None  # text of config.toml; None: the method's parameters
     about: dict[str, Any] = field(default_factory=dict)  # entries for result.json
     watcher: Watcher = field(default_factory=Watcher)
+    budget: int | None = None  # most uplink bytes of the whole run, all clients together
 
     def __post_init__(self) -> None:
+        if self.budget is not None and self.budget < 1:
+            raise UserError(f"budget must be at least 1 byte, not {self.budget}")
         if min(self.rounds, self.evaluate_every) < 1:
             raise UserError(f"rounds ({self.rounds}) and evaluate_every ({self.evaluate_every}) must be at least 1")
 
 
+HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
 Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Network]]
 """Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
 
@@ -105,6 +113,7 @@ def run(
     task: Task,
     *,
     rounds: int,
+    budget: int | None = None,
     out: Path | str | None = None,
     engine: Literal["local", "flower-simulation"] = "local",
     workers: int | None = None,
@@ -120,7 +129,8 @@ def run(
 ) -> Result:
     """Run a method on a task on this machine; returns when `rounds` rounds are done.
 
-    `out`: the run folder (default: a temporary one that lives as long as the result). `engine`: this package's own,
+    `budget`: most uplink bytes of the whole run, all clients together; the run ends before a round that would exceed
+    it (see `within`), unless the method has a number of rounds of its own. `out`: the run folder (default: a temporary one that lives as long as the result). `engine`: this package's own,
     or Flower's simulation on Ray (the same results, bit for bit). `policy`: how long Flower waits for whom. `resume`:
     go on from the checkpoint in `out`. `coded`: lossless coding of what travels. `config`: text of config.toml
     (default: the method's parameters). `about`: entries for result.json. Raises UserError for a folder that cannot be
@@ -133,7 +143,7 @@ def run(
     task = method.adapted(task)
     settings = Settings(
         rounds, None if out is None else Path(out), resume, coded, evaluate_every, keep_frames, save_models, config,
-        about or {}, watcher or Watcher(),
+        about or {}, watcher or Watcher(), budget,
     )  # fmt: skip
     if engine == "flower-simulation":
         from fewbytes.engines.flower import simulate
@@ -200,12 +210,25 @@ def _held(folder: Path) -> Iterator[None]:
         yield
 
 
+def within(budget: int | None, rows: list[dict[str, Any]]) -> bool:
+    """Whether another round fits a budget of uplink bytes after the phases of these rows of rounds.jsonl: one that
+    sends HEADROOM times what the largest so far has. The first round always fits."""
+    rounds = [i for i, row in enumerate(rows) if row["phase"] == "round"]
+    if budget is None or not rounds:
+        return True
+    so_far: int = sum(row["uplink_bytes"] for row in rows[: rounds[-1] + 1])  # not who joined after it: resuming must
+    return so_far + HEADROOM * max(rows[i]["uplink_bytes"] for i in rounds) <= budget  # find the same
+
+
 class _Loop:
     def __init__(self, method: Method, task: Task, settings: Settings, folder: Path) -> None:
         self.method, self.task, self.folder = method, task, folder
-        self.rounds, self.evaluate_every = method.planned_rounds(settings.rounds), settings.evaluate_every
+        self.rounds = self.planned = method.planned_rounds(settings.rounds)  # a budget may make the former fewer
+        self.evaluate_every = settings.evaluate_every
         self.settings, self.watcher = settings, settings.watcher
         how = f"coded {settings.coded}, evaluated every {settings.evaluate_every}"
+        how += f", budget {settings.budget}" if settings.budget is not None else ""
+        self.budget = None if method.own_rounds else settings.budget
         self.fingerprint = fingerprint(method, task, how)
         for t in range(1, self.rounds + 1):
             if not task.data.present(t):
@@ -222,6 +245,9 @@ class _Loop:
             _begin_folder(self.folder, self.method, self.task, self.rounds, self.settings.config)
             return None
         checkpoint = read_checkpoint(self.folder)
+        self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
+        if not within(self.budget, self.rows):
+            self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
         checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
         return checkpoint
@@ -232,7 +258,6 @@ class _Loop:
         if checkpoint is not None:
             kind = state_class(self.method, "server")
             self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
-            self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
             left_out = [left for row in self.rows if row["phase"] == "join" for left in row.get("left_out", [])]
             self.refused = {left["client"]: left["why"] for left in left_out if left["handler"] == "join"}
             done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
@@ -245,14 +270,15 @@ class _Loop:
             with terminating():
                 if checkpoint is None:
                     self._phase(net, 0, "start", lambda: self.method.start(self.state, net))
-                for t in range(done + 1, self.rounds + 1):
+                t = done
+                while (t := t + 1) <= self.rounds:
                     net.clients = self._staying(net.clients, t)
                     for client in net.arrivals(t):
                         if client not in self.refused:
                             self._join(net, t, client)
                     if not net.clients:
                         raise FewbytesError(f"round {t} cannot begin: every client has left or could not join")
-                    self._phase(net, t, "round", lambda t=t: self.method.round(self.state, net, t))  # type: ignore[misc]
+                    self._phase(net, t, "round", functools.partial(self.method.round, self.state, net, t))
                 if not finished:
                     self._phase(net, self.rounds + 1, "finish", lambda: self.method.finish(self.state, net))
             self.status = "done"
@@ -297,10 +323,16 @@ class _Loop:
     def _phase(self, net: Network, t: int, phase: str, step: Callable[[], None], *who: Id) -> None:
         started, before = time.monotonic(), len(net.ledger)
         scored = phase == "round" and (t % self.evaluate_every == 0 or t == self.rounds)
-        net.begin(t, scored or phase == "finish", *(f"join {client}" for client in who))
+        perhaps = phase == "round" and self.budget is not None  # what it sends tells whether it is the last round
+        net.begin(t, scored or perhaps or phase == "finish", *(f"join {client}" for client in who))
         step()
         net.idle()
         exchanged = time.monotonic()
+        if perhaps and not within(self.budget, [*self.rows, {"phase": phase, **net.ledger.totals(before)}]):
+            scored, self.rounds = True, t
+        if perhaps and not scored:
+            net.records = {k: v for k, v in net.records.items() if not k.startswith("accuracy.")}
+            net.shown = {}
         accuracy, loss = _means(net.records, "accuracy."), _means(net.records, "loss.")
         if scored or (phase == "finish" and self.method.scored_after_finish):
             accuracy |= self._score(net)
@@ -329,6 +361,8 @@ class _Loop:
         self._tell_moved(net)
         if phase == "round":
             self.watcher.scored(row)
+            if t == self.rounds < self.planned:
+                self.watcher.stopped(t)
 
     def _tell_moved(self, net: Network) -> None:
         totals = net.ledger.totals()
@@ -410,6 +444,7 @@ class _Loop:
             "method": type(self.method).__name__.lower(),
             "parameters": asdict(self.method),  # type: ignore[call-overload]
             **self.settings.about,
+            **({} if self.settings.budget is None else {"budget": self.settings.budget}),
             "clients": len(self.task.clients),
             "seed": self.task.seed,
             "rounds": len(rows),
