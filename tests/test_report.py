@@ -582,6 +582,23 @@ def test_shares_that_are_damaged_or_do_not_fit_are_left_out_with_a_word(tmp_path
     assert f" and {len(DAMAGED_SHARES) + 1 - 5} more.</p>" in text
 
 
+def test_shares_are_coarser_where_bytes_are_few(tmp_path: Path, monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    layers = {f"layer {i}": torch.rand(1000) for i in range(12)}
+    run = read_run(show_shares(make_run(tmp_path / "a"), 2, {f"client {i}": layers for i in range(4)}))
+    shown = {}
+    for most in (2_000_000, 250_000, 60_000):
+        monkeypatch.setattr(pictures, "_BYTES", most)
+        text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+        charts = {name: views for name, views in charts_of(text).items() if name.startswith("active")}
+        assert len(json.dumps(charts, separators=(",", ":"))) <= most
+        heat = charts["active-0-shares-heat"]
+        shown[most] = (len(heat), len(heat["0"][0][0]["x"]))
+    assert shown == {2_000_000: (12, 1000), 250_000: (12, 500), 60_000: (4, 143)}
+    assert "Shown: 4 of 12 layers" in text
+    assert "Of more than 160 elements" in text
+
+
 def png(size: tuple[int, int] = (8, 8), mode: str = "L", told: str | None = None) -> bytes:
     text, file = PngImagePlugin.PngInfo(), io.BytesIO()
     if told is not None:

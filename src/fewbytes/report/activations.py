@@ -18,7 +18,8 @@ from fewbytes.report.pieces import Charts, Layout, Trace, shown, spread
 Values = np.ndarray[Any, np.dtype[np.float64]]
 Rows = dict[str, Values]  # what is compared -> the shares of a layer's elements
 
-_LAYERS, _RIDGES, _ROWS, _COLUMNS = 16, 21, 9, 1280  # shown at most, of each
+_RIDGES, _ROWS = 21, 9  # shown at most, of each
+_DETAILS = (16, 1280), (16, 640), (16, 320), (8, 160), (4, 160)  # layers and columns at most: the most that fits
 _GRID = np.linspace(0, 1, 101)
 _BANDWIDTH = 0.02, 0.06  # of the kernel that smooths a distribution, least and largest
 _OVERLAP = 1.6  # how high a ridge is at its peak, where the next one stands at 1
@@ -36,16 +37,24 @@ def parsed(data: bytes) -> dict[str, Rows]:
     return layers
 
 
-def panel(name: str, layers: dict[str, Rows]) -> tuple[str, Charts]:
-    """A picker of layers and two charts, named after `name`: ridges above a heat map."""
-    chosen = spread(list(layers), _LAYERS)
-    charts: Charts = {
-        f"{name}-ridges": {str(i): _ridges(_some(layers[layer], _RIDGES)) for i, layer in enumerate(chosen)},
-        f"{name}-heat": {str(i): _heat(_some(layers[layer], _ROWS)) for i, layer in enumerate(chosen)},
-    }
+def panel(name: str, layers: dict[str, Rows], budget: int) -> tuple[str, Charts]:
+    """A picker of layers and two charts, named after `name`: ridges above a heat map.
+
+    In as much detail as fits into the budget of bytes; nothing where even the least does not.
+    """
+    for most, columns in _DETAILS:
+        chosen = spread(list(layers), most)
+        charts: Charts = {
+            f"{name}-ridges": {str(i): _ridges(_some(layers[layer], _RIDGES)) for i, layer in enumerate(chosen)},
+            f"{name}-heat": {str(i): _heat(_some(layers[layer], _ROWS), columns) for i, layer in enumerate(chosen)},
+        }
+        if len(pieces.script_json(charts)) <= budget:
+            break
+    else:
+        return "", {}
     rows, longest = (max(count(found) for found in layers.values()) for count in (len, _elements))
     ridges, lines = min(rows, _RIDGES), min(rows, _ROWS)
-    merged = f" Of more than {_COLUMNS:,} elements a column is the mean of neighbours." if longest > _COLUMNS else ""
+    merged = f" Of more than {columns:,} elements a column is the mean of neighbours." if longest > columns else ""
     note = shown(
         (len(chosen), len(layers), "layers"), (ridges, rows, "rows as ridges"), (lines, rows, "rows of the heat map")
     )
@@ -113,8 +122,8 @@ def density(values: Values) -> Values:
     return heights
 
 
-def _heat(rows: Rows) -> tuple[list[Trace], Layout]:
-    step = math.ceil(_elements(rows) / _COLUMNS)
+def _heat(rows: Rows, columns: int) -> tuple[list[Trace], Layout]:
+    step = math.ceil(_elements(rows) / columns)
     starts = np.arange(0, _elements(rows), step)
     widths = np.diff(np.append(starts, _elements(rows)))
     names = [pieces.plain(row, 24) for row in rows]

@@ -284,13 +284,12 @@ _LAYOUT: Layout = {
 
 
 def _shares(name: str, last: tuple[int, Path], budget: int, damaged: list[str]) -> tuple[str, Charts]:
-    """The charts of the last file of a name, if they fit into the budget of bytes."""
+    """The charts of the last file of a name."""
     found = _read([last], activations.parsed, damaged)
-    body, charts = activations.panel(f"{name}-shares", found[last[0]]) if found else ("", {})
-    if len(body) + len(pieces.script_json(charts)) <= budget:
-        return body, charts
-    damaged.append(last[1].name)
-    return "", {}
+    body, charts = activations.panel(f"{name}-shares", found[last[0]], budget) if found else ("", {})
+    if found and not body:
+        damaged.append(last[1].name)
+    return body, charts
 
 
 # ---- words ----
