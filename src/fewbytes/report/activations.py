@@ -7,13 +7,14 @@ the shares themselves, element by element.
 from __future__ import annotations
 
 import math
+from html import escape
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from fewbytes.report import pieces
-from fewbytes.report.pieces import Charts, Layout, Trace, shown, spread
+from fewbytes.report.pieces import Charts, Layout, Trace, cut, shown, spread
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 Rows = dict[str, Values]  # what is compared -> the shares of a layer's elements
@@ -42,10 +43,11 @@ def panel(name: str, layers: dict[str, Rows], budget: int) -> tuple[str, Charts]
 
     In as much detail as fits into the budget of bytes; nothing where even the least does not.
     """
+    ridges = {layer: _ridges(_some(layers[layer], _RIDGES)) for layer in spread(list(layers), _DETAILS[0][0])}
     for most, columns in _DETAILS:
-        chosen = spread(list(layers), most)
+        chosen = spread(list(ridges), most)
         charts: Charts = {
-            f"{name}-ridges": {str(i): _ridges(_some(layers[layer], _RIDGES)) for i, layer in enumerate(chosen)},
+            f"{name}-ridges": {str(i): ridges[layer] for i, layer in enumerate(chosen)},
             f"{name}-heat": {str(i): _heat(_some(layers[layer], _ROWS), columns) for i, layer in enumerate(chosen)},
         }
         if len(pieces.script_json(charts)) <= budget:
@@ -53,16 +55,17 @@ def panel(name: str, layers: dict[str, Rows], budget: int) -> tuple[str, Charts]
     else:
         return "", {}
     rows, longest = (max(count(found) for found in layers.values()) for count in (len, _elements))
-    ridges, lines = min(rows, _RIDGES), min(rows, _ROWS)
+    high, low = min(rows, _RIDGES), min(rows, _ROWS)
+    which = f"<code>{escape(cut(chosen[0]))}</code>" if len(chosen) == 1 else "a layer"
     merged = f" Of more than {columns:,} elements a column is the mean of neighbours." if longest > columns else ""
     note = shown(
-        (len(chosen), len(layers), "layers"), (ridges, rows, "rows as ridges"), (lines, rows, "rows of the heat map")
+        (len(chosen), len(layers), "layers"), (high, rows, "rows as ridges"), (low, rows, "rows of the heat map")
     )
-    body = f"""<p>In what share of the rounds each element of a layer was active: a client's, where its mask chose it;
+    body = f"""<p>In what share of the rounds each element of {which} was active: a client's, where its mask chose it;
 the server's, where its mean of what came was not zero.</p>
-{pieces.picker(name, {str(i): layer for i, layer in enumerate(chosen)})}
-{pieces.chart(f"{name}-ridges", "How the shares are distributed", "Ridge plot of shares of rounds", 90 + 30 * ridges)}
-{pieces.chart(f"{name}-heat", "Element by element", "Heat map of rows by elements", 110 + 24 * lines)}
+{pieces.picker(name, {str(i): cut(layer) for i, layer in enumerate(chosen)})}
+{pieces.chart(f"{name}-ridges", "How the shares are distributed", "Ridge plot of shares of rounds", 90 + 30 * high)}
+{pieces.chart(f"{name}-heat", "Element by element", "Heat map of rows by elements", 110 + 24 * low)}
 <p class="note">Each ridge is scaled to its own peak.{merged} {note}</p>"""
     return body, charts
 
@@ -113,7 +116,7 @@ def density(values: Values) -> Values:
 
     Its deviation is half the smallest step between values, within bounds: after few rounds there are few shares.
     """
-    places, counts = np.unique(values, return_counts=True)
+    places, counts = np.unique(values.round(3), return_counts=True)
     deviation = np.clip(np.diff(places).min(initial=1) / 2, *_BANDWIDTH)
     weights = counts / counts.sum() / (deviation * math.sqrt(2 * math.pi))
     images = (places, -places, 2 - places)

@@ -25,7 +25,7 @@ from fewbytes.errors import UserError
 from fewbytes.gallery import LIMIT, ROWS, kept
 from fewbytes.report import activations, pieces
 from fewbytes.report.folder import RunFolder
-from fewbytes.report.pieces import Charts, Layout, Trace, shown, spread
+from fewbytes.report.pieces import Charts, Layout, Trace, cut, shown, spread
 
 T = TypeVar("T")
 Files = list[tuple[int, Path]]  # of one name, by round
@@ -81,7 +81,7 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
                 title = job[2].replace("-", " ").capitalize()
                 parts += f"\n<article>\n<h3>{whose}{escape(title)}</h3>\n{bodies[job]}\n</article>"
         if damaged:
-            names = ", ".join(f"<code>{escape(_cut(name))}</code>" for name in damaged[:5])
+            names = ", ".join(f"<code>{escape(cut(name))}</code>" for name in damaged[:5])
             more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
             parts += f'\n<p class="note">{whose}left out, being damaged, empty or too large: {names}{more}.</p>'
     lead = "<p>What the server showed of its work in the rounds that were scored.</p>"
@@ -156,7 +156,7 @@ def _images(run: RunFolder, files: Files, budget: int, damaged: list[str]) -> st
         return ""
     heads = "".join(f'<th scope="col">{_when(run, t)}</th>' for t in times)
     body = "\n".join(
-        f'<tr><th scope="row">{escape(_cut(label))}</th>{"".join(cells[t, label] for t in times)}</tr>'
+        f'<tr><th scope="row">{escape(cut(label))}</th>{"".join(cells[t, label] for t in times)}</tr>'
         for label in lines
     )
     note = shown(
@@ -183,7 +183,7 @@ def _cell(row: Pixels | None, most: int, words: str) -> str:
     Image.fromarray(pixels if channels == 3 else pixels[:, :, 0]).save(file, "PNG")
     data, zoom = base64.b64encode(file.getvalue()).decode(), math.ceil(_HIGH / height)
     size = f'width="{zoom * count * width}" height="{zoom * height}"'
-    return f'<td><img src="data:image/png;base64,{data}" alt="{escape(_cut(words))}" {size}></td>'
+    return f'<td><img src="data:image/png;base64,{data}" alt="{escape(cut(words))}" {size}></td>'
 
 
 # ---- points ----
@@ -223,7 +223,7 @@ def _points(run: RunFolder, name: str, files: Files, budget: int, damaged: list[
         damaged += [path.name for _, path in files if path.name not in damaged]
         return "", {}
     figures = "".join(
-        pieces.chart(f"{name}-{index}", _cut(title), f"Scatter chart of {_cut(title)} by class", 380)
+        pieces.chart(f"{name}-{index}", cut(title), f"Scatter chart of {cut(title)} by class", 380)
         for index, title in enumerate(titles[:_PANELS])
     )
     note = shown(
@@ -263,11 +263,11 @@ def _scatter(panel: dict[str, Series], names: Sequence[str], classes: Sequence[s
 
 def _legend(named: dict[str, Series], panels: Sequence[dict[str, Series]], classes: Sequence[str]) -> str:
     marks = [
-        f"<span>{symbol[points['classes'] is None]} {escape(_cut(series))}</span>"
+        f"<span>{symbol[points['classes'] is None]} {escape(cut(series))}</span>"
         for (series, points), symbol in zip(named.items(), _SYMBOLS.values(), strict=False)
     ]
     found = sorted({c for panel in panels for points in panel.values() for c in points["classes"] or []})
-    marks += [f"<span>{pieces.dot(c)}{escape(_cut(_class(c, classes)))}</span>" for c in found[: len(pieces.COLOURS)]]
+    marks += [f"<span>{pieces.dot(c)}{escape(cut(_class(c, classes)))}</span>" for c in found[: len(pieces.COLOURS)]]
     if len(found) > len(pieces.COLOURS):
         marks.append("<span>… the colours repeat; a point tells its class</span>")
     return f'<p class="legend">{"".join(marks)}</p>'
@@ -303,7 +303,3 @@ def _when(run: RunFolder, t: int) -> str:
     """The round of a picture in words; what is shown when a run finishes is of the round after its last."""
     last = max((row["round"] for row in run.rounds if row["phase"] == "round"), default=0)
     return "at the end" if run.status == "done" and t == last + 1 else f"round {t}"
-
-
-def _cut(text: str, longest: int = 60) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"

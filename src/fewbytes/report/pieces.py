@@ -60,7 +60,12 @@ def colour(index: int) -> str:
 
 def plain(text: str, longest: int = 80) -> str:
     """Any text as plotly shows it, which reads a few tags and entities of its own; cut where it is too long."""
-    return escape(text if len(text) <= longest else f"{text[: longest - 1]}…", quote=False)
+    return escape(cut(text, longest), quote=False)
+
+
+def cut(text: str, longest: int = 60) -> str:
+    """The text, or its beginning where it is too long."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def script_json(value: object) -> str:
