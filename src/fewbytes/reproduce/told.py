@@ -14,7 +14,7 @@ import rich.table
 from rich.markup import escape as escape_markup
 
 from fewbytes.files import replacing
-from fewbytes.report import pieces
+from fewbytes.report import pictures, pieces
 from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.report.page import document
 from fewbytes.report.pieces import Charts, Layout, Trace
@@ -143,7 +143,7 @@ class Reproduction:
 
 
 def page(made: Reproduction) -> str:
-    """One self-contained page: the table, and for each column the curves of its rows."""
+    """One self-contained page: the table, for each column the curves of its rows, and what methods showed."""
     charts: Charts = {}
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in made.columns)
     body = "".join(
@@ -170,6 +170,8 @@ def page(made: Reproduction) -> str:
         )
         drawn = pieces.chart(name, "Accuracy over rounds, a line a seed", f"Line chart of accuracy: {column}", 380)
         sections.append(f'<section><h2>{escape(column)}</h2><p class="legend">{key}</p>{drawn}</section>')
+    runs = {run.path: run for f in made.found for run in f.runs.values()}
+    sections.append(pictures.section(list(runs.values()), charts))
     return document(made.of.title, "\n".join(sections), charts)
 
 
