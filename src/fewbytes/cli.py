@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fewbytes import comparison
 from fewbytes.attack import Attacking, attack_table
 from fewbytes.attack import attack as attack_run
 from fewbytes.checkpoint import read_checkpoint
@@ -31,11 +32,11 @@ from fewbytes.methods import METHODS
 from fewbytes.plan import deployment_seconds, make_plan
 from fewbytes.probe import Probing, probe_table
 from fewbytes.probe import probe as probe_run
-from fewbytes.report import read_runs, summary_table, write_report
+from fewbytes.report import RunFolder, choices, read_runs, summary_table, write_report
 from fewbytes.reproduce import TABLES
 from fewbytes.reproduce import reproduce as reproduce_table
 from fewbytes.run import run as run_method
-from fewbytes.units import parse_rate
+from fewbytes.units import parse_bytes, parse_rate
 
 printed = Console(highlight=False)
 app = typer.Typer(
@@ -75,6 +76,7 @@ SHARED: dict[str, Any] = {
     "backdoor": _option(int, "Stamp a shape, by label, on the training images of the first so many clients."),
     "fraction": _option(float, "Part of the clients that takes part in a round."),
     "rounds": _option(int, "Number of rounds."),
+    "budget": _option(str, "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.", metavar="SIZE"),
     "model": _option(
         str,
         "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; @512 pools features; a+b, HtFE8.",
@@ -209,16 +211,23 @@ def deploy(
 def compare(
     settings: dict[str, Any],
     methods: Annotated[
-        list[str] | None, typer.Argument(help="Names of `fewbytes methods` (default: fedavg, fedpurin, separate).")
+        list[str] | None,
+        typer.Argument(help="Names of `fewbytes methods` (default: fedavg, fedpurin, separate), or all."),
     ] = None,
     out: Out = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Run several methods on the same clients; one table and one report of accuracy against megabytes."""
+    """Run several methods on the same clients; a table, a report of accuracy against megabytes, and which to take.
 
+    `all` runs every method there is on equal terms: a few minutes on the digits.
+    """
+
+    names = list(dict.fromkeys(methods or USUAL))
     with _standard_output_for(as_json):
-        folder, results = _compare(list(dict.fromkeys(methods or USUAL)), settings, out)
+        folder, results = _compare_all(settings, out) if "all" in names else _compare(names, settings, out)
     _told(folder, results, as_json)
+    if any(result["status"] == "failed" for result in results):
+        raise typer.Exit(1)
 
 
 def _told(folder: Path, results: Any, as_json: bool) -> None:
@@ -226,20 +235,64 @@ def _told(folder: Path, results: Any, as_json: bool) -> None:
     if as_json:
         print(json.dumps(results, indent=2))
     else:
-        printed.print(summary_table(read_runs([folder])))
-        printed.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+        _show(read_runs([folder]), folder / "report.html")
+
+
+def _show(runs: Sequence[RunFolder], page: Path) -> None:
+    """Print the table of some runs, which to take, and where their report is."""
+    printed.print(summary_table(runs))
+    for choice in choices(runs):
+        printed.print(choice.reason, markup=False)
+    printed.print(f"report: {page}", soft_wrap=True)
 
 
 def _compare(names: list[str], settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[str, Any]]]:
     own = _per_method(names, settings.pop("parameters", {}))
     first = _Job({**settings, "method": names[0], "parameters": own[names[0]]})
+    settings["model"] = first.experiment.model
     jobs = [first, *(_Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
     _note_unequal_training(jobs)
     folder = _new_folder(out, "compare")
     with _unless_refused(folder / names[0], folder):
         results = [job.execute(folder / job.experiment.method, False) for job in jobs]
-    write_report(read_runs([folder]), folder / "report.html")
-    return folder, results
+    return folder, _compared(folder, results)
+
+
+def _compare_all(settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """Every method on equal terms. One that cannot run on the task, or fails, is told and does not end the rest."""
+    settings = comparison.TERMS | settings
+    names, given = list(METHODS), settings.pop("parameters", {})
+    given |= {"fraction": settings.pop("fraction")} if "fraction" in settings else {}
+    own = _per_method(names, given)
+    first = _Job({**settings, "method": names[0], "parameters": own[names[0]]})  # what is wrong for all is told here
+    settings["model"], rounds = first.experiment.model, first.experiment.rounds
+    console.print(f"[yellow]note:[/] {comparison.told(rounds)}", soft_wrap=True)
+    folder = _new_folder(out, "compare")
+    results: list[dict[str, Any]] = []
+    for name in names:
+        parameters = comparison.equal_parameters(name, rounds) | own[name]
+        try:
+            job = _Job({**settings, "method": name, "parameters": parameters}, first.task)
+            results.append(job.execute(folder / name, False, page=False))
+        except OSError:
+            raise
+        except Exception as error:
+            begun = (folder / name / "config.toml").exists()
+            status, why = "failed" if begun else "left out", str(error) or type(error).__name__
+            results.append({"method": name, "status": status, "why": why})
+            console.print(f"[yellow]note:[/] {name} {'has failed' if begun else 'is left out'}: {why}", soft_wrap=True)
+    if not any((folder / name / "config.toml").exists() for name in names):
+        shutil.rmtree(folder)
+        raise UserError(f"no method can run here; {names[0]}: {results[0]['why']}")
+    return folder, _compared(folder, results)
+
+
+def _compared(folder: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write the report of a comparison; the results with what each method is recommended for, and why."""
+    runs = read_runs([folder])
+    write_report(runs, folder / "report.html")
+    found = choices(runs)
+    return [r | {"recommended": {c.kind: c.reason for c in found if c.label == r["method"]}} for r in results]
 
 
 @app.command()
@@ -317,8 +370,7 @@ def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a fo
     found = read_runs(runs)
     folder = runs[0] if len(runs) == 1 else Path(os.path.commonpath([path.resolve() for path in runs]))
     page = write_report(found, folder / "report.html")
-    printed.print(summary_table(found))
-    printed.print(f"report: {page}", soft_wrap=True)
+    _show(found, page)
 
 
 @app.command()
@@ -398,8 +450,8 @@ class _Job:
         self.method = make_method(self.experiment.method, self.experiment.parameters)
         self.task = self.experiment.task() if task is None else task
 
-    def execute(self, folder: Path, resume: bool) -> dict[str, Any]:
-        """Run into a folder with a live display and a report; returns what result.json says."""
+    def execute(self, folder: Path, resume: bool, page: bool = True) -> dict[str, Any]:
+        """Run into a folder with a live display and, if `page`, a report; returns what result.json says."""
         from fewbytes.report import read_runs, write_report
 
         e = self.experiment
@@ -410,12 +462,13 @@ class _Job:
             for note in notes:
                 display.note(note)
             result = run_method(
-                self.method, self.task, rounds=e.rounds, out=folder, engine=e.engine, workers=e.workers,
-                policy=e.policy(), resume=resume, coded=e.coding, evaluate_every=e.evaluate_every,
+                self.method, self.task, rounds=e.rounds, budget=e.budget, out=folder, engine=e.engine,
+                workers=e.workers, policy=e.policy(), resume=resume, coded=e.coding, evaluate_every=e.evaluate_every,
                 keep_frames=e.keep_frames, save_models=e.save_models, config=e.toml(), about=e.about(self.task),
                 watcher=display,
             )  # fmt: skip
-        write_report(read_runs([folder]), folder / "report.html")
+        if page:
+            write_report(read_runs([folder]), folder / "report.html")
         return result.summary
 
 
@@ -510,6 +563,8 @@ def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
         made = settings.get("parameters", {}).get(key) if key == "fraction" else settings.get(key, UNSAID.get(key))
         if key == "samples":
             made = "/".join(map(str, made or []))
+        if key == "budget":
+            value = parse_bytes(value)
         if key in CLASS_LISTS:
             made = ",".join(map(str, made or []))
         if key == "parameters":

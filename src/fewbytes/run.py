@@ -130,7 +130,8 @@ def run(
     """Run a method on a task on this machine; returns when `rounds` rounds are done.
 
     `budget`: most uplink bytes of the whole run, all clients together; the run ends before a round that would exceed
-    it (see `within`), unless the method has a number of rounds of its own. `out`: the run folder (default: a temporary one that lives as long as the result). `engine`: this package's own,
+    it (see `within`), unless the method has a number of rounds of its own.
+    `out`: the run folder (default: a temporary one that lives as long as the result). `engine`: this package's own,
     or Flower's simulation on Ray (the same results, bit for bit). `policy`: how long Flower waits for whom. `resume`:
     go on from the checkpoint in `out`. `coded`: lossless coding of what travels. `config`: text of config.toml
     (default: the method's parameters). `about`: entries for result.json. Raises UserError for a folder that cannot be
@@ -216,8 +217,8 @@ def within(budget: int | None, rows: list[dict[str, Any]]) -> bool:
     rounds = [i for i, row in enumerate(rows) if row["phase"] == "round"]
     if budget is None or not rounds:
         return True
-    so_far: int = sum(row["uplink_bytes"] for row in rows[: rounds[-1] + 1])  # not who joined after it: resuming must
-    return so_far + HEADROOM * max(rows[i]["uplink_bytes"] for i in rounds) <= budget  # find the same
+    so_far = sum(row["uplink_bytes"] for row in rows[: rounds[-1] + 1])  # not who joined later: resuming finds the same
+    return bool(so_far + HEADROOM * max(rows[i]["uplink_bytes"] for i in rounds) <= budget)
 
 
 class _Loop:
@@ -417,6 +418,10 @@ class _Loop:
         net.ledger.write_parquet(temporary)
         os.replace(temporary, self.folder / "ledger.parquet")
 
+    def _budgeted(self) -> dict[str, Any]:
+        budget = self.settings.budget
+        return {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
+
     def _summary(self, net: Network) -> dict[str, Any]:
         kinds = dict.fromkeys(kind for row in self.rows for kind in row["accuracy"])
         turnover = _turnover(self.task, self.rounds)
@@ -444,7 +449,7 @@ class _Loop:
             "method": type(self.method).__name__.lower(),
             "parameters": asdict(self.method),  # type: ignore[call-overload]
             **self.settings.about,
-            **({} if self.settings.budget is None else {"budget": self.settings.budget}),
+            **self._budgeted(),
             "clients": len(self.task.clients),
             "seed": self.task.seed,
             "rounds": len(rows),

@@ -160,6 +160,17 @@ class RunFolder:
         return tomllib.loads(self.config).get(key) if found is None else found
 
     @property
+    def budget(self) -> int | None:
+        """The most bytes that all clients might send over the whole run, if the run had such a budget."""
+        budget = self.fact("budget")
+        return budget if isinstance(budget, int) else None
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether they have sent more."""
+        return self.budget is not None and self.total_bytes("uplink") > self.budget
+
+    @property
     def kind(self) -> str | None:
         """The kind of accuracy the method is judged by; without a result the first it measured."""
         kind = (self.result or {}).get("accuracy", {}).get("kind")

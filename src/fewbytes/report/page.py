@@ -17,10 +17,10 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped, unused-i
 
 from fewbytes.errors import UserError
 from fewbytes.files import replacing
-from fewbytes.report import leaks, left_out, pictures, pieces
+from fewbytes.report import choice, leaks, left_out, pictures, pieces
 from fewbytes.report.folder import Direction, Probe, Row, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout, Trace
-from fewbytes.report.table import alike, majority_rows, megabytes, percent, seconds
+from fewbytes.report.table import alike, badges, majority_rows, megabytes, percent, seconds
 
 KINDS = {
     "global": "the server's model on the server's test set",
@@ -39,6 +39,7 @@ KINDS = {
     "APL": "as mAP, of objects of more than 96² pixels",
     "newcomers": "as personalised, of the clients that came later only",
 }
+MANY = 10  # runs: with more, their names are no title, and all can be shown or hidden at once
 _DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
 _DASHES = ["solid", "dash", "dot", "dashdot"]
 _BLANK = "<td></td>"
@@ -67,6 +68,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
         [
             _header(runs),
             _summary(runs),
+            choice.section(runs, charts),
             _key(runs) if len(runs) > 1 else "",
             _accuracy(runs, charts),
             _traffic(runs, charts),
@@ -115,7 +117,9 @@ def document(title: str, body: str, charts: Charts) -> str:
 def _title(runs: Sequence[RunFolder]) -> str:
     methods = _unique(run.label for run in runs)
     datasets = _unique(run.fact("dataset") for run in runs)
-    return _listed(methods) + (f" on {_listed(datasets)}" if datasets else "")
+    return (_listed(methods) if len(methods) <= MANY else f"{len(methods)} methods") + (
+        f" on {_listed(datasets)}" if datasets else ""
+    )
 
 
 def _header(runs: Sequence[RunFolder]) -> str:
@@ -140,7 +144,7 @@ def _summary(runs: Sequence[RunFolder]) -> str:
     for index, run in enumerate(runs):
         score = run.score(run.kind)
         best = "" if score.best_row is None else f"<small>{when(score.best_row)}</small>"
-        badge = "" if run.status == "done" else f' <span class="badge">{_e(run.status)}</span>'
+        badge = "".join(f' <span class="badge">{_e(text)}</span>' for text in badges(run))
         cells = [
             f"<td>{_e(run.kind or '—')}</td>",
             f'<td class="strong">{percent(score.final)}</td>',
@@ -221,7 +225,8 @@ def _key(runs: Sequence[RunFolder]) -> str:
         f'<label><input type="checkbox" value="{index}" checked>{pieces.dot(index)}{_e(run.label)}</label>'
         for index, run in enumerate(runs)
     )
-    return f'<div class="key" role="group" aria-label="Runs shown in the charts">{boxes}</div>'
+    every = '<label><input type="checkbox" value="all" checked>all</label>' if len(runs) > MANY else ""
+    return f'<div class="key" role="group" aria-label="Runs shown in the charts">{every}{boxes}</div>'
 
 
 def _accuracy(runs: Sequence[RunFolder], charts: Charts) -> str:
@@ -652,8 +657,8 @@ td small { display: block; color: var(--muted); font-size: 12px; white-space: no
 .badge { font-size: 12px; color: var(--muted); border: 1px solid var(--line); border-radius: 99px; padding: 1px 8px; }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 8px; flex: none; }
 .key { position: sticky; top: 8px; z-index: 5; display: flex; flex-wrap: wrap; gap: 4px 20px; margin: 0 0 20px;
-  padding: 10px 24px; background: var(--card); border: 1px solid var(--line); border-radius: 12px; font-size: 14px;
-  box-shadow: 0 2px 10px rgb(0 0 0 / .05); }
+  max-height: 22vh; overflow-y: auto; padding: 10px 24px; background: var(--card); border: 1px solid var(--line);
+  border-radius: 12px; font-size: 14px; box-shadow: 0 2px 10px rgb(0 0 0 / .05); }
 .key label { position: relative; display: inline-flex; align-items: center; cursor: pointer; }
 .key input { position: absolute; opacity: 0; }
 .key label:has(input:not(:checked)) { color: var(--muted); text-decoration: line-through; }
@@ -735,7 +740,12 @@ function draw(div) {
 }
 
 const drawAll = () => document.querySelectorAll(".chart").forEach(draw);
-document.addEventListener("change", drawAll);
+document.addEventListener("change", (event) => {
+  const box = event.target;
+  if (box.value === "all" && box.type === "checkbox")
+    document.querySelectorAll(".key input").forEach((other) => { other.checked = box.checked; });
+  drawAll();
+});
 dark.addEventListener("change", drawAll);
 drawAll();
 """

@@ -27,6 +27,7 @@ COLOURS = [
     "#7d8f24",
     "#74839b",
 ]
+SYMBOLS = ["circle", "square", "triangle-up", "diamond", "cross"]
 
 
 def chart(name: str, title: str, description: str, height: int = 300) -> str:
@@ -56,6 +57,11 @@ def dot(index: int) -> str:
 def colour(index: int) -> str:
     """The colours in turn."""
     return COLOURS[index % len(COLOURS)]
+
+
+def symbol(index: int) -> str:
+    """A mark that tells apart runs of the same colour."""
+    return SYMBOLS[index // len(COLOURS) % len(SYMBOLS)]
 
 
 def plain(text: str, longest: int = 80) -> str:

@@ -28,7 +28,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     for run in runs:
         score = run.score(run.kind)
         table.add_row(
-            Text(run.label if run.status == "done" else f"{run.label} ({run.status})"),
+            Text(" ".join([run.label, *(f"({badge})" for badge in badges(run))])),
             Text(run.kind or "—"),
             percent(score.final),
             percent(score.best),
@@ -44,6 +44,11 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     if lines := [*_turnovers(runs), *captions(runs)]:
         table.caption, table.caption_justify = Text("\n".join(lines)), "left"
     return table
+
+
+def badges(run: RunFolder) -> list[str]:
+    """What is to be known of a run beside its figures: how it ended, if it is not done; that it is over its budget."""
+    return [run.status] * (run.status != "done") + ["over the budget"] * run.over_budget
 
 
 def _turnovers(runs: Sequence[RunFolder]) -> list[str]:
