@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import functools
 import json
@@ -10,12 +11,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+import fewbytes as fb
+from fewbytes import comparison
 from fewbytes.cli import main
+from fewbytes.experiment import make_method
 from fewbytes.methods import METHODS
 
 QUICK = ["--dataset", "digits", "--clients", "4", "--alpha", "1", "--rounds", "3", "--set", "batch=20"]
@@ -108,6 +113,74 @@ def test_compare_beats_guessing(tmp_path):
         assert result["accuracy"]["final"] > result["majority_class_accuracy"][kind] + 0.2
     assert results["separate"]["uplink_bytes"] == 0 < results["fedpurin"]["uplink_bytes"]
     assert (only_run(tmp_path) / "report.html").stat().st_size > 1_000_000
+
+
+@dataclass(frozen=True)
+class Broken(fb.Method):
+    """A method whose server fails in its first round."""
+
+    def round(self, state: None, net: fb.Network, t: int) -> None:
+        raise ZeroDivisionError("nothing to divide by")
+
+
+def ended(capsys, monkeypatch, folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """The exit code, standard output and standard error of a command, run in this process."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["fewbytes", *arguments])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return stop.value.code, *capsys.readouterr()
+
+
+def test_compare_all_goes_on_without_those_that_cannot(tmp_path, monkeypatch, capsys):
+    kept = ("fedavg", "fedkgf", "ensemble", "separate")
+    for name in set(METHODS) - set(kept):
+        monkeypatch.delitem(METHODS, name)
+    monkeypatch.setitem(METHODS, "broken", Broken)
+    options = ["--model", "mlp", "--clients", "3", "--rounds", "2", "--fraction", "0.7", "--set", "lr=0.05", "--json"]
+    code, out, errors = ended(capsys, monkeypatch, tmp_path, "compare", "all", *options)
+    assert code == 1, errors
+    results = {r["method"]: r for r in json.loads(out)}
+    assert {name: r["status"] for name, r in results.items()} == {
+        "fedavg": "done", "ensemble": "done", "separate": "done", "fedkgf": "left out", "broken": "failed",
+    }  # fmt: skip
+    assert "no Conv2d" in results["fedkgf"]["why"]
+    assert "nothing to divide by" in results["broken"]["why"]
+    assert "fedkgf is left out" in errors
+    assert results["fedavg"]["parameters"]["fraction"] == 0.7
+    assert [results[name]["parameters"]["epochs"] for name in ("fedavg", "ensemble")] == [2, 4]
+    assert {results[name]["parameters"]["lr"] for name in ("fedavg", "ensemble", "separate")} == {0.05}
+    assert {results[name]["model"] for name in ("fedavg", "separate")} == {"mlp"}
+    assert any("take" in r["recommended"].get("personalised", "") for r in results.values())
+    run = only_run(tmp_path)
+    partitions = {path.read_text() for path in run.glob("*/partition.json")}
+    assert len(partitions) == 1  # the same clients, with the same samples
+    assert "unfinished" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_the_parameters_of_equal_terms(name):
+    parameters = comparison.equal_parameters(name, 6)
+    assert dataclasses.asdict(make_method(name, parameters)).items() >= parameters.items()
+    assert set(comparison.SERVERS) <= set(METHODS)
+
+
+def test_a_budget_is_kept_and_told(tmp_path, monkeypatch, capsys):
+    options = ["--clients", "3", "--rounds", "3", "--budget", "130kB", "--set", "epochs=1"]
+    code, out, errors = ended(capsys, monkeypatch, tmp_path, "compare", "fedavg", "ensemble", *options)
+    assert code == 0, errors
+    assert "ends with round 1: another would exceed the budget" in " ".join(errors.split())
+    assert "For one model for all take" in out
+    assert "over the budget" in out
+    folder = only_run(tmp_path)
+    result = json.loads((folder / "fedavg" / "result.json").read_text())
+    assert (result["budget"], result["ended_by_budget"], result["rounds"]) == (130_000, True, 1)
+    resume = ["run", "--resume", str(folder / "fedavg"), "--budget"]
+    assert ended(capsys, monkeypatch, tmp_path, *resume, "0.13MB", "--json")[0] == 0
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, *resume, "1MB")
+    assert code == 2
+    assert "another budget" in errors
 
 
 def test_plan_measures_real_payloads(tmp_path):
@@ -214,6 +287,11 @@ MISTAKES = {
     "classes that are no numbers": (["run", "fedavg", "--newcomers", "2", "--known-classes", "cat"], "0,1,2"),
     "known classes without newcomers": (["run", "fedavg", "--known-classes", "0,1"], "newcomers"),
     "rate that is none": (["plan", "fedavg", "--uplink", "fast"], "1MB/s"),
+    "a budget in words": (["run", "fedavg", "--budget", "lots"], "200MB"),
+    "no budget": (["compare", "--budget", "0"], "200MB"),
+    "a budget below nothing": (["compare", "all", "--budget=-5MB"], "200MB"),
+    "all and a parameter that none has": (["compare", "all", "--set", "tua=0.5"], "tau"),
+    "all on data that are not there": (["compare", "all", "--dataset", "digitz"], "digits"),
     "out that is a file": (["run", "fedavg", "--out", "broken.toml"], "broken.toml"),
 }
 

@@ -334,7 +334,7 @@ def test_the_page_asks_for_nothing_and_names_what_it_shows(tmp_path: Path) -> No
     assert ("html", {"lang": "en"}) in tags
     assert all("scope" in attrs for tag, attrs in tags if tag == "th")
     drawings = [attrs for _, attrs in tags if attrs.get("class") == "chart"]
-    assert len(drawings) == 9
+    assert len(drawings) == 10
     assert all(attrs["aria-label"] for attrs in drawings)
 
 

@@ -24,7 +24,7 @@ from fewbytes.attack import Attacking, attack_table
 from fewbytes.attack import attack as attack_run
 from fewbytes.checkpoint import read_checkpoint
 from fewbytes.display import Display, console, progress
-from fewbytes.errors import FewbytesError, UserError
+from fewbytes.errors import FewbytesError, UserError, suggestion
 from fewbytes.experiment import CLASS_LISTS, UNSAID, make_experiment, make_method, read_experiment
 from fewbytes.inspect import inspect_frame
 from fewbytes.method import Task
@@ -242,7 +242,7 @@ def _show(runs: Sequence[RunFolder], page: Path) -> None:
     """Print the table of some runs, which to take, and where their report is."""
     printed.print(summary_table(runs))
     for choice in choices(runs):
-        printed.print(choice.reason, markup=False)
+        printed.print(str(choice), markup=False, soft_wrap=True)
     printed.print(f"report: {page}", soft_wrap=True)
 
 
@@ -292,7 +292,7 @@ def _compared(folder: Path, results: list[dict[str, Any]]) -> list[dict[str, Any
     runs = read_runs([folder])
     write_report(runs, folder / "report.html")
     found = choices(runs)
-    return [r | {"recommended": {c.kind: c.reason for c in found if c.label == r["method"]}} for r in results]
+    return [r | {"recommended": {c.kind: str(c) for c in found if c.label == r["method"]}} for r in results]
 
 
 @app.command()
@@ -535,7 +535,8 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
             raise UserError(f"--set {key}: {name!r} is not among the methods compared: {', '.join(names)}")
         takers = [name] if dot else [n for n in names if rest in fields[n]]
         if not takers:
-            make_method(names[0], {rest: value})  # raises, and tells what was perhaps meant
+            known = sorted(set.union(*fields.values()))
+            raise UserError(f"--set {key}: no method compared has a parameter {rest!r}{suggestion(rest, known)}")
         for taker in takers:
             own[taker][rest] = value
     return own

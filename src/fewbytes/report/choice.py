@@ -26,11 +26,15 @@ class Point(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A recommendation for one kind of accuracy: the label of a run (None: no method learnt), and the reason."""
+    """A recommendation for one kind of accuracy: the label of a run (None: take none), what to do, and why."""
 
     kind: str
     label: str | None
+    advice: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.advice}: {self.reason}."
 
 
 def front(points: Iterable[Point]) -> list[Point]:
@@ -56,15 +60,15 @@ def choices(runs: Sequence[RunFolder]) -> list[Choice]:
 def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     points = _points(kind, runs, over=False)
     over = len(_points(kind, runs, over=True))
-    rest = f" ({over} more over the budget)" if over else ""
+    rest = f" ({over} over the budget)" if over else ""
+    none = f"For {WORDS[kind]} take none"
     if not points:
-        return Choice(kind, None, f"For {WORDS[kind]}: no method stays within the budget{rest}.")
+        return Choice(kind, None, none, "none stays within the budget")
     guessing, best = _guessing(kind, runs), front(points)[-1]
     if guessing is not None and best.accuracy <= guessing:
-        reason = f"no method learnt more than guessing the majority class, {percent(guessing)}"
-        return Choice(kind, None, f"For {WORDS[kind]}: {reason}{rest}.")
+        return Choice(kind, None, none, f"none beats guessing the majority class, {percent(guessing)}{rest}")
     taken = recommended(points)
-    head = f"For {WORDS[kind]} take {taken.label}, {percent(taken.accuracy)} {_cost(taken)}"
+    advice = f"For {WORDS[kind]} take {taken.label}, {percent(taken.accuracy)} {_cost(taken)}"
     if taken.accuracy < best.accuracy:
         reason = f"{best.label} is the most accurate, {percent(best.accuracy)} {_cost(best)}"
     else:
@@ -73,7 +77,7 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
         reason += ", and none that sends less comes within a percentage point"
     else:
         reason += ", and none sends less"
-    return Choice(kind, taken.label, f"{head}: {reason}{rest}.")
+    return Choice(kind, taken.label, advice, f"{reason}{rest}")
 
 
 def _cost(point: Point) -> str:
@@ -111,7 +115,7 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
     if not found:
         return ""
     charts["choice"] = {choice.kind: _chart(choice, runs) for choice in found}
-    lines = "".join(f"<p><b>{html.escape(choice.reason)}</b></p>" for choice in found)
+    lines = "".join(f"<p><b>{html.escape(c.advice)}</b>: {html.escape(c.reason)}.</p>" for c in found)
     budgets = _budgets(runs)
     budget = (
         f" A budget is the dotted upright line: a run ends before a round that would exceed it; {sum(_cut(runs))} of "

@@ -67,8 +67,8 @@ def _page(runs: Sequence[RunFolder]) -> str:
     body = "\n".join(
         [
             _header(runs),
-            _summary(runs),
             choice.section(runs, charts),
+            _summary(runs),
             _key(runs) if len(runs) > 1 else "",
             _accuracy(runs, charts),
             _traffic(runs, charts),

@@ -1,0 +1,115 @@
+"""Which method to take: the Pareto front, the recommendation, and what a page of many runs shows of both."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fewbytes.report import RunFolder, choices, write_report
+from fewbytes.report.choice import WITHIN, Point, front, recommended
+
+
+def dominates(a: Point, b: Point) -> bool:
+    no_worse = a.uplink <= b.uplink and a.accuracy >= b.accuracy
+    return no_worse and (a.uplink < b.uplink or a.accuracy > b.accuracy)
+
+
+POINTS = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(0, 40).map(lambda n: n / 100)), min_size=1, max_size=15
+).map(lambda found: [Point(f"m{i}", *each) for i, each in enumerate(found)])  # so few values that they are often equal
+
+
+@given(POINTS)
+def test_a_point_is_on_the_front_unless_another_dominates_it(points):
+    best = front(points)
+    assert {p for p in points if not any(dominates(q, p) for q in points)} == set(best)
+    assert best == sorted(best, key=lambda p: p.uplink)
+
+
+@given(POINTS)
+def test_the_recommendation_is_the_cheapest_near_the_best(points):
+    taken, highest = recommended(points), max(p.accuracy for p in points)
+    near = [p for p in points if highest - p.accuracy <= WITHIN + 1e-9]
+    assert taken in front(points)
+    assert taken in near
+    assert taken.uplink == min(p.uplink for p in near)
+
+
+@given(POINTS, st.randoms())
+def test_the_order_of_the_runs_does_not_matter(points, random):
+    shuffled = random.sample(points, len(points))
+    assert front(shuffled) == front(points)
+    assert recommended(shuffled) == recommended(points)
+
+
+def run(label: str, up: int, partition: int = 7, budget: int | None = None, **accuracy: float | None) -> RunFolder:
+    """A finished run of one round, on clients who hold `partition` samples, that knew what guessing scores."""
+    row = {"round": 1, "phase": "round", "accuracy": accuracy, "uplink_bytes": up, "downlink_bytes": up}
+    guessing = {"global": 0.1, "personalised": 0.4}
+    result: dict[str, Any] = {"status": "done", "majority_class_accuracy": guessing}
+    result |= {} if budget is None else {"budget": budget, "ended_by_budget": True}
+    counts = {"classes": ["a"], "train": [[partition]], "test": [[1]]}
+    return RunFolder(Path(label), label, [row], None, counts, result, "")
+
+
+def lines(*runs: RunFolder) -> dict[str, str]:
+    return {choice.kind: str(choice) for choice in choices(runs)}
+
+
+def test_the_reason_is_told_in_figures():
+    cheap, dear = run("cheap", 12_300_000, personalised=0.931), run("dear", 38_000_000, personalised=0.934)
+    told = lines(cheap, dear, run("far", 10_000, personalised=0.9))["personalised"]
+    assert told == (
+        "For a model for each client take cheap, 93.1% with 12.3 MB up: dear is the most accurate, 93.4% with 38.0 MB "
+        "up, and none that sends less comes within a percentage point."
+    )
+    alone = lines(run("separate", 0, personalised=0.93), cheap)["personalised"]
+    assert "take separate, 93.0% with nothing sent: cheap is the most accurate" in alone
+    assert alone.endswith("and none sends less.")
+    assert (
+        "none is more accurate, and none sends less"
+        in lines(run("best", 5, **{"global": 0.9}), run("x", 9, **{"global": 0.5}))["global"]
+    )
+
+
+def test_what_does_not_compare_is_not_compared():
+    one, two = run("one", 10, **{"global": 0.9}), run("two", 20, personalised=0.9)
+    assert not choices([one, two])  # models for all, and models for each
+    assert not choices([one, run("three", 5, partition=8, **{"global": 0.8})])  # other data
+    assert not choices([one])
+    unmeasured = run("three", 5, **{"global": None}), run("four", 5, **{"global": float("nan")})
+    assert not choices([one, *unmeasured])
+    both = [run("a", 10, personalised=0.9, **{"global": 0.5}), run("b", 5, personalised=0.5, **{"global": 0.8})]
+    assert {choice.kind: choice.label for choice in choices(both)} == {"personalised": "a", "global": "b"}
+
+
+def test_nothing_is_recommended_that_learnt_nothing_or_costs_too_much():
+    told = lines(run("one", 10, **{"global": 0.1}), run("two", 20, **{"global": 0.05}))["global"]
+    assert told == "For one model for all take none: none beats guessing the majority class, 10.0%."
+    over, within = run("over", 200, budget=100, **{"global": 0.9}), run("within", 90, budget=100, **{"global": 0.6})
+    told = lines(over, within)["global"]
+    assert "take within, 60.0%" in told
+    assert told.endswith("(1 over the budget).")
+    assert "none stays within the budget" in lines(over, over)["global"]
+
+
+def test_a_page_of_forty_runs(tmp_path):
+    runs = [run(f"m{i}", 1000 * i, budget=35_000, **{"global": 0.5 + i / 100}) for i in range(40)]
+    text = write_report(runs, tmp_path / "report.html").read_text()
+    assert "<h1>40 methods</h1>" in text
+    assert str(choices(runs)[0]).split(":")[0] in text
+    assert text.count("over the budget</span>") == 4
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.S)
+    assert found
+    traces, layout = json.loads(found[1])["choice"]["global"]
+    marks = [trace for trace in traces if "meta" in trace]
+    assert len(marks) == 40
+    assert {trace["text"][0] for trace in marks if "text" in trace["mode"]} == {f"m{i}" for i in range(36)}
+    assert [trace["text"][0] for trace in marks if trace["marker"]["symbol"] == "star"] == ["m34"]
+    assert all(trace["x"][0] > 0 for trace in marks)  # on a logarithmic axis, nothing sent has a place, too
+    assert layout["xaxis"]["ticktext"][0] == "0"
