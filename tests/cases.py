@@ -58,6 +58,11 @@ CASES: dict[str, fb.Method] = {
         **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, common=True, fraction=0.75
     ),
     "fedkgf-averaged": fb.FedKGF(**LOCAL, base=2, owners=0, momentum=0.5, lr_rounds=2),
+    "fedper": fb.FedPer(**LOCAL, fraction=0.5),
+    "pfedsd": fb.PFedSD(**LOCAL),
+    "pfedsd-sampled": fb.PFedSD(**LOCAL, fraction=0.5, teacher="eval"),
+    "fedcac": fb.FedCAC(**LOCAL, beta=2),
+    "fedcac-sampled": fb.FedCAC(**LOCAL, beta=2, fraction=0.5, tau=0.3),
     "lg_fedavg": fb.LG_FedAvg(**LOCAL, fraction=0.5),
     "fedproto": fb.FedProto(**LOCAL),
     "feddistill": fb.FedDistill(**LOCAL),
