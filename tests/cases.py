@@ -156,6 +156,21 @@ class Grouped(nn.Sequential):
         super().__init__(*layers, nn.Flatten(), nn.Linear(12 * 16, 10))
 
 
+class Net3(nn.Module):
+    """The network of FedPURIN's golden files, its sizes read from a state."""
+
+    def __init__(self, like: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        a, b = like["pre_conv.weight"].shape[:2], like["conv1.weight"].shape[:2]
+        self.pre_conv, self.pre_bn = nn.Conv2d(a[1], a[0], 3, padding=1, bias=False), nn.BatchNorm2d(a[0])
+        self.conv1, self.bn1 = nn.Conv2d(b[1], b[0], 3, padding=1, bias=False), nn.BatchNorm2d(b[0])
+        self.fc = nn.Linear(*like["fc.weight"].shape[::-1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.pre_bn(self.pre_conv(x)))
+        return self.fc(torch.relu(self.bn1(self.conv1(x))).mean((2, 3)))
+
+
 class OwnNet(nn.Module):
     """As many features as TinyNet has, by a convolution of any width: a model of its own for every client."""
 
