@@ -15,6 +15,7 @@ from fewbytes.methods.fedavg import Model, Own
 from fewbytes.methods.fedcac import FedCAC, Marked, Personal, sensitive
 from fewbytes.methods.fedper import classifier
 from fewbytes.methods.fedpurin import collaborators, overlap
+from fewbytes.methods.pfedsd import Taught
 from fewbytes.wire import Bits, Counted, Dense, counted
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -104,6 +105,12 @@ def some_site(like: dict[str, torch.Tensor]) -> Site:
     return Site(fb.Task(lambda: Net3(like), data), 0, 1, "receive")
 
 
+def test_fedcac_s_cutoff_lets_more_values_be_critical():
+    after = torch.tensor([1e-3, 1e-6, 1e-8, 0.0])  # scores 1e-6, 1e-12, 1e-16, 0
+    assert sensitive(after, torch.zeros(4), 0.5).tolist() == [True, True, True, False]
+    assert sensitive(torch.zeros(4), torch.zeros(4), 0.5).all()
+
+
 def test_fedcac_where_all_is_critical_for_all_is_fedavg():
     g, mean = torch.Generator().manual_seed(0), fb.Mean()
     states = [{"a": torch.randn(3, 4, generator=g), "b": torch.randn(5, generator=g)} for _ in range(4)]
@@ -190,11 +197,11 @@ def test_pfedsd_without_its_weight_is_fedavg_bit_for_bit():
     assert not same(fb.PFedSD(**local), fb.PFedSD(**local, teacher="eval"), 2)
 
 
-def test_pfedsd_s_teacher_is_left_as_it_was():
-    method, task = fb.PFedSD(epochs=1, batch=8), fb.Task(batch_normed, tiny_data())
-    state, theta = method.client(Site(task, 0, 0, "client")), method.server(task).theta
-    method.train(state, Model(Dense(theta)), Site(task, 0, 1, "train"))
-    teacher, before = state.theta, {name: value.clone() for name, value in state.theta.items()}
-    method.train(state, Model(Dense(theta)), Site(task, 0, 2, "train"))
-    assert all(torch.equal(teacher[name], before[name]) for name in before)
-    assert not torch.equal(state.theta["0.weight"], before["0.weight"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_pfedsd_s_teacher_learns_nothing(mode):
+    method, site = fb.PFedSD(epochs=2, batch=8), Site(fb.Task(batch_normed, tiny_data()), 0, 2, "train")
+    student, teacher = site.model(), site.model(fresh=True)
+    before = [[p.detach().clone() for p in model.parameters()] for model in (student, teacher)]
+    method.train_on(site, Taught(student, teacher, mode), method.loss)
+    assert not any(torch.equal(*pair) for pair in zip(student.parameters(), before[0], strict=True))
+    assert all(torch.equal(*pair) for pair in zip(teacher.parameters(), before[1], strict=True))
