@@ -36,7 +36,9 @@ CASES: dict[str, fb.Method] = {
     ),
     "fedktl-linear": fb.FedKTL(**LOCAL, **KTL, classifier="linear", lambda_mmd=0.0, scale=1.0, margin=0.0),
     "fedpurin": fb.FedPURIN(**LOCAL, beta=2),
-    "fedpurin-sampled": fb.FedPURIN(**LOCAL, beta=2, fraction=0.5, gradient="delta", hessian=True, tau=0.3),
+    "fedpurin-sampled": fb.FedPURIN(
+        **LOCAL, beta=2, fraction=0.5, gradient="delta", hessian=True, tau=0.3, activations=True
+    ),
     "fedpurin-batch-norm": fb.FedPURIN(**LOCAL, batch_norm="selected", weighted=True),
     "fusefl": fb.FuseFL(blocks=3, ccvr_samples=20, **(LOCAL | {"epochs": 4})),
     "fusefl-average": fb.FuseFL(cuts="conv", adaptor="average", final_reduce="mean", ccvr_samples=0, **LOCAL),

@@ -183,6 +183,14 @@ def test_points_that_are_alike_or_not_finite_do_not_stop_a_run():
         assert np.isfinite(series["x"] + series["y"]).all()
 
 
+def test_shares_are_kept_by_row_and_layer():
+    rows = {"a": {"conv": torch.tensor([[0.0, 1 / 3]])}, "server": {}}
+    assert json.loads(gallery.shares(rows)) == {"a": {"conv": [0.0, 0.3333]}, "server": {}}
+    for wrong in (1.01, -0.01, torch.nan):
+        with pytest.raises(fb.MethodError, match="'conv' in the row 'a'"):
+            gallery.shares({"a": {"conv": torch.tensor([0.5, wrong])}})
+
+
 @pytest.mark.parametrize(
     "points",
     [

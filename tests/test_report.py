@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 import pytest
@@ -22,7 +23,7 @@ from rich.console import Console
 
 from fewbytes import gallery
 from fewbytes.errors import UserError
-from fewbytes.report import pictures, read_run, read_runs, summary_table, write_report
+from fewbytes.report import activations, pictures, read_run, read_runs, summary_table, write_report
 
 CLIENTS, ROUNDS = 8, 6
 HOSTILE = '</script><img src="http://evil.test/x" onerror="document.title=1"><b>&amp;%{y}'
@@ -520,6 +521,84 @@ def test_pictures_of_several_runs_are_named_by_the_run(tmp_path: Path) -> None:
     assert len(shown_images(text.split("<h3>fedktl: Made")[1])) == 4
 
 
+def show_shares(folder: Path, t: int, rows: dict[str, dict[str, torch.Tensor]]) -> Path:
+    gallery.keep(folder, t, {"active.shares.json": gallery.shares(rows)})
+    return folder
+
+
+def test_shares_are_drawn_by_layer_as_ridges_and_a_heat_map(tmp_path: Path) -> None:
+    clients = {f"client {i}": {"conv": torch.full((3, 3), i / 30), "fc": torch.arange(2600) / 2600} for i in range(30)}
+    folder = show_shares(make_run(tmp_path / "a"), 1, {"client 0": {"old": torch.zeros(1)}})
+    show_shares(folder, ROUNDS + 1, clients | {"server": {"conv": torch.ones(9), "fc": torch.ones(2600)}})
+    text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
+    assert re.findall("<h3>(.*)</h3>", text) == ["Active"]
+    assert re.findall('<input type="radio" name="active-0-shares".*?<span>(.*?)</span>', text) == ["conv", "fc"]
+    assert "Shown: 21 of 31 rows as ridges, 9 of 31 rows of the heat map; the rest" in text
+    assert "Of more than 1,280 elements a column is the mean of neighbours." in text
+    ridges, heat = (charts_of(text)[f"active-0-shares-{kind}"] for kind in ("ridges", "heat"))
+    traces, layout = ridges["0"]
+    assert [trace["text"].split("<")[0] for trace in traces] == layout["yaxis"]["ticktext"]
+    assert (layout["yaxis"]["ticktext"][0], layout["yaxis"]["ticktext"][-1]) == ("client 0", "server")
+    for place, trace in zip(layout["yaxis"]["tickvals"], traces, strict=True):
+        assert trace["y"][0] == trace["y"][-1] == min(trace["y"]) == place
+    assert [trace["x"][max(range(103), key=trace["y"].__getitem__)] for trace in (traces[0], traces[-1])] == [0, 1]
+    (small,), (large,) = heat["0"][0], heat["1"][0]
+    assert (len(small["z"]), small["z"][-1], small["z"][0]) == (9, [1.0] * 9, [0.0] * 9)
+    assert (large["x"][:3], large["z"][0][0]) == ([0, 3, 6], round(1 / 2600, 3))
+    assert len(large["x"]) == len(large["z"][0]) == 867
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0], [1.0] * 7, [0.0, 1.0], [0.5, 0.50001], np.linspace(0, 1, 9), np.arange(200) / 199]
+)
+def test_ridges_hold_all_elements(values: Any) -> None:
+    heights = activations.density(np.array(values))
+    assert np.trapezoid(heights, dx=0.01) == pytest.approx(1, abs=0.01)
+    assert (heights >= 0).all()
+
+
+DAMAGED_SHARES = [
+    b"{}",
+    b'{"server": {"fc": [0, 1.5]}}',
+    b'{"server": {"fc": [0, NaN]}}',
+    b'{"server": {"fc": [0, 1]}, "client 0": {"fc": [0]}}',
+    b'{"server": {"fc": []}}',
+    b'{"server": [1]}',
+    b"[" * 100_000,
+]
+
+
+def test_shares_that_are_damaged_or_do_not_fit_are_left_out_with_a_word(tmp_path: Path, monkeypatch: Any) -> None:
+    folder = show_shares(make_run(tmp_path / "a"), 2, {"server": {"fc": torch.ones(9)}})
+    for number, data in enumerate(DAMAGED_SHARES):
+        (folder / "gallery" / f"2-damaged-{number}.shares.json").write_bytes(data)
+    text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
+    assert re.findall("<h3>(.*)</h3>", text) == ["Active"]
+    assert "left out, being damaged, empty or too large: <code>2-damaged-0.shares.json</code>, " in text
+    assert f" and {len(DAMAGED_SHARES) - 5} more.</p>" in text
+    monkeypatch.setattr(pictures, "_BYTES", 100)
+    text = write_report([read_run(folder)], tmp_path / "r.html").read_text("utf-8")
+    assert "<h3>" not in text
+    assert f" and {len(DAMAGED_SHARES) + 1 - 5} more.</p>" in text
+
+
+def test_shares_are_coarser_where_bytes_are_few(tmp_path: Path, monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    layers = {f"layer {i}": torch.rand(1000) for i in range(12)}
+    run = read_run(show_shares(make_run(tmp_path / "a"), 2, {f"client {i}": layers for i in range(4)}))
+    shown = {}
+    for most in (2_000_000, 250_000, 60_000):
+        monkeypatch.setattr(pictures, "_BYTES", most)
+        text = write_report([run], tmp_path / "r.html").read_text("utf-8")
+        charts = {name: views for name, views in charts_of(text).items() if name.startswith("active")}
+        assert len(json.dumps(charts, separators=(",", ":"))) <= most
+        heat = charts["active-0-shares-heat"]
+        shown[most] = (len(heat), len(heat["0"][0][0]["x"]))
+    assert shown == {2_000_000: (12, 1000), 250_000: (12, 500), 60_000: (4, 143)}
+    assert "Shown: 4 of 12 layers" in text
+    assert "Of more than 160 elements" in text
+
+
 def png(size: tuple[int, int] = (8, 8), mode: str = "L", told: str | None = None) -> bytes:
     text, file = PngImagePlugin.PngInfo(), io.BytesIO()
     if told is not None:
@@ -618,6 +697,7 @@ def test_a_browser_draws_every_chart_and_nothing_hostile_runs(tmp_path: Path) ->
     folder = make_compare(tmp_path / "c")
     make_run(folder / "4", HOSTILE, ("global", HOSTILE), 5_000, classes=(HOSTILE, HOSTILE, "2"), config=config)
     show(folder / "4", [1, 2], (HOSTILE, "dog"), HOSTILE)
+    show_shares(folder / "4", 1, {row: {HOSTILE: torch.rand(5), "fc": torch.ones(3)} for row in (HOSTILE, "server")})
     (folder / "4" / "gallery" / f"1-{HOSTILE.replace('/', '')}.png").write_bytes(b"")
     page = write_report(read_runs([folder]), tmp_path / "r.html")
     dom, console, asked = browse(page, tmp_path / "profile")
@@ -631,9 +711,9 @@ def test_a_browser_draws_every_chart_and_nothing_hostile_runs(tmp_path: Path) ->
     assert not [attrs for _, attrs in tags if "onerror" in attrs]
     assert "<title>1</title>" not in dom
     assert dom.count('class="main-svg"') >= 9
-    assert dom.count('class="trace scatter') == 3 * 4 + 2 * 4 + 3  # charts of accuracy, bytes, points
+    assert dom.count('class="trace scatter') == 3 * 4 + 2 * 4 + 3 + 2  # charts of accuracy, bytes, points, shares
     assert dom.count('class="trace boxes"') == 2 * 4
-    assert dom.count('class="hm"') == 2
+    assert dom.count('class="hm"') == 2 + 1
 
 
 def test_a_browser_draws_a_single_run(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from fewbytes.plan import deployment_seconds, make_plan, parse_rate
 from fewbytes.probe import Probing, probe_table
 from fewbytes.probe import probe as probe_run
 from fewbytes.report import read_runs, summary_table, write_report
+from fewbytes.reproduce import TABLES
+from fewbytes.reproduce import reproduce as reproduce_table
 from fewbytes.run import run as run_method
 
 printed = Console(highlight=False)
@@ -51,6 +53,7 @@ SHARED: dict[str, Any] = {
     "config": _option(Path, "A TOML file with any of these settings.", "-c", "--config"),
     "dataset": _option(str, "digits, a folder under FEWBYTES_DATA, a path, or a name to download.", metavar="NAME"),
     "image_size": _option(int, "Pixels a side of a detection data set's images (a multiple of 32)."),
+    "part": _option(float, "Use only this part of the data set, e.g. 0.1, drawn by the seed."),
     "partition": _option(
         str, "dirichlet, iid, pathological, shards, main-category, or flwr:<Partitioner>.", metavar="NAME"
     ),
@@ -263,6 +266,47 @@ def plan(
         print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))
     else:
         printed.print(made.table())
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str | None, typer.Argument(help="SYSTEM/TABLE; without it, those there are.")] = None,
+    scale: Annotated[str, typer.Option(help="small (minutes), or paper: as the paper has it.")] = "small",
+    out: Annotated[
+        Path, typer.Option(help="Where the runs and the table go, below a folder each system and scale.")
+    ] = Path("runs/reproduce"),
+    rows: Annotated[str | None, typer.Option(help="Only these rows, with commas.", metavar="LIST")] = None,
+    columns: Annotated[str | None, typer.Option(help="Only these columns, with commas.", metavar="LIST")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Only these seeds, e.g. 1,2,3.", metavar="LIST")] = None,
+    until: Annotated[int | None, typer.Option(help="Stop each run after this round for now.")] = None,
+    parameters: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of the methods, or METHOD.KEY.", metavar="KEY=VALUE")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes (default: one per core).")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Run a paper's table, ours beside theirs; the same command goes on where it was stopped."""
+
+    if table is None:
+        for name, make in TABLES.items():
+            printed.print(f"[bold cyan]{name}[/]: {make('paper').title}")
+        return
+    with _standard_output_for(as_json):
+        made = reproduce_table(
+            table, scale, out, rows=_names(rows), columns=_names(columns), seeds=_names(seeds), until=until,
+            parameters=_pairs(parameters or [], "--set"), workers=workers, device=device,
+            tell=lambda text: console.print(text, soft_wrap=True),
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps(made.as_json(), indent=2))
+    else:
+        printed.print(made.table())
+        printed.print(f"report: {made.path.with_suffix('.html')}", soft_wrap=True)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 @app.command()

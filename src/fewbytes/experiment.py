@@ -25,7 +25,7 @@ from fewbytes.run import Settings, Watcher
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 UNSAID: dict[str, Any] = {
-    "image_size": SIZE, "augment": "none", "backdoor": 0, "kgf": None, "main_share": 0.8,
+    "image_size": SIZE, "part": 1.0, "augment": "none", "backdoor": 0, "kgf": None, "main_share": 0.8,
     "newcomers": 0, "arrival": None, "stay": False, "known_classes": None, "newcomer_classes": None,
 }  # fmt: skip
 """Settings that config.toml and result.json name only where they differ from these."""
@@ -37,6 +37,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     method: str
     dataset: str = "digits"
     image_size: Count = UNSAID["image_size"]  # pixels a side that a detection data set's images are letter-boxed to
+    part: Annotated[float, msgspec.Meta(gt=0, le=1)] = UNSAID["part"]  # of the data set that is used, drawn by the seed
     partition: str = "dirichlet"
     alpha: float = 0.5
     classes_per_client: Count = 2
@@ -99,6 +100,8 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         detects = dataset.train.boxes is not None
         if self.image_size != SIZE and not detects:
             raise UserError(f"image_size is for data sets with boxes, and {self.dataset} has none: leave it out")
+        if self.part < 1:
+            dataset = dataset.part(self.part, self.seed)
         if self.public is not None:
             dataset, public = with_public(dataset, str(self.public), self.seed)
         data = federate(

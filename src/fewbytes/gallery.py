@@ -26,7 +26,7 @@ LIMIT = 512  # that may be asked for
 ROWS = "fewbytes"  # the text in a sheet's PNG file that tells its rows
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-_FILE = re.compile(rf"(\d{{1,9}})-({_NAME.pattern})\.(png|json)")
+_FILE = re.compile(rf"(\d{{1,9}})-({_NAME.pattern})\.(png|shares\.json|json)")
 
 
 def file_name(name: str, kind: str) -> str:
@@ -107,6 +107,21 @@ def _two_dimensional(points: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.
     return flat.round(3 - math.floor(math.log10(np.abs(flat).max()))) + 0.0  # no -0.0
 
 
+def shares(rows: Mapping[str, Mapping[str, Tensor]]) -> bytes:
+    """A JSON file of shares in [0, 1] to four digits: row, layer, then its elements. Raises MethodError for others."""
+    told = {
+        row: {layer: _shares(row, layer, values) for layer, values in layers.items()} for row, layers in rows.items()
+    }
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def _shares(row: str, layer: str, values: Tensor) -> list[float]:
+    if not ((values >= 0) & (values <= 1)).all():
+        raise MethodError(f"shares to show lie in [0, 1], those of {layer!r} in the row {row!r} do not")
+    shares: list[float] = values.detach().cpu().double().flatten().numpy().round(4).tolist()
+    return shares
+
+
 def keep(folder: Path, t: int, shown: Mapping[str, bytes]) -> None:
     """Write what was shown in round t to the gallery of a run folder."""
     for name, data in shown.items():
@@ -116,7 +131,7 @@ def keep(folder: Path, t: int, shown: Mapping[str, bytes]) -> None:
 
 
 def kept(folder: Path) -> list[tuple[int, str, str, Path]]:
-    """The files in a run folder's gallery: (round, name, `png` or `json`, path), in the order of rounds."""
+    """The files in a run folder's gallery: (round, name, kind as in its ending, path), in the order of rounds."""
     paths = (folder / "gallery").iterdir() if (folder / "gallery").is_dir() else ()
     found = [(match, path) for path in paths if (match := _FILE.fullmatch(path.name)) and path.is_file()]
     return sorted((int(match[1]), match[2], match[3], path) for match, path in found)

@@ -284,6 +284,16 @@ class Network(ABC):
         if self.scored:
             self.shown[file] = gallery.maps(panels)
 
+    def show_shares(self, name: str, rows: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Show people in what share of the rounds each element of some layers was active; steers nothing.
+
+        `rows`: what is compared (clients, the server), each a mapping from layer to values in [0, 1], of any shape that
+        is the same in all rows. Kept as `show_images` keeps images; the report draws the last. Raises MethodError.
+        """
+        file = gallery.file_name(name, "shares.json")
+        if self.scored:
+            self.shown[file] = gallery.shares(rows)
+
     def idle(self) -> None:
         """Raises MethodError if a call was left half-read."""
         if self._open is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
 import torch
-from cases import Net3
+from cases import CASES, Net3, tiny_task
+from test_laws import fingerprint
 from torch import nn
 
 import fewbytes as fb
@@ -26,6 +29,7 @@ from fewbytes.methods.fedpurin import (
     sparse_mean,
     taking_part,
     threshold,
+    watched,
 )  # fmt: skip
 from fewbytes.wire import Masked
 
@@ -86,7 +90,7 @@ def test_rounds(golden):
         assert [len(r.theta.values) for r in replies.values()] == g[f"{case}/upload_count"].tolist()
         delta, mean = critical_means(uploads, group), sparse_mean(uploads, list(samples / samples.sum()))
         method = FedPURIN(beta=beta, tau=tau, weighted=name == "weighted")
-        down = method.aggregate(replies, t)
+        down, _ = method.aggregate(replies, t)
         for i in clients:
             for k in chosen:
                 assert torch.allclose(uploads[int(i)][k], torch.from_numpy(g[f"{case}/uploaded/{i}/{k}"]), **CLOSE)
@@ -171,9 +175,52 @@ def test_a_client_without_critical_values_takes_part_in_no_mean():
     ones = {k: torch.ones_like(v, dtype=torch.bool) for k, v in states[0].items()}
     none = {k: ~v for k, v in ones.items()}
     replies = {i: Critical(Masked.of(s, none if i == 2 else ones), 1) for i, s in enumerate(states)}
-    down = FedPURIN().aggregate(replies, 1)
+    down, _ = FedPURIN().aggregate(replies, 1)
     assert torch.allclose(down[2].theta.dense()["b"], (states[0]["b"] + states[1]["b"]) / 2)
-    assert FedPURIN().aggregate({0: replies[0]}, 1) == {}  # alone: nothing is aggregated
+    assert FedPURIN().aggregate({0: replies[0]}, 1) == ({}, {})  # alone: nothing is aggregated
+
+
+@dataclass(frozen=True)
+class Kept(FedPURIN):
+    """FedPURIN that keeps the masks of every round, as they came."""
+
+    def aggregate(self, replies, t):
+        SEEN.append({i: reply.theta.dense() for i, reply in replies.items()})
+        return super().aggregate(replies, t)
+
+
+SEEN: list[dict[int, dict[str, torch.Tensor]]] = []
+
+
+def test_activations_are_the_shares_of_rounds_and_change_nothing(tmp_path):
+    about = asdict(CASES["fedpurin-sampled"])
+    SEEN.clear()
+    fb.run(Kept(**about), tiny_task(), rounds=5, out=tmp_path / "on", workers=1)
+    told = json.loads((tmp_path / "on" / "gallery" / "6-activations.shares.json").read_text())
+    names = ["conv.weight", "fc.weight"]
+    ones = [{i: {k: u[k] != 0 for k in names} for i, u in found.items()} for found in SEEN]  # no upload is exactly 0
+    rows = {f"client {i}": [found[i] for found in ones if i in found] for i in range(4)}
+    rows["server"] = [{k: torch.stack([m[k] for m in found.values()]).any(0) for k in names} for found in ones]
+    assert list(told) == [row for row, found in rows.items() if found]
+    assert len({len(found) for found in rows.values()}) > 2  # shares of different numbers of rounds
+    for row, layers in told.items():
+        conv, fc = (sum(m[k].double() for m in rows[row]) / len(rows[row]) for k in names)
+        assert list(layers) == names
+        assert layers["conv.weight"] == pytest.approx(conv[0].flatten().tolist(), abs=1e-4)
+        assert layers["fc.weight"] == pytest.approx(fc.flatten().tolist(), abs=1e-4)
+        assert 0 < np.mean(layers["fc.weight"]) < 1
+    fb.run(FedPURIN(**about | {"activations": False}), tiny_task(), rounds=5, out=tmp_path / "off", workers=1)
+    on, off = fingerprint(tmp_path / "on"), fingerprint(tmp_path / "off")
+    assert (len(on.pop("gallery")), off.pop("gallery")) == (1, {})
+    assert on.pop("server") != off.pop("server")  # holds the counts
+    assert (on["result"].pop("method"), off["result"].pop("method")) == ("kept", "fedpurin")
+    assert on["result"]["parameters"].pop("activations") is not off["result"]["parameters"].pop("activations")
+    assert on == off
+
+
+def test_what_is_watched_is_bounded():
+    state = {"a": torch.zeros(8, 3, 5, 5), "b": torch.zeros(4, 4), "c": torch.zeros(9), "d": torch.zeros(1000, 2048)}
+    assert {name: tuple(value.shape) for name, value in watched(state).items()} == {"a": (75,), "d": (1 << 16,)}
 
 
 @pytest.mark.parametrize("wrong", [{"tau": 0.0}, {"tau": 1.5}, {"gradient": "guess"}, {"beta": 0}, {"lr": -1.0}])

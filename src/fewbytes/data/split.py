@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fewbytes.errors import UserError
+from fewbytes.streams import stream
 
 Transform = Callable[[Tensor, Tensor], Tensor]
 """(x, labels (n,)) to x, changed at random: float32 of the same shape, drawn from torch's global CPU generator."""
@@ -135,6 +136,15 @@ class Dataset:
     train: Split
     test: Split
     classes: tuple[str, ...]
+
+    def part(self, share: float, seed: int) -> Dataset:
+        """A random part of the training and of the test samples, the same for the same seed; at least one of each."""
+        rng = stream(seed, "part")
+        train, test = (
+            split.take(np.sort(rng.permutation(len(split))[: max(1, round(share * len(split)))]))
+            for split in (self.train, self.test)
+        )
+        return replace(self, train=train, test=test)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ from fewbytes.net import Network
 from fewbytes.state import State, gradients_of, load_state, state_of
 from fewbytes.wire import Masked, payload
 
+WATCHED_CLIENTS = 20  # whose masks are counted: the first ones, as many as the paper has
+WATCHED_ELEMENTS = 1 << 16  # of a layer: the first ones
+
 
 @payload
 class Combined:
@@ -47,10 +50,27 @@ class Critical:
 
 
 @dataclass
+class Tally:
+    """In how many rounds there was a mask, and in how many of them each watched element was a one of it."""
+
+    rounds: int = 0
+    ones: State = field(default_factory=dict)
+
+    def add(self, mask: Mapping[str, Tensor]) -> None:
+        self.rounds += 1
+        self.ones = {name: self.ones.get(name, 0) + m.int() for name, m in watched(mask).items()}
+
+    def shares(self) -> State:
+        return {name: count / self.rounds for name, count in self.ones.items()}
+
+
+@dataclass
 class Waiting:
-    """The server's state: what each client gets when it is next asked."""
+    """The server's state: what each client gets when it is next asked, and with `activations` what was counted."""
 
     combined: dict[Id, Combined] = field(default_factory=dict)
+    critical: dict[Id, Tally] = field(default_factory=dict)
+    nonzero: Tally = field(default_factory=Tally)  # of Eq. 10's mean
 
 
 @dataclass
@@ -73,6 +93,7 @@ class FedPURIN(Method):
     batch_norm: Literal["local", "selected"] = "local"  # selected: scored and sent like any other layer
     weighted: bool = False  # Eq. 10 weighted by samples instead of 1/N
     gradient_storage: Literal["float32", "float16"] = "float32"  # float16: as the authors' code
+    activations: bool = False  # count for the report how often elements are critical (Fig. 5 and 6); changes nothing
     fraction: float = 1.0
     epochs: int = 5  # E
     lr: float = 0.1  # eta
@@ -92,17 +113,30 @@ class FedPURIN(Method):
         down = {i: state.combined.get(i) for i in cohort}
         replies = dict(net.call(self.train, to=down))  # lines 3-8
         waiting = {i: combined for i, combined in state.combined.items() if i not in replies}  # who was silent has none
-        state.combined = waiting | self.aggregate(replies, t)
+        combined, mean = self.aggregate(replies, t)
+        state.combined = waiting | combined
+        if self.activations:
+            for i, reply in replies.items():
+                if i < WATCHED_CLIENTS:
+                    state.critical.setdefault(i, Tally()).add(reply.theta.mask)
+            if mean:
+                state.nonzero.add({name: value != 0 for name, value in mean.items()})
 
     def finish(self, state: Waiting, net: Network) -> None:
         net.tell(self.receive, to=state.combined)
         state.combined = {}
+        if self.activations:
+            clients = {f"client {i}": state.critical[i].shares() for i in sorted(state.critical)}
+            net.show_shares("activations", clients | {"server": state.nonzero.shares()})
 
-    def aggregate(self, replies: Mapping[Id, Critical], t: int) -> dict[Id, Combined]:
-        """Lines 9-13: what each client gets back. Clients without a critical value take part in no mean."""
+    def aggregate(self, replies: Mapping[Id, Critical], t: int) -> tuple[dict[Id, Combined], State]:
+        """Lines 9-13: what each client gets back, and Eq. 10's mean; both empty if there is nobody to aggregate with.
+
+        Clients without a critical value take part in no mean.
+        """
         ids = [i for i, reply in replies.items() if len(reply.theta.values)]
         if len(replies) < 2 or not ids:
-            return {}
+            return {}, {}
         masks = [replies[i].theta.mask for i in ids]
         uploads = [replies[i].theta.dense() for i in ids]
         group = collaborators(overlap(masks), t, self.beta)  # line 10
@@ -118,7 +152,7 @@ class FedPURIN(Method):
             else:
                 theta = mean
             combined[i] = Combined(Masked.nonzero(theta), kept)
-        return combined
+        return combined, mean
 
     def train(self, state: Personal, message: Combined | None, site: Site) -> Critical:
         self.receive(state, message, site)
@@ -232,3 +266,11 @@ def sparse_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
 def combine(delta: State, mean: State, mask: State) -> State:
     """Eq. 11: delta where critical, the mean elsewhere; without delta, zero where critical."""
     return {k: torch.where(mask[k], delta.get(k, torch.zeros(())), mean[k]) for k in mean}
+
+
+def watched(state: Mapping[str, Tensor]) -> State:
+    """What Figures 5 and 6 show, flat: of convolutions the first output kernel; the last matrix, the classifier's."""
+    matrices = [name for name, value in state.items() if value.dim() == 2]
+    shown = {name: value[:1] for name, value in state.items() if value.dim() > 2}
+    shown |= {name: state[name] for name in matrices[-1:]}
+    return {name: value.flatten()[:WATCHED_ELEMENTS] for name, value in shown.items()}

@@ -79,6 +79,11 @@ def _page(runs: Sequence[RunFolder]) -> str:
             _versions(runs),
         ]
     )
+    return document(_title(runs), body, charts)
+
+
+def document(title: str, body: str, charts: Charts) -> str:
+    """A whole page around sections of HTML, which draws the charts they have places for."""
     scripts = [get_plotlyjs(), _SCRIPT]
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     return f"""<!doctype html>
@@ -89,7 +94,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {hashes};
  style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'">
-<title>{_e(_title(runs))} · fewbytes</title>
+<title>{_e(title)} · fewbytes</title>
 <style>{_STYLE}</style>
 </head>
 <body>

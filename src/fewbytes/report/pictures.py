@@ -1,4 +1,4 @@
-"""Shows what the runs' methods showed people: images by class and round, maps of points round by round.
+"""Shows what the runs' methods showed people: images by class and round, points round by round, shares of rounds.
 
 A gallery may be a stranger's, so nothing of its files enters the page as it is: pixels are decoded and encoded again,
 numbers checked, words escaped and cut.
@@ -23,9 +23,9 @@ from PIL import Image
 
 from fewbytes.errors import UserError
 from fewbytes.gallery import LIMIT, ROWS, kept
-from fewbytes.report import pieces
+from fewbytes.report import activations, pieces
 from fewbytes.report.folder import RunFolder
-from fewbytes.report.pieces import Charts, Layout, Trace
+from fewbytes.report.pieces import Charts, Layout, Trace, cut, shown, spread
 
 T = TypeVar("T")
 Files = list[tuple[int, Path]]  # of one name, by round
@@ -59,12 +59,15 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
     jobs = [(kind, index, name) for index, (named, _) in enumerate(galleries) for name, kind in named]
     left, bodies = _BYTES, {}
     own: Charts
-    for done, job in enumerate(sorted(jobs)):  # points first: what they do not need the images get
+    charts_first = sorted(jobs, key=lambda job: job[0] == "png")  # what they do not need the images get
+    for done, job in enumerate(charts_first):
         kind, index, name = job
         named, damaged = galleries[index]
         budget = max(0, left // (len(jobs) - done))
         if kind == "png":
             body, own = _images(runs[index], named[name, kind], budget, damaged), {}
+        elif kind == "shares.json":
+            body, own = _shares(f"{name}-{index}", named[name, kind][-1], budget, damaged)
         else:
             body, own = _points(runs[index], f"{name}-{index}", named[name, kind], budget, damaged)
         charts.update(own)
@@ -78,7 +81,7 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
                 title = job[2].replace("-", " ").capitalize()
                 parts += f"\n<article>\n<h3>{whose}{escape(title)}</h3>\n{bodies[job]}\n</article>"
         if damaged:
-            names = ", ".join(f"<code>{escape(_cut(name))}</code>" for name in damaged[:5])
+            names = ", ".join(f"<code>{escape(cut(name))}</code>" for name in damaged[:5])
             more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
             parts += f'\n<p class="note">{whose}left out, being damaged, empty or too large: {names}{more}.</p>'
     lead = "<p>What the server showed of its work in the rounds that were scored.</p>"
@@ -103,7 +106,7 @@ def _files(run: RunFolder) -> tuple[dict[tuple[str, str], Files], list[str]]:
 def _read(files: Files, parse: Callable[[bytes], T], damaged: list[str]) -> dict[int, T]:
     """What `parse` makes of some of the files, by round; notes the names of those that cannot be read."""
     found = {}
-    for t, path in _spread(files, _ROUNDS):
+    for t, path in spread(files, _ROUNDS):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -138,25 +141,25 @@ def _images(run: RunFolder, files: Files, budget: int, damaged: list[str]) -> st
     many = max((row.shape[1] for rows in rounds.values() for row in rows.values()), default=0)
     cells: dict[tuple[int, str], str] = {}
     for most in (_IMAGES, 1):
-        times, lines = list(rounds), _spread(labels, _CLASSES)
+        times, lines = list(rounds), spread(labels, _CLASSES)
         for t, label in itertools.product(times, lines):
             cells[t, label] = _cell(rounds[t].get(label), most, f"{label}, {_when(run, t)}")
         if sum(map(len, cells.values())) <= budget:
             break
     while sum(len(cells[t, label]) for t, label in itertools.product(times, lines)) > budget:
         if len(times) > max(2, len(lines)):
-            times = _spread(list(rounds), len(times) - 1)
+            times = spread(list(rounds), len(times) - 1)
         else:
-            lines = _spread(labels, len(lines) - 1)
+            lines = spread(labels, len(lines) - 1)
     if not times or not lines:
         damaged += [path.name for _, path in files if path.name not in damaged]
         return ""
     heads = "".join(f'<th scope="col">{_when(run, t)}</th>' for t in times)
     body = "\n".join(
-        f'<tr><th scope="row">{escape(_cut(label))}</th>{"".join(cells[t, label] for t in times)}</tr>'
+        f'<tr><th scope="row">{escape(cut(label))}</th>{"".join(cells[t, label] for t in times)}</tr>'
         for label in lines
     )
-    note = _shown(
+    note = shown(
         (len(times), len(files), "rounds"),
         (len(lines), len(labels), "rows"),
         (min(most, many), many, "images of a row"),
@@ -180,7 +183,7 @@ def _cell(row: Pixels | None, most: int, words: str) -> str:
     Image.fromarray(pixels if channels == 3 else pixels[:, :, 0]).save(file, "PNG")
     data, zoom = base64.b64encode(file.getvalue()).decode(), math.ceil(_HIGH / height)
     size = f'width="{zoom * count * width}" height="{zoom * height}"'
-    return f'<td><img src="data:image/png;base64,{data}" alt="{escape(_cut(words))}" {size}></td>'
+    return f'<td><img src="data:image/png;base64,{data}" alt="{escape(cut(words))}" {size}></td>'
 
 
 # ---- points ----
@@ -220,10 +223,10 @@ def _points(run: RunFolder, name: str, files: Files, budget: int, damaged: list[
         damaged += [path.name for _, path in files if path.name not in damaged]
         return "", {}
     figures = "".join(
-        pieces.chart(f"{name}-{index}", _cut(title), f"Scatter chart of {_cut(title)} by class", 380)
+        pieces.chart(f"{name}-{index}", cut(title), f"Scatter chart of {cut(title)} by class", 380)
         for index, title in enumerate(titles[:_PANELS])
     )
-    note = _shown(
+    note = shown(
         (len(rounds), len(files), "rounds"),
         (most, many, "points of a series"),
         (min(len(titles), _PANELS), len(titles), "panels"),
@@ -242,12 +245,12 @@ def _scatter(panel: dict[str, Series], names: Sequence[str], classes: Sequence[s
     for name, symbol in zip(names, _SYMBOLS, strict=False):
         if name not in panel:
             continue
-        x, y = (_spread(panel[name][axis], most) for axis in ("x", "y"))
+        x, y = (spread(panel[name][axis], most) for axis in ("x", "y"))
         own = panel[name]["classes"]
         marker: Trace = {"symbol": f"{symbol}-open", "size": 6, "color": _GREY, "opacity": 0.5}
         words: Trace = {"hovertemplate": "%{fullData.name}<extra></extra>"}
         if own is not None:
-            own = _spread(own, most)
+            own = spread(own, most)
             marker |= {"symbol": symbol, "size": 9, "color": [pieces.colour(c) for c in own], "opacity": 0.9}
             words = {
                 "text": [pieces.plain(_class(c, classes), 24) for c in own],
@@ -260,11 +263,11 @@ def _scatter(panel: dict[str, Series], names: Sequence[str], classes: Sequence[s
 
 def _legend(named: dict[str, Series], panels: Sequence[dict[str, Series]], classes: Sequence[str]) -> str:
     marks = [
-        f"<span>{symbol[points['classes'] is None]} {escape(_cut(series))}</span>"
+        f"<span>{symbol[points['classes'] is None]} {escape(cut(series))}</span>"
         for (series, points), symbol in zip(named.items(), _SYMBOLS.values(), strict=False)
     ]
     found = sorted({c for panel in panels for points in panel.values() for c in points["classes"] or []})
-    marks += [f"<span>{pieces.dot(c)}{escape(_cut(_class(c, classes)))}</span>" for c in found[: len(pieces.COLOURS)]]
+    marks += [f"<span>{pieces.dot(c)}{escape(cut(_class(c, classes)))}</span>" for c in found[: len(pieces.COLOURS)]]
     if len(found) > len(pieces.COLOURS):
         marks.append("<span>… the colours repeat; a point tells its class</span>")
     return f'<p class="legend">{"".join(marks)}</p>'
@@ -275,6 +278,18 @@ _LAYOUT: Layout = {
     "yaxis": {"title": "second component", "zeroline": False, "scaleanchor": "x"},
     "hovermode": "closest",
 }
+
+
+# ---- shares ----
+
+
+def _shares(name: str, last: tuple[int, Path], budget: int, damaged: list[str]) -> tuple[str, Charts]:
+    """The charts of the last file of a name."""
+    found = _read([last], activations.parsed, damaged)
+    body, charts = activations.panel(f"{name}-shares", found[last[0]], budget) if found else ("", {})
+    if found and not body:
+        damaged.append(last[1].name)
+    return body, charts
 
 
 # ---- words ----
@@ -288,20 +303,3 @@ def _when(run: RunFolder, t: int) -> str:
     """The round of a picture in words; what is shown when a run finishes is of the round after its last."""
     last = max((row["round"] for row in run.rounds if row["phase"] == "round"), default=0)
     return "at the end" if run.status == "done" and t == last + 1 else f"round {t}"
-
-
-def _shown(*counts: tuple[int, int, str]) -> str:
-    """A sentence on what is shown in part; nothing where all is."""
-    parts = [f"{shown:,} of {count:,} {noun}" for shown, count, noun in counts if shown < count]
-    return f"Shown: {', '.join(parts)}; the rest is in the run's folder <code>gallery</code>." if parts else ""
-
-
-def _cut(text: str, longest: int = 60) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-def _spread(values: Sequence[T], most: int) -> list[T]:
-    """At most so many of the values, evenly spread, the first and the last among them."""
-    if len(values) <= most:
-        return list(values)
-    return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
 
 Trace = dict[str, Any]  # of plotly
 Layout = dict[str, Any]  # of plotly
@@ -55,10 +60,28 @@ def colour(index: int) -> str:
 
 def plain(text: str, longest: int = 80) -> str:
     """Any text as plotly shows it, which reads a few tags and entities of its own; cut where it is too long."""
-    return escape(text if len(text) <= longest else f"{text[: longest - 1]}…", quote=False)
+    return escape(cut(text, longest), quote=False)
+
+
+def cut(text: str, longest: int = 60) -> str:
+    """The text, or its beginning where it is too long."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def script_json(value: object) -> str:
     """JSON that may stand inside a script element."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def shown(*counts: tuple[int, int, str]) -> str:
+    """A sentence on what is shown in part; nothing where all is."""
+    parts = [f"{some:,} of {count:,} {noun}" for some, count, noun in counts if some < count]
+    return f"Shown: {', '.join(parts)}; the rest is in the run's folder <code>gallery</code>." if parts else ""
+
+
+def spread(values: Sequence[T], most: int) -> list[T]:
+    """At most so many of the values, evenly spread, the first and the last among them."""
+    if len(values) <= most:
+        return list(values)
+    return [values[i] for i in np.linspace(0, len(values) - 1, most).round().astype(int)]

@@ -1,0 +1,162 @@
+"""Draws in what share of the rounds each element of a layer was active: ridges and a heat map (FedPURIN's Fig. 5, 6).
+
+A layer at a time: of each row (a client, the server) the distribution of the shares over the elements, and below it
+the shares themselves, element by element.
+"""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from fewbytes.report import pieces
+from fewbytes.report.pieces import Charts, Layout, Trace, cut, shown, spread
+
+Values = np.ndarray[Any, np.dtype[np.float64]]
+Rows = dict[str, Values]  # what is compared -> the shares of a layer's elements
+
+_RIDGES, _ROWS = 21, 9  # shown at most, of each
+_DETAILS = (16, 1280), (16, 640), (16, 320), (8, 160), (4, 160)  # layers and columns at most: the most that fits
+_GRID = np.linspace(0, 1, 101)
+_BANDWIDTH = 0.02, 0.06  # of the kernel that smooths a distribution, least and largest
+_OVERLAP = 1.6  # how high a ridge is at its peak, where the next one stands at 1
+
+
+def parsed(data: bytes) -> dict[str, Rows]:
+    """The shares by layer and row from a file of `fewbytes.gallery.shares`. Raises ValueError for any other."""
+    share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+    layers: dict[str, Rows] = {}
+    for row, told in msgspec.json.decode(data, type=dict[str, dict[str, list[share]]]).items():
+        for layer, values in told.items():
+            layers.setdefault(layer, {})[row] = np.array(values)
+    if not layers or any(len({len(values) for values in rows.values()} | {0}) != 2 for rows in layers.values()):
+        raise ValueError("no shares, or rows of different lengths")
+    return layers
+
+
+def panel(name: str, layers: dict[str, Rows], budget: int) -> tuple[str, Charts]:
+    """A picker of layers and two charts, named after `name`: ridges above a heat map.
+
+    In as much detail as fits into the budget of bytes; nothing where even the least does not.
+    """
+    ridges = {layer: _ridges(_some(layers[layer], _RIDGES)) for layer in spread(list(layers), _DETAILS[0][0])}
+    for most, columns in _DETAILS:
+        chosen = spread(list(ridges), most)
+        charts: Charts = {
+            f"{name}-ridges": {str(i): ridges[layer] for i, layer in enumerate(chosen)},
+            f"{name}-heat": {str(i): _heat(_some(layers[layer], _ROWS), columns) for i, layer in enumerate(chosen)},
+        }
+        if len(pieces.script_json(charts)) <= budget:
+            break
+    else:
+        return "", {}
+    rows, longest = (max(count(found) for found in layers.values()) for count in (len, _elements))
+    high, low = min(rows, _RIDGES), min(rows, _ROWS)
+    which = f"<code>{escape(cut(chosen[0]))}</code>" if len(chosen) == 1 else "a layer"
+    merged = f" Of more than {columns:,} elements a column is the mean of neighbours." if longest > columns else ""
+    note = shown(
+        (len(chosen), len(layers), "layers"), (high, rows, "rows as ridges"), (low, rows, "rows of the heat map")
+    )
+    body = f"""<p>In what share of the rounds each element of {which} was active: a client's, where its mask chose it;
+the server's, where its mean of what came was not zero.</p>
+{pieces.picker(name, {str(i): cut(layer) for i, layer in enumerate(chosen)})}
+{pieces.chart(f"{name}-ridges", "How the shares are distributed", "Ridge plot of shares of rounds", 90 + 30 * high)}
+{pieces.chart(f"{name}-heat", "Element by element", "Heat map of rows by elements", 110 + 24 * low)}
+<p class="note">Each ridge is scaled to its own peak.{merged} {note}</p>"""
+    return body, charts
+
+
+def _elements(rows: Rows) -> int:
+    return len(next(iter(rows.values())))
+
+
+def _some(rows: Rows, most: int) -> Rows:
+    return {row: rows[row] for row in spread(list(rows), most)}
+
+
+def _ridges(rows: Rows) -> tuple[list[Trace], Layout]:
+    """A closed outline a row, the first at the top, each over the one above it."""
+    traces: list[Trace] = []
+    for place, (row, values) in zip(range(len(rows) - 1, -1, -1), rows.items(), strict=True):
+        heights = density(values)
+        outline = np.concatenate([[0.0], _OVERLAP * heights / heights.max(), [0.0]]) + place
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "fill": "toself",
+                "x": [0, *_GRID.round(2).tolist(), 1],
+                "y": outline.round(3).tolist(),
+                "line": {"width": 1.5, "color": _colour(row)},
+                "fillcolor": f"{_colour(row)}99",
+                "text": f"{pieces.plain(row, 24)}<br>mean <b>{values.mean():.1%}</b>",
+                "hoveron": "fills",
+                "hoverinfo": "text",
+            }
+        )
+    names = [pieces.plain(row, 24) for row in rows]
+    return traces, {
+        "xaxis": {"title": "share of rounds", "tickformat": ".0%", "range": [-0.01, 1.01], "zeroline": False},
+        "yaxis": {
+            "tickvals": list(range(len(rows) - 1, -1, -1)),
+            "ticktext": names,
+            "range": [-0.15, len(rows) - 1 + _OVERLAP + 0.1],
+            "zeroline": False,
+        },
+        "hovermode": "closest",
+    }
+
+
+def density(values: Values) -> Values:
+    """The density of values in [0, 1] on a grid of 101 points: a Gaussian kernel, reflected at both ends.
+
+    Its deviation is half the smallest step between values, within bounds: after few rounds there are few shares.
+    """
+    places, counts = np.unique(values.round(3), return_counts=True)
+    deviation = np.clip(np.diff(places).min(initial=1) / 2, *_BANDWIDTH)
+    weights = counts / counts.sum() / (deviation * math.sqrt(2 * math.pi))
+    images = (places, -places, 2 - places)
+    kernels = sum(np.exp(-0.5 * ((_GRID[:, None] - image) / deviation) ** 2) for image in images)
+    heights: Values = kernels @ weights
+    return heights
+
+
+def _heat(rows: Rows, columns: int) -> tuple[list[Trace], Layout]:
+    step = math.ceil(_elements(rows) / columns)
+    starts = np.arange(0, _elements(rows), step)
+    widths = np.diff(np.append(starts, _elements(rows)))
+    names = [pieces.plain(row, 24) for row in rows]
+    trace: Trace = {
+        "type": "heatmap",
+        "x": starts.tolist(),
+        "y": list(range(len(rows))),
+        "z": [(np.add.reduceat(values, starts) / widths).round(3).tolist() for values in rows.values()],
+        "zmin": 0,
+        "zmax": 1,
+        "ygap": 1,
+        "colorbar": {
+            "thickness": 8,
+            "outlinewidth": 0,
+            "tickformat": ".0%",
+            "title": {"text": "share of rounds", "side": "right", "font": {"size": 13}},
+        },
+        "hovertemplate": "element %{x}<br><b>%{z:.1%}</b> of the rounds<extra></extra>",
+    }
+    return [trace], {
+        "xaxis": {"title": "element", "showgrid": False, "zeroline": False},
+        "yaxis": {
+            "tickvals": list(range(len(rows))),
+            "ticktext": names,
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+        },
+    }
+
+
+def _colour(row: str) -> str:
+    return pieces.colour(row == "server")

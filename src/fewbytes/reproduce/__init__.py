@@ -1,0 +1,121 @@
+"""Papers' tables, run cell by cell beside the papers' figures: what `fewbytes reproduce` knows."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from fewbytes.errors import UserError, suggestion
+from fewbytes.methods import METHODS
+from fewbytes.reproduce import fedkgf, fedktl, fedpurin, fusefl, genefl
+from fewbytes.reproduce.grid import Cell, Scale, Table
+from fewbytes.reproduce.running import available, run_cells
+from fewbytes.reproduce.told import Reproduction, find
+
+TABLES: dict[str, Callable[[Scale], Table]] = {
+    "fedpurin/table-1": fedpurin.table_1,
+    "fedpurin/table-2": fedpurin.table_2,
+    "fedpurin/table-3": fedpurin.table_3,
+    "fedpurin/figure-3": fedpurin.figure_3,
+    "fedpurin/figure-4": fedpurin.figure_4,
+    "fedpurin/figure-5": fedpurin.figure_5,
+    "genefl/table-1": genefl.table_1,
+    "genefl/table-2": genefl.table_2,
+    "genefl/table-3": genefl.table_3,
+    "genefl/table-4": genefl.table_4,
+    "fedkgf/table-1": fedkgf.table_1,
+    "fusefl/table-2": fusefl.table_2,
+    "fusefl/table-4": fusefl.table_4,
+    "fusefl/table-5": fusefl.table_5,
+    "fusefl/table-13": fusefl.table_13,
+    "fedktl/table-1": fedktl.table_1,
+    "fedktl/table-2": fedktl.table_2,
+    "fedktl/table-5": fedktl.table_5,
+}
+
+__all__ = ["TABLES", "Reproduction", "Scale", "Table", "reproduce"]
+
+
+def reproduce(
+    name: str,
+    scale: str = "small",
+    out: Path = Path("runs/reproduce"),
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    seeds: Sequence[str | int] | None = None,
+    until: int | None = None,
+    parameters: Mapping[str, str] | None = None,
+    workers: int | None = None,
+    device: str = "cpu",
+    tell: Callable[[str], None] = lambda text: None,
+) -> Reproduction:
+    """Run what is not yet done of a table of TABLES, or of some of its rows, columns and seeds, and write the table.
+
+    Runs lie below `out`/<system>-<scale>/, and so do <table>.md, .json and .html, which are written whatever happens:
+    the same call goes on. `until`: stop each run after that round for now. `parameters`: METHOD.KEY for one method's
+    own fields, KEY for all that have it. Cells whose data set cannot be had are left out, and said to be. Raises
+    UserError for names there are not, and what `fewbytes.run` raises.
+    """
+    if name not in TABLES:
+        raise UserError(f"unknown table {name!r}{suggestion(name, TABLES)}; there are {', '.join(TABLES)}")
+    if scale not in typing.get_args(Scale):
+        raise UserError(f"scale is small or paper, not {scale!r}")
+    if until is not None and until < 1:
+        raise UserError(f"until is a round, 1 or later, not {until}")
+    table = TABLES[name](typing.cast(Scale, scale))
+    chosen_rows, chosen_columns = _chosen("row", rows, table.rows), _chosen("column", columns, table.columns)
+    numbers = _seeds(table.seeds if seeds is None else seeds)
+    cells = [
+        dataclasses.replace(cell, settings=dict(cell.settings) | {"parameters": _own(cell, parameters or {})})
+        for cell in table.cells
+        if cell.row in chosen_rows and cell.column in chosen_columns
+    ]
+    missing = available(cells)
+    cells = [cell for cell in cells if cell.settings["dataset"] not in missing]
+    if not cells:
+        raise UserError("; ".join(missing.values()) or "no cell of the table has these rows and columns")
+    for why in missing.values():
+        tell(f"left out: {why}")
+    system, _, short = name.partition("/")
+    folder = out / f"{system}-{scale}"
+    notes = [
+        *table.notes,
+        f"Scale: {scale}; seeds {', '.join(map(str, numbers))}; ± is the standard deviation over seeds (n - 1).",
+        *(f"Left out: {why}" for why in missing.values()),
+    ]
+    try:
+        run_cells(cells, numbers, folder, until=until, workers=workers, device=device, tell=tell)
+    finally:
+        made = Reproduction(table, find(cells, numbers, folder), notes, folder / short)
+        made.write()
+    return made
+
+
+def _chosen(what: str, asked: Sequence[str] | None, there: Sequence[str]) -> Sequence[str]:
+    for name in asked or ():
+        if name not in there:
+            raise UserError(f"the table has no {what} {name!r}{suggestion(name, there)}; it has {', '.join(there)}")
+    return there if asked is None else asked
+
+
+def _seeds(asked: Sequence[str | int]) -> list[int]:
+    if not all(str(seed).isdecimal() for seed in asked):
+        raise UserError(f"seeds are numbers, like 1,2,3, not {', '.join(map(str, asked))}")
+    return [int(seed) for seed in asked]
+
+
+def _own(cell: Cell, given: Mapping[str, str]) -> dict[str, object]:
+    """A cell's parameters with those given; KEY counts for methods that have it."""
+    method = cell.settings["method"]
+    own = dict(cell.settings["parameters"])
+    for key, value in given.items():
+        name, dot, field = key.rpartition(".")
+        if dot and name not in METHODS:
+            raise UserError(f"--set {key}: unknown method {name!r}{suggestion(name, METHODS)}")
+        fields = {f.name for f in dataclasses.fields(METHODS[method])}  # type: ignore[arg-type]
+        if name == method or (not dot and field in fields):
+            own[field] = value
+    return own

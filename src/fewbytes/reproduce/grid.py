@@ -1,0 +1,142 @@
+"""A paper's table as a grid: what each cell runs, what it reads of the run, what the paper prints there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+
+from fewbytes.report.folder import Direction, RunFolder
+
+Scale = Literal["small", "paper"]
+Figure = Callable[[RunFolder], float | None]
+"""What a cell shows of a run, in the table's unit; None where the run has not come so far."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What the paper prints: a mean and, where it tells one, a standard deviation."""
+
+    mean: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run for each seed. Cells with equal settings share their runs, also among tables."""
+
+    row: str
+    column: str
+    settings: Mapping[str, Any]  # of an Experiment: all it needs, with a model, but for its seed
+    figure: Figure
+    printed: Printed | None = None
+    kind: str | None = None  # of the accuracy whose curve the report draws; None: none
+
+    @property
+    def run(self) -> str:
+        """The name of its runs: the method, the data set, and a digest of all settings."""
+        text = json.dumps(dict(self.settings), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return f"{self.settings['method']}-{self.settings['dataset']}-{digest}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells, row by row, and what to say of them."""
+
+    title: str
+    unit: str  # of its figures, like "accuracy, %"
+    cells: Sequence[Cell]
+    notes: Sequence[str] = ()
+    seeds: Sequence[int] = (1, 2, 3)
+
+    @property
+    def rows(self) -> list[str]:
+        return list(dict.fromkeys(cell.row for cell in self.cells))
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(cell.column for cell in self.cells))
+
+
+def printed(text: str) -> list[Printed | None]:
+    """Figures as a paper prints them, "95.65±1.19 88.52 -", a dash where there is none."""
+    pairs = [word.partition("±") for word in text.split()]
+    return [None if mean == "-" else Printed(float(mean), float(sd) if sd else None) for mean, _, sd in pairs]
+
+
+def best(kind: str) -> Figure:
+    """The best accuracy of one kind over the rounds, in per cent: what most papers report."""
+    return lambda run: _percent(run.score(kind).best)
+
+
+def final(kind: str) -> Figure:
+    """The accuracy of one kind after the last round, in per cent."""
+    return lambda run: _percent(run.score(kind).final)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def traffic(
+    direction: Direction,
+    first: int = 1,
+    last: int | None = None,
+    *,
+    sent: bool = False,
+    clients: Literal["each", "all"] = "each",
+) -> Figure:
+    """What a client moved on average in each of the rounds first..last, or all clients together.
+
+    By the papers' count (4 bytes a value, 1 bit a mask entry) in MB of 2^20 bytes; `sent`: on the wire, in MB of 10^6.
+    An exchange after the last round counts as one more round.
+    """
+    key, unit = (f"{direction}_bytes", 1e6) if sent else (f"{direction}_nominal_bytes", 2**20)
+
+    def figure(run: RunFolder) -> float | None:
+        rows = [
+            row
+            for row in run.rounds
+            if row["phase"] in ("round", "finish") and first <= row["round"] <= (last or row["round"])
+        ]
+        shares = sum(row["cohort"] for row in rows) if clients == "each" else len(rows)
+        return sum(row[key] for row in rows) / shares / unit if shares else None
+
+    return figure
+
+
+def values(direction: Direction, first: int = 1, last: int | None = None) -> Figure:
+    """As `traffic` by the papers' count, but without mask entries."""
+    column = "value_bytes_up" if direction == "uplink" else "value_bytes_down"
+
+    def figure(run: RunFolder) -> float | None:
+        path = run.path / "ledger.parquet"
+        if not path.exists():
+            return None
+        table = pq.ParquetFile(path).read(columns=["round", column]).to_pydict()
+        moved = [
+            count for t, count in zip(table["round"], table[column], strict=True) if first <= t <= (last or t) and t > 0
+        ]
+        return sum(moved) / len(moved) / 2**20 if moved else None
+
+    return figure
+
+
+def across(
+    row: str,
+    columns: Iterable[str],
+    settings: Iterable[Mapping[str, Any]],
+    figure: Figure,
+    theirs: str,
+    kind: str | None,
+) -> list[Cell]:
+    """A row's cells: one figure of a run for each column, beside what the paper prints."""
+    return [
+        Cell(row, column, each, figure, mean, kind)
+        for column, each, mean in zip(columns, settings, printed(theirs), strict=True)
+    ]

@@ -1,0 +1,120 @@
+"""Runs the cells of a table, each seed in a folder of its own, and goes on where an earlier command stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fewbytes.data import load_dataset
+from fewbytes.display import Display, console
+from fewbytes.errors import UserError
+from fewbytes.experiment import Experiment, experiment_of, make_experiment, make_method
+from fewbytes.reproduce.grid import Cell
+from fewbytes.run import run
+
+FREE = ("workers", "device")
+"""Settings that may differ from those a cell was begun with: no figure depends on them but for rounding."""
+
+
+class Pause(KeyboardInterrupt):
+    """Ends a run at a round as Ctrl-C does: it can be gone on with."""
+
+
+class CellDisplay(Display):
+    """The live line of one cell, which stops the run after the round `until`."""
+
+    def __init__(self, name: str, folder: Path, until: int | None) -> None:
+        super().__init__(name, folder)
+        self._until = until
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        super().__exit__(None)
+        if kind is KeyboardInterrupt:
+            console.print("interrupted; the same command goes on")
+
+    def scored(self, row: dict[str, Any]) -> None:
+        super().scored(row)
+        if self._until is not None and row["round"] >= self._until:
+            raise Pause
+
+
+def available(cells: Sequence[Cell]) -> dict[str, str]:
+    """Why a data set of the cells cannot be had, by its name; those that can be are not in it."""
+    missing = {}
+    for name in dict.fromkeys(cell.settings["dataset"] for cell in cells):
+        try:
+            load_dataset(name)
+        except UserError as error:
+            missing[name] = str(error)
+    return missing
+
+
+def folder_of(cell: Cell, seed: int, out: Path) -> Path:
+    """Where the run of a cell and seed lies."""
+    return out / f"{cell.run}-seed{seed}"
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    until: int | None = None,
+    workers: int | None = None,
+    device: str = "cpu",
+    tell: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Run what is not yet done of the cells, seed by seed, each in its folder below `out`.
+
+    `until`: stop every run after that round for now. Raises UserError for a folder with a run of other settings, and
+    what `fewbytes.run` raises; what was done stays and is gone on with.
+    """
+    jobs = {folder_of(cell, seed, out): (cell, seed) for seed in seeds for cell in cells}
+    for number, (folder, (cell, seed)) in enumerate(jobs.items(), 1):
+        experiment = make_experiment(
+            {"save_models": False, **cell.settings, "seed": seed, "workers": workers, "device": device}
+        )
+        if not _to_do(folder, experiment, until):
+            continue
+        label = f"{cell.row}, {cell.column}, seed {seed}"
+        tell(f"run {number} of {len(jobs)}: {label} ({folder})")
+        task, method = experiment.task(), make_method(experiment.method, experiment.parameters)
+        try:
+            with CellDisplay(experiment.method, folder, until) as display:
+                run(
+                    method, task, rounds=experiment.rounds, out=folder, workers=workers, resume=folder.exists(),
+                    coded=experiment.coding, evaluate_every=experiment.evaluate_every,
+                    save_models=experiment.save_models, config=experiment.toml(), about=experiment.about(task),
+                    watcher=display,
+                )  # fmt: skip
+        except Pause:
+            continue
+
+
+def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
+    """Whether a run has rounds to do; a folder in which none was finished is removed. Raises UserError for a folder
+    with a run of other settings."""
+    if not folder.exists():
+        return True
+    if not (folder / "checkpoint" / "run.state").exists():
+        shutil.rmtree(folder)
+        return True
+    there, wanted = (
+        {key: value for key, value in each.settings().items() if key not in FREE}
+        for each in (experiment_of(folder), experiment)
+    )
+    if there != wanted:
+        differ = ", ".join(sorted(key for key in there.keys() | wanted if there.get(key) != wanted.get(key)))
+        raise UserError(f"{folder} holds a run with other settings ({differ}): move it away, or name another --out")
+    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    done = max((row["round"] for row in rows if row["phase"] == "round"), default=0)
+    return not finished(folder) and (until is None or done < until)
+
+
+def finished(folder: Path) -> bool:
+    """Whether the run in a folder is done."""
+    result = folder / "result.json"
+    return result.exists() and json.loads(result.read_text())["status"] == "done"
