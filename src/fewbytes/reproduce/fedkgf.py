@@ -35,7 +35,7 @@ def settings(scale: Scale, partition: str, method: str) -> dict[str, Any]:
     return {
         "method": name, "dataset": "cifar10", "partition": partition, "clients": 10, "model": "resnet18",
         "rounds": rounds, "augment": "crop-flip", "parameters": {**local, **own},
-        **({"samples": "32/16"} if small else {"evaluate_every": 10}),
+        **({"part": 0.03, "samples": "32/16"} if small else {"evaluate_every": 10}),
     }  # fmt: skip
 
 
