@@ -60,6 +60,11 @@ CASES: dict[str, fb.Method] = {
         **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, common=True, fraction=0.75
     ),
     "fedkgf-averaged": fb.FedKGF(**LOCAL, base=2, owners=0, momentum=0.5, lr_rounds=2),
+    "fedper": fb.FedPer(**LOCAL, fraction=0.5),
+    "pfedsd": fb.PFedSD(**LOCAL),
+    "pfedsd-sampled": fb.PFedSD(**LOCAL, fraction=0.5, teacher="eval"),
+    "fedcac": fb.FedCAC(**LOCAL, beta=2),
+    "fedcac-sampled": fb.FedCAC(**LOCAL, beta=2, fraction=0.5, tau=0.3),
     "lg_fedavg": fb.LG_FedAvg(**LOCAL, fraction=0.5),
     "fedproto": fb.FedProto(**LOCAL),
     "feddistill": fb.FedDistill(**LOCAL),
@@ -151,6 +156,21 @@ class Grouped(nn.Sequential):
     def __init__(self) -> None:
         layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, groups=2), nn.ReLU(), nn.Conv2d(16, 12, 1)
         super().__init__(*layers, nn.Flatten(), nn.Linear(12 * 16, 10))
+
+
+class Net3(nn.Module):
+    """The network of FedPURIN's golden files, its sizes read from a state."""
+
+    def __init__(self, like: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        a, b = like["pre_conv.weight"].shape[:2], like["conv1.weight"].shape[:2]
+        self.pre_conv, self.pre_bn = nn.Conv2d(a[1], a[0], 3, padding=1, bias=False), nn.BatchNorm2d(a[0])
+        self.conv1, self.bn1 = nn.Conv2d(b[1], b[0], 3, padding=1, bias=False), nn.BatchNorm2d(b[0])
+        self.fc = nn.Linear(*like["fc.weight"].shape[::-1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.pre_bn(self.pre_conv(x)))
+        return self.fc(torch.relu(self.bn1(self.conv1(x))).mean((2, 3)))
 
 
 class OwnNet(nn.Module):

@@ -50,6 +50,13 @@ def finished(tmp_path_factory) -> Path:
     return only_run(folder)
 
 
+def test_commands_import_only_what_they_need(tmp_path: Path) -> None:
+    slow = "{'torchvision', 'sklearn', 'scipy', 'flwr', 'ray', 'torch._dynamo'}"
+    code = f"import sys, fewbytes.cli; print(sorted({slow} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_a_run_leaves_its_folder(finished):
     names = {"config.toml", "rounds.jsonl", "ledger.parquet", "result.json", "report.html", "partition.json"}
     assert names <= {p.name for p in finished.iterdir()}

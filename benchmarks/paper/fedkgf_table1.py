@@ -19,12 +19,10 @@ import fewbytes as fb
 from fewbytes.data import crop_flip, federate, load_dataset, with_transforms
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import Kernels
+from fewbytes.reproduce.fedkgf import METHODS
 
-PRINTED = {  # the paper's Table 1: MB, part of FedAvg's
-    "fedavg": (289.31, 1.0), "fedkgf": (8.46, 0.0292), "fedkgf, all upload": (13.20, 0.0456),
-    "fedcams": (13.32, 0.0460), "smartidx": (20.47, 0.0708), "dgc": (36.16, 0.1250),
-    "fedpm": (91.55, 0.3164), "fedcom": (144.65, 0.5),
-}  # fmt: skip
+PRINTED = {row.lower().replace("fed-kgf", "fedkgf"): size for row, (_, _, size, _) in METHODS.items()}
+"""The paper's Table 1, MB."""
 SERVER_LR = 0.3  # of FedCAMS
 KGF = {"fedavg, --kgf 16", "fedpurin, --kgf 16"}
 

@@ -15,13 +15,9 @@ from torch import nn
 from fewbytes.models.blocks import classifier_of, cut
 from fewbytes.models.fused import make_adaptor
 from fewbytes.models.resnet import ResNet
+from fewbytes.reproduce.fusefl import TABLE_4, WIDTHS
+from fewbytes.reproduce.grid import printed
 
-WIDTHS = {5: 32, 10: 20, 20: 14, 50: 9}  # 64 / sqrt(M), as the paper rounds it
-TABLE4 = {
-    "single": (42.66, 42.66, 42.66, 42.66), "ensemble": (213.31, 426.62, 853.24, 2133.10),
-    "FuseFL K=2": (53.71, 42.32, 42.13, 45.48), "FuseFL K=4": (55.38, 44.92, 47.22, 58.63),
-    "FuseFL K=8": (68.08, 64.77, 86.11, 159.08), "FuseFL average": (53.32, 41.66, 40.83, 42.18),
-}  # fmt: skip
 MIB, IMAGE, CLASSES = 2**20, (3, 32, 32), 10
 
 
@@ -57,15 +53,15 @@ def main() -> None:
         single = size(ResNet(18, IMAGE[0], CLASSES, 64), True)
     ours = {
         "single": [single for _ in WIDTHS],
-        "ensemble": [m * single for m in WIDTHS],
+        "Ensemble": [m * single for m in WIDTHS],
         **{f"FuseFL K={k}": [fused(m, k) for m in WIDTHS] for k in (2, 4, 8)},
-        "FuseFL average": [fused(m, 4, "average") for m in WIDTHS],
+        "FuseFL K=4, average": [fused(m, 4, "average") for m in WIDTHS],
     }
     print("Table 4, memory in MiB: ours (printed)\n\n| | " + " | ".join(f"M = {m}" for m in WIDTHS) + " |")
     print("| --- |" + " --- |" * len(WIDTHS))
     for name, row in ours.items():
-        pairs = zip(row, TABLE4[name], strict=True)
-        print(f"| {name} | " + " | ".join(f"{4 * n / MIB:.2f} ({printed:.2f})" for n, printed in pairs) + " |")
+        pairs = zip(row, printed(TABLE_4[name]), strict=True)
+        print(f"| {name} | " + " | ".join(f"{4 * n / MIB:.2f} ({theirs.mean:.2f})" for n, theirs in pairs) + " |")
     print(
         "\nTable 13, communication in MiB by the paper's rule\n\n| | " + " | ".join(f"M = {m}" for m in WIDTHS) + " |"
     )

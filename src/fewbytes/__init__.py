@@ -13,6 +13,7 @@ from fewbytes.methods import (
     FedADI,
     FedAvg,
     FedBN,
+    FedCAC,
     FedCAMS,
     FedCOM,
     FedDAFL,
@@ -26,6 +27,7 @@ from fewbytes.methods import (
     FedKTL,
     FedLP,
     FedLPS,
+    FedPer,
     FedPM,
     FedProto,
     FedPURIN,
@@ -34,6 +36,7 @@ from fewbytes.methods import (
     Learngene,
     LG_FedAvg,
     PartialFed,
+    PFedSD,
     Separate,
     SmartIdx,
 )
@@ -44,10 +47,11 @@ from fewbytes.state import Mean, State, state_of
 from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Signs, TopK, pack, payload, unpack
 
 __all__ = [
-    "DENSE", "DGC", "FML", "METHODS", "Bits", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS",
-    "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP",
-    "FedLPS", "FedPM", "FedPURIN", "FedProto", "FewbytesError", "FrameError", "FuseFL", "GeneFL", "Id", "Images",
-    "LG_FedAvg", "Learngene", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "Packages", "PartialFed",
-    "Policy", "Quantised", "Refused", "Result", "Separate", "Signs", "Site", "SmartIdx", "State", "Task", "TopK",
-    "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of", "unpack",
+    "DENSE", "DGC", "FML", "METHODS", "Bits", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAC",
+    "FedCAMS", "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL",
+    "FedLP", "FedLPS", "FedPM", "FedPURIN", "FedPer", "FedProto", "FewbytesError", "FrameError", "FuseFL", "GeneFL",
+    "Id", "Images", "LG_FedAvg", "Learngene", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "PFedSD",
+    "Packages", "PartialFed", "Policy", "Quantised", "Refused", "Result", "Separate", "Signs", "Site", "SmartIdx",
+    "State", "Task", "TopK", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of",
+    "unpack",
 ]  # fmt: skip

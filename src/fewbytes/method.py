@@ -54,7 +54,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("ratio", "threshold"), (lambda v: 0 <= v < 1, "in [0, 1)")),
     **dict.fromkeys(("lambda_gen", "lambda_elastic", "tolerance"), (lambda v: 0 <= v < math.inf, "at least 0")),
     "fedcom.gamma": (lambda v: 0 < v < math.inf, "above 0"),
-    **dict.fromkeys(("gamma", "lambda_proto"), (lambda v: 0 <= v < math.inf, "at least 0")),
+    **dict.fromkeys(("gamma", "lambda_proto", "lambda_kd"), (lambda v: 0 <= v < math.inf, "at least 0")),
     "generated": (lambda v: v >= 2, "at least 2"),
     "blocks": (lambda v: v >= 1, "at least 1"),
     "ccvr_samples": (lambda v: v >= 0, "at least 0"),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pytest
 import torch
-from cases import CASES, tiny_task
+from cases import CASES, Net3, tiny_task
 from test_laws import fingerprint
 from torch import nn
 
@@ -34,21 +34,6 @@ from fewbytes.methods.fedpurin import (
 from fewbytes.wire import Masked
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-
-
-class Net3(nn.Module):
-    """The golden files' small network, its sizes read from a state."""
-
-    def __init__(self, like: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        a, b = like["pre_conv.weight"].shape[:2], like["conv1.weight"].shape[:2]
-        self.pre_conv, self.pre_bn = nn.Conv2d(a[1], a[0], 3, padding=1, bias=False), nn.BatchNorm2d(a[0])
-        self.conv1, self.bn1 = nn.Conv2d(b[1], b[0], 3, padding=1, bias=False), nn.BatchNorm2d(b[0])
-        self.fc = nn.Linear(*like["fc.weight"].shape[::-1])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.pre_bn(self.pre_conv(x)))
-        return self.fc(torch.relu(self.bn1(self.conv1(x))).mean((2, 3)))
 
 
 @pytest.mark.golden
@@ -156,19 +141,6 @@ def test_local_training(golden):
     sparse, want = reply.theta.dense(), g.state("after_sparsify")
     assert all(torch.allclose(sparse[k], want[k], rtol=1e-3, atol=1e-5) for k in masks)
     assert site.records["accuracy.sparse"] == pytest.approx(float(g["test_acc_sparsified"]))
-
-
-@pytest.mark.golden
-def test_fedavg_averages_learnable_tensors_only(golden):
-    g = golden("fedpurin/purin_fedavg_family")
-    mean, names = fb.Mean(), [str(k) for k in g["fedavg/keys"]]
-    learnt = {name for name, _ in Net3(g.state("theta/0")).named_parameters()}
-    assert set(names) == learnt
-    for i, n in enumerate(g["samples"]):
-        theta = g.state(f"theta/{i}")
-        mean.add({k: theta[k] for k in names}, weight=float(n))
-    want = g.state("fedavg/global")
-    assert all(torch.allclose(mean()[k], want[k], **CLOSE) for k in names)
 
 
 def some_states(count: int, seed: int = 0) -> list[dict[str, torch.Tensor]]:

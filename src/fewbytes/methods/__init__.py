@@ -9,6 +9,7 @@ from fewbytes.methods.fed_adi import FedADI
 from fewbytes.methods.fed_dafl import FedDAFL
 from fewbytes.methods.fedavg import FedAvg
 from fewbytes.methods.fedbn import FedBN
+from fewbytes.methods.fedcac import FedCAC
 from fewbytes.methods.fedcams import FedCAMS
 from fewbytes.methods.fedcom import FedCOM
 from fewbytes.methods.feddf import FedDF
@@ -21,6 +22,7 @@ from fewbytes.methods.fedkgf import FedKGF
 from fewbytes.methods.fedktl import FedKTL
 from fewbytes.methods.fedlp import FedLP
 from fewbytes.methods.fedlps import FedLPS
+from fewbytes.methods.fedper import FedPer
 from fewbytes.methods.fedpm import FedPM
 from fewbytes.methods.fedproto import FedProto
 from fewbytes.methods.fedpurin import FedPURIN
@@ -30,6 +32,7 @@ from fewbytes.methods.genefl import GeneFL
 from fewbytes.methods.learngene import Learngene
 from fewbytes.methods.lg_fedavg import LG_FedAvg
 from fewbytes.methods.partialfed import PartialFed
+from fewbytes.methods.pfedsd import PFedSD
 from fewbytes.methods.separate import Separate
 from fewbytes.methods.smartidx import SmartIdx
 
@@ -37,6 +40,7 @@ METHODS: dict[str, type[Method]] = {
     cls.__name__.lower(): cls
     for cls in (
         FedAvg, GeneFL, FedPURIN, FedKGF, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
+        FedPer, PFedSD, FedCAC,
         LG_FedAvg, FedProto, FedDistill, FML, FedKD, FedGH, FedGen,
         Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
         FedCOM, FedPM,
@@ -46,8 +50,8 @@ METHODS: dict[str, type[Method]] = {
 """Every method by its name on the command line."""
 
 __all__ = [
-    "DENSE", "DGC", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAMS", "FedCOM",
-    "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP", "FedLPS",
-    "FedPM", "FedPURIN", "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PartialFed", "Separate",
-    "SmartIdx",
+    "DENSE", "DGC", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAC", "FedCAMS",
+    "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP",
+    "FedLPS", "FedPM", "FedPURIN", "FedPer", "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PFedSD",
+    "PartialFed", "Separate", "SmartIdx",
 ]  # fmt: skip

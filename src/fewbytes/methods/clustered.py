@@ -24,8 +24,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from fewbytes.errors import UserError
@@ -256,6 +254,9 @@ def subspace_distance(own: Tensor, members: Sequence[Tensor], similarity: str = 
 
 def k_means(points: Tensor, clusters: int, seed: int) -> list[int]:
     """The cluster of each point (n, …): k-means++ of 10 starts; clusters are numbered as they first appear."""
+    from sklearn.cluster import KMeans  # slow to import
+    from sklearn.exceptions import ConvergenceWarning
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than clusters: some stay empty
         found = KMeans(clusters, n_init=10, random_state=seed % 2**32).fit(points.numpy()).labels_

@@ -19,7 +19,7 @@ from torch import nn
 from fewbytes.method import Method, Site, Task
 from fewbytes.net import Network
 from fewbytes.state import Mean, State, state_of
-from fewbytes.training import annealed
+from fewbytes.training import Loss, annealed
 from fewbytes.wire import Dense, payload
 
 
@@ -49,7 +49,7 @@ class Global:
 class Own:
     """A client's state."""
 
-    buffers: State  # its batch-norm statistics, if they stay local
+    theta: State  # what of its model it keeps from round to round: its batch-norm statistics, if they stay local
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,12 @@ class FedAvg(Method):
     headline: ClassVar[str] = "global"
 
     def server(self, task: Task) -> Global:
-        learnt = {name for name, _ in task.first_model().named_parameters()}
-        return Global(
-            {k: v.clone() for k, v in task.first_state().items() if k in learnt or self.buffers == "averaged"}
-        )
+        shared = set(self.shared(task.first_model()))
+        return Global({name: v.clone() for name, v in task.first_state().items() if name in shared})
+
+    def shared(self, model: nn.Module) -> list[str]:
+        """Names of the model's entries that travel."""
+        return list(model.state_dict() if self.buffers == "averaged" else dict(model.named_parameters()))
 
     def client(self, site: Site) -> Own | None:
         return Own({}) if self.buffers == "local" else None
@@ -83,20 +85,25 @@ class FedAvg(Method):
         state.theta = mean()
 
     def train(self, state: Own | None, message: Model, site: Site) -> Trained:
-        model = site.model(message.theta.dense() | (state.buffers if state else {}))
-        lr = annealed(self.lr, site.round, self.lr_rounds)
-        site.fit(
-            model, epochs=self.epochs, lr=lr, batch=self.batch, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+        model = site.model(message.theta.dense() | (state.theta if state else {}))
+        self.train_on(site, model)
         site.score("personalised", model)
         sent = state_of(model, keep=message.theta.dense().__contains__)
         if state is not None:
-            state.buffers = state_of(model, keep=lambda name: name not in sent)
+            state.theta = state_of(model, keep=lambda name: name not in sent)
         return Trained(Dense(sent), len(site.train))
+
+    def train_on(self, site: Site, model: nn.Module, loss: Loss | None = None) -> None:
+        """Train by the settings of local training."""
+        site.fit(
+            model, epochs=self.epochs, lr=annealed(self.lr, site.round, self.lr_rounds), batch=self.batch,
+            momentum=self.momentum, weight_decay=self.weight_decay, loss=loss,
+        )  # fmt: skip
 
     def global_model(self, state: Global, task: Task) -> nn.Module | None:
         model = task.first_model(state.theta)
         return model if state.theta.keys() == model.state_dict().keys() else None
 
     def observed(self, model: nn.Module) -> list[str]:
-        return [name for name, p in model.named_parameters() if p.requires_grad]
+        shared = set(self.shared(model))
+        return [name for name, p in model.named_parameters() if name in shared and p.requires_grad]

@@ -23,7 +23,6 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.transforms.functional import center_crop
 
 from fewbytes.data.public import with_channels
 from fewbytes.distillation import endless
@@ -331,6 +330,8 @@ def usable_classes(centroids: Tensor, known: list[int], valid: Tensor) -> list[i
 
 def client_images(images: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Generated images (n, any channels, height, width) as the clients': resized to cover `shape`, centre cut out."""
+    from torchvision.transforms.functional import center_crop  # slow to import
+
     channels, height, width = shape
     factor = max(height / images.shape[2], width / images.shape[3])
     size = [max(goal, round(n * factor)) for n, goal in zip(images.shape[2:], (height, width), strict=True)]

@@ -196,10 +196,10 @@ def scores(theta: Tensor, gradient: Tensor, hessian: bool = False) -> Tensor:
     return c.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def critical(score: Tensor, tau: float, cutoff: float = 1e-10) -> Tensor:
+def critical(score: Tensor, tau: float, cutoff: float = 1e-10, least: float | None = None) -> Tensor:
     """Eq. 8: true at the floor(tau d) largest scores of a layer of d elements, ties at the threshold included.
 
-    A threshold up to `cutoff` is raised to the smallest score above it, if there is one.
+    A threshold up to `cutoff` becomes the smallest score above `least` (default: above the cut-off), if there is one.
     """
     flat = score.reshape(-1)
     k = int(tau * flat.numel())
@@ -207,21 +207,24 @@ def critical(score: Tensor, tau: float, cutoff: float = 1e-10) -> Tensor:
         return torch.zeros_like(score, dtype=torch.bool)
     threshold = flat.kthvalue(flat.numel() - k + 1).values
     if threshold <= cutoff:
-        above = flat[flat > cutoff]
+        above = flat[flat > (cutoff if least is None else least)]
         if len(above):
             threshold = above.min()
     return score >= threshold
 
 
 def overlap(masks: Sequence[State]) -> NDArray[np.float64]:
-    """O_ij = 1 - sum |m_i - m_j| / (2 n_i) over all layers, shape (N, N), not symmetric; the diagonal is NaN."""
+    """O_ij = 1 - sum |m_i - m_j| / (2 n_i) over all layers, shape (N, N), not symmetric; the diagonal is NaN.
+
+    Rows of a mask without ones are 0.
+    """
     packed = [np.packbits(np.concatenate([m.numpy().reshape(-1) for m in mask.values()])) for mask in masks]
     ones = [int(np.bitwise_count(bits).sum()) for bits in packed]
     table = np.full((len(masks), len(masks)), np.nan)
     for i, mine in enumerate(packed):
         for j, other in enumerate(packed):
             if i != j:
-                table[i, j] = 1 - int(np.bitwise_count(mine ^ other).sum()) / (2 * ones[i])
+                table[i, j] = 1 - int(np.bitwise_count(mine ^ other).sum()) / (2 * ones[i]) if ones[i] else 0.0
     return table
 
 

@@ -126,7 +126,7 @@ def sized(scale: Scale, clients: int, row: str) -> dict[str, Any]:
     own = settings("paper", "cifar10", 0.5, clients, row)
     blocks = own["parameters"].get("blocks", 1)
     own["parameters"] |= {"epochs": blocks, "batch": 16} | ({"ccvr_samples": 50} if "FuseFL" in row else {})
-    return own | {"partition": "iid", "samples": "16/4", "save_models": True, "evaluate_every": 10}
+    return own | {"partition": "iid", "part": 0.03, "samples": "16/4", "save_models": True}
 
 
 def stored(buffers: bool) -> Figure:

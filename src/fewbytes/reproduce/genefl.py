@@ -129,6 +129,10 @@ def _dirichlet() -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
+def _seeds(scale: Scale) -> tuple[int, ...]:
+    return (1,) if scale == "small" else (1, 2, 3)
+
+
 KNOWN_UNIT = "accuracy of the cohort's own models after local training, mean of the known clients' last five rounds, %"
 NEW_UNIT = "accuracy of the newcomers' own models after local training, mean of the last five rounds, %"
 
@@ -136,20 +140,22 @@ NEW_UNIT = "accuracy of the newcomers' own models after local training, mean of 
 def table_1(scale: Scale) -> Table:
     """Known clients, classes dealt in shards."""
     cells = _cells(scale, _sharded(), KNOWN_SHARDS, known, UPLINK_SHARDS)
-    return Table("GENE-FL, Table I: known clients, shards", KNOWN_UNIT, cells)
+    return Table("GENE-FL, Table I: known clients, shards", KNOWN_UNIT, cells, (), _seeds(scale))
 
 
 def table_2(scale: Scale) -> Table:
     """Known clients, Dirichlet by class."""
     cells = _cells(scale, _dirichlet(), KNOWN_DIRICHLET, known, UPLINK_DIRICHLET)
-    return Table("GENE-FL, Table II: known clients, Dirichlet", KNOWN_UNIT, cells)
+    return Table("GENE-FL, Table II: known clients, Dirichlet", KNOWN_UNIT, cells, (), _seeds(scale))
 
 
 def table_3(scale: Scale) -> Table:
     """Newcomers, classes dealt in shards."""
-    return Table("GENE-FL, Table III: newcomers, shards", NEW_UNIT, _cells(scale, _sharded(), NEW_SHARDS, new))
+    cells = _cells(scale, _sharded(), NEW_SHARDS, new)
+    return Table("GENE-FL, Table III: newcomers, shards", NEW_UNIT, cells, (), _seeds(scale))
 
 
 def table_4(scale: Scale) -> Table:
     """Newcomers, Dirichlet by class."""
-    return Table("GENE-FL, Table IV: newcomers, Dirichlet", NEW_UNIT, _cells(scale, _dirichlet(), NEW_DIRICHLET, new))
+    cells = _cells(scale, _dirichlet(), NEW_DIRICHLET, new)
+    return Table("GENE-FL, Table IV: newcomers, Dirichlet", NEW_UNIT, cells, (), _seeds(scale))

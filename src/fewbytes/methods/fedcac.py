@@ -1,0 +1,145 @@
+"""FedCAC: Wu, Liu, Niu, Zhu, Tang, "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning
+through Cautiously Aggressive Collaboration", ICCV 2023; as FedPURIN's evaluation runs it.
+
+After local training a client scores every parameter by how much its round's change matters, |Delta theta * theta|; the
+largest part tau of each layer is critical. It uploads its whole model and a bit mask m_i of the critical values. The
+server takes the mean thetabar of all models, weighted by samples, and for each client the mean delta_i over itself and
+those whose masks overlap enough with its own, C_i = {j: O_ij >= T(t)}; T(t) rises until, after round beta, nobody is
+left. The client gets theta_i = m_i * delta_i + (1 - m_i) * thetabar. FedPURIN, which came of it, has the same masks,
+overlaps and thresholds (its Eq. 8 and lines 9-10).
+
+The download of round t travels with the request of the client's next round, after the last round by itself. After round
+beta it holds the values outside the mask only, one after another: the client knows its mask and has the critical ones.
+Batch-norm statistics stay with the client.
+
+Bytes per client and round, before lossless coding, with n_i critical ones of D parameters: up 4 D + D/8; down 4 D,
+after round beta 4 (D - n_i).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fewbytes.method import Id, Method, Site, Task
+from fewbytes.methods.fedpurin import collaborators, combine, critical, critical_means, overlap, scores
+from fewbytes.net import Network
+from fewbytes.state import Mean, State, state_of
+from fewbytes.wire import Bits, Dense, payload
+
+
+@payload
+class Combined:
+    """Server to client: theta_i of the next round; with `kept`, of each tensor the values outside the mask, flat."""
+
+    theta: Dense
+    kept: bool
+
+
+@payload
+class Marked:
+    """Client to server: theta_i, m_i and the number of samples."""
+
+    theta: Dense
+    mask: Bits
+    samples: int
+
+
+@dataclass
+class Waiting:
+    """The server's state: what each client gets when it is next asked."""
+
+    combined: dict[Id, Combined] = field(default_factory=dict)
+
+
+@dataclass
+class Personal:
+    """A client's state."""
+
+    theta: State  # theta_i, with its batch-norm statistics
+    mask: State  # m_i of the last upload
+
+
+@dataclass(frozen=True)
+class FedCAC(Method):
+    """Hyper-parameters of FedCAC, with the values of FedPURIN's evaluation."""
+
+    tau: float = 0.5  # part of each layer that is critical, in (0, 1]
+    beta: int = 100  # last round with collaboration on critical values
+    fraction: float = 1.0
+    epochs: int = 5
+    lr: float = 0.1
+    batch: int = 100
+    momentum: float = 0.9
+
+    headline: ClassVar[str] = "personalised"
+
+    def server(self, task: Task) -> Waiting:
+        return Waiting()
+
+    def client(self, site: Site) -> Personal:
+        return Personal(dict(site.task.first_state(site.me)), {})
+
+    def round(self, state: Waiting, net: Network, t: int) -> None:
+        cohort = net.sample(self.fraction)
+        replies = dict(net.call(self.train, to={i: state.combined.get(i) for i in cohort}))
+        waiting = {i: combined for i, combined in state.combined.items() if i not in replies}
+        state.combined = waiting | self.aggregate(replies, t)
+
+    def finish(self, state: Waiting, net: Network) -> None:
+        net.tell(self.receive, to=state.combined)
+        state.combined = {}
+
+    def aggregate(self, replies: Mapping[Id, Marked], t: int) -> dict[Id, Combined]:
+        """What each client gets back; nothing for a client alone, whose model would be its own."""
+        if len(replies) < 2:
+            return {}
+        models = [reply.theta.dense() for reply in replies.values()]
+        masks = [reply.mask.bits for reply in replies.values()]
+        average = Mean()
+        for reply in replies.values():
+            average.add(reply.theta.dense(), weight=reply.samples)
+        mean = average()
+        if t > self.beta:
+            sent = [{name: mean[name][~mask[name]] for name in mean} for mask in masks]
+        else:
+            deltas = critical_means(models, collaborators(overlap(masks), t, self.beta))
+            sent = [combine(delta, mean, mask) for delta, mask in zip(deltas, masks, strict=True)]
+        return {i: Combined(Dense(theta), t > self.beta) for i, theta in zip(replies, sent, strict=True)}
+
+    def train(self, state: Personal, message: Combined | None, site: Site) -> Marked:
+        self.receive(state, message, site)
+        model = site.model(state.theta)
+        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)
+        after = state_of(model)
+        theta = {name: after[name] for name, _ in model.named_parameters()}
+        state.mask = {name: sensitive(theta[name], state.theta[name], self.tau) for name in theta}
+        state.theta = after
+        return Marked(Dense(theta), Bits(state.mask), len(site.train))
+
+    def receive(self, state: Personal, message: Combined | None, site: Site) -> None:
+        if message is None:
+            return
+        theta = message.theta.dense()
+        if message.kept:
+            theta = {name: state.theta[name].masked_scatter(~state.mask[name], theta[name]) for name in theta}
+        state.theta |= theta
+        site.score("combined", site.model(state.theta))
+
+    def local_model(self, state: Personal, site: Site) -> nn.Module:
+        return site.model(state.theta)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def sensitive(after: torch.Tensor, before: torch.Tensor, tau: float) -> torch.Tensor:
+    """m_i of one layer: true at the largest part tau of |(after - before) * after|.
+
+    Where a half is not above 1e-10, all that is above 1e-20 is critical (the authors' code).
+    """
+    return critical(scores(after, after - before), tau, least=1e-20)
