@@ -16,8 +16,8 @@ SERVERS: dict[str, dict[str, Any]] = {
     "fusefl": {"ccvr_samples": 500},
     "feddf": {"server_steps": 300, "server_batch": 50},
     "dense": {"server_epochs": 10, "generator_steps": 3, "server_batch": 32, "latent": 32},
-    "feddafl": {"server_steps": 60, "student_steps": 2, "server_batch": 64, "latent": 32},
-    "fedadi": {"server_epochs": 3, "pixel_steps": 20, "server_steps": 30, "server_batch": 64},
+    "feddafl": {"server_steps": 60, "student_steps": 2, "server_batch": 32, "latent": 32},
+    "fedadi": {"server_epochs": 2, "pixel_steps": 20, "server_steps": 60, "server_batch": 32},
     "fedktl": {"server_epochs": 10},
 }
 """Hyper-parameters of servers whose papers let them work for hours."""
