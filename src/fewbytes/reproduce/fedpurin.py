@@ -102,7 +102,7 @@ def table_1(scale: Scale) -> Table:
         "accuracy of the clients' own models on their own test samples before aggregation, best round, %",
         cells,
         (
-            "FedPURIN's is that of the masked model (`sparse`), as the authors' code measures it.",
+            "FedPURIN's is that of the masked model (sparse), as the authors' code measures it.",
             "Columns are data sets and the Dirichlet alpha. On CIFAR-100 images are cropped and mirrored, but not "
             "turned by up to 15 degrees as in the authors' code.",
         ),
