@@ -62,7 +62,7 @@ def table_1(scale: Scale) -> Table:
         (
             "The paper's MB follow no single count: 289.31 for FedAvg is 10 models of 7.58 million values, ResNet-18 "
             "has 11.17 million.",
-            "`common` sends classifiers and normalisations from every client (our variant, not in the paper).",
+            "Fed-KGF, common sends classifiers and normalisations from every client (our variant, not in the paper).",
         ),
         (1,) if scale == "small" else (1, 2, 3),
     )

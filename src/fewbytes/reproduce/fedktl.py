@@ -75,8 +75,8 @@ def kind(row: str) -> str:
 
 
 NOTES = (
-    "Over all test samples together (`micro`); of LG-FedAvg, FedGen and FedGH the mean over clients of the models as "
-    "they come back from the server (`combined`).",
+    "Over all test samples together (micro); of LG-FedAvg, FedGen and FedGH the mean over clients of the models as "
+    "they come back from the server (combined).",
 )
 UNIT = "accuracy of the clients' models on their own test samples, best round, %"
 
