@@ -9,9 +9,7 @@ import functools
 import inspect
 import json
 import os
-import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,15 +17,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fewbytes import comparison
 from fewbytes.attack import Attacking, attack_table
 from fewbytes.attack import attack as attack_run
 from fewbytes.checkpoint import read_checkpoint
+from fewbytes.comparison import compare as compare_methods
+from fewbytes.comparison import compare_all
 from fewbytes.display import Display, console, progress
-from fewbytes.errors import FewbytesError, UserError, suggestion
-from fewbytes.experiment import CLASS_LISTS, UNSAID, make_experiment, make_method, read_experiment
+from fewbytes.errors import FewbytesError, UserError
+from fewbytes.experiment import CLASS_LISTS, UNSAID, read_experiment
 from fewbytes.inspect import inspect_frame
-from fewbytes.method import Task
+from fewbytes.job import Job, new_folder, unless_refused
 from fewbytes.methods import METHODS
 from fewbytes.plan import deployment_seconds, make_plan
 from fewbytes.probe import Probing, probe_table
@@ -35,7 +34,6 @@ from fewbytes.probe import probe as probe_run
 from fewbytes.report import RunFolder, choices, read_runs, summary_table, write_report
 from fewbytes.reproduce import TABLES
 from fewbytes.reproduce import reproduce as reproduce_table
-from fewbytes.run import run as run_method
 from fewbytes.units import parse_bytes, parse_rate
 
 printed = Console(highlight=False)
@@ -159,9 +157,9 @@ def run(
     if "method" not in settings:
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     with _standard_output_for(as_json):
-        job = _Job(settings)
-        folder = resume or _new_folder(out, job.experiment.method)
-        with _unless_refused(folder, folder if resume is None else None):
+        job = Job(settings)
+        folder = resume or new_folder(out, job.experiment.method)
+        with unless_refused(folder, folder if resume is None else None):
             result = job.execute(folder, resume is not None)
     _told(folder, result, as_json)
 
@@ -190,10 +188,10 @@ def deploy(
     if "method" not in settings:
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     with _standard_output_for(as_json):
-        job = _Job(settings)
+        job = Job(settings)
         nodes = sites(job.experiment, hosts)
-        folder = resume or _new_folder(out, job.experiment.method)
-        with _unless_refused(folder, folder if resume is None else None):
+        folder = resume or new_folder(out, job.experiment.method)
+        with unless_refused(folder, folder if resume is None else None):
             deployed = Deployed(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
             if show:
                 deployed.prepare()
@@ -224,7 +222,7 @@ def compare(
 
     names = list(dict.fromkeys(methods or USUAL))
     with _standard_output_for(as_json):
-        folder, results = _compare_all(settings, out) if "all" in names else _compare(names, settings, out)
+        folder, results = compare_all(settings, out) if "all" in names else compare_methods(names, settings, out)
     _told(folder, results, as_json)
     if any(result["status"] == "failed" for result in results):
         raise typer.Exit(1)
@@ -246,55 +244,6 @@ def _show(runs: Sequence[RunFolder], page: Path) -> None:
     printed.print(f"report: {page}", soft_wrap=True)
 
 
-def _compare(names: list[str], settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[str, Any]]]:
-    own = _per_method(names, settings.pop("parameters", {}))
-    first = _Job({**settings, "method": names[0], "parameters": own[names[0]]})
-    settings["model"] = first.experiment.model
-    jobs = [first, *(_Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
-    _note_unequal_training(jobs)
-    folder = _new_folder(out, "compare")
-    with _unless_refused(folder / names[0], folder):
-        results = [job.execute(folder / job.experiment.method, False) for job in jobs]
-    return folder, _compared(folder, results)
-
-
-def _compare_all(settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """Every method on equal terms. One that cannot run on the task, or fails, is told and does not end the rest."""
-    settings = comparison.TERMS | settings
-    names, given = list(METHODS), settings.pop("parameters", {})
-    given |= {"fraction": settings.pop("fraction")} if "fraction" in settings else {}
-    own = _per_method(names, given)
-    first = _Job({**settings, "method": names[0], "parameters": own[names[0]]})  # what is wrong for all is told here
-    settings["model"], rounds = first.experiment.model, first.experiment.rounds
-    console.print(f"[yellow]note:[/] {comparison.told(rounds)}", soft_wrap=True)
-    folder = _new_folder(out, "compare")
-    results: list[dict[str, Any]] = []
-    for name in names:
-        parameters = comparison.equal_parameters(name, rounds) | own[name]
-        try:
-            job = _Job({**settings, "method": name, "parameters": parameters}, first.task)
-            results.append(job.execute(folder / name, False, page=False))
-        except OSError:
-            raise
-        except Exception as error:
-            begun = (folder / name / "config.toml").exists()
-            status, why = "failed" if begun else "left out", str(error) or type(error).__name__
-            results.append({"method": name, "status": status, "why": why})
-            console.print(f"[yellow]note:[/] {name} {'has failed' if begun else 'is left out'}: {why}", soft_wrap=True)
-    if not any((folder / name / "config.toml").exists() for name in names):
-        shutil.rmtree(folder)
-        raise UserError(f"no method can run here; {names[0]}: {results[0]['why']}")
-    return folder, _compared(folder, results)
-
-
-def _compared(folder: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Write the report of a comparison; the results with what each method is recommended for, and why."""
-    runs = read_runs([folder])
-    write_report(runs, folder / "report.html")
-    found = choices(runs)
-    return [r | {"recommended": {c.kind: str(c) for c in found if c.label == r["method"]}} for r in results]
-
-
 @app.command()
 @with_settings
 def plan(
@@ -311,7 +260,7 @@ def plan(
         settings["method"] = method
     if "method" not in settings:
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
-    job = _Job(settings)
+    job = Job(settings)
     with console.status(f"running a few rounds of {job.experiment.method} to measure its payloads"):
         deployed = job.experiment.engine == "flower-deployment"
         exchange = deployment_seconds(job.experiment) if deployed else 0.0
@@ -439,52 +388,6 @@ def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `f
     printed.print(inspect_frame(frame))
 
 
-class _Job:
-    """A checked experiment: its settings, method and task. Everything the user can get wrong is told here."""
-
-    def __init__(self, settings: dict[str, Any], task: Task | None = None) -> None:
-        from fewbytes.experiment import make_method
-
-        self.experiment = make_experiment(settings)
-        self.experiment.policy()
-        self.method = make_method(self.experiment.method, self.experiment.parameters)
-        self.task = self.experiment.task() if task is None else task
-
-    def execute(self, folder: Path, resume: bool, page: bool = True) -> dict[str, Any]:
-        """Run into a folder with a live display and, if `page`, a report; returns what result.json says."""
-        from fewbytes.report import read_runs, write_report
-
-        e = self.experiment
-        if e.engine == "flower-deployment":
-            raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
-        notes = list(_left_alone(self.method.adapted(self.task)))  # a model that does not suit the method is told here
-        with Display(e.method, folder) as display:
-            for note in notes:
-                display.note(note)
-            result = run_method(
-                self.method, self.task, rounds=e.rounds, budget=e.budget, out=folder, engine=e.engine,
-                workers=e.workers, policy=e.policy(), resume=resume, coded=e.coding, evaluate_every=e.evaluate_every,
-                keep_frames=e.keep_frames, save_models=e.save_models, config=e.toml(), about=e.about(self.task),
-                watcher=display,
-            )  # fmt: skip
-        if page:
-            write_report(read_runs([folder]), folder / "report.html")
-        return result.summary
-
-
-def _left_alone(task: Task) -> Iterator[str]:
-    """Which convolutions keep all their kernels where others' are generated, by the reason."""
-    from fewbytes.models.kgf import generated, left_alone
-
-    model = task.first_model()
-    names: dict[str, list[str]] = {}
-    for name, why in left_alone(model, base).items() if (base := generated(model)) else ():
-        names.setdefault(why, []).append(name)
-    for why, these in names.items():
-        more = f" and {len(these) - 3} more" if len(these) > 3 else ""
-        yield f"kernels are not generated in {', '.join(these[:3])}{more} ({why})"
-
-
 @contextlib.contextmanager
 def _standard_output_for(as_json: bool) -> Iterator[None]:
     """With --json, standard output is the result's alone: what models or handlers print goes to standard error."""
@@ -524,33 +427,6 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Parameters of each method: METHOD.KEY for one, KEY for all that have it. Raises UserError if none has."""
-
-    own: dict[str, dict[str, Any]] = {name: {} for name in names}
-    fields = {name: {f.name for f in dataclasses.fields(make_method(name, {}))} for name in names}  # type: ignore[arg-type]
-    for key, value in parameters.items():
-        name, dot, rest = key.rpartition(".")
-        if dot and name not in names:
-            raise UserError(f"--set {key}: {name!r} is not among the methods compared: {', '.join(names)}")
-        takers = [name] if dot else [n for n in names if rest in fields[n]]
-        if not takers:
-            known = sorted(set.union(*fields.values()))
-            raise UserError(f"--set {key}: no method compared has a parameter {rest!r}{suggestion(rest, known)}")
-        for taker in takers:
-            own[taker][rest] = value
-    return own
-
-
-def _note_unequal_training(jobs: Sequence[_Job]) -> None:
-    """Say which settings of local training differ between the methods compared."""
-    for key in ("epochs", "lr", "batch", "momentum", "fraction"):
-        values = {job.experiment.method: getattr(job.method, key) for job in jobs if hasattr(job.method, key)}
-        if len(set(values.values())) > 1:
-            listed = ", ".join(f"{name} {value}" for name, value in values.items())
-            console.print(f"[yellow]note:[/] {key} differs: {listed} (--set {key}=VALUE makes it equal)")
-
-
 def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The settings a run folder was made with; only those of FREE may be given anew."""
 
@@ -573,31 +449,6 @@ def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
         if key not in FREE and made != value:
             raise UserError(f"{folder} was made with another {key} ({made!r}, not {value!r}): resume it as it was made")
     return settings | {key: value for key, value in given.items() if key in FREE}
-
-
-@contextlib.contextmanager
-def _unless_refused(run: Path, made: Path | None) -> Iterator[None]:
-    """Remove the folder that was made for a run, if the run was refused before it began."""
-    try:
-        yield
-    except UserError:
-        if made is not None and not (run / "config.toml").exists():
-            shutil.rmtree(made)
-        raise
-
-
-def _new_folder(out: Path, name: str) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
-        folder = out / f"{stamp}-{name}{suffix}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError:
-            break
-        return folder
-    raise UserError(f"no new run folder can be made in {out}")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -11,9 +12,9 @@ from typing import Any
 from fewbytes.data import load_dataset
 from fewbytes.display import Display, console
 from fewbytes.errors import UserError
-from fewbytes.experiment import Experiment, experiment_of, make_experiment, make_method
+from fewbytes.experiment import Experiment, experiment_of, make_experiment
+from fewbytes.job import Job
 from fewbytes.reproduce.grid import Cell
-from fewbytes.run import run
 
 FREE = ("workers", "device")
 """Settings that may differ from those a cell was begun with: no figure depends on them but for rounding."""
@@ -74,24 +75,13 @@ def run_cells(
     """
     jobs = {folder_of(cell, seed, out): (cell, seed) for seed in seeds for cell in cells}
     for number, (folder, (cell, seed)) in enumerate(jobs.items(), 1):
-        experiment = make_experiment(
-            {"save_models": False, **cell.settings, "seed": seed, "workers": workers, "device": device}
-        )
-        if not _to_do(folder, experiment, until):
+        settings = {"save_models": False, **cell.settings, "seed": seed, "workers": workers, "device": device}
+        if not _to_do(folder, make_experiment(settings), until):
             continue
-        label = f"{cell.row}, {cell.column}, seed {seed}"
-        tell(f"run {number} of {len(jobs)}: {label} ({folder})")
-        task, method = experiment.task(), make_method(experiment.method, experiment.parameters)
-        try:
-            with CellDisplay(experiment.method, folder, until) as display:
-                run(
-                    method, task, rounds=experiment.rounds, out=folder, workers=workers, resume=folder.exists(),
-                    coded=experiment.coding, evaluate_every=experiment.evaluate_every,
-                    save_models=experiment.save_models, config=experiment.toml(), about=experiment.about(task),
-                    watcher=display,
-                )  # fmt: skip
-        except Pause:
-            continue
+        tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}, seed {seed} ({folder})")
+        display = CellDisplay(cell.settings["method"], folder, until)
+        with contextlib.suppress(Pause):
+            Job(settings).execute(folder, folder.exists(), page=False, display=display)
 
 
 def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:

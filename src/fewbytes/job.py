@@ -1,0 +1,83 @@
+"""An experiment run into a folder of its own, with a live line and a report: what the command line does."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fewbytes.display import Display
+from fewbytes.errors import UserError
+from fewbytes.experiment import make_experiment, make_method
+from fewbytes.method import Task
+from fewbytes.models.kgf import generated, left_alone
+from fewbytes.report import read_runs, write_report
+from fewbytes.run import run
+
+
+class Job:
+    """A checked experiment: its settings, method and task. Everything the user can get wrong is told here."""
+
+    def __init__(self, settings: dict[str, Any], task: Task | None = None) -> None:
+        self.experiment = make_experiment(settings)
+        self.experiment.policy()
+        self.method = make_method(self.experiment.method, self.experiment.parameters)
+        self.task = self.experiment.task() if task is None else task
+
+    def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
+        """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
+        e = self.experiment
+        if e.engine == "flower-deployment":
+            raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
+        notes = list(_left_alone(self.method.adapted(self.task)))  # a model that does not suit the method is told here
+        with display or Display(e.method, folder) as display:
+            for note in notes:
+                display.note(note)
+            result = run(
+                self.method, self.task, rounds=e.rounds, budget=e.budget, out=folder, engine=e.engine,
+                workers=e.workers, policy=e.policy(), resume=resume, coded=e.coding, evaluate_every=e.evaluate_every,
+                keep_frames=e.keep_frames, save_models=e.save_models, config=e.toml(), about=e.about(self.task),
+                watcher=display,
+            )  # fmt: skip
+        if page:
+            write_report(read_runs([folder]), folder / "report.html")
+        return result.summary
+
+
+def _left_alone(task: Task) -> Iterator[str]:
+    """Which convolutions keep all their kernels where others' are generated, by the reason."""
+    model = task.first_model()
+    names: dict[str, list[str]] = {}
+    for name, why in left_alone(model, base).items() if (base := generated(model)) else ():
+        names.setdefault(why, []).append(name)
+    for why, these in names.items():
+        more = f" and {len(these) - 3} more" if len(these) > 3 else ""
+        yield f"kernels are not generated in {', '.join(these[:3])}{more} ({why})"
+
+
+@contextlib.contextmanager
+def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
+    """Remove the folder that was made for a run, if the run was refused before it began."""
+    try:
+        yield
+    except UserError:
+        if made is not None and not (run / "config.toml").exists():
+            shutil.rmtree(made)
+        raise
+
+
+def new_folder(out: Path, name: str) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+        folder = out / f"{stamp}-{name}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:
+            break
+        return folder
+    raise UserError(f"no new run folder can be made in {out}")
