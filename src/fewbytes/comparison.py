@@ -31,7 +31,7 @@ SERVERS: dict[str, dict[str, Any]] = {
 """Hyper-parameters of servers whose papers let them work for hours."""
 
 
-def _equal_parameters(name: str, rounds: int) -> dict[str, Any]:
+def equal_parameters(name: str, rounds: int) -> dict[str, Any]:
     """The parameters of a method on these terms; who trains but once trains as many epochs as the others in all."""
     cls = METHODS[name]
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def compare_all(settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[st
     folder = new_folder(out, "compare")
     results: list[dict[str, Any]] = []
     for name in names:
-        parameters = _equal_parameters(name, rounds) | own[name]
+        parameters = equal_parameters(name, rounds) | own[name]
         try:
             job = Job({**settings, "method": name, "parameters": parameters}, first.task)
             results.append(job.execute(folder / name, False, page=False))
