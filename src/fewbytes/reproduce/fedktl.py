@@ -2,7 +2,7 @@
 
 At the paper's scale 20 clients hold a data set, their eight architectures are HtFE8, and they train for 1,000 rounds of
 one local epoch; FedKTL's generator is to be named there (`--set fedktl.generator=FILE`: the paper's is StyleGAN-XL). At
-the small scale a tenth of CIFAR-10, narrow networks, 64 features, 15 rounds and our own small generator.
+the small scale a twentieth of CIFAR-10, narrow networks, 64 features, 10 rounds and our own small generator.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def settings(
         partition = {"partition": "pathological", "classes_per_client": 2 if dataset == "cifar10" else 10}
     return {
         "method": METHODS[row], "dataset": dataset, **partition, "clients": clients // 2 if small else clients,
-        "model": SMALL[models] if small else models, "rounds": 15 if small else 1000,
-        "parameters": own, **({"part": 0.1} if small else {"evaluate_every": 5}),
+        "model": SMALL[models] if small else models, "rounds": 10 if small else 1000,
+        "parameters": own, **({"part": 0.05} if small else {"evaluate_every": 5}),
     }  # fmt: skip
 
 

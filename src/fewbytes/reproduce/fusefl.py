@@ -2,7 +2,7 @@
 
 At the paper's scale five to fifty clients share the whole data set and train ResNet-18 for 200 local epochs; FuseFL's
 clients train narrower networks, so that the fused one is about as large. At the small scale a twenty-fifth of the
-images and an eighth of the width, 8 local epochs, and servers that distil for seconds; the tables of sizes keep the
+images and an eighth of the width, 4 local epochs, and servers that distil for seconds; the tables of sizes keep the
 paper's networks and train each client on 16 images, with at most 20 clients.
 """
 
@@ -78,7 +78,7 @@ def settings(scale: Scale, dataset: str, alpha: float, clients: int, row: str) -
     if small:
         width = max(2, width // 8)
         own |= QUICK.get(name, {}) | ({"ccvr_samples": 500} if name == "fusefl" else {})
-        local = {"epochs": 8, "lr": 0.02, "batch": 32, "momentum": 0.9}
+        local = {"epochs": 4, "lr": 0.05, "batch": 32, "momentum": 0.9}
     else:
         low = dataset in ("mnist", "fashion_mnist", "ufldl-stanford/svhn/cropped_digits") and alpha == 0.1
         local = {"epochs": 200, "lr": 0.001 if low or dataset == "mnist" else 0.01, "batch": 128, "momentum": 0.9}
@@ -126,7 +126,7 @@ def sized(scale: Scale, clients: int, row: str) -> dict[str, Any]:
     own = settings("paper", "cifar10", 0.5, clients, row)
     blocks = own["parameters"].get("blocks", 1)
     own["parameters"] |= {"epochs": blocks, "batch": 16} | ({"ccvr_samples": 50} if "FuseFL" in row else {})
-    return own | {"partition": "iid", "part": 0.03, "samples": "16/4", "save_models": True}
+    return own | {"partition": "iid", "part": 0.02, "samples": "16/4", "save_models": True}
 
 
 def stored(buffers: bool) -> Figure:
