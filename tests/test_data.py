@@ -95,6 +95,18 @@ def test_split_of_pairs_and_torch_data_sets() -> None:
     assert Split.of((np.zeros((2, 1, 4, 4), np.uint8), np.array([1, 0], np.uint8))).x.dtype == np.uint8
 
 
+@given(st.integers(1, 300), st.integers(1, 50), st.floats(0.001, 1), st.integers(0, 5))
+def test_a_part_of_a_data_set_is_a_random_one_of_the_seed(train: int, test: int, share: float, seed: int) -> None:
+    whole = dataset(np.arange(train) % 3, np.arange(test) % 3)
+    part = whole.part(share, seed)
+    for mine, all_of in ((part.train, whole.train), (part.test, whole.test)):
+        assert len(mine) == max(1, round(share * len(all_of)))
+        assert len(set(mine.load()[0].flatten().tolist())) == len(mine)
+    assert torch.equal(part.train.load()[0], whole.part(share, seed).train.load()[0])
+    if train > 100 and 0.1 < share < 0.9:
+        assert not torch.equal(part.train.load()[0], whole.part(share, seed + 1).train.load()[0])
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
@@ -125,18 +137,6 @@ def _cases() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.golden
-@given(st.integers(1, 300), st.integers(1, 50), st.floats(0.001, 1), st.integers(0, 5))
-def test_a_part_of_a_data_set_is_a_random_one_of_the_seed(train: int, test: int, share: float, seed: int) -> None:
-    whole = dataset(np.arange(train) % 3, np.arange(test) % 3)
-    part = whole.part(share, seed)
-    for mine, all_of in ((part.train, whole.train), (part.test, whole.test)):
-        assert len(mine) == max(1, round(share * len(all_of)))
-        assert len(set(mine.load()[0].flatten().tolist())) == len(mine)
-    assert torch.equal(part.train.load()[0], whole.part(share, seed).train.load()[0])
-    if train > 100 and 0.1 < share < 0.9:
-        assert not torch.equal(part.train.load()[0], whole.part(share, seed + 1).train.load()[0])
-
-
 def test_dirichlet_is_fusefls_partition() -> None:
     def sha(indices: np.ndarray) -> str:
         return hashlib.sha256(np.sort(indices).astype(np.int64).tobytes()).hexdigest()[:16]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import fewbytes as fb
+from fewbytes.cli import main
 from fewbytes.errors import UserError
 from fewbytes.experiment import make_experiment, make_method
-from fewbytes.report.folder import read_run
+from fewbytes.files import lock
+from fewbytes.models import build_model
+from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.reproduce import TABLES, Table, reproduce
-from fewbytes.reproduce.grid import Cell, Printed, best, final, printed, traffic, values
+from fewbytes.reproduce.grid import Cell, Printed, best, final, printed, traffic
 
 DIGITS: dict[str, Any] = {
     "dataset": "digits", "clients": 3, "rounds": 4, "part": 0.2, "model": "mlp",
@@ -41,9 +46,10 @@ def with_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_every_cell_of_a_grid_can_be_run(name: str, scale: str) -> None:
+def test_the_settings_of_every_cell_are_understood(name: str, scale: str) -> None:
     table = TABLES[name](scale)  # type: ignore[arg-type]
     assert len({(cell.row, cell.column) for cell in table.cells}) == len(table.cells)
+    assert not any("," in label for label in (*table.rows, *table.columns))  # they are chosen by lists with commas
     names: dict[str, Any] = {}
     for cell in table.cells:
         experiment = make_experiment({**cell.settings, "seed": 1})
@@ -57,16 +63,18 @@ def test_small_and_paper_scale_show_the_same_rows() -> None:
         small, paper = make("small"), make("paper")
         assert small.rows == paper.rows
         assert set(small.columns) <= {c.replace("GB", "MB") for c in paper.columns}
+        assert set(small.seeds) <= set(paper.seeds)
 
 
 def test_tables_share_the_runs_they_have_in_common() -> None:
     purin = {c.run for c in TABLES["fedpurin/table-1"]("paper").cells if c.row == "FedPURIN"}
-    ablated = {c.run for c in TABLES["fedpurin/table-2"]("paper").cells if c.row == "exact gradient, no Hessian"}
-    swept = {c.run for c in TABLES["fedpurin/figure-4"]("paper").cells if c.row == "tau 0.5"}
+    ablated = {c.run for c in TABLES["fedpurin/table-2"]("paper").cells if c.row == "exact gradient"}
+    swept = {c.run for c in TABLES["fedpurin/figure-4"]("paper").cells if c.row == "tau 0.5 (exact)"}
     assert purin == ablated > swept
     measured = {c.row: c.run for c in TABLES["fedpurin/table-3"]("paper").cells if c.column.startswith("CIFAR-10 ")}
-    assert {measured["FedPURIN"], measured["FedPURIN, values only"]} < purin
-    assert measured["FedPURIN, float16 gradients"] not in purin
+    assert {measured["FedPURIN"], measured["FedPURIN values only"]} < purin
+    assert measured["FedPURIN (float16 gradients)"] not in purin
+    assert {c.run for c in TABLES["fedpurin/figure-5"]("paper").cells} < purin
     known, new = ({c.run for c in TABLES[f"genefl/table-{n}"]("paper").cells} for n in (1, 3))
     assert new < known
 
@@ -87,8 +95,9 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
             bests.append(100 * result.summary["accuracy"]["all"]["personalised"]["best"])
         assert found.ours == Printed(fmean(bests), stdev(bests))
     first = made.found[0]
+    assert first.ours
     text = (tmp_path / "tiny-small" / "table-1.md").read_text()
-    assert f"| Separate | {first.text()} (60.00 ± 1.50) |" in text
+    assert f"| Separate | {first.ours.mean:.2f} ± {first.ours.deviation:.2f} [2 of 3 seeds] (60.00 ± 1.50) |" in text
     assert "- Small." in text
     assert "- Left out: data set 'no-such-data'" in text
     listed = json.loads((tmp_path / "tiny-small" / "table-1.json").read_text())
@@ -107,13 +116,15 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
 def test_a_table_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     only = {"columns": ["alpha 0.3"], "seeds": [1]}
     part = reproduce("tiny/table-1", out=tmp_path / "a", until=2, **only)  # type: ignore[arg-type]
-    assert [found.rounds for found in part.found] == [2, 2]
-    assert part.found[0].text().endswith("[2 rounds]")
-    reproduce("tiny/table-1", out=tmp_path / "a", until=2, **only)  # type: ignore[arg-type]
-    whole = reproduce("tiny/table-1", out=tmp_path / "a", **only)  # type: ignore[arg-type]
+    assert [found.unfinished for found in part.found] == [{1: 2}, {}, {1: 2}, {}]
+    assert part.text(part.found[0]).endswith("[1 of 3 seeds, after 2 rounds]")
+    told: list[str] = []
+    reproduce("tiny/table-1", out=tmp_path / "a", until=2, tell=told.append, **only)  # type: ignore[arg-type]
+    assert not told
+    whole = reproduce("tiny/table-1", out=tmp_path / "a", until=4, **only)  # type: ignore[arg-type]
     fresh = reproduce("tiny/table-1", out=tmp_path / "b", **only)  # type: ignore[arg-type]
     assert [found.values for found in whole.found] == [found.values for found in fresh.found]
-    assert [found.rounds for found in whole.found] == [None, None]
+    assert not any(found.unfinished for found in whole.found)
 
 
 def test_an_interrupted_cell_leaves_the_table_of_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +142,10 @@ def test_an_interrupted_cell_leaves_the_table_of_what_is_done(tmp_path: Path, mo
     with pytest.raises(KeyboardInterrupt):
         reproduce("tiny/table-1", **only)
     text = (tmp_path / "tiny-small" / "table-1.md").read_text()
-    assert "[3 rounds] (60.00 ± 1.50)" in text
-    assert "| FedAvg | - |" in text
+    assert "after 3 rounds] (60.00 ± 1.50)" in text
+    assert "| FedAvg | - | - |" in text
     monkeypatch.setattr(Display, "scored", scored)
-    assert all(found.ours for found in reproduce("tiny/table-1", **only).found)
+    assert all(found.ours for found in reproduce("tiny/table-1", **only).found if found.cell.column == "alpha 0.3")
 
 
 def test_what_cannot_be_is_told(tmp_path: Path) -> None:
@@ -147,23 +158,80 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
         ({"until": 0}, "until is a round"),
         ({"columns": ["elsewhere"]}, "no-such-data"),
         ({"parameters": {"fedavgg.lr": "1"}}, "did you mean 'fedavg'"),
-        ({"parameters": {"fedavg.rate": "1"}}, "no parameter 'rate'"),
+        ({"parameters": {"fedavg.rate": "1"}}, "a parameter 'rate'"),
+        ({"parameters": {"rate": "1"}}, "a parameter 'rate'"),
+        ({"parameters": {"lr": "-1"}}, "lr must be"),
+        ({"device": "abacus"}, "neither cpu nor cuda"),
     ):
         with pytest.raises(UserError, match=words):
             reproduce(**{"name": "tiny/table-1", "out": tmp_path, **asked})  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
 
 
-def test_given_parameters_make_other_runs(tmp_path: Path) -> None:
+def test_given_parameters_make_other_runs_and_another_table(tmp_path: Path) -> None:
     only: dict[str, Any] = {"columns": ["alpha 0.3"], "rows": ["FedAvg"], "seeds": [1], "out": tmp_path}
     plain = reproduce("tiny/table-1", **only)
+    text = plain.path.with_suffix(".md").read_text()
     other = reproduce("tiny/table-1", parameters={"fedavg.lr": "0.01", "separate.lr": "1"}, **only)
-    assert plain.found[0].runs[1].path != other.found[0].runs[1].path
-    assert read_run(other.found[0].runs[1].path).fact("parameters")["lr"] == 0.01
+    runs = [next(found.runs[1] for found in made.found if found.runs) for made in (plain, other)]
+    assert runs[0].path != runs[1].path
+    assert runs[1].fact("parameters")["lr"] == 0.01
+    assert other.path.name == "table-1-fedavg-lr-0_01-separate-lr-1"
+    assert "- Given: fedavg.lr=0.01, separate.lr=1." in other.path.with_suffix(".md").read_text()
+    assert plain.path.with_suffix(".md").read_text() == text
+    told: list[str] = []
+    reproduce("tiny/table-1", parameters={"lr": "0.1", "epochs": "1"}, tell=told.append, **only)  # as the cells have it
+    assert not told
+
+
+def test_a_part_of_a_table_leaves_the_rest_of_it(tmp_path: Path) -> None:
+    only: dict[str, Any] = {"seeds": [1], "out": tmp_path}
+    reproduce("tiny/table-1", rows=["Separate"], **only)
+    first = (tmp_path / "tiny-small" / "table-1.md").read_text()
+    assert "| FedAvg | - | - |" in first
+    made = reproduce("tiny/table-1", rows=["FedAvg"], columns=["alpha 1.0"], **only)
+    second = (tmp_path / "tiny-small" / "table-1.md").read_text()
+    assert next(line for line in first.splitlines() if "Separate" in line) in second
+    assert "| FedAvg | - | - |" not in second
+    assert [column.header for column in made.table().columns] == ["", "alpha 1.0"]
+    assert made.table().row_count == 1
+
+
+def test_a_run_that_another_process_has_just_begun_is_left_alone(tmp_path: Path) -> None:
+    only: dict[str, Any] = {"columns": ["alpha 0.3"], "rows": ["FedAvg"], "seeds": [1], "out": tmp_path}
+    folder = next(found.runs[1].path for found in reproduce("tiny/table-1", **only).found if found.runs)
+    (folder / "checkpoint" / "run.state").unlink()
+    with lock(folder / "checkpoint" / "lock"), pytest.raises(UserError, match="another process is running"):  # type: ignore[union-attr]
+        reproduce("tiny/table-1", **only)
+    assert (folder / "config.toml").exists()
+    assert all(found.ours for found in reproduce("tiny/table-1", **only).found if found.runs)  # begun anew
+
+
+def test_the_command_line_runs_a_part_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def ended(*arguments: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fewbytes", "reproduce", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, *capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = ended("--json")
+    assert (code, json.loads(out)["tiny/table-1"]) == (0, "Tiny")
+    chosen = ["--rows", "FedAvg,Separate", "--columns", "alpha 1.0", "--seeds", "2", "--set", "separate.epochs=1"]
+    code, out, errors = ended("tiny/table-1", *chosen)
+    assert code == 0, errors
+    assert "60.00 ± 1.50" in out
+    assert "2 of 2: FedAvg, alpha 1.0, seed 2" in " ".join(errors.split())
+    assert (tmp_path / "runs" / "reproduce" / "tiny-small").is_dir()
+    for wrong in (["tiny/table-2"], ["tiny/table-1", "--rows", "Fed Avg"], ["tiny/table-1", "--set", "lr"]):
+        code, out, errors = ended(*wrong)
+        assert (code, out) == (2, "")
+        assert errors.startswith("fewbytes: ")
 
 
 def test_a_folder_with_a_run_of_other_settings_is_left_alone(tmp_path: Path) -> None:
     only: dict[str, Any] = {"columns": ["alpha 0.3"], "rows": ["FedAvg"], "seeds": [1], "out": tmp_path}
-    folder = reproduce("tiny/table-1", **only).found[0].runs[1].path
+    folder = next(found.runs[1].path for found in reproduce("tiny/table-1", **only).found if found.runs)
     config = folder / "config.toml"
     config.write_text(config.read_text().replace("lr = 0.1", "lr = 0.2"))
     with pytest.raises(UserError, match=r"other settings \(parameters\)"):
@@ -171,19 +239,44 @@ def test_a_folder_with_a_run_of_other_settings_is_left_alone(tmp_path: Path) -> 
     assert "lr = 0.2" in config.read_text()
 
 
-def test_figures_of_traffic_count_the_rounds_they_name(tmp_path: Path) -> None:
-    task = make_experiment({**DIGITS, "method": "fedpurin", "seed": 1}).task()
-    method = make_method("fedpurin", {**DIGITS["parameters"], "beta": 2})
-    ledger = fb.run(method, task, rounds=4, out=tmp_path / "run").ledger.columns()
-    run = read_run(tmp_path / "run")
-    late = (ledger["round"] >= 3) & (ledger["round"] <= 4)
-    up = ledger["value_bytes_up"] + (ledger["mask_bits_up"] + 7) // 8
-    assert traffic("uplink", 3)(run) == pytest.approx(up[ledger["round"] >= 3].sum() / 2**20 / (2 * 3 + 3))
-    assert traffic("uplink", 3, 4)(run) == pytest.approx(up[late].mean() / 2**20)
-    assert traffic("uplink", 3, 4, sent=True)(run) == pytest.approx(ledger["bytes_up"][late].mean() / 1e6)
-    assert traffic("uplink", 3, 4, clients="all")(run) == pytest.approx(up[late].sum() / 2 / 2**20)
-    assert values("uplink", 3, 4)(run) == pytest.approx(ledger["value_bytes_up"][late].mean() / 2**20)
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    """Short runs of FedPURIN and FedCAC with beta 3, as Table 3's are at the small scale."""
+    runs = {}
+    for name in ("fedpurin", "fedcac"):
+        task = make_experiment({**DIGITS, "method": name, "seed": 1}).task()
+        method = make_method(name, {**DIGITS["parameters"], "beta": 3})
+        folder = tmp_path_factory.mktemp("runs") / name
+        fb.run(method, task, rounds=6, out=folder, save_models=False)
+        runs[name] = read_run(folder)
+    return runs
+
+
+def test_figures_of_traffic_count_the_rounds_they_name(measured: dict[str, RunFolder]) -> None:
+    run = measured["fedpurin"]
+    ledger = pq.read_table(run.path / "ledger.parquet").to_pandas()
+    late = ledger[ledger["round"].between(4, 6)]
+    up = late["value_bytes_up"] + (late["mask_bits_up"] + 7) // 8
+    assert traffic("uplink", 4)(run) == pytest.approx(up.mean() / 2**20)
+    assert traffic("uplink", 4, 6, count="sent")(run) == pytest.approx(late["bytes_up"].mean() / 1e6)
+    assert traffic("uplink", 4, clients="all")(run) == pytest.approx(up.sum() / 3 / 2**20)
+    assert traffic("uplink", 4, count="value", unit=4)(run) == pytest.approx(late["value_bytes_up"].mean() / 4)
+    last = ledger[ledger["round"] >= 6]  # the last round and the download after it
+    assert traffic("downlink", 6, count="sent")(run) == pytest.approx(last["bytes_down"].sum() / 6 / 1e6)
     assert traffic("uplink", 9)(run) is None
+
+
+def test_table_3_reads_fedcacs_bytes_as_the_paper_counts_them(measured: dict[str, RunFolder]) -> None:
+    learnt = sum(p.numel() for p in build_model("mlp", (1, 8, 8), 10).parameters())
+    cells = {
+        c.column: c.figure for c in TABLES["fedpurin/table-3"]("small").cells
+        if c.row == "FedCAC" and c.column.startswith("CIFAR-10 ")
+    }  # fmt: skip
+    figures = {column: 2**20 * (figure(measured["fedcac"]) or 0) for column, figure in cells.items()}
+    assert figures["CIFAR-10 up before beta"] == pytest.approx(4 * learnt + learnt / 8, abs=1)
+    assert figures["CIFAR-10 up after beta"] == pytest.approx(4 * learnt + learnt / 8, abs=1)
+    assert figures["CIFAR-10 down before beta"] == pytest.approx(4 * learnt)
+    assert figures["CIFAR-10 down after beta"] == pytest.approx(2 * learnt, rel=0.01)
 
 
 def test_printed_figures_are_read() -> None:

@@ -221,6 +221,8 @@ def compare(
     """
 
     names = list(dict.fromkeys(methods or USUAL))
+    if "all" in names and len(names) > 1:
+        raise UserError(f"all stands for every method: leave out {', '.join(n for n in names if n != 'all')}")
     with _standard_output_for(as_json):
         folder, results = compare_all(settings, out) if "all" in names else compare_methods(names, settings, out)
     _told(folder, results, as_json)
@@ -292,8 +294,11 @@ def reproduce(
     """Run a paper's table, ours beside theirs; the same command goes on where it was stopped."""
 
     if table is None:
-        for name, make in TABLES.items():
-            printed.print(f"[bold cyan]{name}[/]: {make('paper').title}")
+        titles = {name: make("paper").title for name, make in TABLES.items()}
+        if as_json:
+            print(json.dumps(titles, indent=2))
+        for name, title in titles.items() if not as_json else ():
+            printed.print(f"[bold cyan]{name}[/]: {title}")
         return
     with _standard_output_for(as_json):
         made = reproduce_table(

@@ -46,7 +46,8 @@ def _told(rounds: int) -> str:
     listed = ", ".join(f"{key} {value:g}" for key, value in TRAINING.items())
     return (
         f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {TRAINING['epochs'] * rounds} epochs), "
-        "and servers that generate or distil work less than in their papers; --rounds and --set change that"
+        "and servers that generate or distil work less than in their papers; those that need samples of their own get "
+        f"{TERMS['public']} that no client then has; --rounds, --set and --public change that"
     )
 
 

@@ -121,7 +121,8 @@ class Ledger:
         return {name: table[:, i] for i, name in enumerate(self.COLUMNS)}
 
     def totals(self, start: int = 0) -> dict[str, int]:
-        """Bytes from row `start` on: `uplink_bytes`, `downlink_bytes`, and what papers count for them (nominal)."""
+        """Bytes from row `start` on: `uplink_bytes`, `downlink_bytes`, what papers count for them (nominal), and of
+        that the values alone."""
         c = self.columns(start)
         nominal = {way: c[f"value_bytes_{way}"] + (c[f"mask_bits_{way}"] + 7) // 8 for way in ("up", "down")}
         return {
@@ -129,6 +130,8 @@ class Ledger:
             "downlink_bytes": int(c["bytes_down"].sum()),
             "uplink_nominal_bytes": int(nominal["up"].sum()),
             "downlink_nominal_bytes": int(nominal["down"].sum()),
+            "uplink_value_bytes": int(c["value_bytes_up"].sum()),
+            "downlink_value_bytes": int(c["value_bytes_down"].sum()),
         }
 
     def write_parquet(self, path: Path) -> None:

@@ -20,7 +20,7 @@ def parse_bytes(text: str | float) -> int:
 
 def parse_rate(text: str) -> float:
     """A link's rate in bytes per second: '1MB/s', '10Mbit/s', '250kB/s'. Raises UserError."""
-    rate = _amount(text, r"([0-9.]+)\s*([A-Za-z]+)(?:/s|ps)?")
+    rate = _amount(text, r"([0-9.]+)\s*([A-Za-z]+?)(?:/s|ps)?")
     if rate <= 0:
         raise UserError(f"cannot read the rate {text!r}: write it like 1MB/s, 250kB/s or 10Mbit/s")
     return rate

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fewbytes.errors import UserError, suggestion
+from fewbytes.experiment import check_device, make_method
 from fewbytes.methods import METHODS
 from fewbytes.reproduce import fedkgf, fedktl, fedpurin, fusefl, genefl
 from fewbytes.reproduce.grid import Cell, Scale, Table
-from fewbytes.reproduce.running import available, run_cells
+from fewbytes.reproduce.running import data_of, run_cells, unavailable
 from fewbytes.reproduce.told import Reproduction, find
 
 TABLES: dict[str, Callable[[Scale], Table]] = {
@@ -54,10 +56,11 @@ def reproduce(
 ) -> Reproduction:
     """Run what is not yet done of a table of TABLES, or of some of its rows, columns and seeds, and write the table.
 
-    Runs lie below `out`/<system>-<scale>/, and so do <table>.md, .json and .html, which are written whatever happens:
-    the same call goes on. `until`: stop each run after that round for now. `parameters`: METHOD.KEY for one method's
-    own fields, KEY for all that have it. Cells whose data set cannot be had are left out, and said to be. Raises
-    UserError for names there are not, and what `fewbytes.run` raises.
+    Runs lie below `out`/<system>-<scale>/, and so do <table>.md, .json and .html with all that was ever run of it,
+    which are written whatever happens: the same call goes on. `until`: stop each run after that round for now.
+    `parameters`: METHOD.KEY for one method's own fields, KEY for all that have it; such runs and their table have other
+    names. Cells whose data cannot be had are left out, and said to be. Raises UserError for names there are not, and
+    what `fewbytes.run` raises.
     """
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{suggestion(name, TABLES)}; there are {', '.join(TABLES)}")
@@ -65,31 +68,34 @@ def reproduce(
         raise UserError(f"scale is small or paper, not {scale!r}")
     if until is not None and until < 1:
         raise UserError(f"until is a round, 1 or later, not {until}")
+    check_device(device)
     table = TABLES[name](typing.cast(Scale, scale))
     chosen_rows, chosen_columns = _chosen("row", rows, table.rows), _chosen("column", columns, table.columns)
-    numbers = _seeds(table.seeds if seeds is None else seeds)
-    cells = [
-        dataclasses.replace(cell, settings=dict(cell.settings) | {"parameters": _own(cell, parameters or {})})
-        for cell in table.cells
-        if cell.row in chosen_rows and cell.column in chosen_columns
-    ]
-    missing = available(cells)
-    cells = [cell for cell in cells if cell.settings["dataset"] not in missing]
-    if not cells:
-        raise UserError("; ".join(missing.values()) or "no cell of the table has these rows and columns")
-    for why in missing.values():
+    numbers, given = _seeds(table.seeds if seeds is None else seeds), dict(parameters or {})
+    cells = _with(table.cells, given)
+    chosen = [cell for cell in cells if cell.row in chosen_rows and cell.column in chosen_columns]
+    missing = unavailable(cells)
+    lacking = {why for cell in chosen for data in data_of(cell) if (why := missing.get(data))}
+    chosen = [cell for cell in chosen if not missing.keys() & data_of(cell)]
+    if not chosen:
+        raise UserError("; ".join(sorted(lacking)) or "no cell of the table has these rows and columns")
+    for why in sorted(lacking):
         tell(f"left out: {why}")
     system, _, short = name.partition("/")
-    folder = out / f"{system}-{scale}"
+    folder, used = out / f"{system}-{scale}", sorted({*table.seeds, *numbers})
     notes = [
         *table.notes,
-        f"Scale: {scale}; seeds {', '.join(map(str, numbers))}; ± is the standard deviation over seeds (n - 1).",
-        *(f"Left out: {why}" for why in missing.values()),
+        f"Scale: {scale}; seeds {', '.join(map(str, used))}; ± is the standard deviation over seeds (n - 1).",
+        *(f"Left out: {why}" for why in sorted(set(missing.values()))),
+        *([f"Given: {', '.join(f'{key}={value}' for key, value in given.items())}."] if given else []),
     ]
+    suffix = "".join(f"-{key.replace('.', '-')}-{value}" for key, value in given.items())
+    path = folder / f"{short}{re.sub('[^A-Za-z0-9-]', '_', suffix)}"
     try:
-        run_cells(cells, numbers, folder, until=until, workers=workers, device=device, tell=tell)
+        run_cells(chosen, numbers, folder, until=until, workers=workers, device=device, tell=tell)
     finally:
-        made = Reproduction(table, find(cells, numbers, folder), notes, folder / short)
+        there = [cell for cell in cells if not missing.keys() & data_of(cell)]
+        made = Reproduction(table, find(there, used, folder), len(used), notes, path, chosen_rows, chosen_columns)
         made.write()
     return made
 
@@ -107,15 +113,25 @@ def _seeds(asked: Sequence[str | int]) -> list[int]:
     return [int(seed) for seed in asked]
 
 
-def _own(cell: Cell, given: Mapping[str, str]) -> dict[str, object]:
-    """A cell's parameters with those given; KEY counts for methods that have it."""
-    method = cell.settings["method"]
-    own = dict(cell.settings["parameters"])
-    for key, value in given.items():
+def _with(cells: Sequence[Cell], given: Mapping[str, str]) -> list[Cell]:
+    """The cells with the parameters given; those that a cell has anyway change nothing. Raises UserError."""
+    methods = {cell.settings["method"] for cell in cells}
+    for key in given:
         name, dot, field = key.rpartition(".")
-        if dot and name not in METHODS:
-            raise UserError(f"--set {key}: unknown method {name!r}{suggestion(name, METHODS)}")
+        if dot and name not in methods:
+            raise UserError(f"--set {key}: the table has no method {name!r}{suggestion(name, methods)}")
+        fields = {f.name for m in ([name] if dot else methods) for f in dataclasses.fields(METHODS[m])}  # type: ignore[arg-type]
+        if field not in fields:
+            raise UserError(f"--set {key}: no method of the table has a parameter {field!r}{suggestion(field, fields)}")
+    made = []
+    for cell in cells:
+        method, own = cell.settings["method"], dict(cell.settings["parameters"])
+        named = {key.removeprefix(f"{method}."): value for key, value in given.items()}
         fields = {f.name for f in dataclasses.fields(METHODS[method])}  # type: ignore[arg-type]
-        if name == method or (not dot and field in fields):
-            own[field] = value
-    return own
+        plain, other = (
+            make_method(method, own),
+            make_method(method, own | {k: v for k, v in named.items() if k in fields}),
+        )
+        own |= {k: getattr(other, k) for k in named.keys() & fields if getattr(other, k) != getattr(plain, k)}
+        made.append(dataclasses.replace(cell, settings={**cell.settings, "parameters": own}))
+    return made

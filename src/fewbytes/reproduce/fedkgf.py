@@ -10,16 +10,16 @@ from typing import Any
 
 from fewbytes.reproduce.grid import Cell, Printed, Scale, Table, final, traffic
 
-METHODS: dict[str, tuple[str, dict[str, Any], float, float | None]] = {
+METHODS: dict[str, tuple[str, dict[str, Any], float | None, float | None]] = {
     "FedAvg": ("fedavg", {}, 289.31, None),
     "FedCOM": ("fedcom", {}, 144.65, None),
     "FedPM": ("fedpm", {}, 91.55, 79.8),
     "DGC": ("dgc", {}, 36.16, None),
     "SmartIdx": ("smartidx", {}, 20.47, None),
     "FedCAMS": ("fedcams", {}, 13.32, None),
-    "Fed-KGF, all upload": ("fedkgf", {"owners": 0}, 13.20, None),
+    "Fed-KGF (all upload)": ("fedkgf", {"owners": 0}, 13.20, None),
     "Fed-KGF": ("fedkgf", {}, 8.46, 81.0),
-    "Fed-KGF, common": ("fedkgf", {"common": True}, float("nan"), None),
+    "Fed-KGF (common)": ("fedkgf", {"common": True}, None, None),
 }
 """Name, parameters beside those of local training, the paper's MB and its accuracy for IID clients."""
 
@@ -39,21 +39,27 @@ def settings(scale: Scale, partition: str, method: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _printed(value: float | None) -> Printed | None:
+    return None if value is None else Printed(value)
+
+
 def table_1(scale: Scale) -> Table:
     """Traffic and accuracy of the compressed methods."""
     cells = []
     for row, (_, _, size, accuracy) in METHODS.items():
         own = settings(scale, "iid", row)
-        theirs = None if accuracy is None else Printed(accuracy)
         cells += [
-            Cell(row, "MB up a round", own, traffic("uplink", clients="all"), Printed(size) if size == size else None),
-            Cell(row, "sent (10⁶ bytes)", own, traffic("uplink", sent=True, clients="all")),
+            Cell(row, "MB up a round", own, traffic("uplink", clients="all"), _printed(size)),
+            Cell(row, "as sent (10⁶ bytes)", own, traffic("uplink", count="sent", clients="all")),
         ]
         if scale == "small":
             continue
         cells += [
-            Cell(row, f"{words}, accuracy %", settings(scale, partition, row), final("global"), figure, "global")
-            for partition, words, figure in (("iid", "IID", theirs), ("main-category", "80 % main class", None))
+            Cell(row, f"accuracy % {words}", settings(scale, partition, row), final("global"), figure, "global")
+            for partition, words, figure in (
+                ("iid", "IID", _printed(accuracy)),
+                ("main-category", "80 % main class", None),
+            )
         ]
     return Table(
         "Fed-KGF, Table 1 and Figure 3",
@@ -62,7 +68,7 @@ def table_1(scale: Scale) -> Table:
         (
             "The paper's MB follow no single count: 289.31 for FedAvg is 10 models of 7.58 million values, ResNet-18 "
             "has 11.17 million.",
-            "Fed-KGF, common sends classifiers and normalisations from every client (our variant, not in the paper).",
+            "Fed-KGF (common) sends classifiers and normalisations from every client (our variant, not in the paper).",
         ),
         (1,) if scale == "small" else (1, 2, 3),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fewbytes.report.folder import Direction
-from fewbytes.reproduce.grid import Cell, Figure, Printed, Scale, Table, across, best, printed, traffic, values
+from fewbytes.reproduce.grid import Cell, Figure, Printed, Scale, Table, across, best, printed, traffic
 
 METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "Separate": ("separate", {}, "personalised"),
@@ -76,13 +76,15 @@ def settings(
     name, own, _ = METHODS[method]
     small = scale == "small"
     local = {"epochs": 2 if small else 5, "lr": 0.1, "batch": 50 if small else 100, "momentum": 0.9}
-    beta = {"beta": 10 if small else data.beta} if name in ("fedcac", "fedpurin") else {}
+    more = {"beta": 10 if small else data.beta} if name in ("fedcac", "fedpurin") else {}
+    if name == "fedpurin" and data is CIFAR10 and alpha == 0.1:
+        more["activations"] = True  # Figures 5 and 6 are of this run
     return {
         "method": name, "dataset": data.dataset, "partition": "dirichlet", "alpha": alpha,
         "clients": 8 if small else 20, "samples": "200/100" if small else "500/100",
         "model": f"{data.model}:width=16" if small else data.model, "rounds": 20 if small else data.rounds,
         "augment": "crop-flip" if data.title == "CIFAR-100" else "none",
-        "parameters": {**local, **beta, **own, **(parameters or {})},
+        "parameters": {**local, **more, **own, **(parameters or {})},
     }  # fmt: skip
 
 
@@ -103,8 +105,8 @@ def table_1(scale: Scale) -> Table:
         cells,
         (
             "FedPURIN's is that of the masked model (sparse), as the authors' code measures it.",
-            "Columns are data sets and the Dirichlet alpha. On CIFAR-100 images are cropped and mirrored, but not "
-            "turned by up to 15 degrees as in the authors' code.",
+            "Columns are data sets and the Dirichlet alpha. On CIFAR-100 images are cropped and mirrored, but "
+            "neither turned by up to 15 degrees nor normalised, as they are in the authors' code.",
         ),
     )
 
@@ -113,7 +115,7 @@ def table_2(scale: Scale) -> Table:
     """FedPURIN with exact gradients or the round's change, with and without the Hessian's term."""
     cells = []
     for (gradient, hessian), theirs in TABLE_2.items():
-        row = f"{gradient} gradient, {'with' if hessian else 'no'} Hessian"
+        row = f"{gradient} gradient{' with Hessian' if hessian else ''}"
         own = {"gradient": gradient, "hessian": hessian} if (gradient, hessian) != ("exact", False) else None
         cells += across(row, COLUMNS, _all(scale, "FedPURIN", own), best("sparse"), theirs, "sparse")
     return Table("FedPURIN, Table 2", "accuracy of the masked models, best round, %", cells)
@@ -121,36 +123,36 @@ def table_2(scale: Scale) -> Table:
 
 def table_3(scale: Scale) -> Table:
     """What a client sends and receives a round, up to beta and after it."""
-    halves = {"FedPURIN, float16 gradients": {"gradient_storage": "float16"}}
+    halves = {"FedPURIN (float16 gradients)": {"gradient_storage": "float16"}}
     lines: dict[str, list[Cell]] = {}
     for row in (*TABLE_3, *halves):
-        method = row.partition(",")[0]
+        method = row.partition(" ")[0]
         figures = iter(printed(TABLE_3[method]))
         for data in BENCHMARKS:
-            own = settings(scale, data, data.alphas[0], method, halves.get(row))
+            own = settings(scale, data, 0.1, method, halves.get(row))
             beta = 3 if scale == "small" else data.beta
             if scale == "small":
                 own |= {"clients": 20, "samples": "500/100", "model": data.model, "rounds": 6}
                 own["parameters"] |= {"epochs": 1, "batch": 100} | ({"beta": beta} if method != "FedAvg" else {})
             late = int(method != "FedAvg")  # a round's download travels with the next request
             spans: tuple[tuple[str, Direction, int, int | None], ...] = (
-                ("up, t ≤ β", "uplink", 1, beta),
-                ("up, t > β", "uplink", beta + 1, None),
-                ("down, t ≤ β", "downlink", 1 + late, beta + late),
-                ("down, t > β", "downlink", beta + 1 + late, None),
+                ("up before beta", "uplink", 1, beta),
+                ("up after beta", "uplink", beta + 1, None),
+                ("down before beta", "downlink", 1 + late, beta + late),
+                ("down after beta", "downlink", beta + 1 + late, None),
             )
             for words, way, first, last in spans:
                 shown: list[tuple[str, Figure, Printed | None]] = [
                     (row, traffic(way, first, last), next(figures)),
-                    (f"{row}, values only", values(way, first, last), None),
-                    (f"{row}, sent (10⁶ bytes)", traffic(way, first, last, sent=True), None),
+                    (f"{row} values only", traffic(way, first, last, count="value"), None),
+                    (f"{row} as sent (10⁶ bytes)", traffic(way, first, last, count="sent"), None),
                 ]
                 for name, figure, mean in shown:
                     lines.setdefault(name, []).append(Cell(name, f"{data.title} {words}", own, figure, mean))
     return Table(
         "FedPURIN, Table 3",
         "MB of 2^20 bytes that a client sends and receives a round by the paper's count, 4 bytes a value and 1 bit a "
-        "mask entry",
+        "mask entry, alpha 0.1",
         [cell for line in lines.values() for cell in line],
         (
             "FedPURIN's download is counted with its mask, without which it could not be read; the paper's text does "
@@ -161,34 +163,35 @@ def table_3(scale: Scale) -> Table:
     )
 
 
+def _swept(scale: Scale, title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    """FedPURIN with different parameters on CIFAR-10, with either gradient: the paper does not say which it took."""
+    cells = []
+    for row, own in rows.items():
+        for gradient in ("exact", "delta"):
+            given = dict(own) if gradient == "exact" else {**own, "gradient": gradient}
+            for alpha in CIFAR10.alphas:
+                made = settings(scale, CIFAR10, alpha, "FedPURIN", given)
+                cells.append(Cell(f"{row} ({gradient})", f"CIFAR-10 {alpha}", made, best("sparse"), None, "sparse"))
+    return Table(title, "accuracy of the masked models, best round, %", cells)
+
+
 def figure_3(scale: Scale) -> Table:
     """Batch normalisation kept by the clients, or scored and sent as other layers."""
-    cells = [
-        Cell(row, f"CIFAR-10 {alpha}", settings(scale, CIFAR10, alpha, "FedPURIN", own), best("sparse"), None, "sparse")
-        for row, own in {"local": None, "selected": {"batch_norm": "selected"}}.items()
-        for alpha in CIFAR10.alphas
-    ]
-    return Table("FedPURIN, Figure 3: batch normalisation", "accuracy of the masked models, best round, %", cells)
+    rows = {"local": {}, "selected": {"batch_norm": "selected"}}
+    return _swept(scale, "FedPURIN, Figure 3: batch normalisation", rows)
 
 
 def figure_4(scale: Scale) -> Table:
     """The part tau of each layer that is critical."""
-    cells = [
-        Cell(
-            f"tau {tau}", f"CIFAR-10 {alpha}",
-            settings(scale, CIFAR10, alpha, "FedPURIN", None if tau == 0.5 else {"tau": tau}),
-            best("sparse"), None, "sparse",
-        )
-        for tau in (0.2, 0.3, 0.4, 0.5, 0.6)
-        for alpha in CIFAR10.alphas
-    ]  # fmt: skip
-    return Table("FedPURIN, Figure 4: the part that is critical", "accuracy of the masked models, best round, %", cells)
+    rows = {f"tau {tau}": {} if tau == 0.5 else {"tau": tau} for tau in (0.2, 0.3, 0.4, 0.5, 0.6)}
+    return _swept(scale, "FedPURIN, Figure 4: the part that is critical", rows)
 
 
 def figure_5(scale: Scale) -> Table:
     """How often values are critical (Figures 5 and 6)."""
-    own = settings(scale, CIFAR10, 0.1, "FedPURIN", {"activations": True})
-    cells = [Cell("FedPURIN", "CIFAR-10 0.1", own, best("sparse"), None, "sparse")]
+    cells = [
+        Cell("FedPURIN", "CIFAR-10 0.1", settings(scale, CIFAR10, 0.1, "FedPURIN"), best("sparse"), None, "sparse")
+    ]
     return Table(
         "FedPURIN, Figures 5 and 6: how often values are critical", "accuracy of the masked models, best round, %",
         cells, seeds=(1,),

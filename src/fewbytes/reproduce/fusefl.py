@@ -15,12 +15,17 @@ from typing import Any
 from safetensors import safe_open
 
 from fewbytes.report.folder import Direction, RunFolder
-from fewbytes.reproduce.grid import Cell, Figure, Scale, Table, final, printed
+from fewbytes.reproduce.grid import Cell, Figure, Printed, Scale, Table, final, printed
 
 DATASETS = {
     "MNIST": "mnist", "Fashion-MNIST": "fashion_mnist", "CIFAR-10": "cifar10",
     "SVHN": "ufldl-stanford/svhn/cropped_digits", "CIFAR-100": "cifar100",
 }  # fmt: skip
+PUBLIC = {
+    "mnist": "fashion_mnist", "fashion_mnist": "mnist", "cifar10": "cifar100", "cifar100": "cifar10",
+    "ufldl-stanford/svhn/cropped_digits": "cifar100",
+}  # fmt: skip
+"""What FedDF distils on at the paper's scale."""
 ALPHAS = (0.1, 0.3, 0.5)
 WIDTHS = {5: 32, 10: 20, 20: 14, 50: 9}
 """By the number of clients: of FuseFL's networks, about 64 over its square root."""
@@ -47,7 +52,7 @@ TABLE_2 = {  # a data set's three alphas, the data sets in order; Tiny-ImageNet 
 TABLE_4 = {  # MB by number of clients
     "single": "42.66 42.66 42.66 42.66", "Ensemble": "213.31 426.62 853.24 2133.10",
     "FuseFL K=2": "53.71 42.32 42.13 45.48", "FuseFL K=4": "55.38 44.92 47.22 58.63",
-    "FuseFL K=8": "68.08 64.77 86.11 159.08", "FuseFL K=4, average": "53.32 41.66 40.83 42.18",
+    "FuseFL K=8": "68.08 64.77 86.11 159.08", "FuseFL K=4 average": "53.32 41.66 40.83 42.18",
 }  # fmt: skip
 TABLE_5 = {  # alpha 0.5, by number of clients: CIFAR-10, then SVHN
     "FedAvg": "43.67 38.29 36.03 23.01 56.09 45.34 47.79 36.53",
@@ -62,11 +67,16 @@ TABLE_5 = {  # alpha 0.5, by number of clients: CIFAR-10, then SVHN
 }
 
 
+def numbers(scale: Scale) -> Sequence[int]:
+    """Of clients, that a table has."""
+    return [clients for clients in WIDTHS if scale == "paper" or clients <= 20]
+
+
 def method_of(row: str) -> tuple[str, dict[str, Any]]:
     """The method of a row and its own parameters."""
     if row in TRAINED:
         return TRAINED[row], {}
-    blocks, _, average = row.removeprefix("FuseFL K=").partition(", ")
+    blocks, _, average = row.removeprefix("FuseFL K=").partition(" ")
     return "fusefl", {"blocks": int(blocks)} | ({"adaptor": "average"} if average else {})
 
 
@@ -86,13 +96,13 @@ def settings(scale: Scale, dataset: str, alpha: float, clients: int, row: str) -
         "method": name, "dataset": dataset, "partition": "dirichlet", "alpha": alpha, "clients": clients, "rounds": 1,
         "model": f"resnet18:width={width}", "augment": "crop-flip" if dataset.startswith("cifar") else "none",
         "parameters": {**local, **own}, **({"part": 0.04} if small else {}),
-        **({"public": 500 if small else 5000} if name == "feddf" else {}),
+        **({"public": 500 if small else PUBLIC[dataset]} if name == "feddf" else {}),
     }  # fmt: skip
 
 
 NOTES = (
-    "FedAvg is one round of all local epochs, its clients weighted by their samples. FedDF distils on held-out images "
-    "of the same data set.",
+    "FedAvg is one round of all local epochs, its clients weighted by their samples. FedDF distils on another data "
+    "set, at the small scale on held-out images of the same.",
     "Tiny-ImageNet is not in the grid.",
 )
 UNIT = "accuracy of the server's model on the test set, %"
@@ -116,7 +126,7 @@ def table_5(scale: Scale) -> Table:
         Cell(row, f"{title} M={clients}", settings(scale, DATASETS[title], 0.5, clients, row), final("global"), mean)
         for row, theirs in TABLE_5.items()
         for (title, clients), mean in zip(at, printed(theirs), strict=True)
-        if scale == "paper" or clients <= 20
+        if clients in numbers(scale)
     ]
     return Table("FuseFL, Table 5: number of clients", UNIT, cells, NOTES, (1,) if scale == "small" else (1, 2, 3))
 
@@ -154,16 +164,12 @@ def moved(direction: Direction, sent: bool = False) -> Figure:
     return figure
 
 
-def _numbers(scale: Scale) -> Sequence[int]:
-    return [clients for clients in WIDTHS if scale == "paper" or clients <= 20]
-
-
 def table_4(scale: Scale) -> Table:
     """What the final model takes."""
     cells = []
     for row, theirs in TABLE_4.items():
         for clients, mean in zip(WIDTHS, printed(theirs), strict=True):
-            if clients in _numbers(scale):
+            if clients in numbers(scale):
                 own = sized(scale, clients, "FedAvg" if row == "single" else row)
                 cells.append(Cell(row, f"M={clients}", own, stored("FuseFL" not in row), mean))
     return Table(
@@ -176,23 +182,24 @@ def table_4(scale: Scale) -> Table:
 
 def table_13(scale: Scale) -> Table:
     """What all clients move."""
+    printed_of = {row: theirs for row, theirs in TABLE_4.items() if row != "single"} | {"FedAvg (10 rounds)": ""}
     cells = []
-    for row, theirs in TABLE_4.items():
-        if row == "single":
-            continue
-        for clients, memory in zip(WIDTHS, printed(theirs), strict=True):
-            if clients in _numbers(scale) and memory is not None:
-                own = sized(scale, clients, row)
-                one_shot = "FuseFL" not in row
-                paper = memory if one_shot else type(memory)(clients * memory.mean)
-                way: Direction = "uplink" if one_shot else "downlink"
-                cells += [
-                    Cell(row, f"M={clients}", own, moved(way), paper),
-                    Cell(row, f"M={clients}, up, sent", own, moved("uplink", sent=True)),
-                    Cell(row, f"M={clients}, down, sent", own, moved("downlink", sent=True)),
-                ]
+    for row in printed_of:
+        fused = "FuseFL" in row
+        for clients, memory in zip(WIDTHS, printed(TABLE_4["Ensemble" if not fused else row]), strict=True):
+            if clients not in numbers(scale) or memory is None:
+                continue
+            times = clients if fused else 1 if row == "Ensemble" else 10
+            own = sized(scale, clients, row.partition(" (")[0])
+            own |= {"rounds": 10, "evaluate_every": 10} if "FedAvg" in row else {}
+            way: Direction = "downlink" if fused else "uplink"
+            cells += [
+                Cell(row, f"M={clients}", own, moved(way), Printed(times * memory.mean)),
+                Cell(row, f"M={clients} up as sent", own, moved("uplink", sent=True)),
+                Cell(row, f"M={clients} down as sent", own, moved("downlink", sent=True)),
+            ]
     return Table(
-        "FuseFL, Table 13: communication", "MB of 2^20 bytes that all clients move; sent: in 10^6 bytes", cells,
+        "FuseFL, Table 13: communication", "MB of 2^20 bytes that all clients move; as sent: in 10^6 bytes", cells,
         ("The paper counts M models uploaded for one-shot methods, and for FuseFL M times the whole fused network, as "
          "if each client downloaded all of it. Ours counts what comes down: a client has its own branch already, "
          "and batch normalisation's statistics travel, too.",),

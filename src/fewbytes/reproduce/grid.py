@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
-
 from fewbytes.report.folder import Direction, RunFolder
 
 Scale = Literal["small", "paper"]
@@ -29,7 +27,7 @@ class Printed:
 class Cell:
     """One run for each seed. Cells with equal settings share their runs, also among tables."""
 
-    row: str
+    row: str  # neither has a comma: they are listed with commas
     column: str
     settings: Mapping[str, Any]  # of an Experiment: all it needs, with a model, but for its seed
     figure: Figure
@@ -88,41 +86,23 @@ def traffic(
     first: int = 1,
     last: int | None = None,
     *,
-    sent: bool = False,
+    count: Literal["nominal", "value", "sent"] = "nominal",
     clients: Literal["each", "all"] = "each",
+    unit: float | None = None,
 ) -> Figure:
     """What a client moved on average in each of the rounds first..last, or all clients together.
 
-    By the papers' count (4 bytes a value, 1 bit a mask entry) in MB of 2^20 bytes; `sent`: on the wire, in MB of 10^6.
-    An exchange after the last round counts as one more round.
+    `count`: as the papers do, 4 bytes a value and 1 bit a mask entry, or the values alone, in MB of 2^20 bytes; or as
+    sent, in MB of 10^6 (`unit`: in so many bytes instead). A download after the last round counts as one round's more.
     """
-    key, unit = (f"{direction}_bytes", 1e6) if sent else (f"{direction}_nominal_bytes", 2**20)
+    key = f"{direction}_bytes" if count == "sent" else f"{direction}_{count}_bytes"
+    phases = ("round", "finish") if direction == "downlink" else ("round",)
+    size = unit or (1e6 if count == "sent" else 2**20)
 
     def figure(run: RunFolder) -> float | None:
-        rows = [
-            row
-            for row in run.rounds
-            if row["phase"] in ("round", "finish") and first <= row["round"] <= (last or row["round"])
-        ]
+        rows = [row for row in run.rounds if row["phase"] in phases and first <= row["round"] <= (last or row["round"])]
         shares = sum(row["cohort"] for row in rows) if clients == "each" else len(rows)
-        return sum(row[key] for row in rows) / shares / unit if shares else None
-
-    return figure
-
-
-def values(direction: Direction, first: int = 1, last: int | None = None) -> Figure:
-    """As `traffic` by the papers' count, but without mask entries."""
-    column = "value_bytes_up" if direction == "uplink" else "value_bytes_down"
-
-    def figure(run: RunFolder) -> float | None:
-        path = run.path / "ledger.parquet"
-        if not path.exists():
-            return None
-        table = pq.ParquetFile(path).read(columns=["round", column]).to_pydict()
-        moved = [
-            count for t, count in zip(table["round"], table[column], strict=True) if first <= t <= (last or t) and t > 0
-        ]
-        return sum(moved) / len(moved) / 2**20 if moved else None
+        return sum(row[key] for row in rows) / shares / size if shares else None
 
     return figure
 

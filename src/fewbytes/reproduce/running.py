@@ -7,12 +7,13 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fewbytes.data import load_dataset
 from fewbytes.display import Display, console
 from fewbytes.errors import UserError
 from fewbytes.experiment import Experiment, experiment_of, make_experiment
+from fewbytes.files import lock
 from fewbytes.job import Job
 from fewbytes.reproduce.grid import Cell
 
@@ -38,14 +39,20 @@ class CellDisplay(Display):
 
     def scored(self, row: dict[str, Any]) -> None:
         super().scored(row)
-        if self._until is not None and row["round"] >= self._until:
+        if self._until is not None and self._until <= row["round"] < self._rounds:
             raise Pause
 
 
-def available(cells: Sequence[Cell]) -> dict[str, str]:
+def data_of(cell: Cell) -> set[str]:
+    """The data sets a cell needs."""
+    public = cell.settings.get("public")
+    return {cell.settings["dataset"]} | ({public} if isinstance(public, str) else set())
+
+
+def unavailable(cells: Sequence[Cell]) -> dict[str, str]:
     """Why a data set of the cells cannot be had, by its name; those that can be are not in it."""
     missing = {}
-    for name in dict.fromkeys(cell.settings["dataset"] for cell in cells):
+    for name in sorted({name for cell in cells for name in data_of(cell)}):
         try:
             load_dataset(name)
         except UserError as error:
@@ -86,11 +93,12 @@ def run_cells(
 
 def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
     """Whether a run has rounds to do; a folder in which none was finished is removed. Raises UserError for a folder
-    with a run of other settings."""
-    if not folder.exists():
+    with a run of other settings, or one that another process runs in."""
+    if not (folder / "config.toml").exists():
         return True
     if not (folder / "checkpoint" / "run.state").exists():
-        shutil.rmtree(folder)
+        with lock(folder / "checkpoint" / "lock") or _busy(folder):
+            shutil.rmtree(folder)
         return True
     there, wanted = (
         {key: value for key, value in each.settings().items() if key not in FREE}
@@ -101,7 +109,11 @@ def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
         raise UserError(f"{folder} holds a run with other settings ({differ}): move it away, or name another --out")
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     done = max((row["round"] for row in rows if row["phase"] == "round"), default=0)
-    return not finished(folder) and (until is None or done < until)
+    return not finished(folder) and (until is None or done < until or done == experiment.rounds)
+
+
+def _busy(folder: Path) -> NoReturn:
+    raise UserError(f"another process is running in {folder}: wait for it, or name another --out")
 
 
 def finished(folder: Path) -> bool:

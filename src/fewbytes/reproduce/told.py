@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from html import escape
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import rich.table
-from rich.markup import escape as escape_markup
+from rich.markup import escape
 
 from fewbytes.files import replacing
 from fewbytes.report import pictures, pieces
@@ -42,23 +42,18 @@ class Found:
         return Printed(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
 
     @property
-    def rounds(self) -> int | None:
-        """The fewest rounds that a run not yet done has behind it; None if all are done."""
-        counts = [
-            sum(row["phase"] == "round" for row in run.rounds) for run in self.runs.values() if not finished(run.path)
-        ]
-        return min(counts, default=None)
+    def unfinished(self) -> dict[int, int]:
+        """The rounds that runs not yet done have behind them, by seed."""
+        return {
+            seed: sum(row["phase"] == "round" for row in run.rounds)
+            for seed, run in self.runs.items()
+            if not finished(run.path)
+        }
 
     @property
     def theirs(self) -> str:
         """The paper's in words, nothing where it has none."""
         return "" if self.cell.printed is None else figure(self.cell.printed)
-
-    def text(self) -> str:
-        """Ours in words, "-" where there is nothing yet."""
-        if self.ours is None:
-            return "-"
-        return figure(self.ours) + (f" [{self.rounds} rounds]" if self.rounds is not None else "")
 
 
 def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> list[Found]:
@@ -78,12 +73,15 @@ def figure(value: Printed) -> str:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table with what was found for (some of) its cells, and what is to be known of it; `path` is without suffix."""
+    """A table with what was found for its cells, and what is to be known of it; `path` is without suffix."""
 
     of: Table
     found: Sequence[Found]
+    seeds: int  # how many each cell is to have
     notes: Sequence[str]
     path: Path
+    chosen_rows: Sequence[str]  # what was asked for, and is printed
+    chosen_columns: Sequence[str]
 
     @property
     def rows(self) -> list[str]:
@@ -96,15 +94,25 @@ class Reproduction:
     def at(self, row: str, column: str) -> Found | None:
         return next((f for f in self.found if (f.cell.row, f.cell.column) == (row, column)), None)
 
+    def text(self, found: Found) -> str:
+        """Ours in words, with what it lacks; "-" where there is nothing yet."""
+        if found.ours is None:
+            return "-"
+        lacking = [f"{len(found.values)} of {self.seeds} seeds"] if len(found.values) < self.seeds else []
+        lacking += [f"after {min(found.unfinished.values())} rounds"] if found.unfinished else []
+        return figure(found.ours) + (f" [{', '.join(lacking)}]" if lacking else "")
+
     def table(self) -> rich.table.Table:
-        """For the terminal: ours, and below it the paper's in every cell."""
+        """For the terminal: of what was asked for ours, and below it the paper's in every cell."""
         made = rich.table.Table(title=f"{self.of.title}: {self.of.unit}; below ours the paper's", title_justify="left")
         made.add_column("")
-        for column in self.columns:
+        columns = [column for column in self.columns if column in self.chosen_columns]
+        for column in columns:
             made.add_column(column, justify="right")
         for row in self.rows:
-            cells = [self.at(row, column) for column in self.columns]
-            made.add_row(row, *("" if f is None else f"{escape_markup(f.text())}\n[dim]{f.theirs}[/]" for f in cells))
+            if row in self.chosen_rows:
+                cells = [self.at(row, column) for column in columns]
+                made.add_row(row, *("" if f is None else f"{escape(self.text(f))}\n[dim]{f.theirs}[/]" for f in cells))
         return made
 
     def markdown(self) -> str:
@@ -113,7 +121,7 @@ class Reproduction:
         lines += [f"| | {' | '.join(self.columns)} |", f"| --- |{' --- |' * len(self.columns)}"]
         for row in self.rows:
             cells = [self.at(row, column) for column in self.columns]
-            texts = ["" if f is None else f.text() + (f" ({f.theirs})" if f.theirs else "") for f in cells]
+            texts = ["" if f is None else self.text(f) + (f" ({f.theirs})" if f.theirs else "") for f in cells]
             lines.append(f"| {row} | {' | '.join(texts)} |")
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
@@ -121,7 +129,7 @@ class Reproduction:
         """Every cell with its figures by seed, and its run folders."""
         return [
             {
-                "row": f.cell.row, "column": f.cell.column, "values": f.values, "rounds": f.rounds,
+                "row": f.cell.row, "column": f.cell.column, "values": f.values, "unfinished": f.unfinished,
                 "ours": None if f.ours is None else asdict(f.ours),
                 "paper": None if f.cell.printed is None else asdict(f.cell.printed),
                 "runs": [str(run.path) for run in f.runs.values()],
@@ -132,11 +140,7 @@ class Reproduction:
     def write(self) -> None:
         """Write `path`.md, `path`.json and `path`.html."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        texts = {
-            ".md": self.markdown(),
-            ".json": json.dumps(self.as_json(), indent=2) + "\n",
-            ".html": page(self),
-        }
+        texts = {".md": self.markdown(), ".json": json.dumps(self.as_json(), indent=2) + "\n", ".html": page(self)}
         for suffix, text in texts.items():
             with replacing(self.path.with_suffix(suffix)) as file:
                 file.write(text.encode())
@@ -145,41 +149,44 @@ class Reproduction:
 def page(made: Reproduction) -> str:
     """One self-contained page: the table, for each column the curves of its rows, and what methods showed."""
     charts: Charts = {}
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in made.columns)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row)}</th>{"".join(_shown(made.at(row, column)) for column in made.columns)}</tr>'
-        for row in made.rows
-    )
-    unit = escape(made.of.unit[0].upper() + made.of.unit[1:])
-    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in made.notes)
+    head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in made.columns)
+    body = ""
+    for row in made.rows:
+        cells = "".join(_cell(made, made.at(row, column)) for column in made.columns)
+        body += f'<tr><th scope="row">{html.escape(row)}</th>{cells}</tr>'
+    unit = html.escape(made.of.unit[0].upper() + made.of.unit[1:])
+    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in made.notes)
     sections = [
-        f"""<header><p class="eyebrow">fewbytes reproduction</p><h1>{escape(made.of.title)}</h1></header>
+        f"""<header><p class="eyebrow">fewbytes reproduction</p><h1>{html.escape(made.of.title)}</h1></header>
 <section><h2>Ours and the paper's</h2><p>{unit}; the paper's below ours.</p>
 <div class="wide" role="region" aria-label="Ours and the paper's" tabindex="0">
 <table><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}</section>"""
     ]
     for number, column in enumerate(made.columns):
-        lines = [f for f in made.found if f.cell.column == column and f.cell.kind and f.runs]
+        lines = {
+            made.rows.index(f.cell.row): f for f in made.found if f.cell.column == column and f.cell.kind and f.runs
+        }
         if not lines:
             continue
-        name, indices = f"curves-{number}", [made.rows.index(f.cell.row) for f in lines]
-        traces = [trace for index, f in zip(indices, lines, strict=True) for trace in _curves(index, f)]
-        charts[name] = {"all": (traces, _AXES)}
-        key = "".join(
-            f"<span>{pieces.dot(index)}{escape(f.cell.row)}</span>" for index, f in zip(indices, lines, strict=True)
-        )
-        drawn = pieces.chart(name, "Accuracy over rounds, a line a seed", f"Line chart of accuracy: {column}", 380)
-        sections.append(f'<section><h2>{escape(column)}</h2><p class="legend">{key}</p>{drawn}</section>')
-    runs = {run.path: run for f in made.found for run in f.runs.values()}
+        name, title = f"curves-{number}", "Accuracy over rounds: the mean over seeds, and their range"
+        charts[name] = {"all": ([trace for index, f in lines.items() for trace in _curves(index, f)], _AXES)}
+        key = "".join(f"<span>{pieces.dot(index)}{html.escape(f.cell.row)}</span>" for index, f in lines.items())
+        drawn = pieces.chart(name, title, f"Line chart of accuracy: {column}", 380)
+        sections.append(f'<section><h2>{html.escape(column)}</h2><p class="legend">{key}</p>{drawn}</section>')
+    runs = {
+        run.path: replace(run, label=f"{f.cell.row}, {f.cell.column}, seed {seed}")
+        for f in made.found
+        for seed, run in f.runs.items()
+    }
     sections.append(pictures.section(list(runs.values()), charts))
     return document(made.of.title, "\n".join(sections), charts)
 
 
-def _shown(found: Found | None) -> str:
+def _cell(made: Reproduction, found: Found | None) -> str:
     if found is None:
         return "<td></td>"
     theirs = f"<small>{found.theirs}</small>" if found.theirs else ""
-    return f'<td class="strong">{escape(found.text())}{theirs}</td>'
+    return f'<td class="strong">{html.escape(made.text(found))}{theirs}</td>'
 
 
 _AXES: Layout = {
@@ -190,18 +197,29 @@ _AXES: Layout = {
 
 
 def _curves(index: int, found: Found) -> list[Trace]:
-    traces: list[Trace] = []
-    for seed, run in found.runs.items():
-        curve = run.curve(found.cell.kind)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [row["round"] for row, _ in curve],
-                "y": [round(value, 5) for _, value in curve],
-                "line": {"color": pieces.colour(index), "width": 2},
-                "name": pieces.plain(f"{found.cell.row}, seed {seed}"),
-                "hovertemplate": "%{y:.1%} in round %{x}",
-            }
-        )
-    return traces
+    """The mean over seeds by round and, of several, the band from the least to the greatest."""
+    curves: dict[int, list[float]] = {}
+    for run in found.runs.values():
+        for row, value in run.curve(found.cell.kind):
+            curves.setdefault(row["round"], []).append(round(value, 5))
+    rounds, colour = sorted(curves), pieces.colour(index)
+    band: Trace = {
+        "type": "scatter",
+        "mode": "lines",
+        "fill": "toself",
+        "x": rounds + rounds[::-1],
+        "y": [max(curves[t]) for t in rounds] + [min(curves[t]) for t in rounds[::-1]],
+        "line": {"width": 0},
+        "fillcolor": f"{colour}33",
+        "hoverinfo": "skip",
+    }
+    mean: Trace = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": rounds,
+        "y": [round(fmean(curves[t]), 5) for t in rounds],
+        "line": {"color": colour, "width": 2},
+        "name": pieces.plain(found.cell.row),
+        "hovertemplate": "%{y:.1%} in round %{x}",
+    }
+    return [band, mean] if len(found.runs) > 1 else [mean]

@@ -85,8 +85,8 @@ def quantise(x: Tensor, bits: Literal[8, 16]) -> tuple[Tensor, Tensor]:
         return torch.zeros(x.shape, dtype=DTYPES[bits]), x.new_zeros(2)
     lo, hi = x.aminmax()
     scale = ((hi.double() - lo.double()) / top).to(x.dtype)
-    if scale.double() * top < hi.double() - lo.double():  # rounded down, and near float32's least numbers by much
-        scale = scale.nextafter(scale.new_tensor(torch.inf))
+    if scale < torch.finfo(x.dtype).tiny and scale.double() * top < hi.double() - lo.double():
+        scale = scale.nextafter(scale.new_tensor(torch.inf))  # rounding down would lose steps of numbers so small
     grid = torch.stack([lo, scale])
     if not grid.isfinite().all():
         return torch.zeros(x.shape, dtype=DTYPES[bits]), torch.full_like(grid, torch.nan)
