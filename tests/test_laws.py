@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import asdict, replace
@@ -221,23 +220,19 @@ def test_a_worker_killed_in_the_middle_of_a_handler_is_replaced(uninterrupted, t
 
 
 def test_workers_killed_from_outside_again_and_again(uninterrupted, tmp_path):
-    stop, killed = threading.Event(), []
+    class Kill(fb.Watcher):
+        replies, killed = 0, 0
 
-    def kill_now_and_then() -> None:
-        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-        while not stop.wait(0.1) and len(killed) < 4:
-            for child in children.read_text().split()[:1]:
-                os.kill(int(child), signal.SIGKILL)
-                killed.append(child)
+        def replied(self, client):
+            self.replies += 1
+            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+            if self.replies % 4 == 2 and children:  # a client is tried again, but not for ever
+                os.kill(int(children[0]), signal.SIGKILL)
+                self.killed += 1
 
-    killer = threading.Thread(target=kill_now_and_then)
-    killer.start()
-    try:
-        fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=tmp_path / "run", workers=2)
-    finally:
-        stop.set()
-        killer.join()
-    assert killed
+    kill = Kill()
+    fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=tmp_path / "run", workers=2, watcher=kill)
+    assert kill.killed >= 3
     assert fingerprint(tmp_path / "run") == uninterrupted("fedpurin")
 
 
