@@ -99,3 +99,9 @@ def test_amounts_of_data():
     for wrong in ("lots", "", "-1MB", "0", "1.5.1MB", "3 MB/s", "0.1B", float("nan"), float("inf"), "1e6"):
         with pytest.raises(fb.UserError, match="like 200MB"):
             parse_bytes(wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "6kB", True, 1.5])
+def test_a_budget_that_is_none_is_refused(wrong):
+    with pytest.raises(fb.UserError, match="budget is a whole number of bytes"):
+        fb.run(METHOD, tiny_task(), rounds=1, budget=wrong)

@@ -90,12 +90,12 @@ def test_what_does_not_compare_is_not_compared():
 
 def test_nothing_is_recommended_that_learnt_nothing_or_costs_too_much():
     told = lines(run("one", 10, **{"global": 0.1}), run("two", 20, **{"global": 0.05}))["global"]
-    assert told == "For one model for all take none: none beats guessing the majority class, 10.0%."
+    assert told == "For one model for all take no method of these: none beats guessing the majority class, 10.0%."
     over, within = run("over", 200, budget=100, **{"global": 0.9}), run("within", 90, budget=100, **{"global": 0.6})
     told = lines(over, within)["global"]
     assert "take within, 60.0%" in told
-    assert told.endswith("(1 over the budget).")
-    assert "none stays within the budget" in lines(over, over)["global"]
+    assert told.endswith("; left out, being over the budget: 1.")
+    assert "all exceed the budget" in lines(over, over)["global"]
 
 
 def test_a_page_of_forty_runs(tmp_path):

@@ -99,7 +99,7 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
     text = (tmp_path / "tiny-small" / "table-1.md").read_text()
     assert f"| Separate | {first.ours.mean:.2f} ± {first.ours.deviation:.2f} [2 of 3 seeds] (60.00 ± 1.50) |" in text
     assert "- Small." in text
-    assert "- Left out: data set 'no-such-data'" in text
+    assert "- Left out, as these data sets cannot be had here: no-such-data." in text
     listed = json.loads((tmp_path / "tiny-small" / "table-1.json").read_text())
     assert listed[0]["values"] == {str(seed): value for seed, value in first.values.items()}
     page = (tmp_path / "tiny-small" / "table-1.html").read_text()

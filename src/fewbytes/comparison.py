@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def compare(names: list[str], settings: dict[str, Any], out: Path) -> tuple[Path
     jobs = [first, *(Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
     _note_unequal_training(jobs)
     folder = new_folder(out, "compare")
-    with unless_refused(folder / names[0], folder):
+    with unless_refused(folder / names[0], folder), _told_of(folder):
         results = [job.execute(folder / job.experiment.method, False) for job in jobs]
     return folder, _compared(folder, results)
 
@@ -79,7 +80,8 @@ def compare_all(settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[st
         parameters = equal_parameters(name, rounds) | own[name]
         try:
             job = Job({**settings, "method": name, "parameters": parameters}, first.task)
-            results.append(job.execute(folder / name, False, page=False))
+            with _told_of(folder):
+                results.append(job.execute(folder / name, False, page=False))
         except OSError:
             raise
         except Exception as error:
@@ -91,6 +93,16 @@ def compare_all(settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[st
         shutil.rmtree(folder)
         raise UserError(f"no method can run here; {names[0]}: {results[0]['why']}")
     return folder, _compared(folder, results)
+
+
+@contextlib.contextmanager
+def _told_of(folder: Path) -> Iterator[None]:
+    """Say, if a comparison is interrupted, how to see what it has so far."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"a comparison is not gone on with; what it has so far: fewbytes report {folder}", soft_wrap=True)
+        raise
 
 
 def _compared(folder: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:

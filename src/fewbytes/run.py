@@ -97,8 +97,8 @@ class Settings:
     budget: int | None = None  # most uplink bytes of the whole run, all clients together
 
     def __post_init__(self) -> None:
-        if self.budget is not None and self.budget < 1:
-            raise UserError(f"budget must be at least 1 byte, not {self.budget}")
+        if self.budget is not None and (type(self.budget) is not int or self.budget < 1):
+            raise UserError(f"budget is a whole number of bytes, 1 or more, not {self.budget!r}")
         if min(self.rounds, self.evaluate_every) < 1:
             raise UserError(f"rounds ({self.rounds}) and evaluate_every ({self.evaluate_every}) must be at least 1")
 
@@ -266,6 +266,8 @@ class _Loop:
             _write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
             gallery.forget_after(self.folder, done + finished)
         self.watcher.started(self.folder, self.rounds, done)
+        if self.rounds < self.planned:
+            self.watcher.stopped(self.rounds)
         self._tell_moved(net)
         try:
             with terminating():

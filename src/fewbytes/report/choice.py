@@ -60,10 +60,10 @@ def choices(runs: Sequence[RunFolder]) -> list[Choice]:
 def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     points = _points(kind, runs, over=False)
     over = len(_points(kind, runs, over=True))
-    rest = f" ({over} over the budget)" if over else ""
-    none = f"For {WORDS[kind]} take none"
+    rest = f"; left out, being over the budget: {over}" if over else ""
+    none = f"For {WORDS[kind]} take no method of these"
     if not points:
-        return Choice(kind, None, none, "none stays within the budget")
+        return Choice(kind, None, none, "all exceed the budget")
     guessing, best = _guessing(kind, runs), front(points)[-1]
     if guessing is not None and best.accuracy <= guessing:
         return Choice(kind, None, none, f"none beats guessing the majority class, {percent(guessing)}{rest}")

@@ -86,7 +86,7 @@ def reproduce(
     notes = [
         *table.notes,
         f"Scale: {scale}; seeds {', '.join(map(str, used))}; ± is the standard deviation over seeds (n - 1).",
-        *(f"Left out: {why}" for why in sorted(set(missing.values()))),
+        *([f"Left out, as these data sets cannot be had here: {', '.join(missing)}."] if missing else []),
         *([f"Given: {', '.join(f'{key}={value}' for key, value in given.items())}."] if given else []),
     ]
     suffix = "".join(f"-{key.replace('.', '-')}-{value}" for key, value in given.items())

@@ -91,6 +91,11 @@ class Reproduction:
     def columns(self) -> list[str]:
         return list(dict.fromkeys(f.cell.column for f in self.found))
 
+    @property
+    def printed(self) -> bool:
+        """Whether the paper prints any figure here."""
+        return any(f.cell.printed for f in self.found)
+
     def at(self, row: str, column: str) -> Found | None:
         return next((f for f in self.found if (f.cell.row, f.cell.column) == (row, column)), None)
 
@@ -99,12 +104,15 @@ class Reproduction:
         if found.ours is None:
             return "-"
         lacking = [f"{len(found.values)} of {self.seeds} seeds"] if len(found.values) < self.seeds else []
-        lacking += [f"after {min(found.unfinished.values())} rounds"] if found.unfinished else []
+        if found.unfinished:
+            rounds = min(found.unfinished.values())
+            lacking.append(f"after {rounds} round{'s' if rounds > 1 else ''}")
         return figure(found.ours) + (f" [{', '.join(lacking)}]" if lacking else "")
 
     def table(self) -> rich.table.Table:
         """For the terminal: of what was asked for ours, and below it the paper's in every cell."""
-        made = rich.table.Table(title=f"{self.of.title}: {self.of.unit}; below ours the paper's", title_justify="left")
+        below = "; below ours the paper's" if self.printed else ""
+        made = rich.table.Table(title=f"{self.of.title}: {self.of.unit}{below}", title_justify="left")
         made.add_column("")
         columns = [column for column in self.columns if column in self.chosen_columns]
         for column in columns:
@@ -112,12 +120,15 @@ class Reproduction:
         for row in self.rows:
             if row in self.chosen_rows:
                 cells = [self.at(row, column) for column in columns]
-                made.add_row(row, *("" if f is None else f"{escape(self.text(f))}\n[dim]{f.theirs}[/]" for f in cells))
+                texts = ["" if f is None else escape(self.text(f)) for f in cells]
+                theirs = [f"\n[dim]{f.theirs}[/]" if f and self.printed else "" for f in cells]
+                made.add_row(row, *(text + printed for text, printed in zip(texts, theirs, strict=True)))
         return made
 
     def markdown(self) -> str:
         """The table with what is to be known of it, the paper's figures in brackets."""
-        lines = [f"# {self.of.title}", "", f"{self.of.unit[0].upper()}{self.of.unit[1:]}; the paper's in brackets.", ""]
+        brackets = "; the paper's in brackets" if self.printed else ""
+        lines = [f"# {self.of.title}", "", f"{self.of.unit[0].upper()}{self.of.unit[1:]}{brackets}.", ""]
         lines += [f"| | {' | '.join(self.columns)} |", f"| --- |{' --- |' * len(self.columns)}"]
         for row in self.rows:
             cells = [self.at(row, column) for column in self.columns]
@@ -154,12 +165,15 @@ def page(made: Reproduction) -> str:
     for row in made.rows:
         cells = "".join(_cell(made, made.at(row, column)) for column in made.columns)
         body += f'<tr><th scope="row">{html.escape(row)}</th>{cells}</tr>'
-    unit = html.escape(made.of.unit[0].upper() + made.of.unit[1:])
+    unit = html.escape(made.of.unit[0].upper() + made.of.unit[1:]) + (
+        "; the paper's below ours" if made.printed else ""
+    )
+    title = "Ours and the paper's" if made.printed else "Ours"
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in made.notes)
     sections = [
         f"""<header><p class="eyebrow">fewbytes reproduction</p><h1>{html.escape(made.of.title)}</h1></header>
-<section><h2>Ours and the paper's</h2><p>{unit}; the paper's below ours.</p>
-<div class="wide" role="region" aria-label="Ours and the paper's" tabindex="0">
+<section><h2>{title}</h2><p>{unit}.</p>
+<div class="wide" role="region" aria-label="{title}" tabindex="0">
 <table><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}</section>"""
     ]
     for number, column in enumerate(made.columns):
@@ -168,10 +182,10 @@ def page(made: Reproduction) -> str:
         }
         if not lines:
             continue
-        name, title = f"curves-{number}", "Accuracy over rounds: the mean over seeds, and their range"
+        name, words = f"curves-{number}", "Accuracy over rounds: the mean over seeds, and their range"
         charts[name] = {"all": ([trace for index, f in lines.items() for trace in _curves(index, f)], _AXES)}
         key = "".join(f"<span>{pieces.dot(index)}{html.escape(f.cell.row)}</span>" for index, f in lines.items())
-        drawn = pieces.chart(name, title, f"Line chart of accuracy: {column}", 380)
+        drawn = pieces.chart(name, words, f"Line chart of accuracy: {column}", 380)
         sections.append(f'<section><h2>{html.escape(column)}</h2><p class="legend">{key}</p>{drawn}</section>')
     runs = {
         run.path: replace(run, label=f"{f.cell.row}, {f.cell.column}, seed {seed}")
