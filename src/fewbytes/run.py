@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import os
-import platform
 import signal
 import threading
 import time
@@ -32,6 +31,7 @@ from fewbytes.files import ScratchFolder, lock, replacing
 from fewbytes.method import Id, Method, Task
 from fewbytes.models.files import save_model
 from fewbytes.net import Ledger, LeftOut, Network, Policy, Refused, TooFewReplies
+from fewbytes.summary import summary
 from fewbytes.training import evaluate, prepared, ready
 from fewbytes.wire import pack, unpack
 
@@ -420,89 +420,14 @@ class _Loop:
         net.ledger.write_parquet(temporary)
         os.replace(temporary, self.folder / "ledger.parquet")
 
-    def _budgeted(self) -> dict[str, Any]:
-        budget = self.settings.budget
-        return {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
-
     def _summary(self, net: Network) -> dict[str, Any]:
-        kinds = dict.fromkeys(kind for row in self.rows for kind in row["accuracy"])
-        turnover = _turnover(self.task, self.rounds)
-        since = turnover if turnover and any(r["phase"] == "round" and r["round"] >= turnover for r in self.rows) else 1
-        scored = [r for r in self.rows if r["phase"] != "join"]
-        curves = {k: [(r["round"], r["accuracy"][k]) for r in scored if k in r["accuracy"]] for k in kinds}
-        earlier = {k: [value for t, value in curve if t < since][-1:] for k, curve in curves.items()}
-        curves = {
-            k: later for k, curve in curves.items() if (later := [(t, value) for t, value in curve if t >= since])
-        }
-        scores = {
-            kind: {
-                "final": curve[-1][1],
-                "best": max(value for _, value in curve),
-                "best_round": max(curve, key=lambda point: point[1])[0],
-            }
-            for kind, curve in curves.items()
-        }
-        nothing = {"final": None, "best": None, "best_round": None}
-        kind = self.method.headline if self.method.headline in scores else next(iter(scores), self.method.headline)
-        rows = [row for row in self.rows if row["phase"] == "round"]
-        exchanges = sum(row["cohort"] for row in rows)
-        totals = net.ledger.totals()
-        return {
-            "method": type(self.method).__name__.lower(),
-            "parameters": asdict(self.method),  # type: ignore[call-overload]
-            **self.settings.about,
-            **self._budgeted(),
-            "clients": len(self.task.clients),
-            "seed": self.task.seed,
-            "rounds": len(rows),
-            "status": self.status,
-            "accuracy": {"kind": kind, **scores.get(kind, nothing), "all": scores},
-            **({"turnover": since, "accuracy_before": {k: v[0] for k, v in earlier.items() if v}} if since > 1 else {}),
-            "majority_class_accuracy": majority_class_accuracy(self.task),
-            **totals,
-            "left_out": int((net.ledger.columns()["outcome"] != 0).sum()) + len(self.refused),
-            "uplink_bytes_per_client_round": totals["uplink_bytes"] / max(1, exchanges),
-            "downlink_bytes_per_client_round": totals["downlink_bytes"] / max(1, exchanges),
-            "seconds": round(self.seconds, 3),
-            "peak_memory_bytes": net.peak_memory_bytes,
-            "versions": versions(),
-        }
-
-
-def _turnover(task: Task, rounds: int) -> int | None:
-    """The first round in which nobody is there of those who were in round 1; None if somebody always is."""
-    first = set(task.data.present(1))
-    return next((t for t in range(2, rounds + 1) if not first & set(task.data.present(t))), None)
-
-
-def majority_class_accuracy(task: Task) -> dict[str, float]:
-    """What guessing scores: `global` the commonest training class on the server's test set (of the classes in it),
-    `personalised` the mean over clients of each one's own commonest class on its test split. None for detection."""
-    counts = task.data.label_counts()
-    train, test = np.array(counts["train"]), np.array(counts["test"])
-    if not train.any() or task.data.test.boxes is not None:  # data that lie elsewhere, or more than classes are learnt
-        return {}
-    held = test.sum(1) > 0
-    rows = np.arange(len(test))
-    own = test[rows, train.argmax(1)][held] / test.sum(1)[held]
-    server = task.data.test.labels
-    accuracy = {}
-    if held.any():
-        accuracy["personalised"] = float(own.mean())
-    if len(server):
-        tested = np.isin(np.arange(train.shape[1]), server)
-        accuracy["global"] = float((server == int(np.where(tested, train.sum(0), -1).argmax())).double().mean())
-    return accuracy
-
-
-def versions() -> dict[str, str]:
-    """What a result depends on: the package, its number crunchers, Python."""
-    return {
-        "fewbytes": VERSION,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
+        budget = self.settings.budget
+        budgeted = {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
+        return summary(
+            self.method, self.task, self.rows, net.ledger, rounds=self.rounds, about=self.settings.about | budgeted,
+            status=self.status, refused=len(self.refused), seconds=self.seconds,
+            peak_memory_bytes=net.peak_memory_bytes,
+        )  # fmt: skip
 
 
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:

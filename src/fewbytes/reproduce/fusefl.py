@@ -182,11 +182,10 @@ def table_4(scale: Scale) -> Table:
 
 def table_13(scale: Scale) -> Table:
     """What all clients move."""
-    printed_of = {row: theirs for row, theirs in TABLE_4.items() if row != "single"} | {"FedAvg (10 rounds)": ""}
     cells = []
-    for row in printed_of:
+    for row in (*(row for row in TABLE_4 if row != "single"), "FedAvg (10 rounds)"):
         fused = "FuseFL" in row
-        for clients, memory in zip(WIDTHS, printed(TABLE_4["Ensemble" if not fused else row]), strict=True):
+        for clients, memory in zip(WIDTHS, printed(TABLE_4[row if fused else "Ensemble"]), strict=True):
             if clients not in numbers(scale) or memory is None:
                 continue
             times = clients if fused else 1 if row == "Ensemble" else 10

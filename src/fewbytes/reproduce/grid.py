@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,18 +105,3 @@ def traffic(
         return sum(row[key] for row in rows) / shares / size if shares else None
 
     return figure
-
-
-def across(
-    row: str,
-    columns: Iterable[str],
-    settings: Iterable[Mapping[str, Any]],
-    figure: Figure,
-    theirs: str,
-    kind: str | None,
-) -> list[Cell]:
-    """A row's cells: one figure of a run for each column, beside what the paper prints."""
-    return [
-        Cell(row, column, each, figure, mean, kind)
-        for column, each, mean in zip(columns, settings, printed(theirs), strict=True)
-    ]
