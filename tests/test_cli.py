@@ -198,6 +198,22 @@ def test_plan_measures_real_payloads(tmp_path):
     assert plan["nominal_up"] == plan["nominal_down"] == values
     assert 0 < plan["up"] < plan["down"] < values
     assert not (tmp_path / "runs").exists()
+    budget = str(round(3.5 * 50 * plan["up"]))
+    done = fewbytes(
+        "plan",
+        "fedavg",
+        "--model",
+        "mlp",
+        "--clients",
+        "50",
+        "--rounds",
+        "10",
+        "--budget",
+        budget,
+        "--json",
+        cwd=tmp_path,
+    )
+    assert (json.loads(done.stdout)["rounds"], json.loads(done.stdout)["asked"]) == (3, 10)
 
 
 def test_plan_of_a_deployment_counts_what_flower_takes(tmp_path):

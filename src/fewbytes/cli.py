@@ -266,7 +266,7 @@ def plan(
     with console.status(f"running a few rounds of {job.experiment.method} to measure its payloads"):
         deployed = job.experiment.engine == "flower-deployment"
         exchange = deployment_seconds(job.experiment) if deployed else 0.0
-        made = make_plan(job.method, job.task, job.experiment.rounds, *rates, exchange)
+        made = make_plan(job.method, job.task, job.experiment.rounds, *rates, exchange, job.experiment.budget)
     if as_json:
         print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))
     else:
@@ -280,8 +280,10 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(help="Where the runs and the table go, below a folder each system and scale.")
     ] = Path("runs/reproduce"),
-    rows: Annotated[str | None, typer.Option(help="Only these rows, with commas.", metavar="LIST")] = None,
-    columns: Annotated[str | None, typer.Option(help="Only these columns, with commas.", metavar="LIST")] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Only these rows, with commas; FedP* is all that begin so.", metavar="LIST")
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help="Only these columns, likewise.", metavar="LIST")] = None,
     seeds: Annotated[str | None, typer.Option(help="Only these seeds, e.g. 1,2,3.", metavar="LIST")] = None,
     until: Annotated[int | None, typer.Option(help="Stop each run after this round for now.")] = None,
     parameters: Annotated[
@@ -294,11 +296,12 @@ def reproduce(
     """Run a paper's table, ours beside theirs; the same command goes on where it was stopped."""
 
     if table is None:
-        titles = {name: make("paper").title for name, make in TABLES.items()}
+        known = {name: make("small") for name, make in TABLES.items()}
         if as_json:
-            print(json.dumps(titles, indent=2))
-        for name, title in titles.items() if not as_json else ():
-            printed.print(f"[bold cyan]{name}[/]: {title}")
+            print(json.dumps({name: each.title for name, each in known.items()}, indent=2))
+        for name, each in known.items() if not as_json else ():
+            runs = len({cell.run for cell in each.cells}) * len(each.seeds)
+            printed.print(f"[bold cyan]{name}[/]: {each.title} ({runs} run{'s' * (runs > 1)})", soft_wrap=True)
         return
     with _standard_output_for(as_json):
         made = reproduce_table(
@@ -309,6 +312,7 @@ def reproduce(
     if as_json:
         print(json.dumps(made.as_json(), indent=2))
     else:
+        printed.print(made.heading, soft_wrap=True)
         printed.print(made.table())
         printed.print(f"report: {made.path.with_suffix('.html')}", soft_wrap=True)
 

@@ -35,6 +35,9 @@ class Display(Watcher):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._replies = 0
+            self._show()
         self._progress.stop()
         if kind is KeyboardInterrupt:
             console.print(f"interrupted; go on with: fewbytes {self._command} --resume {self._folder}", soft_wrap=True)
@@ -86,6 +89,7 @@ class Display(Watcher):
             console.print(f"{self._name}: {self._text(row['round'])}")
 
     def stopped(self, t: int) -> None:
+        self._rounds = t
         self._progress.update(self._bar, total=t)
         self.note(f"{self._name} ends with round {t}: another would exceed the budget")
 

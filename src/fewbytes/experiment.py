@@ -208,7 +208,8 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
     try:
         experiment = msgspec.convert(settings, Experiment)
     except msgspec.ValidationError as error:
-        raise UserError(f"a setting has the wrong type: {str(error).replace('$.', '')}") from None
+        what, _, where = str(error).partition(" - at `$.")
+        raise UserError(f"{where.rstrip('`') or 'settings'}: {what[:1].lower()}{what[1:]}") from None
     if experiment.newcomers or experiment.arrival is not None:
         _schedule(experiment)
     return experiment

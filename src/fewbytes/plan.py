@@ -21,7 +21,7 @@ from fewbytes.experiment import Experiment
 from fewbytes.method import Method, Task
 from fewbytes.methods.one_shot import Distilled
 from fewbytes.net import Ledger
-from fewbytes.run import Watcher, run
+from fewbytes.run import HEADROOM, Watcher, run
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
 POLL_SECONDS = 3.0  # a SuperNode that found no message looks again after so long; who answers last has just looked
@@ -32,12 +32,13 @@ HAND_OVER_SECONDS = 1.8  # measured: installing the app, handing message and rep
 class Plan:
     """The cost of one client's round (bytes, seconds on this machine's core), and of the whole run.
 
-    `clients`: how many are there in a round, on average.
+    `clients`: how many are there in a round, on average. `asked`: the rounds asked for; a budget may make them fewer.
     """
 
     clients: int
     cohort: int
     rounds: int
+    asked: int
     probed: int
     up: float
     down: float
@@ -63,7 +64,8 @@ class Plan:
         table.add_row("  as papers count", f"{self.nominal_up / mb:.3f}", f"{self.nominal_down / mb:.3f}")
         total = self.cohort * self.rounds / mb
         table.add_row(
-            f"MB in all: {self.cohort} of {self.clients} clients, {self.rounds} rounds",
+            f"MB in all: {self.cohort} of {self.clients} clients, {self.rounds} rounds"
+            + (f" (of {self.asked}, by the budget)" if self.rounds < self.asked else ""),
             f"{self.up * total:,.1f}",
             f"{self.down * total:,.1f}",
         )
@@ -98,11 +100,17 @@ def deployment_seconds(experiment: Experiment) -> float:
 
 
 def make_plan(
-    method: Method, task: Task, rounds: int, uplink: float, downlink: float, exchange_seconds: float = 0.0
+    method: Method,
+    task: Task,
+    rounds: int,
+    uplink: float,
+    downlink: float,
+    exchange_seconds: float = 0.0,
+    budget: int | None = None,
 ) -> Plan:
     """Run a few real rounds on the first few clients and extrapolate; links in bytes per second.
 
-    `exchange_seconds`: what an exchange takes besides (see `deployment_seconds`).
+    `exchange_seconds`: what an exchange takes besides (see `deployment_seconds`). `budget`: as in `fewbytes.run`.
     """
     fraction = getattr(method, "fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
@@ -118,12 +126,16 @@ def make_plan(
         measured, first = len(few), PROBED_ROUNDS
     columns = ledger.columns()
     rows = {name: values[columns["round"] >= first] for name, values in columns.items()}
+    up, cohort, fitting = rows["bytes_up"].sum() / measured, max(1, round(fraction * there)), planned
+    if budget is not None and up and not method.own_rounds:  # as a run ends before a round that might exceed it
+        fitting = min(planned, max(1, int(budget / (up * cohort) - (HEADROOM - 1))))
     return Plan(
         clients=there,
-        cohort=max(1, round(fraction * there)),
-        rounds=planned,
+        cohort=cohort,
+        rounds=fitting,
+        asked=planned,
         probed=len(few),
-        up=rows["bytes_up"].sum() / measured,
+        up=up,
         down=rows["bytes_down"].sum() / measured,
         nominal_up=(rows["value_bytes_up"] + (rows["mask_bits_up"] + 7) // 8).sum() / measured,
         nominal_down=(rows["value_bytes_down"] + (rows["mask_bits_down"] + 7) // 8).sum() / measured,

@@ -47,8 +47,9 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
 
 
 def badges(run: RunFolder) -> list[str]:
-    """What is to be known of a run beside its figures: how it ended, if it is not done; that it is over its budget."""
-    return [run.status] * (run.status != "done") + ["over the budget"] * run.over_budget
+    """What is to be known of a run beside its figures: how it ended, if it is not done; what its budget did."""
+    ended = [f"{run.fact('rounds')} rounds, by the budget"] if run.fact("ended_by_budget") else []
+    return [run.status] * (run.status != "done") + ["over the budget"] * run.over_budget + ended
 
 
 def _turnovers(runs: Sequence[RunFolder]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from fewbytes.experiment import check_device, make_method
 from fewbytes.methods import METHODS
 from fewbytes.reproduce import fedkgf, fedktl, fedpurin, fusefl, genefl
 from fewbytes.reproduce.grid import Cell, Scale, Table
-from fewbytes.reproduce.running import data_of, run_cells, unavailable
+from fewbytes.reproduce.running import data_of, folder_of, run_cells, unavailable
 from fewbytes.reproduce.told import Reproduction, find
 
 TABLES: dict[str, Callable[[Scale], Table]] = {
@@ -56,6 +57,8 @@ def reproduce(
 ) -> Reproduction:
     """Run what is not yet done of a table of TABLES, or of some of its rows, columns and seeds, and write the table.
 
+    Rows and columns are names or patterns: CIFAR-10* is all columns that begin so.
+
     Runs lie below `out`/<system>-<scale>/, and so do <table>.md, .json and .html with all that was ever run of it,
     which are written whatever happens: the same call goes on. `until`: stop each run after that round for now.
     `parameters`: METHOD.KEY for one method's own fields, KEY for all that have it; such runs and their table have other
@@ -82,10 +85,13 @@ def reproduce(
     for why in sorted(lacking):
         tell(f"left out: {why}")
     system, _, short = name.partition("/")
-    folder, used = out / f"{system}-{scale}", sorted({*table.seeds, *numbers})
+    folder = out / f"{system}-{scale}"
+    there = [cell for cell in cells if not missing.keys() & data_of(cell)]
+    used = sorted({*numbers, *(s for s in table.seeds for cell in there if folder_of(cell, s, folder).exists())})
+    deviation = "; ± is the standard deviation over seeds (n - 1)" if len(used) > 1 else ""
     notes = [
         *table.notes,
-        f"Scale: {scale}; seeds {', '.join(map(str, used))}; ± is the standard deviation over seeds (n - 1).",
+        f"Scale: {scale}; seed{'s' if len(used) > 1 else ''} {', '.join(map(str, used))}{deviation}.",
         *([f"Left out, as these data sets cannot be had here: {', '.join(missing)}."] if missing else []),
         *([f"Given: {', '.join(f'{key}={value}' for key, value in given.items())}."] if given else []),
     ]
@@ -94,7 +100,6 @@ def reproduce(
     try:
         run_cells(chosen, numbers, folder, until=until, workers=workers, device=device, tell=tell)
     finally:
-        there = [cell for cell in cells if not missing.keys() & data_of(cell)]
         made = Reproduction(table, find(there, used, folder), len(used), notes, path, chosen_rows, chosen_columns)
         made.write()
     return made
@@ -102,9 +107,9 @@ def reproduce(
 
 def _chosen(what: str, asked: Sequence[str] | None, there: Sequence[str]) -> Sequence[str]:
     for name in asked or ():
-        if name not in there:
+        if not fnmatch.filter(there, name):
             raise UserError(f"the table has no {what} {name!r}{suggestion(name, there)}; it has {', '.join(there)}")
-    return there if asked is None else asked
+    return [each for each in there if asked is None or any(fnmatch.fnmatchcase(each, name) for name in asked)]
 
 
 def _seeds(asked: Sequence[str | int]) -> list[int]:

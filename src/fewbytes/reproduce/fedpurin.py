@@ -196,5 +196,5 @@ def figure_5(scale: Scale) -> Table:
     ]
     return Table(
         "FedPURIN, Figures 5 and 6: how often values are critical", "accuracy of the masked models, best round, %",
-        cells, seeds=(1,),
+        cells, ("The pictures come with the last round.",), (1,),
     )  # fmt: skip

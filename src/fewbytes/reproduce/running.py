@@ -85,7 +85,9 @@ def run_cells(
         settings = {"save_models": False, **cell.settings, "seed": seed, "workers": workers, "device": device}
         if not _to_do(folder, make_experiment(settings), until):
             continue
-        tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}, seed {seed} ({folder})")
+        others = sum(each.run == cell.run for each in cells) - 1
+        more = f" and {others} more cell{'s' if others > 1 else ''}" if others else ""
+        tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}{more}, seed {seed} ({folder})")
         display = CellDisplay(cell.settings["method"], folder, until)
         with contextlib.suppress(Pause):
             Job(settings).execute(folder, folder.exists(), page=False, display=display)

@@ -109,10 +109,15 @@ class Reproduction:
             lacking.append(f"after {rounds} round{'s' if rounds > 1 else ''}")
         return figure(found.ours) + (f" [{', '.join(lacking)}]" if lacking else "")
 
+    @property
+    def heading(self) -> str:
+        """What the table for the terminal is of."""
+        below = "; below ours the paper's" if self.printed else ""
+        return f"{self.of.title}: {self.of.unit}{below}"
+
     def table(self) -> rich.table.Table:
         """For the terminal: of what was asked for ours, and below it the paper's in every cell."""
-        below = "; below ours the paper's" if self.printed else ""
-        made = rich.table.Table(title=f"{self.of.title}: {self.of.unit}{below}", title_justify="left")
+        made = rich.table.Table()
         made.add_column("")
         columns = [column for column in self.columns if column in self.chosen_columns]
         for column in columns:
