@@ -20,6 +20,7 @@ import pytest
 import fewbytes as fb
 from fewbytes import comparison
 from fewbytes.cli import main
+from fewbytes.display import Display
 from fewbytes.experiment import make_method
 from fewbytes.methods import METHODS
 
@@ -164,6 +165,37 @@ def test_compare_all_goes_on_without_those_that_cannot(tmp_path, monkeypatch, ca
     partitions = {path.read_text() for path in run.glob("*/partition.json")}
     assert len(partitions) == 1  # the same clients, with the same samples
     assert "unfinished" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize("methods", [["fedavg", "separate", "fedper"], ["all"]])
+def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys, methods):
+    for name in set(METHODS) - {"fedavg", "separate", "fedper", "fedkgf"}:  # fedkgf cannot train this model
+        monkeypatch.delitem(METHODS, name)
+    command = ["compare", *methods, "--model", "mlp", "--clients", "3", "--rounds", "3", "--json"]
+    whole = json.loads(ended(capsys, monkeypatch, tmp_path, *command, "--out", "whole")[1])
+    scored = Display.scored
+
+    def interrupt(self: Display, row: dict[str, object]) -> None:
+        scored(self, row)
+        if self._name == "separate" and row["round"] == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Display, "scored", interrupt)
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, *command)
+    folder = only_run(tmp_path)
+    assert (code, f"go on with: fewbytes compare --resume {folder.relative_to(tmp_path)}" in errors) == (130, True)
+    monkeypatch.setattr(Display, "scored", scored)
+    first = next(result for result in folder.glob("fed*/result.json"))
+    written = first.stat().st_mtime_ns
+    code, out, errors = ended(capsys, monkeypatch, tmp_path, "compare", "--resume", str(folder), "--json")
+    assert code == 0, errors
+    assert first.stat().st_mtime_ns == written
+    assert (folder / "report.html").exists()
+    kept = ("method", "accuracy", "uplink_bytes", "downlink_bytes", "recommended", "status", "rounds")
+    assert [{k: r.get(k) for k in kept} for r in json.loads(out)] == [{k: r.get(k) for k in kept} for r in whole]
+    for wrong in (["--resume", str(folder), "--rounds", "4"], ["fedavg", "--resume", str(folder)], ["--resume", "."]):
+        code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", *wrong)
+        assert (code, errors.startswith("fewbytes: ")) == (2, True)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -21,7 +21,6 @@ from fewbytes.attack import Attacking, attack_table
 from fewbytes.attack import attack as attack_run
 from fewbytes.checkpoint import read_checkpoint
 from fewbytes.comparison import compare as compare_methods
-from fewbytes.comparison import compare_all
 from fewbytes.display import Display, console, progress
 from fewbytes.errors import FewbytesError, UserError
 from fewbytes.experiment import CLASS_LISTS, UNSAID, read_experiment
@@ -213,6 +212,9 @@ def compare(
         typer.Argument(help="Names of `fewbytes methods` (default: fedavg, fedpurin, separate), or all."),
     ] = None,
     out: Out = Path("runs"),
+    resume: Annotated[
+        Path | None, typer.Option(metavar="COMPARISON", help="Go on with an interrupted comparison's folder.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same clients; a table, a report of accuracy against megabytes, and which to take.
@@ -223,8 +225,10 @@ def compare(
     names = list(dict.fromkeys(methods or USUAL))
     if "all" in names and len(names) > 1:
         raise UserError(f"all stands for every method: leave out {', '.join(n for n in names if n != 'all')}")
+    if resume is not None and (methods or settings):
+        raise UserError("a comparison is gone on with as it was begun: name nothing but --resume")
     with _standard_output_for(as_json):
-        folder, results = compare_all(settings, out) if "all" in names else compare_methods(names, settings, out)
+        folder, results = compare_methods(names, settings, out, resume)
     _told(folder, results, as_json)
     if any(result["status"] == "failed" for result in results):
         raise typer.Exit(1)
@@ -440,7 +444,9 @@ def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The settings a run folder was made with; only those of FREE may be given anew."""
 
     if not (folder / "config.toml").exists() and list(folder.glob("*/config.toml")):
-        raise UserError(f"{folder} holds several runs: resume one of them, or start the comparison anew")
+        raise UserError(
+            f"{folder} holds several runs: resume one of them, or a comparison by `fewbytes compare --resume`"
+        )
     read_checkpoint(folder)  # tells if it is no run folder, or cannot be gone on from
     settings = read_experiment(folder / "config.toml")
     if "dataset" not in settings:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import dataclasses
+import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fewbytes.display import console
+from fewbytes.display import Display, console
 from fewbytes.errors import UserError, suggestion
 from fewbytes.experiment import make_method
-from fewbytes.job import Job, new_folder, unless_refused
+from fewbytes.files import replacing
+from fewbytes.job import Job, begun, finished, new_folder, unless_refused
 from fewbytes.methods import METHODS
 from fewbytes.report import choices, read_runs, write_report
 
@@ -21,6 +23,7 @@ TERMS: dict[str, Any] = {"model": "resnet8:width=8,stem=3x3", "rounds": 6, "publ
 train, samples for the servers that distil, which no client then has."""
 TRAINING: dict[str, Any] = {"fraction": 1.0, "epochs": 2, "lr": 0.1, "batch": 20, "momentum": 0.9}
 """Hyper-parameters of local training, for the methods that have them."""
+ASKED = "comparison.json"  # what a comparison was asked to do, in its folder
 SERVERS: dict[str, dict[str, Any]] = {
     "fusefl": {"ccvr_samples": 500},
     "feddf": {"server_steps": 300, "server_batch": 50},
@@ -52,20 +55,71 @@ def _told(rounds: int) -> str:
     )
 
 
-def compare(names: list[str], settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """Run some methods with their own defaults and the parameters given; the folder, and each one's result.json."""
+def compare(
+    names: list[str], settings: dict[str, Any], out: Path, resume: Path | None = None
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Run some methods, or ["all"], into a new folder below `out`; the folder, and each one's result.json.
+
+    `resume`: the folder of an interrupted comparison (then nothing else is heeded), to go on with.
+    """
+    if resume is not None:
+        names, settings = _asked(resume)
+    asked = {"methods": names, "settings": copy.deepcopy(settings)}
+    results: list[dict[str, Any]]
+    if names == ["all"]:
+        folder, results = _compare_all(settings, asked, out, resume)
+    else:
+        folder, results = _compare_some(names, settings, asked, out, resume)
+    runs = read_runs([folder])
+    write_report(runs, folder / "report.html")
+    found = choices(runs)
+    return folder, [r | {"recommended": {c.kind: str(c) for c in found if c.label == r["method"]}} for r in results]
+
+
+def _asked(folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """What the comparison in a folder was asked to do. Raises UserError if there is none."""
+    try:
+        asked = json.loads((folder / ASKED).read_text())
+    except (OSError, ValueError):
+        raise UserError(f"{folder} holds no comparison to go on with") from None
+    return asked["methods"], asked["settings"]
+
+
+def _folder(asked: dict[str, Any], out: Path, resume: Path | None) -> Path:
+    if resume is not None:
+        return resume
+    folder = new_folder(out, "compare")
+    with replacing(folder / ASKED) as file:
+        file.write(json.dumps(asked, indent=2).encode())
+    return folder
+
+
+def _result(job: Job, folder: Path) -> dict[str, Any]:
+    """One method's result.json, from what there is of its run in the comparison's folder on."""
+    name = job.experiment.method
+    run = folder / name
+    if finished(run):
+        return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
+    return job.execute(run, begun(run), page=False, display=Display(name, folder, "compare"))
+
+
+def _compare_some(
+    names: list[str], settings: dict[str, Any], asked: dict[str, Any], out: Path, resume: Path | None
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Methods with their own defaults and the parameters given."""
     own = _per_method(names, settings.pop("parameters", {}))
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
     settings["model"] = first.experiment.model
     jobs = [first, *(Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
     _note_unequal_training(jobs)
-    folder = new_folder(out, "compare")
-    with unless_refused(folder / names[0], folder), _told_of(folder):
-        results = [job.execute(folder / job.experiment.method, False) for job in jobs]
-    return folder, _compared(folder, results)
+    folder = _folder(asked, out, resume)
+    with unless_refused(folder / names[0], folder if resume is None else None):
+        return folder, [_result(job, folder) for job in jobs]
 
 
-def compare_all(settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[str, Any]]]:
+def _compare_all(
+    settings: dict[str, Any], asked: dict[str, Any], out: Path, resume: Path | None
+) -> tuple[Path, list[dict[str, Any]]]:
     """Every method on equal terms. One that cannot run on the task, or fails, is told and does not end the rest."""
     settings = TERMS | settings
     names, given = list(METHODS), settings.pop("parameters", {})
@@ -74,14 +128,13 @@ def compare_all(settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[st
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})  # what is wrong for all is told here
     settings["model"], rounds = first.experiment.model, first.experiment.rounds
     console.print(f"[yellow]note:[/] {_told(rounds)}", soft_wrap=True)
-    folder = new_folder(out, "compare")
+    folder = _folder(asked, out, resume)
     results: list[dict[str, Any]] = []
     for name in names:
         parameters = equal_parameters(name, rounds) | own[name]
         try:
             job = Job({**settings, "method": name, "parameters": parameters}, first.task)
-            with _told_of(folder):
-                results.append(job.execute(folder / name, False, page=False))
+            results.append(_result(job, folder))
         except OSError:
             raise
         except Exception as error:
@@ -92,25 +145,7 @@ def compare_all(settings: dict[str, Any], out: Path) -> tuple[Path, list[dict[st
     if not any((folder / name / "config.toml").exists() for name in names):
         shutil.rmtree(folder)
         raise UserError(f"no method can run here; {names[0]}: {results[0]['why']}")
-    return folder, _compared(folder, results)
-
-
-@contextlib.contextmanager
-def _told_of(folder: Path) -> Iterator[None]:
-    """Say, if a comparison is interrupted, how to see what it has so far."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        console.print(f"a comparison is not gone on with; what it has so far: fewbytes report {folder}", soft_wrap=True)
-        raise
-
-
-def _compared(folder: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Write the report of a comparison; the results with what each method is recommended for, and why."""
-    runs = read_runs([folder])
-    write_report(runs, folder / "report.html")
-    found = choices(runs)
-    return [r | {"recommended": {c.kind: str(c) for c in found if c.label == r["method"]}} for r in results]
+    return folder, results
 
 
 def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 from fewbytes.display import Display
 from fewbytes.errors import UserError
 from fewbytes.experiment import make_experiment, make_method
+from fewbytes.files import lock
 from fewbytes.method import Task
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
@@ -56,6 +58,26 @@ def _left_alone(task: Task) -> Iterator[str]:
     for why, these in names.items():
         more = f" and {len(these) - 3} more" if len(these) > 3 else ""
         yield f"kernels are not generated in {', '.join(these[:3])}{more} ({why})"
+
+
+def finished(folder: Path) -> bool:
+    """Whether the run in a folder is done."""
+    result = folder / "result.json"
+    return result.exists() and json.loads(result.read_text())["status"] == "done"
+
+
+def begun(folder: Path) -> bool:
+    """Whether a folder holds a run to go on with; one in which no round was finished is removed. Raises UserError if
+    another process runs in it."""
+    if (folder / "checkpoint" / "run.state").exists():
+        return True
+    if (folder / "config.toml").exists():
+        held = lock(folder / "checkpoint" / "lock")
+        if held is None:
+            raise UserError(f"another process is running in {folder}: wait for it, or name another --out")
+        with held:
+            shutil.rmtree(folder)
+    return False
 
 
 @contextlib.contextmanager

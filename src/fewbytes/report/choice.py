@@ -129,8 +129,9 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
 {pieces.picker("choice", {choice.kind: WORDS[choice.kind] for choice in found})}
 {pieces.chart("choice", "Final accuracy over all uplink", "Scatter chart of final accuracy over uplink MB", 420)}
 <p class="note">The line is the Pareto front: to be more accurate than a run on it, another must send more. The star is
-the recommendation, the least uplink within a percentage point of the highest accuracy. The dotted level line is what
-always guessing the majority class would score.{budget}</p>
+the recommendation, the least uplink within a percentage point of the highest accuracy; each is one run, and
+another seed may change their order where they lie close. The dotted level line is what always guessing the
+majority class would score.{budget}</p>
 </section>"""
 
 

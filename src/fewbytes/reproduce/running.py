@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from fewbytes.data import load_dataset
 from fewbytes.display import Display, console
 from fewbytes.errors import UserError
 from fewbytes.experiment import Experiment, experiment_of, make_experiment
-from fewbytes.files import lock
-from fewbytes.job import Job
+from fewbytes.job import Job, begun, finished
 from fewbytes.reproduce.grid import Cell
 
 FREE = ("workers", "device")
@@ -90,17 +88,12 @@ def run_cells(
         tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}{more}, seed {seed} ({folder})")
         display = CellDisplay(cell.settings["method"], folder, until)
         with contextlib.suppress(Pause):
-            Job(settings).execute(folder, folder.exists(), page=False, display=display)
+            Job(settings).execute(folder, begun(folder), page=False, display=display)
 
 
 def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
-    """Whether a run has rounds to do; a folder in which none was finished is removed. Raises UserError for a folder
-    with a run of other settings, or one that another process runs in."""
-    if not (folder / "config.toml").exists():
-        return True
-    if not (folder / "checkpoint" / "run.state").exists():
-        with lock(folder / "checkpoint" / "lock") or _busy(folder):
-            shutil.rmtree(folder)
+    """Whether a run has rounds to do. Raises UserError for a folder with a run of other settings, and as `begun`."""
+    if not begun(folder):
         return True
     there, wanted = (
         {key: value for key, value in each.settings().items() if key not in FREE}
@@ -112,13 +105,3 @@ def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     done = max((row["round"] for row in rows if row["phase"] == "round"), default=0)
     return not finished(folder) and (until is None or done < until or done == experiment.rounds)
-
-
-def _busy(folder: Path) -> NoReturn:
-    raise UserError(f"another process is running in {folder}: wait for it, or name another --out")
-
-
-def finished(folder: Path) -> bool:
-    """Whether the run in a folder is done."""
-    result = folder / "result.json"
-    return result.exists() and json.loads(result.read_text())["status"] == "done"

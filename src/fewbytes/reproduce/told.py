@@ -14,12 +14,13 @@ import rich.table
 from rich.markup import escape
 
 from fewbytes.files import replacing
+from fewbytes.job import finished
 from fewbytes.report import pictures, pieces
 from fewbytes.report.document import document
 from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.reproduce.grid import Cell, Printed, Table
-from fewbytes.reproduce.running import finished, folder_of
+from fewbytes.reproduce.running import folder_of
 
 
 @dataclass(frozen=True)
