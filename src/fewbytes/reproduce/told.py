@@ -210,8 +210,8 @@ def _cell(made: Reproduction, found: Found | None) -> str:
 
 
 _AXES: Layout = {
-    "xaxis": {"title": "round"},
-    "yaxis": {"title": "accuracy", "tickformat": ".0%"},
+    "xaxis": {"title": "round", "minallowed": 0},
+    "yaxis": {"title": "accuracy", "tickformat": ".1%"},
     "hovermode": "closest",
 }
 
@@ -235,10 +235,11 @@ def _curves(index: int, found: Found) -> list[Trace]:
     }
     mean: Trace = {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines" if len(rounds) > 1 else "markers",
         "x": rounds,
         "y": [round(fmean(curves[t]), 5) for t in rounds],
         "line": {"color": colour, "width": 2},
+        "marker": {"color": colour},
         "name": pieces.plain(found.cell.row),
         "hovertemplate": "%{y:.1%} in round %{x}",
     }
