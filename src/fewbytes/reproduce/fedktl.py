@@ -133,7 +133,7 @@ def table_5(scale: Scale) -> Table:
             cells.append(Cell(row, column, own, figure, None if small else mean))
     notes = (
         "From the second round on, in which pairs and prototypes travel.",
-        "FedKTL's download depends on its generator: the paper's 7.17 is for latents of 512 numbers, our small one's have "
-        "128.",
+        "FedKTL's download depends on its generator: the paper's 7.17 is for latents of 512 numbers, our small one has "
+        "those of 128.",
     )
     return Table("FedKTL, Table 5: traffic", f"{words} of numbers that all clients move in a round", cells, notes, (1,))
