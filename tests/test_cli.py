@@ -167,6 +167,22 @@ def test_compare_all_goes_on_without_those_that_cannot(tmp_path, monkeypatch, ca
     assert "unfinished" in (run / "report.html").read_text()
 
 
+def test_a_named_method_that_cannot_run_does_not_end_the_others(tmp_path, monkeypatch, capsys):
+    command = ["compare", "fedkgf", "fedavg", "--model", "mlp", "--clients", "3", "--rounds", "1", "--json"]
+    code, out, errors = ended(capsys, monkeypatch, tmp_path, *command)
+    assert code == 1, errors
+    assert [r["status"] for r in json.loads(out)] == ["left out", "done"]
+    assert "fedkgf is left out: a Mlp has no convolution" in " ".join(errors.split())
+    asked = only_run(tmp_path) / comparison.ASKED
+    for damage in ("[]", "{}", '{"methods": 3, "settings": {}}', asked.read_text()[:9]):
+        asked.write_text(damage)
+        code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "--resume", str(asked.parent))
+        assert (code, "is damaged" in errors) == (2, True)
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "fedkgf", "--model", "mlp", "--clients", "3")
+    assert (code, "no method can run here; fedkgf: a Mlp" in errors) == (2, True)
+    assert only_run(tmp_path) == asked.parent
+
+
 @pytest.mark.parametrize("methods", [["fedavg", "separate", "fedper"], ["all"]])
 def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys, methods):
     for name in set(METHODS) - {"fedavg", "separate", "fedper", "fedkgf"}:  # fedkgf cannot train this model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from statistics import fmean, stdev
@@ -202,9 +203,48 @@ def test_a_part_of_a_table_leaves_the_rest_of_it(tmp_path: Path) -> None:
     assert made.table().row_count == 1
 
 
+def test_runs_that_are_done_are_not_averaged_with_those_that_have_begun(tmp_path: Path) -> None:
+    only: dict[str, Any] = {"columns": ["alpha 0.3"], "rows": ["FedAvg"], "out": tmp_path}
+
+    def text() -> str:
+        made = reproduce("tiny/table-1", until=1, seeds=[1], **only)
+        return made.text(made.chosen()[0])
+
+    reproduce("tiny/table-1", until=3, seeds=[2], **only)
+    assert text().endswith("[after 1 to 3 rounds]")
+    done = reproduce("tiny/table-1", seeds=[2], **only).chosen()[0]
+    assert text() == f"{done.values[2]:.2f} [1 of 2 seeds]"
+    assert [found.cell.column for found in reproduce("tiny/table-1", seeds=[2], **only).chosen()] == ["alpha 0.3"]
+
+
+def test_a_run_that_is_done_needs_no_checkpoint_and_one_that_is_not_says_so(tmp_path: Path) -> None:
+    only: dict[str, Any] = {"columns": ["alpha 0.3"], "seeds": [1], "out": tmp_path}
+    reproduce("tiny/table-1", rows=["FedAvg"], **only)
+    assert not list(tmp_path.glob("*/*/checkpoint"))
+    part = reproduce("tiny/table-1", until=2, **only)
+    folder = part.at("Separate", "alpha 0.3").runs[1].path  # type: ignore[union-attr]
+    shutil.rmtree(folder / "checkpoint")
+    with pytest.raises(UserError, match="has lost its checkpoint: remove that folder"):
+        reproduce("tiny/table-1", **only)
+    shutil.rmtree(folder)
+    whole = reproduce("tiny/table-1", **only)
+    assert whole.chosen()[0].ours
+    (folder / "result.json").write_text("")
+    with pytest.raises(UserError, match="remove that run's folder"):
+        reproduce("tiny/table-1", rows=["FedAvg"], **only)
+
+
+def test_a_place_where_no_run_can_be_is_told_before_any_data_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "file/deeper"):
+        with pytest.raises(UserError, match="no runs can be kept in"):
+            reproduce("tiny/table-1", out=tmp_path / name)
+
+
 def test_a_run_that_another_process_has_just_begun_is_left_alone(tmp_path: Path) -> None:
     only: dict[str, Any] = {"columns": ["alpha 0.3"], "rows": ["FedAvg"], "seeds": [1], "out": tmp_path}
-    folder = next(found.runs[1].path for found in reproduce("tiny/table-1", **only).found if found.runs)
+    part = reproduce("tiny/table-1", until=1, **only)
+    folder = part.chosen()[0].runs[1].path
     (folder / "checkpoint" / "run.state").unlink()
     with lock(folder / "checkpoint" / "lock"), pytest.raises(UserError, match="another process is running"):  # type: ignore[union-attr]
         reproduce("tiny/table-1", **only)
@@ -221,14 +261,19 @@ def test_the_command_line_runs_a_part_of_a_table(tmp_path: Path, monkeypatch: py
 
     monkeypatch.chdir(tmp_path)
     code, out, _ = ended("--json")
-    assert (code, json.loads(out)["tiny/table-1"]) == (0, "Tiny")
+    assert (code, json.loads(out)["tiny/table-1"]) == (0, {"title": "Tiny", "runs": 15})
     chosen = ["--rows", "FedAvg,Separate", "--columns", "alpha 1.0", "--seeds", "2", "--set", "separate.epochs=1"]
     code, out, errors = ended("tiny/table-1", *chosen)
     assert code == 0, errors
     assert "60.00 ± 1.50" in out
     assert "2 of 2: FedAvg, alpha 1.0, seed 2" in " ".join(errors.split())
     assert (tmp_path / "runs" / "reproduce" / "tiny-small").is_dir()
-    for wrong in (["tiny/table-2"], ["tiny/table-1", "--rows", "Fed Avg"], ["tiny/table-1", "--set", "lr"]):
+    for wrong in (
+        ["tiny/table-2"],
+        ["tiny/table-1", "--rows", "Fed Avg"],
+        ["tiny/table-1", "--set", "lr"],
+        ["--scale", "big"],
+    ):
         code, out, errors = ended(*wrong)
         assert (code, out) == (2, "")
         assert errors.startswith("fewbytes: ")

@@ -1,5 +1,16 @@
-"""`python -m fewbytes` is the command line."""
+"""`fewbytes`, and `python -m fewbytes`, are the command line."""
 
-from fewbytes.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; an interruption while it is loaded ends it as quietly as one later does."""
+    try:
+        from fewbytes.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -30,8 +30,8 @@ from fewbytes.methods import METHODS
 from fewbytes.plan import deployment_seconds, make_plan
 from fewbytes.probe import Probing, probe_table
 from fewbytes.probe import probe as probe_run
-from fewbytes.report import RunFolder, choices, read_runs, summary_table, write_report
-from fewbytes.reproduce import TABLES
+from fewbytes.report import CAVEAT, RunFolder, choices, read_runs, summary_table, write_report
+from fewbytes.reproduce import TABLES, scale_of
 from fewbytes.reproduce import reproduce as reproduce_table
 from fewbytes.units import parse_bytes, parse_rate
 
@@ -230,7 +230,10 @@ def compare(
     with _standard_output_for(as_json):
         folder, results = compare_methods(names, settings, out, resume)
     _told(folder, results, as_json)
-    if any(result["status"] == "failed" for result in results):
+    if {result["status"] for result in results} & {
+        "failed",
+        *(["left out"] if "all" not in names and resume is None else []),
+    }:
         raise typer.Exit(1)
 
 
@@ -245,8 +248,9 @@ def _told(folder: Path, results: Any, as_json: bool) -> None:
 def _show(runs: Sequence[RunFolder], page: Path) -> None:
     """Print the table of some runs, which to take, and where their report is."""
     printed.print(summary_table(runs))
-    for choice in choices(runs):
-        printed.print(str(choice), markup=False, soft_wrap=True)
+    found = choices(runs)
+    for text in [*map(str, found), CAVEAT] if found else ():
+        printed.print(text, markup=False, soft_wrap=True)
     printed.print(f"report: {page}", soft_wrap=True)
 
 
@@ -300,12 +304,16 @@ def reproduce(
     """Run a paper's table, ours beside theirs; the same command goes on where it was stopped."""
 
     if table is None:
-        known = {name: make("small") for name, make in TABLES.items()}
+        known = {name: make(scale_of(scale)) for name, make in TABLES.items()}
+        listed = {
+            name: {"title": each.title, "runs": len({cell.run for cell in each.cells}) * len(each.seeds)}
+            for name, each in known.items()
+        }
         if as_json:
-            print(json.dumps({name: each.title for name, each in known.items()}, indent=2))
-        for name, each in known.items() if not as_json else ():
-            runs = len({cell.run for cell in each.cells}) * len(each.seeds)
-            printed.print(f"[bold cyan]{name}[/]: {each.title} ({runs} run{'s' * (runs > 1)})", soft_wrap=True)
+            print(json.dumps(listed, indent=2))
+        for name, each in listed.items() if not as_json else ():
+            runs = f"{each['runs']} run{'s' if each['runs'] != 1 else ''}"
+            printed.print(f"[bold cyan]{name}[/]: {each['title']} ({runs})", soft_wrap=True)
         return
     with _standard_output_for(as_json):
         made = reproduce_table(
@@ -314,7 +322,7 @@ def reproduce(
             tell=lambda text: console.print(text, soft_wrap=True),
         )  # fmt: skip
     if as_json:
-        print(json.dumps(made.as_json(), indent=2))
+        print(json.dumps(made.as_json(made.chosen()), indent=2))
     else:
         printed.print(made.heading, soft_wrap=True)
         printed.print(made.table())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import shutil
@@ -10,11 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fewbytes.display import Display, console
 from fewbytes.errors import UserError, suggestion
 from fewbytes.experiment import make_method
 from fewbytes.files import replacing
-from fewbytes.job import Job, begun, finished, new_folder, unless_refused
+from fewbytes.job import Job, begun, finished, new_folder
 from fewbytes.methods import METHODS
 from fewbytes.report import choices, read_runs, write_report
 
@@ -58,94 +59,95 @@ def _told(rounds: int) -> str:
 def compare(
     names: list[str], settings: dict[str, Any], out: Path, resume: Path | None = None
 ) -> tuple[Path, list[dict[str, Any]]]:
-    """Run some methods, or ["all"], into a new folder below `out`; the folder, and each one's result.json.
+    """Run some methods with their own defaults, or ["all"] on equal terms, into a new folder below `out`.
 
-    `resume`: the folder of an interrupted comparison (then nothing else is heeded), to go on with.
+    The folder, and each one's result.json. One that cannot run on the task, or fails, is told and does not end the
+    rest. `resume`: the folder of an interrupted comparison (then nothing else is heeded), to go on with.
     """
     if resume is not None:
         names, settings = _asked(resume)
-    asked = {"methods": names, "settings": copy.deepcopy(settings)}
-    results: list[dict[str, Any]]
-    if names == ["all"]:
-        folder, results = _compare_all(settings, asked, out, resume)
+    asked = json.dumps({"methods": names, "settings": settings}, indent=2)
+    jobs = _all(settings) if names == ["all"] else _some(names, settings)
+    if resume is None:
+        folder = new_folder(out, "compare")
+        with replacing(folder / ASKED) as file:
+            file.write(asked.encode())
     else:
-        folder, results = _compare_some(names, settings, asked, out, resume)
+        folder = resume
+    results = [_result(name, job, folder) for name, job in jobs]
+    if not any((folder / name / "config.toml").exists() for name, _ in jobs):
+        shutil.rmtree(folder)
+        raise UserError(f"no method can run here; {jobs[0][0]}: {results[0]['why']}")
     runs = read_runs([folder])
     write_report(runs, folder / "report.html")
     found = choices(runs)
     return folder, [r | {"recommended": {c.kind: str(c) for c in found if c.label == r["method"]}} for r in results]
 
 
+class _Asked(msgspec.Struct):
+    """What a comparison was asked to do."""
+
+    methods: list[str]
+    settings: dict[str, Any]
+
+
 def _asked(folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """What the comparison in a folder was asked to do. Raises UserError if there is none."""
+    """What the comparison in a folder was asked to do. Raises UserError if there is none, or it cannot be read."""
     try:
-        asked = json.loads((folder / ASKED).read_text())
-    except (OSError, ValueError):
+        asked = msgspec.json.decode((folder / ASKED).read_bytes(), type=_Asked)
+    except OSError:
         raise UserError(f"{folder} holds no comparison to go on with") from None
-    return asked["methods"], asked["settings"]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{folder / ASKED} is damaged ({error}): begin the comparison anew") from None
+    return asked.methods, asked.settings
 
 
-def _folder(asked: dict[str, Any], out: Path, resume: Path | None) -> Path:
-    if resume is not None:
-        return resume
-    folder = new_folder(out, "compare")
-    with replacing(folder / ASKED) as file:
-        file.write(json.dumps(asked, indent=2).encode())
-    return folder
-
-
-def _result(job: Job, folder: Path) -> dict[str, Any]:
-    """One method's result.json, from what there is of its run in the comparison's folder on."""
-    name = job.experiment.method
+def _result(name: str, job: Job | str, folder: Path) -> dict[str, Any]:
+    """One method's result.json, from what there is of its run in the comparison's folder on, or why there is none."""
     run = folder / name
-    if finished(run):
-        return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
-    return job.execute(run, begun(run), page=False, display=Display(name, folder, "compare"))
+    try:
+        if isinstance(job, str):
+            raise UserError(job)
+        if finished(run):
+            return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
+        return job.execute(run, begun(run), page=False, display=Display(name, folder, "compare"))
+    except OSError:
+        raise
+    except Exception as error:
+        has_begun = (run / "config.toml").exists()
+        status, why = "failed" if has_begun else "left out", str(error) or type(error).__name__
+        console.print(f"[yellow]note:[/] {name} {'has failed' if has_begun else 'is left out'}: {why}", soft_wrap=True)
+        return {"method": name, "status": status, "why": why}
 
 
-def _compare_some(
-    names: list[str], settings: dict[str, Any], asked: dict[str, Any], out: Path, resume: Path | None
-) -> tuple[Path, list[dict[str, Any]]]:
-    """Methods with their own defaults and the parameters given."""
+def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
+    """Methods with their own defaults and the parameters given. Raises UserError for what is wrong with any of them."""
+    settings = dict(settings)
     own = _per_method(names, settings.pop("parameters", {}))
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
     settings["model"] = first.experiment.model
     jobs = [first, *(Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
     _note_unequal_training(jobs)
-    folder = _folder(asked, out, resume)
-    with unless_refused(folder / names[0], folder if resume is None else None):
-        return folder, [_result(job, folder) for job in jobs]
+    return list(zip(names, jobs, strict=True))
 
 
-def _compare_all(
-    settings: dict[str, Any], asked: dict[str, Any], out: Path, resume: Path | None
-) -> tuple[Path, list[dict[str, Any]]]:
-    """Every method on equal terms. One that cannot run on the task, or fails, is told and does not end the rest."""
+def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
+    """Every method on equal terms, or why there is no job for it. Raises UserError for what is wrong for all."""
     settings = TERMS | settings
-    names, given = list(METHODS), settings.pop("parameters", {})
+    names, given = list(METHODS), dict(settings.pop("parameters", {}))
     given |= {"fraction": settings.pop("fraction")} if "fraction" in settings else {}
     own = _per_method(names, given)
-    first = Job({**settings, "method": names[0], "parameters": own[names[0]]})  # what is wrong for all is told here
+    first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
     settings["model"], rounds = first.experiment.model, first.experiment.rounds
     console.print(f"[yellow]note:[/] {_told(rounds)}", soft_wrap=True)
-    folder = _folder(asked, out, resume)
-    results: list[dict[str, Any]] = []
+    jobs: list[tuple[str, Job | str]] = []
     for name in names:
         parameters = equal_parameters(name, rounds) | own[name]
         try:
-            job = Job({**settings, "method": name, "parameters": parameters}, first.task)
-            results.append(_result(job, folder))
-        except OSError:
-            raise
-        except Exception as error:
-            begun = (folder / name / "config.toml").exists()
-            status, why = "failed" if begun else "left out", str(error) or type(error).__name__
-            results.append({"method": name, "status": status, "why": why})
-            console.print(f"[yellow]note:[/] {name} {'has failed' if begun else 'is left out'}: {why}", soft_wrap=True)
-    if not any((folder / name / "config.toml").exists() for name in names):
-        shutil.rmtree(folder)
-        raise UserError(f"no method can run here; {names[0]}: {results[0]['why']}")
-    return folder, results
+            jobs.append((name, Job({**settings, "method": name, "parameters": parameters}, first.task)))
+        except UserError as error:
+            jobs.append((name, str(error)))
+    return jobs
 
 
 def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:

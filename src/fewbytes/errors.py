@@ -32,5 +32,6 @@ class FrameError(FewbytesError):
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the known name closest to a misspelt one, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    spelt = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(name.casefold(), list(spelt), n=1)
+    return f" (did you mean {spelt[close[0]]!r}?)" if close else ""

@@ -61,9 +61,13 @@ def _left_alone(task: Task) -> Iterator[str]:
 
 
 def finished(folder: Path) -> bool:
-    """Whether the run in a folder is done."""
-    result = folder / "result.json"
-    return result.exists() and json.loads(result.read_text())["status"] == "done"
+    """Whether the run in a folder is done. Raises UserError if its result.json is damaged."""
+    try:
+        return bool(json.loads((folder / "result.json").read_text())["status"] == "done")
+    except OSError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{folder / 'result.json'} is damaged; remove that run's folder, and it begins anew") from None
 
 
 def begun(folder: Path) -> bool:
@@ -72,6 +76,8 @@ def begun(folder: Path) -> bool:
     if (folder / "checkpoint" / "run.state").exists():
         return True
     if (folder / "config.toml").exists():
+        if not (folder / "checkpoint").is_dir():
+            raise UserError(f"{folder} has lost its checkpoint: remove that folder, and the run begins anew")
         held = lock(folder / "checkpoint" / "lock")
         if held is None:
             raise UserError(f"another process is running in {folder}: wait for it, or name another --out")

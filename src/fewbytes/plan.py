@@ -48,6 +48,7 @@ class Plan:
     uplink: float
     downlink: float
     waiting_seconds: float = 0.0
+    over_budget: bool = False
 
     @property
     def round_seconds(self) -> float:
@@ -64,8 +65,9 @@ class Plan:
         table.add_row("  as papers count", f"{self.nominal_up / mb:.3f}", f"{self.nominal_down / mb:.3f}")
         total = self.cohort * self.rounds / mb
         table.add_row(
-            f"MB in all: {self.cohort} of {self.clients} clients, {self.rounds} rounds"
-            + (f" (of {self.asked}, by the budget)" if self.rounds < self.asked else ""),
+            f"MB in all: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
+            + (f" (of {self.asked}, by the budget)" if self.rounds < self.asked else "")
+            + (": more than the budget" if self.over_budget else ""),
             f"{self.up * total:,.1f}",
             f"{self.down * total:,.1f}",
         )
@@ -142,6 +144,7 @@ def make_plan(
         train_seconds=fmean(seconds[1:] or seconds) / len(few),
         uplink=uplink,
         downlink=downlink,
+        over_budget=bool(budget is not None and up * cohort * fitting > budget),
         waiting_seconds=exchange_seconds * len(rows["bytes_up"]) / measured,
     )
 

@@ -271,6 +271,6 @@ def combine(delta: State, mean: State, mask: State) -> State:
 def watched(state: Mapping[str, Tensor]) -> State:
     """What Figures 5 and 6 show, flat: of convolutions the first output kernel; the last matrix, the classifier's."""
     matrices = [name for name, value in state.items() if value.dim() == 2]
-    shown = {name: value[:1] for name, value in state.items() if value.dim() > 2}
+    shown = {f"{name}[0]": value[0] for name, value in state.items() if value.dim() > 2}
     shown |= {name: state[name] for name in matrices[-1:]}
     return {name: value.flatten()[:WATCHED_ELEMENTS] for name, value in shown.items()}

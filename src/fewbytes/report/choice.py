@@ -12,6 +12,7 @@ from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.table import alike, megabytes, percent
 
+CAVEAT = "Each is one run: another seed may change the order of those that lie close."
 WITHIN = 0.01  # of the highest accuracy: what a recommendation may fall short by to send less
 WORDS = {"personalised": "a model for each client", "global": "one model for all"}
 """The kinds of accuracy methods are chosen by, and what they are accuracies of. They do not compare with each other."""
@@ -129,9 +130,8 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
 {pieces.picker("choice", {choice.kind: WORDS[choice.kind] for choice in found})}
 {pieces.chart("choice", "Final accuracy over all uplink", "Scatter chart of final accuracy over uplink MB", 420)}
 <p class="note">The line is the Pareto front: to be more accurate than a run on it, another must send more. The star is
-the recommendation, the least uplink within a percentage point of the highest accuracy; each is one run, and
-another seed may change their order where they lie close. The dotted level line is what always guessing the
-majority class would score.{budget}</p>
+the recommendation, the least uplink within a percentage point of the highest accuracy. {CAVEAT}
+The dotted level line is what always guessing the majority class would score.{budget}</p>
 </section>"""
 
 

@@ -48,7 +48,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
 
 def badges(run: RunFolder) -> list[str]:
     """What is to be known of a run beside its figures: how it ended, if it is not done; what its budget did."""
-    ended = [f"{run.fact('rounds')} rounds, by the budget"] if run.fact("ended_by_budget") else []
+    ended = [f"round {run.fact('rounds')} the last, by the budget"] if run.fact("ended_by_budget") else []
     return [run.status] * (run.status != "done") + ["over the budget"] * run.over_budget + ended
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import os
 import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ TABLES: dict[str, Callable[[Scale], Table]] = {
     "fedktl/table-5": fedktl.table_5,
 }
 
-__all__ = ["TABLES", "Reproduction", "Scale", "Table", "reproduce"]
+__all__ = ["TABLES", "Reproduction", "Scale", "Table", "reproduce", "scale_of"]
 
 
 def reproduce(
@@ -67,13 +68,14 @@ def reproduce(
     """
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{suggestion(name, TABLES)}; there are {', '.join(TABLES)}")
-    if scale not in typing.get_args(Scale):
-        raise UserError(f"scale is small or paper, not {scale!r}")
+    table = TABLES[name](scale_of(scale))
     if until is not None and until < 1:
         raise UserError(f"until is a round, 1 or later, not {until}")
     check_device(device)
-    table = TABLES[name](typing.cast(Scale, scale))
     chosen_rows, chosen_columns = _chosen("row", rows, table.rows), _chosen("column", columns, table.columns)
+    system, _, short = name.partition("/")
+    folder = out / f"{system}-{scale}"
+    _check_place(folder)
     numbers, given = _seeds(table.seeds if seeds is None else seeds), dict(parameters or {})
     cells = _with(table.cells, given)
     chosen = [cell for cell in cells if cell.row in chosen_rows and cell.column in chosen_columns]
@@ -84,8 +86,6 @@ def reproduce(
         raise UserError("; ".join(sorted(lacking)) or "no cell of the table has these rows and columns")
     for why in sorted(lacking):
         tell(f"left out: {why}")
-    system, _, short = name.partition("/")
-    folder = out / f"{system}-{scale}"
     there = [cell for cell in cells if not missing.keys() & data_of(cell)]
     used = sorted({*numbers, *(s for s in table.seeds for cell in there if folder_of(cell, s, folder).exists())})
     deviation = "; ± is the standard deviation over seeds (n - 1)" if len(used) > 1 else ""
@@ -103,6 +103,20 @@ def reproduce(
         made = Reproduction(table, find(there, used, folder), len(used), notes, path, chosen_rows, chosen_columns)
         made.write()
     return made
+
+
+def scale_of(name: str) -> Scale:
+    """The scale of that name. Raises UserError."""
+    if name not in typing.get_args(Scale):
+        raise UserError(f"scale is small or paper, not {name!r}")
+    return typing.cast(Scale, name)
+
+
+def _check_place(folder: Path) -> None:
+    """Raise UserError if no run can be kept there."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"no runs can be kept in {folder}: {there} is no folder, or not yours to write in")
 
 
 def _chosen(what: str, asked: Sequence[str] | None, there: Sequence[str]) -> Sequence[str]:

@@ -63,7 +63,8 @@ def table_1(scale: Scale) -> Table:
         ]
     return Table(
         "Fed-KGF, Table 1 and Figure 3",
-        "what all clients send in a round, MB of 2^20 bytes by the paper's count, and accuracy on the test set",
+        "what all clients send in a round, MB of 2^20 bytes by the paper's count"
+        + (", and accuracy on the test set" if scale == "paper" else ""),
         cells,
         (
             "The paper's MB follow no single count: 289.31 for FedAvg is 10 models of 7.58 million values, ResNet-18 "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,11 +90,12 @@ def run_cells(
         display = CellDisplay(cell.settings["method"], folder, until)
         with contextlib.suppress(Pause):
             Job(settings).execute(folder, begun(folder), page=False, display=display)
+            shutil.rmtree(folder / "checkpoint")  # the states of all clients: nothing needs them any more
 
 
 def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
     """Whether a run has rounds to do. Raises UserError for a folder with a run of other settings, and as `begun`."""
-    if not begun(folder):
+    if not finished(folder) and not begun(folder):
         return True
     there, wanted = (
         {key: value for key, value in each.settings().items() if key not in FREE}

@@ -13,6 +13,7 @@ from typing import Any
 import rich.table
 from rich.markup import escape
 
+from fewbytes.errors import UserError
 from fewbytes.files import replacing
 from fewbytes.job import finished
 from fewbytes.report import pictures, pieces
@@ -37,9 +38,15 @@ class Found:
         return {seed: figure for seed, figure in figures.items() if figure is not None}
 
     @property
+    def counted(self) -> dict[int, float]:
+        """The figures that count: those of runs that are done or, where none is, of all that have begun."""
+        done = {seed: value for seed, value in self.values.items() if seed not in self.unfinished}
+        return done or self.values
+
+    @property
     def ours(self) -> Printed | None:
         """Mean and, of several seeds, standard deviation (n - 1)."""
-        values = list(self.values.values())
+        values = list(self.counted.values())
         return Printed(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
 
     @property
@@ -60,11 +67,18 @@ class Found:
 def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> list[Found]:
     """The runs of some cells as they are now."""
     folders = {folder_of(cell, seed, out) for cell in cells for seed in seeds}
-    read = {folder: read_run(folder) for folder in folders if (folder / "rounds.jsonl").exists()}
+    read = {folder: _read(folder) for folder in folders if (folder / "rounds.jsonl").exists()}
     return [
         Found(cell, {seed: read[folder] for seed in seeds if (folder := folder_of(cell, seed, out)) in read})
         for cell in cells
     ]
+
+
+def _read(folder: Path) -> RunFolder:
+    try:
+        return read_run(folder)
+    except UserError as error:
+        raise UserError(f"{error}; remove that run's folder, and it begins anew") from None
 
 
 def figure(value: Printed) -> str:
@@ -104,10 +118,10 @@ class Reproduction:
         """Ours in words, with what it lacks; "-" where there is nothing yet."""
         if found.ours is None:
             return "-"
-        lacking = [f"{len(found.values)} of {self.seeds} seeds"] if len(found.values) < self.seeds else []
-        if found.unfinished:
-            rounds = min(found.unfinished.values())
-            lacking.append(f"after {rounds} round{'s' if rounds > 1 else ''}")
+        lacking = [f"{len(found.counted)} of {self.seeds} seeds"] if len(found.counted) < self.seeds else []
+        if rounds := sorted({found.unfinished[seed] for seed in found.counted.keys() & found.unfinished.keys()}):
+            most = f" to {rounds[-1]}" if len(rounds) > 1 else ""
+            lacking.append(f"after {rounds[0]}{most} round{'s' if rounds[-1] > 1 else ''}")
         return figure(found.ours) + (f" [{', '.join(lacking)}]" if lacking else "")
 
     @property
@@ -142,8 +156,12 @@ class Reproduction:
             lines.append(f"| {row} | {' | '.join(texts)} |")
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
-    def as_json(self) -> list[dict[str, Any]]:
-        """Every cell with its figures by seed, and its run folders."""
+    def chosen(self) -> list[Found]:
+        """The cells that were asked for."""
+        return [f for f in self.found if f.cell.row in self.chosen_rows and f.cell.column in self.chosen_columns]
+
+    def as_json(self, found: Sequence[Found] | None = None) -> list[dict[str, Any]]:
+        """Every cell, or those given, with its figures by seed and its run folders."""
         return [
             {
                 "row": f.cell.row, "column": f.cell.column, "values": f.values, "unfinished": f.unfinished,
@@ -151,7 +169,7 @@ class Reproduction:
                 "paper": None if f.cell.printed is None else asdict(f.cell.printed),
                 "runs": [str(run.path) for run in f.runs.values()],
             }
-            for f in self.found
+            for f in (self.found if found is None else found)
         ]  # fmt: skip
 
     def write(self) -> None:
