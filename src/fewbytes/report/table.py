@@ -21,7 +21,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     megabytes (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class
     would score. Under it a line for every run that left clients out. At most 100 columns wide."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    table.add_column("method", overflow="fold", min_width=14, max_width=26)
+    table.add_column("method", overflow="fold", min_width=10, max_width=26)
     table.add_column("accuracy", no_wrap=True, max_width=12)
     for name in ("final", "best", "personal-\nised", "global", "MB\nup", "MB\ndown", "s"):
         table.add_column(name, justify="right", no_wrap=True)
