@@ -131,7 +131,8 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
 {pieces.chart("choice", "Final accuracy over all uplink", "Scatter chart of final accuracy over uplink MB", 420)}
 <p class="note">The line is the Pareto front: to be more accurate than a run on it, another must send more. The star is
 the recommendation, the least uplink within a percentage point of the highest accuracy. {CAVEAT}
-The dotted level line is what always guessing the majority class would score.{budget}</p>
+The dotted level line is what always guessing the majority class would score. A model for each client is the one it has
+just trained, also where the method's aim is one model for all.{budget}</p>
 </section>"""
 
 
