@@ -5,7 +5,7 @@
 For copies of CIFAR-10 whose images are JPEG files. Without the originals their own loss cannot be measured; that of
 another pass at the same quality can: each image is shifted by half a block of 8 pixels, pressed, and shifted back, so
 that the second pass rounds other coefficients than the first did. Training and test images are treated alike. Prints
-the best test accuracy over the epochs, %; a first pass costs about what the second does, or less.
+the best test accuracy over the epochs, %. What the second pass costs tells of what order the first one's cost is.
 """
 
 from __future__ import annotations
