@@ -19,13 +19,12 @@ from rich.console import Console
 
 from fewbytes.attack import Attacking, attack_table
 from fewbytes.attack import attack as attack_run
-from fewbytes.checkpoint import read_checkpoint
 from fewbytes.comparison import compare as compare_methods
 from fewbytes.display import Display, console, progress
 from fewbytes.errors import FewbytesError, UserError
-from fewbytes.experiment import CLASS_LISTS, UNSAID, read_experiment
+from fewbytes.experiment import read_experiment
 from fewbytes.inspect import inspect_frame
-from fewbytes.job import Job, new_folder, unless_refused
+from fewbytes.job import Job, new_folder, resumed, unless_refused
 from fewbytes.methods import METHODS
 from fewbytes.plan import deployment_seconds, make_plan
 from fewbytes.probe import Probing, probe_table
@@ -33,7 +32,7 @@ from fewbytes.probe import probe as probe_run
 from fewbytes.report import CAVEAT, RunFolder, choices, read_runs, summary_table, write_report
 from fewbytes.reproduce import TABLES, scale_of
 from fewbytes.reproduce import reproduce as reproduce_table
-from fewbytes.units import parse_bytes, parse_rate
+from fewbytes.units import parse_rate
 
 printed = Console(highlight=False)
 app = typer.Typer(
@@ -97,8 +96,6 @@ SHARED: dict[str, Any] = {
 }
 """The options that `run`, `compare` and `plan` share: an experiment's settings."""
 USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs unless told otherwise: same models, many rounds
-FREE = ("workers", "rounds", "min_replies", "round_timeout", "over_selection", "connect_timeout")
-"""The settings that may be given anew when a run is resumed: no result depends on them while all clients answer."""
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
@@ -152,7 +149,7 @@ def run(
     if method is not None:
         settings["method"] = method
     if resume is not None:
-        settings = _resumed(resume, settings)
+        settings = resumed(resume, settings)
     if "method" not in settings:
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     with _standard_output_for(as_json):
@@ -180,7 +177,7 @@ def deploy(
 
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if resume is not None:
-        settings = _resumed(resume, settings)
+        settings = resumed(resume, settings)
         hosts, address = remembered(resume, hosts, address)
     elif hosts is not None:
         settings.setdefault("clients", len(host_names(hosts)))
@@ -446,32 +443,6 @@ def _literal(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings a run folder was made with; only those of FREE may be given anew."""
-
-    if not (folder / "config.toml").exists() and list(folder.glob("*/config.toml")):
-        raise UserError(
-            f"{folder} holds several runs: resume one of them, or a comparison by `fewbytes compare --resume`"
-        )
-    read_checkpoint(folder)  # tells if it is no run folder, or cannot be gone on from
-    settings = read_experiment(folder / "config.toml")
-    if "dataset" not in settings:
-        raise UserError(f"{folder} was made from Python: go on with fewbytes.run(..., out=..., resume=True)")
-    for key, value in given.items():
-        made = settings.get("parameters", {}).get(key) if key == "fraction" else settings.get(key, UNSAID.get(key))
-        if key == "samples":
-            made = "/".join(map(str, made or []))
-        if key == "budget":
-            value = parse_bytes(value)
-        if key in CLASS_LISTS:
-            made = ",".join(map(str, made or []))
-        if key == "parameters":
-            value, made = {k: str(v) for k, v in value.items()}, {k: str((made or {}).get(k)) for k in value}
-        if key not in FREE and made != value:
-            raise UserError(f"{folder} was made with another {key} ({made!r}, not {value!r}): resume it as it was made")
-    return settings | {key: value for key, value in given.items() if key in FREE}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""An experiment run into a folder of its own, with a live line and a report: what the command line does."""
+"""An experiment run into a folder of its own, or gone on with there, with a live line and a report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fewbytes.checkpoint import read_checkpoint
 from fewbytes.display import Display
 from fewbytes.errors import UserError
-from fewbytes.experiment import make_experiment, make_method
+from fewbytes.experiment import CLASS_LISTS, UNSAID, make_experiment, make_method, read_experiment
 from fewbytes.files import lock
 from fewbytes.method import Task
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.run import run
+from fewbytes.units import parse_bytes
+
+FREE = ("workers", "rounds", "min_replies", "round_timeout", "over_selection", "connect_timeout")
+"""The settings that may be given anew when a run is resumed: no result depends on them while all clients answer."""
 
 
 class Job:
@@ -84,6 +89,32 @@ def begun(folder: Path) -> bool:
         with held:
             shutil.rmtree(folder)
     return False
+
+
+def resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings a run folder was made with, to go on with it. Raises UserError for others than FREE given anew."""
+
+    if not (folder / "config.toml").exists() and list(folder.glob("*/config.toml")):
+        raise UserError(
+            f"{folder} holds several runs: resume one of them, or a comparison by `fewbytes compare --resume`"
+        )
+    read_checkpoint(folder)  # tells if it is no run folder, or cannot be gone on from
+    settings = read_experiment(folder / "config.toml")
+    if "dataset" not in settings:
+        raise UserError(f"{folder} was made from Python: go on with fewbytes.run(..., out=..., resume=True)")
+    for key, value in given.items():
+        made = settings.get("parameters", {}).get(key) if key == "fraction" else settings.get(key, UNSAID.get(key))
+        if key == "samples":
+            made = "/".join(map(str, made or []))
+        if key == "budget":
+            value = parse_bytes(value)
+        if key in CLASS_LISTS:
+            made = ",".join(map(str, made or []))
+        if key == "parameters":
+            value, made = {k: str(v) for k, v in value.items()}, {k: str((made or {}).get(k)) for k in value}
+        if key not in FREE and made != value:
+            raise UserError(f"{folder} was made with another {key} ({made!r}, not {value!r}): resume it as it was made")
+    return settings | {key: value for key, value in given.items() if key in FREE}
 
 
 @contextlib.contextmanager
