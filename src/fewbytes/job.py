@@ -93,7 +93,6 @@ def begun(folder: Path) -> bool:
 
 def resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The settings a run folder was made with, to go on with it. Raises UserError for others than FREE given anew."""
-
     if not (folder / "config.toml").exists() and list(folder.glob("*/config.toml")):
         raise UserError(
             f"{folder} holds several runs: resume one of them, or a comparison by `fewbytes compare --resume`"
