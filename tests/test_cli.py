@@ -200,6 +200,8 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys, method
     code, _, errors = ended(capsys, monkeypatch, tmp_path, *command)
     folder = only_run(tmp_path)
     assert (code, f"go on with: fewbytes compare --resume {folder.relative_to(tmp_path)}" in errors) == (130, True)
+    assert "fedavg" in (folder / "report.html").read_text()  # of what is done
+    (folder / "report.html").unlink()
     monkeypatch.setattr(Display, "scored", scored)
     first = next(result for result in folder.glob("fed*/result.json"))
     written = first.stat().st_mtime_ns
@@ -216,9 +218,26 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys, method
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_the_parameters_of_equal_terms(name):
-    parameters = comparison.equal_parameters(name, 6)
+    parameters = comparison.equal_parameters(name, 6, comparison.TRAINING)
     assert dataclasses.asdict(make_method(name, parameters)).items() >= parameters.items()
     assert set(comparison.SERVERS) <= set(METHODS)
+
+
+def test_equal_terms_that_are_given_hold_for_methods_of_one_shot_too(tmp_path, monkeypatch, capsys):
+    for name in set(METHODS) - {"fedavg", "ensemble", "ccvr"}:
+        monkeypatch.delitem(METHODS, name)
+    given = ["--set", "epochs=1", "--set", "ensemble.lr=0.2", "--rounds", "3", "--model", "mlp", "--clients", "3"]
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "all", *given)
+    assert code == 0, errors
+    assert "epochs 1, lr 0.1, batch 20, momentum 0.9, 3 rounds (one-shot methods: 3 epochs)" in " ".join(errors.split())
+    parameters = {
+        name: json.loads((only_run(tmp_path) / name / "result.json").read_text())["parameters"]
+        for name in ("fedavg", "ensemble")
+    }
+    assert (parameters["fedavg"]["epochs"], parameters["ensemble"]["epochs"]) == (1, 3)
+    assert (parameters["fedavg"]["lr"], parameters["ensemble"]["lr"]) == (0.1, 0.2)
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "all", "--set", "epochs=few")
+    assert (code, "parameter epochs=few" in errors) == (2, True)
 
 
 def test_a_budget_is_kept_and_told(tmp_path, monkeypatch, capsys):

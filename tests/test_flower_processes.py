@@ -179,7 +179,7 @@ def test_deploy_prepares_other_hosts(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--hosts", "a,b", "--clients", "3"], "names 2 nodes, the run has 3 clients"),
+        (["--hosts", "a,b", "--clients", "3"], "a name for each of the run's 3 clients, with commas, not 2"),
         (["--hosts", "a,b"], "need --address"),
         (["--hosts", "a,../b", "--address", "x:1"], "../b"),
         (["--hosts", "a,a", "--address", "x:1"], "names 'a' twice"),

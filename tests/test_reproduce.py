@@ -229,9 +229,37 @@ def test_a_run_that_is_done_needs_no_checkpoint_and_one_that_is_not_says_so(tmp_
     shutil.rmtree(folder)
     whole = reproduce("tiny/table-1", **only)
     assert whole.chosen()[0].ours
-    (folder / "result.json").write_text("")
+
+
+@pytest.mark.parametrize("damage", ["result.json", "rounds.jsonl", "ledger.parquet"])
+def test_a_damaged_run_is_told_before_others_begin_and_does_not_hide_them(tmp_path: Path, damage: str) -> None:
+    only: dict[str, Any] = {"columns": ["alpha 0.3"], "seeds": [1], "out": tmp_path}
+    folder = next(found.runs[1].path for found in reproduce("tiny/table-1", rows=["Separate"], **only).chosen())
+    (folder / damage).write_text("{}")
+    told: list[str] = []
     with pytest.raises(UserError, match="remove that run's folder"):
-        reproduce("tiny/table-1", rows=["FedAvg"], **only)
+        reproduce("tiny/table-1", tell=told.append, **only)
+    assert not told
+    made = reproduce("tiny/table-1", rows=["FedAvg"], tell=told.append, **only)
+    assert made.chosen()[0].ours
+    assert f"Left out: {folder / damage}" in told[-1]
+    text = (tmp_path / "tiny-small" / "table-1.md").read_text()
+    assert "| Separate | - (60.00 ± 1.50) |" in text
+    assert told[-1] in text
+    shutil.rmtree(folder)
+    assert all(found.ours for found in reproduce("tiny/table-1", **only).chosen())
+
+
+def test_the_table_is_written_after_every_run(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def look(told: str) -> None:
+        if told.startswith("run 2 of 2"):
+            lines.extend((tmp_path / "tiny-small" / "table-1.md").read_text().splitlines())
+
+    reproduce("tiny/table-1", columns=["alpha 0.3"], seeds=[1], out=tmp_path, tell=look)
+    assert "| FedAvg | - | - |" in lines
+    assert not any(line.startswith("| Separate | - (60.00") for line in lines)
 
 
 def test_a_place_where_no_run_can_be_is_told_before_any_data_are_read(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         return unpack(Checkpoint, path.read_bytes(), limit=1 << 40)
     except FileNotFoundError:
         raise UserError(f"{folder} has no checkpoint to go on from: the run ended before its first round") from None
-    except (FrameError, OSError) as error:
+    except FrameError as error:
+        raise UserError(f"the checkpoint {path} is damaged ({error}); remove {folder}, and begin anew") from None
+    except OSError as error:
         raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
 
 

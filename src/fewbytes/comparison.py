@@ -36,21 +36,27 @@ SERVERS: dict[str, dict[str, Any]] = {
 """Hyper-parameters of servers whose papers let them work for hours."""
 
 
-def equal_parameters(name: str, rounds: int) -> dict[str, Any]:
+def equal_parameters(name: str, rounds: int, training: dict[str, Any]) -> dict[str, Any]:
     """The parameters of a method on these terms; who trains but once trains as many epochs as the others in all."""
     cls = METHODS[name]
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    parameters = {key: value for key, value in TRAINING.items() if key in fields} | SERVERS.get(name, {})
+    parameters = {key: value for key, value in training.items() if key in fields} | SERVERS.get(name, {})
     if cls().own_rounds and "epochs" in fields:
         parameters["epochs"] *= rounds
     return parameters
 
 
-def _told(rounds: int) -> str:
+def _training(given: dict[str, Any]) -> dict[str, Any]:
+    """TRAINING with what is given, numbers or their text, instead. Raises UserError."""
+    method = make_method("fedavg", TRAINING | given)
+    return {key: getattr(method, key) for key in TRAINING}
+
+
+def _told(rounds: int, training: dict[str, Any]) -> str:
     """The terms in words."""
-    listed = ", ".join(f"{key} {value:g}" for key, value in TRAINING.items())
+    listed = ", ".join(f"{key} {value:g}" for key, value in training.items())
     return (
-        f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {TRAINING['epochs'] * rounds} epochs), "
+        f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {training['epochs'] * rounds} epochs), "
         "and servers that generate or distil work less than in their papers; those that need samples of their own get "
         f"{TERMS['public']} that no client then has; --rounds, --set and --public change that"
     )
@@ -74,7 +80,12 @@ def compare(
             file.write(asked.encode())
     else:
         folder = resume
-    results = [_result(name, job, folder) for name, job in jobs]
+    try:
+        results = [_result(name, job, folder) for name, job in jobs]
+    except KeyboardInterrupt:
+        if any(finished(folder / name) for name, _ in jobs):
+            write_report(read_runs([folder]), folder / "report.html")
+        raise
     if not any((folder / name / "config.toml").exists() for name, _ in jobs):
         shutil.rmtree(folder)
         raise UserError(f"no method can run here; {jobs[0][0]}: {results[0]['why']}")
@@ -136,13 +147,14 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
     settings = TERMS | settings
     names, given = list(METHODS), dict(settings.pop("parameters", {}))
     given |= {"fraction": settings.pop("fraction")} if "fraction" in settings else {}
+    training = _training({key: given.pop(key) for key in TRAINING if key in given})
     own = _per_method(names, given)
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
     settings["model"], rounds = first.experiment.model, first.experiment.rounds
-    console.print(f"[yellow]note:[/] {_told(rounds)}", soft_wrap=True)
+    console.print(f"[yellow]note:[/] {_told(rounds, training)}", soft_wrap=True)
     jobs: list[tuple[str, Job | str]] = []
     for name in names:
-        parameters = equal_parameters(name, rounds) | own[name]
+        parameters = equal_parameters(name, rounds, training) | own[name]
         try:
             jobs.append((name, Job({**settings, "method": name, "parameters": parameters}, first.task)))
         except UserError as error:

@@ -72,7 +72,7 @@ def sites(experiment: Experiment, hosts: str | None) -> list[Site]:
         return [Site(f"client-{i}", True) for i in range(count)]
     names = host_names(hosts)
     if len(names) != count:
-        raise UserError(f"--hosts names {len(names)} nodes, the run has {count} clients: name one for each")
+        raise UserError(f"--hosts takes a name for each of the run's {count} clients, with commas, not {len(names)}")
     return [Site(name, False) for name in names]
 
 
@@ -87,7 +87,7 @@ class Deployed:
         self.folder = self.out / "deployment"
         self._asked = address
         host, colon, port = address.rpartition(":")
-        if not colon or not port.isdecimal():
+        if not colon or not port.isdecimal() or int(port) > 65535:
             raise UserError(f"address {address!r}: expected host:port, such as server.example:9092")
         self.remote = not all(site.here for site in nodes)
         if self.remote and port == "0":

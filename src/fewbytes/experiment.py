@@ -245,7 +245,8 @@ def make_method(name: str, parameters: dict[str, Any]) -> Method:
         try:
             values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))
         except msgspec.ValidationError as error:
-            raise UserError(f"{name}: parameter {key}={value}: {error}") from None
+            why = "expected true or false" if hints[key] is bool else str(error)
+            raise UserError(f"{name}: parameter {key}={value}: {why}") from None
     return cls(**values)
 
 

@@ -14,7 +14,7 @@ def parse_bytes(text: str | float) -> int:
     """An amount in whole bytes: '200MB', '1.5 GB', '300000', 2e8. Raises UserError for less than one."""
     read = _amount(text if isinstance(text, str) else f"{text:f}", r"([0-9.]+)\s*([A-Za-z]*)")
     if not 1 <= read < math.inf:
-        raise UserError(f"budget is an amount of data, like 200MB, 1.5GB or 300kB, not {text!r}")
+        raise UserError(f"budget is an amount of data of a byte or more in B, kB, MB or GB, like 200MB, not {text!r}")
     return int(read)
 
 

@@ -61,10 +61,10 @@ def reproduce(
     Rows and columns are names or patterns: CIFAR-10* is all columns that begin so.
 
     Runs lie below `out`/<system>-<scale>/, and so do <table>.md, .json and .html with all that was ever run of it,
-    which are written whatever happens: the same call goes on. `until`: stop each run after that round for now.
-    `parameters`: METHOD.KEY for one method's own fields, KEY for all that have it; such runs and their table have other
-    names. Cells whose data cannot be had are left out, and said to be. Raises UserError for names there are not, and
-    what `fewbytes.run` raises.
+    which are written after every run and whatever happens: the same call goes on. `until`: stop each run after that
+    round for now. `parameters`: METHOD.KEY for one method's own fields, KEY for all that have it; such runs and their
+    table have other names. Cells whose data cannot be had are left out, and said to be, and so are damaged runs that
+    were not asked for. Raises UserError for names there are not and damaged runs, and what `fewbytes.run` raises.
     """
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{suggestion(name, TABLES)}; there are {', '.join(TABLES)}")
@@ -97,11 +97,20 @@ def reproduce(
     ]
     suffix = "".join(f"-{key.replace('.', '-')}-{value}" for key, value in given.items())
     path = folder / f"{short}{re.sub('[^A-Za-z0-9-]', '_', suffix)}"
-    try:
-        run_cells(chosen, numbers, folder, until=until, workers=workers, device=device, tell=tell)
-    finally:
-        made = Reproduction(table, find(there, used, folder), len(used), notes, path, chosen_rows, chosen_columns)
+
+    def write() -> Reproduction:
+        found, damaged = find(there, used, folder)
+        left_out = [f"Left out: {why}." for why in damaged]
+        made = Reproduction(table, found, len(used), [*notes, *left_out], path, chosen_rows, chosen_columns)
         made.write()
+        return made
+
+    try:
+        run_cells(chosen, numbers, folder, until=until, workers=workers, device=device, tell=tell, ended=write)
+    finally:
+        made = write()
+    for note in made.notes[len(notes) :]:
+        tell(note)
     return made
 
 

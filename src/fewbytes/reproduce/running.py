@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from fewbytes.display import Display, console
 from fewbytes.errors import UserError
 from fewbytes.experiment import Experiment, experiment_of, make_experiment
 from fewbytes.job import Job, begun, finished
+from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.reproduce.grid import Cell
 
 FREE = ("workers", "device")
@@ -73,28 +73,45 @@ def run_cells(
     workers: int | None = None,
     device: str = "cpu",
     tell: Callable[[str], None] = lambda text: None,
+    ended: Callable[[], object] = lambda: None,
 ) -> None:
     """Run what is not yet done of the cells, seed by seed, each in its folder below `out`.
 
-    `until`: stop every run after that round for now. Raises UserError for a folder with a run of other settings, and
-    what `fewbytes.run` raises; what was done stays and is gone on with.
+    `ended` is called after each run. `until`: stop every run after that round for now. Raises UserError, before
+    anything is run, for a folder with a run of other settings or a damaged one, and what `fewbytes.run` raises; what
+    was done stays and is gone on with.
     """
     jobs = {folder_of(cell, seed, out): (cell, seed) for seed in seeds for cell in cells}
+    settings = {
+        folder: {"save_models": False, **cell.settings, "seed": seed, "workers": workers, "device": device}
+        for folder, (cell, seed) in jobs.items()
+    }
+    to_do = {folder for folder, each in settings.items() if _to_do(folder, make_experiment(each), until)}
     for number, (folder, (cell, seed)) in enumerate(jobs.items(), 1):
-        settings = {"save_models": False, **cell.settings, "seed": seed, "workers": workers, "device": device}
-        if not _to_do(folder, make_experiment(settings), until):
+        if folder not in to_do:
             continue
         others = sum(each.run == cell.run for each in cells) - 1
         more = f" and {others} more cell{'s' if others > 1 else ''}" if others else ""
         tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}{more}, seed {seed} ({folder})")
         display = CellDisplay(cell.settings["method"], folder, until)
         with contextlib.suppress(Pause):
-            Job(settings).execute(folder, begun(folder), page=False, display=display)
+            Job(settings[folder]).execute(folder, begun(folder), page=False, display=display)
             shutil.rmtree(folder / "checkpoint")  # the states of all clients: nothing needs them any more
+        ended()
+
+
+def read_cell(folder: Path) -> RunFolder:
+    """The run in a cell's folder. Raises UserError if it is damaged."""
+    finished(folder)
+    try:
+        return read_run(folder)
+    except UserError as error:
+        raise UserError(f"{error}; remove that run's folder, and it begins anew") from None
 
 
 def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
-    """Whether a run has rounds to do. Raises UserError for a folder with a run of other settings, and as `begun`."""
+    """Whether a run has rounds to do. Raises UserError for a folder with a run of other settings, or as `begun` and
+    `read_cell`."""
     if not finished(folder) and not begun(folder):
         return True
     there, wanted = (
@@ -104,6 +121,5 @@ def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
     if there != wanted:
         differ = ", ".join(sorted(key for key in there.keys() | wanted if there.get(key) != wanted.get(key)))
         raise UserError(f"{folder} holds a run with other settings ({differ}): move it away, or name another --out")
-    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    done = max((row["round"] for row in rows if row["phase"] == "round"), default=0)
+    done = max((row["round"] for row in read_cell(folder).rounds if row["phase"] == "round"), default=0)
     return not finished(folder) and (until is None or done < until or done == experiment.rounds)

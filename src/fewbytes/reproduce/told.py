@@ -18,10 +18,10 @@ from fewbytes.files import replacing
 from fewbytes.job import finished
 from fewbytes.report import pictures, pieces
 from fewbytes.report.document import document
-from fewbytes.report.folder import RunFolder, read_run
+from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.reproduce.grid import Cell, Printed, Table
-from fewbytes.reproduce.running import folder_of
+from fewbytes.reproduce.running import folder_of, read_cell
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,20 @@ class Found:
         return "" if self.cell.printed is None else figure(self.cell.printed)
 
 
-def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> list[Found]:
-    """The runs of some cells as they are now."""
-    folders = {folder_of(cell, seed, out) for cell in cells for seed in seeds}
-    read = {folder: _read(folder) for folder in folders if (folder / "rounds.jsonl").exists()}
+def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> tuple[list[Found], list[str]]:
+    """The runs of some cells as they are now, and why damaged ones are not among them."""
+    read: dict[Path, RunFolder] = {}
+    damaged = []
+    for folder in sorted({folder_of(cell, seed, out) for cell in cells for seed in seeds}):
+        if (folder / "rounds.jsonl").exists() or (folder / "result.json").exists():
+            try:
+                read[folder] = read_cell(folder)
+            except UserError as error:
+                damaged.append(str(error))
     return [
         Found(cell, {seed: read[folder] for seed in seeds if (folder := folder_of(cell, seed, out)) in read})
         for cell in cells
-    ]
-
-
-def _read(folder: Path) -> RunFolder:
-    try:
-        return read_run(folder)
-    except UserError as error:
-        raise UserError(f"{error}; remove that run's folder, and it begins anew") from None
+    ], damaged
 
 
 def figure(value: Printed) -> str:
