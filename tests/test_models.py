@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from fewbytes.models import PooledFeatures, batch_norm_names, build_model, defau
 from fewbytes.models.blocks import classifier_of, cut, features_of, head_of
 from fewbytes.models.build import MIXES, ModelBuilder
 from fewbytes.models.files import load_model, save_model
+from fewbytes.models.kgf import Kernels, with_generated_kernels
+from fewbytes.training import prepared, ready
 
 
 def size(model: nn.Module) -> int:
@@ -88,6 +92,44 @@ def test_resnet_names_and_initial_weights() -> None:
     torch.manual_seed(0)
     again = build_model("resnet8", (3, 32, 32), 10)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize("channels", [1, 2, 4, 7, 8, 15, 16])
+def test_narrow_shortcuts_compute_channels_last_what_they_do_otherwise(channels: int, generated: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Conv2d(channels, 16, 1, stride=2))
+    plain = with_generated_kernels(layer, Kernels(4)) if generated else layer
+    models = [prepared(prepared(copy.deepcopy(plain)))]
+    models.append(copy.deepcopy(models[0]))
+    assert [*models[0].state_dict()] == [*plain.state_dict()]
+    for samples in (32, 7, 2):
+        x = torch.randn(samples, channels, 28, 27)
+        weights = torch.randn(len(x), 16, 14, 14)
+        gradients = []
+        for model in (*models, plain):
+            own = (x if model is plain else ready(x)).clone().requires_grad_()
+            model.zero_grad()
+            (model(own) * weights).sum().backward()
+            gradients.append([own.grad, *(p.grad for p in model.parameters())])
+        torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
+        torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-2, atol=1e-2)
+
+
+def test_narrow_shortcuts_overwrite_no_memory() -> None:
+    script = """
+import torch
+from torch import nn
+from fewbytes.training import prepared, ready
+
+torch.set_num_threads(1)
+for channels in (4, 7, 8, 15):
+    model = prepared(nn.Sequential(nn.Conv2d(channels, 16, 1, stride=2)))
+    for samples in (32, 7, 2) * 30:
+        model(ready(torch.randn(samples, channels, 28, 28))).sum().backward()
+        freed = [torch.randn(size) for size in (5, 10, 33, 100, 1000)]
+"""
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
 
 
 def test_batch_norm_is_found_by_type_not_by_name() -> None:

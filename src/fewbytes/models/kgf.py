@@ -132,12 +132,13 @@ class GeneratedConv2d(nn.Conv2d):
         alpha, beta = constants(how.seed, layer, (like.out_channels - how.base, *shape[1:]))
         self.register_buffer("alpha", alpha if how.alpha else torch.zeros_like(alpha), persistent=False)
         self.register_buffer("beta", beta, persistent=False)
-        self.how = (list(like.stride), list(like.padding), list(like.dilation), how.through, how.sign)
+        self.through, self.sign = how.through, how.sign
 
     def forward(self, x: Tensor) -> Tensor:
+        how = (list(self.stride), list(self.padding), list(self.dilation), self.through, self.sign)
         with torch.autocast(x.device.type, enabled=False):
             out: Tensor = _Convolution.apply(
-                x.to(self.weight.dtype), self.weight, self.bias, self.alpha, self.beta, self.how
+                x.to(self.weight.dtype), self.weight, self.bias, self.alpha, self.beta, how
             )
         return out
 
