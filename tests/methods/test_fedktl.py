@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import KTL, LOCAL, OwnNet, TinyGenerator, TinyNet, tiny_data
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -210,6 +210,7 @@ def test_a_frame_is_spread_equally_whatever_its_rotation(classes, more, seed):
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(1, 12), st.integers(1, 40), st.integers(0, 1000), st.sampled_from(["fixed", "median"]))
+@example(1, 9, 276, "median")  # a pair: its own distance is the median
 def test_the_discrepancy_is_one(n, size, seed, bandwidth):
     g = torch.Generator().manual_seed(seed)
     x, y = torch.randn(2, n, size, generator=g)

@@ -256,7 +256,7 @@ def mmd(x: Tensor, y: Tensor, bandwidth: Literal["fixed", "median"] = "fixed") -
     both = both - both.detach().mean(0)  # distances stay, rounding errors shrink
     norms = both.square().sum(1)
     squared = (norms[:, None] + norms - 2 * both @ both.T).clamp_min(0)
-    unit = 1.0 if bandwidth == "fixed" else squared.detach().median().item() / BANDWIDTHS[-1] or 1.0
+    unit = 1.0 if bandwidth == "fixed" else F.pdist(both.detach()).square().median().item() / BANDWIDTHS[-1] or 1.0
     kernel = sum((torch.exp(squared / (-2 * sigma * unit)) for sigma in BANDWIDTHS), torch.zeros(()))
     n = len(x)
     value: Tensor = kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
