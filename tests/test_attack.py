@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from commands import fewbytes
 from PIL import Image
 from torch import Tensor, nn
 
@@ -38,11 +37,6 @@ from fewbytes.streams import seeded
 
 QUICK = Attacking(images=2, iterations=5, restarts=0)
 DIGIT = (1, 8, 8)
-
-
-def fewbytes(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fewbytes", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def made(folder: Path, method: str) -> Path:

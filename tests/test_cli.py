@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from commands import fewbytes
 
 import fewbytes as fb
 from fewbytes import comparison
@@ -25,13 +26,6 @@ from fewbytes.experiment import make_method
 from fewbytes.methods import METHODS
 
 QUICK = ["--dataset", "digits", "--clients", "4", "--alpha", "1", "--rounds", "3", "--set", "batch=20"]
-
-
-def fewbytes(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fewbytes", *arguments],
-        cwd=cwd, capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})},
-    )  # fmt: skip
 
 
 def only_run(folder: Path) -> Path:

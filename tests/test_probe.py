@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import fewbytes
 from torch import nn
 
 import fewbytes as fb
@@ -46,11 +45,6 @@ from fewbytes.state import load_state
 HOW = Probing(epochs=1, linear_epochs=2, samples=400, batch=20)
 QUICK = ["--epochs", "1", "--linear-epochs", "2", "--samples", "400", "--batch", "20"]
 RESNET = [f"layers.{unit}" for unit in ("0.0", "0.1", "1.0", "2.0", "3.0", "3.1")]
-
-
-def fewbytes(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fewbytes", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def made(folder: Path, method: str, model: str, rounds: int, **parameters: Any) -> Path:

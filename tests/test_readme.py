@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import fewbytes
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,16 +29,14 @@ COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if l
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands(command, tmp_path):
-    arguments = [sys.executable, "-m", "fewbytes", *shlex.split(command)[1:]]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = fewbytes(*shlex.split(command)[1:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
 def test_config_block(tmp_path):
     (tmp_path / "experiment.toml").write_text(blocks("toml")[0])
-    arguments = [sys.executable, "-m", "fewbytes", "run", "-c", "experiment.toml", "--json"]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = fewbytes("run", "-c", "experiment.toml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"tau": 0.3' in done.stdout
 

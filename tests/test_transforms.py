@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import fewbytes
 from PIL import Image
 from test_laws import fingerprint
 from torch import Tensor, nn
@@ -356,30 +355,26 @@ def test_a_client_whose_data_lie_elsewhere_needs_no_images() -> None:
 
 
 def test_options_of_the_command_line_and_what_a_run_is_resumed_with(spots: Path) -> None:
-    def fewbytes(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "fewbytes", "run", *arguments, "--workers", "1"],
-            cwd=spots, capture_output=True, text=True, timeout=300, env=dict(os.environ),
-        )  # fmt: skip
+    run_here = functools.partial(fewbytes, "run", "--workers", "1", cwd=spots)
 
     (spots / "spots.toml").write_text("".join(f'{k} = "{v}"\n' for k, v in SPOTS.items() if k != "clients"))
     with_config = ["-c", "spots.toml", "--clients", "3", "--rounds", "1"]
-    done = fewbytes(*with_config, "--augment", "crop-flip", "--backdoor", "2")
+    done = run_here(*with_config, "--augment", "crop-flip", "--backdoor", "2")
     assert done.returncode == 0, done.stderr
     (run,) = (spots / "runs").iterdir()
     result = json.loads((run / "result.json").read_text())
     assert (result["augment"], result["backdoor"]) == ("crop-flip", 2)
-    other = fewbytes("--resume", str(run), "--augment", "none")
+    other = run_here("--resume", str(run), "--augment", "none")
     assert other.returncode == 2
     assert "another augment ('crop-flip', not 'none')" in " ".join(other.stderr.split())
-    assert fewbytes("--resume", str(run), "--augment", "crop-flip", "--backdoor", "2").returncode == 0
+    assert run_here("--resume", str(run), "--augment", "crop-flip", "--backdoor", "2").returncode == 0
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace("backdoor = 2\n", ""))
-    assert "another configuration" in fewbytes("--resume", str(run)).stderr
+    assert "another configuration" in run_here("--resume", str(run)).stderr
     (spots / "runs").rename(spots / "earlier")
-    assert fewbytes(*with_config).returncode == 0
+    assert run_here(*with_config).returncode == 0
     (clean,) = (spots / "runs").iterdir()
     assert not {"augment", "backdoor"} & set(json.loads((clean / "result.json").read_text()))
     assert "backdoor" not in (clean / "config.toml").read_text()
-    assert fewbytes("--resume", str(clean), "--backdoor", "0", "--augment", "none").returncode == 0
-    assert fewbytes("--resume", str(clean), "--backdoor", "1").returncode == 2
+    assert run_here("--resume", str(clean), "--backdoor", "0", "--augment", "none").returncode == 0
+    assert run_here("--resume", str(clean), "--backdoor", "1").returncode == 2
