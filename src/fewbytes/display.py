@@ -27,6 +27,7 @@ class Display(Watcher):
         self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
         self._name, self._rounds, self._scores = name, 0, ""
         self._joined: list[Id] = []
+        self._noted: set[str] = set()
         self._progress = _line(TimeElapsedColumn())
         self._bar = self._progress.add_task(name, total=None, text="starting")
 
@@ -79,6 +80,10 @@ class Display(Watcher):
         if row.get("not_finite"):
             names = ", ".join(row["not_finite"])
             self.note(f"round {row['round']}: {names} not finite (is lr too high?)")
+        for what, how_much in row.get("notes", {}).items():
+            if what not in self._noted:
+                self.note(f"{self._name}, round {row['round']}: {what} ({how_much})")
+                self._noted.add(what)
         for left in row.get("left_out", []):
             self.note(f"round {row['round']}: client {left['client']} {left['outcome']}: {left['why']}")
         if row["accuracy"]:

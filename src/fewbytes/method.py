@@ -409,13 +409,18 @@ class Site:
         x, y = self.tensors(self.test if len(self.test) else self.train)
         return evaluate(model, x, y, self.task.precision)[0] / len(y)
 
-    def score(self, name: str, model: nn.Module) -> None:
-        """Record `accuracy.<name>`: the model on this client's test split, in rounds that are scored."""
+    def score(self, name: str, model: nn.Module, pooled: bool = False) -> None:
+        """Record `accuracy.<name>`: the model on this client's test split, in rounds that are scored.
+
+        `pooled`: the round has also `<name>_micro`, all clients' predictions together.
+        """
         if self._scored and len(self.test):
             x, y = self.tensors(self.test)
             correct, loss = evaluate(model, x, y, self.task.precision)
             self.record(f"accuracy.{name}", correct / len(y))
             self.record(f"loss.{name}", loss / len(y))
+            if pooled:
+                self.record(f"tested.{name}", len(y))
 
     def record(self, name: str, value: float) -> None:
         """A measurement for people: travels beside the payload, uncounted, and steers nothing."""

@@ -211,6 +211,8 @@ class Network(ABC):
         """What the method showed people since the round began: files of the run's gallery by name."""
         self.left_out: list[LeftOut] = []
         """Whose replies took no part since the round began."""
+        self.notes: dict[str, str] = {}
+        """What the method noted since the round began, and how much of it."""
         self.t = 0
         self.rng: np.random.Generator = stream(task.seed, "server", 0)
         self.scored = True
@@ -225,6 +227,7 @@ class Network(ABC):
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
         """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
         self.t, self.scored, self.records, self.shown, self.left_out = t, scored, {}, {}, []
+        self.notes = {}
         self.rng = stream(self.task.seed, "server", t, *names)
 
     def sample(self, fraction: float) -> list[Id]:
@@ -296,6 +299,11 @@ class Network(ABC):
         file = gallery.file_name(name, "shares.json")
         if self.scored:
             self.shown[file] = gallery.shares(rows)
+
+    def note(self, what: str, how_much: str) -> None:
+        """Tell people what they should know of this round to read its results, in the same words each time it is so,
+        and how much of it there was; steers nothing. The live line, the table and the report say it."""
+        self.notes[what] = how_much
 
     def idle(self) -> None:
         """Raises MethodError if a call was left half-read."""

@@ -336,7 +336,7 @@ class _Loop:
         if perhaps and not scored:
             net.records = {k: v for k, v in net.records.items() if not k.startswith("accuracy.")}
             net.shown = {}
-        accuracy, loss = _means(net.records, "accuracy."), _means(net.records, "loss.")
+        accuracy, loss = _means(net.records, "accuracy.") | _pooled(net.records), _means(net.records, "loss.")
         if scored or (phase == "finish" and self.method.scored_after_finish):
             accuracy |= self._score(net)
         seconds = time.monotonic() - started
@@ -357,6 +357,7 @@ class _Loop:
             broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
             row |= {"not_finite": broken} if broken else {}
             row |= {"left_out": [asdict(left) for left in net.left_out]} if net.left_out else {}
+            row |= {"notes": net.notes} if net.notes else {}
             row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
             self.rows.append(row)
         gallery.keep(self.folder, t, net.shown)
@@ -456,6 +457,18 @@ def _means(records: dict[str, dict[Id, float]], prefix: str) -> dict[str, float]
         if name.startswith(prefix)
     }
     return {name: mean for name, mean in means.items() if math.isfinite(mean)}
+
+
+def _pooled(records: dict[str, dict[Id, float]]) -> dict[str, float]:
+    """The accuracy over all samples that clients tested on, where they recorded how many those are."""
+    pooled = {}
+    for name, samples in records.items():
+        kind = name.removeprefix("tested.")
+        if kind != name and f"accuracy.{kind}" in records:
+            clients = sorted(samples)
+            correct = [round(records[f"accuracy.{kind}"][i] * samples[i]) for i in clients]
+            pooled[f"{kind}_micro"] = sum(correct) / sum(samples[i] for i in clients)
+    return pooled
 
 
 @contextmanager

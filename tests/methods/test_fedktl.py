@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,25 +19,32 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.checkpoint import read_checkpoint
-from fewbytes.data import ClientData, federate, load_dataset
+from fewbytes.data import ClientData, Split, federate, load_dataset
+from fewbytes.display import Display
+from fewbytes.generators import load_generator
 from fewbytes.methods.fedktl import (
     Global,
     Local,
     Own,
+    Pairs,
     align,
     arcface_logits,
     client_images,
     make_transformer,
     mmd,
+    shortened,
     usable_classes,
+    use_statistics_of,
     with_class_means,
 )
 from fewbytes.methods.heterogeneous import ClassVectors, class_means, gathered
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
+from fewbytes.report import read_runs, write_report
+from fewbytes.report.table import summary_table
 from fewbytes.state import load_state, state_of
 from fewbytes.training import fit, outputs
-from fewbytes.wire import unpack
+from fewbytes.wire import Images, unpack
 
 CASES = ["default", "first_round_no_pairs", "plain_s1_m0", "clip"]
 
@@ -162,22 +169,21 @@ def test_alignment(golden, case):
     start = torch.from_numpy(g["init/centroids"])
     f = make_transformer(prototypes.shape[1], start.shape[1])
     load_state(f, {k.removeprefix("mlp."): v for k, v in g.state("init/F").items()})
-    table = "means" if case == "one_step_reset" else "learned"
     if f"{case}/class_means_before" in g:
         close(with_class_means(start, f, prototypes, labels), g[f"{case}/class_means_before"])
-    if table == "means":
-        close(with_class_means(start, f, prototypes, labels), g[f"{case}/init_centroids"])
+    if case == "one_step_reset":  # the table starts at the class means
+        start = with_class_means(start, f, prototypes, labels)
+        close(start, g[f"{case}/init_centroids"])
     epochs = len(latents)
     made = align(
         f, start, prototypes, labels, lambda n: latents.pop(0), epochs=epochs, batch=len(labels), lr=float(g["lr"]),
-        lambda_mse=float(g["lambda"]), table=table,
+        lambda_mse=float(g["lambda"]),
     )  # fmt: skip
     after = {k.removeprefix("mlp."): v for k, v in g.state(f"{case}/after/F").items()}
     for name, value in state_of(f).items():
         if name not in ("0.bias", "1.running_mean"):  # rounding noise made large by Adam
             close(value.float(), after[name], rtol=1e-3, atol=2e-4)
-    if table == "learned":
-        close(made, g[f"{case}/after/centroids_embedding"], rtol=1e-3, atol=2e-4)
+    close(made, g[f"{case}/after/centroids_embedding"], rtol=1e-3, atol=2e-4)
     load_state(f, {name: after[name] for name in ("0.bias", "1.running_mean")})
     close(with_class_means(start, f, prototypes, labels), g[f"{case}/class_means_after"], rtol=2e-3, atol=1e-3)
 
@@ -238,9 +244,29 @@ def test_nothing_is_aligned_in_no_epochs(seed):
     before = state_of(f)
     made = align(f, start, prototypes, labels, lambda n: torch.randn(n, 6), epochs=0, batch=3, lr=0.1)
     assert all(torch.equal(value, before[name]) for name, value in state_of(f).items())
-    q = f.eval()(prototypes)
-    close(made[2], q[2:5].mean(0))
-    assert torch.equal(made[[1, 4]], start[[1, 4]])  # classes nobody sent
+    assert torch.equal(made, start)
+    means = with_class_means(start, f, prototypes, labels)
+    close(means[2], f.eval()(prototypes)[2:5].mean(0))
+    assert torch.equal(means[[1, 4]], start[[1, 4]])  # classes nobody sent
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(2, 12), st.integers(0, 1000), st.sampled_from([1e-5, 1e-2, 1.0]))
+def test_the_transformer_takes_the_statistics_of_the_prototypes_that_are_there(n, seed, spread):
+    g = torch.Generator().manual_seed(seed)
+    f = make_transformer(4, 6)
+    f.train()(5 + torch.randn(9, 4, generator=g))  # the last round's were elsewhere
+    prototypes = torch.ones(4) + spread * torch.randn(n, 4, generator=g)
+    use_statistics_of(f, prototypes)
+    close(f.eval()(prototypes), f.train()(prototypes), rtol=1e-3, atol=1e-3)
+    before = state_of(f)
+    use_statistics_of(f, prototypes[:1])  # one alone has no variance
+    assert all(torch.equal(value, before[name]) for name, value in state_of(f).items())
+
+
+def test_only_vectors_that_are_too_long_are_shortened():
+    made = shortened(torch.tensor([[3.0, 4.0], [30.0, 40.0], [0.0, 0.0]]), 6.0)
+    close(made, torch.tensor([[3.0, 4.0], [3.6, 4.8], [0.0, 0.0]]))
 
 
 def test_alignment_brings_the_prototypes_to_the_latents_and_keeps_classes_together():
@@ -412,6 +438,67 @@ def test_centroids_far_from_all_valid_latents_are_not_used():
     centroids = torch.tensor([[1.9, 0, 0], [0, 50.0, 0], [0, 0, 0.1], [float("nan"), 0, 0]])
     assert usable_classes(centroids, [0, 1, 2, 3], valid) == [0, 2]
     assert usable_classes(centroids, [1], valid) == []
+
+
+class Norms(fb.Watcher):
+    """Remembers the centroids' norms and the classes with pairs, as the server's state has them after every round."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.norms, self.pairs = folder, [], []
+
+    def scored(self, row: dict[str, object]) -> None:
+        state = server_state(self.folder)
+        self.norms.append(state.centroids[state.known].norm(dim=1))
+        self.pairs.append((state.known, None if state.pairs is None else state.pairs.vectors.classes))
+
+
+def edge_client(shots: int) -> fb.Task:
+    """One client with a few digits of every class, and a network without batch normalisation."""
+    data = load_dataset("digits")
+    rows = torch.cat([(data.train.labels == c).nonzero().flatten()[:shots] for c in range(10)])
+    splits = data.train.take(rows), data.test.take(range(100))
+    train, test = ((F.interpolate(split.load()[0], scale_factor=2), split.labels) for split in splits)
+    return fb.Task.of(ModelBuilder("cnn4@64", (1, 16, 16), 10), [(train, test)], test)
+
+
+def test_centroids_stay_among_valid_latents_and_every_class_has_its_pair(tmp_path):
+    heard = Norms(tmp_path / "run")
+    fb.run(fb.FedKTL(), edge_client(9), rounds=60, out=tmp_path / "run", workers=1, watcher=heard, evaluate_every=60)
+    valid = load_generator("compact").sample_latents(200).norm(dim=1)
+    assert torch.stack(heard.norms).max() < 2 * valid.max()
+    assert all(norms.median() > 0.3 * valid.median() for norms in heard.norms)
+    assert all(known == classes == list(range(10)) for known, classes in heard.pairs)
+
+
+def test_pairs_that_cannot_be_used_are_told(tmp_path, capsys):
+    task = fb.Task(TinyNet, tiny_data())
+    far = method(server_lr=1e3)  # throws the centroids out
+    with Display("fedktl", tmp_path / "run") as display:
+        result = fb.run(far, task, rounds=2, out=tmp_path / "run", workers=1, watcher=display)
+    words = "centroids far from all valid latents made no pairs"
+    assert [row["notes"] for row in result.rounds] == [{words: "3 of 3 classes"}] * 2
+    assert capsys.readouterr().err.replace("\n", " ").count(words) == 1
+    runs = read_runs([tmp_path / "run"])
+    assert f"in 2 of 2 rounds {words} (the last time 3 of 3 classes)" in str(summary_table(runs).caption)
+    assert words in write_report(runs, tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("samples", [3, 13, 19])
+def test_every_generated_image_is_trained_on(samples):
+    seen: list[int] = []
+
+    @dataclass(frozen=True)
+    class Listening(fb.FedKTL):
+        def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
+            seen.extend(labels.tolist())
+            return super().loss(scores, labels)
+
+    own = ClientData(Split(torch.rand(samples, 1, 4, 4), torch.zeros(samples, dtype=torch.int64)), tiny_data().test)
+    site = fb.Site(fb.Task(TinyNet, replace(tiny_data(1), clients=(own,))), 0, 1, "train")
+    learner = Listening(**LOCAL | KTL | {"transfer": "images", "epochs": 1, "batch": 10})
+    message = Pairs(Images.of(torch.rand(2, 1, 4, 4)), ClassVectors.of(torch.zeros(2, 4), [1, 2]))
+    learner.train(learner.client(site), message, site)
+    assert sorted(seen) == [0] * samples + [1, 2]
 
 
 def test_without_transfer_nothing_is_generated_and_nothing_sent_down(tmp_path):

@@ -94,6 +94,9 @@ class FedKTL(Heterogeneous):
     transfer: Literal["pairs", "images", "none"] = "pairs"  # images: train on them as samples, no h'; none: no L^M
     classifier: Literal["etf", "linear"] = "etf"  # linear: the model's own; prototypes are the means of f(x)
     centroids: Literal["means", "learned"] = "means"  # learned: a free table, as the authors' code
+    lengths: Literal["own", "valid"] = (
+        "own"  # of centroids in pairs; valid: all as long as valid latents are on average
+    )
     bandwidth: Literal["fixed", "median"] = "fixed"  # of Eq. 3's kernels; median: of the squared distances
     client_noise: float = 0.0  # coefficient of Gaussian noise on what clients upload (NC); 0.2 is usual
     server_noise: float = 0.0  # on what the server sends (NG)
@@ -136,19 +139,31 @@ class FedKTL(Heterogeneous):
         generator = load_generator(self.generator)
         transformer = make_transformer(prototypes.shape[1], generator.latent_dim)
         load_state(transformer, state.transformer)
-        state.centroids = align(
-            transformer, state.centroids, prototypes, labels, generator.sample_latents, epochs=self.server_epochs,
-            batch=self.server_batch, lr=self.server_lr, lambda_mse=self.lambda_mse, lambda_mmd=self.lambda_mmd,
-            bandwidth=self.bandwidth, table=self.centroids,
-        )  # fmt: skip
-        state.transformer = state_of(transformer)
-        state.known = sorted({*state.known, *labels.tolist()})
         valid = generator.sample_latents(VALID_LATENTS)
+        length = float(valid.norm(dim=1).mean())
+        table = state.centroids
+        if self.centroids == "means":
+            use_statistics_of(transformer, prototypes)
+            table = shortened(with_class_means(table, transformer, prototypes, labels), length)
+        table = align(
+            transformer, table, prototypes, labels, generator.sample_latents, epochs=self.server_epochs,
+            batch=self.server_batch, lr=self.server_lr, lambda_mse=self.lambda_mse, lambda_mmd=self.lambda_mmd,
+            bandwidth=self.bandwidth,
+        )  # fmt: skip
+        use_statistics_of(transformer, prototypes)
+        means = with_class_means(state.centroids, transformer, prototypes, labels)
+        state.transformer = state_of(transformer)
+        state.centroids = means if self.centroids == "means" else table
+        state.known = sorted({*state.known, *labels.tolist()})
         usable = usable_classes(state.centroids, state.known, valid)
+        if unusable := len(state.known) - len(usable):
+            net.note("centroids far from all valid latents made no pairs", f"{unusable} of {len(state.known)} classes")
         if not usable:
             state.pairs = None
             return
         vectors = state.centroids[usable]
+        if self.lengths == "valid":
+            vectors = length * F.normalize(vectors, dim=1)
         images = client_images(generator.synthesise(vectors), net.task.sample_shape)
         images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
         state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, usable))
@@ -156,7 +171,7 @@ class FedKTL(Heterogeneous):
 
     def train(self, state: Own, message: Pairs | None, site: Site) -> ClassVectors:
         own = self.parts(state, site)
-        local, extra, more = Local(own.network), None, None
+        local, extra, more, order = Local(own.network), None, None, self.order
         if message is not None and self.transfer == "pairs":
             images, vectors = ready(message.images.values().to(site.device)), message.vectors.rows.to(site.device)
             with seeded(site.task.seed, "mapping"):  # h' starts the same on every client, in every round
@@ -164,7 +179,8 @@ class FedKTL(Heterogeneous):
             extra = self.transfer_loss(local, own.features, images, vectors)
         elif message is not None and self.transfer == "images":
             more = message.images.values(), torch.tensor(message.vectors.classes)
-        self.train_on(site, local, loss=self.loss, extra=extra, more=more, before_step=self.clipped(local))
+            order = "shuffled"  # the stored order would leave out the last of them
+        self.train_on(site, local, order, loss=self.loss, extra=extra, more=more, before_step=self.clipped(local))
         state.theta, state.head = own.features.state(), state_of(own.head)
         means = class_means(*site.outputs(own.embedding))
         rows = means.rows if self.classifier == "linear" else F.normalize(means.rows, dim=1)
@@ -276,15 +292,11 @@ def align(
     lambda_mse: float = 1.0,
     lambda_mmd: float = 1.0,
     bandwidth: Literal["fixed", "median"] = "fixed",
-    table: Literal["means", "learned"] = "means",
 ) -> Tensor:
-    """3.3.3: train F in place on prototypes (n, K) of classes `labels` (n,); the centroids (C, H) afterwards.
+    """3.3.3: train F in place on prototypes (n, K) of classes `labels` (n,); the table of centroids (C, H) afterwards.
 
-    While it trains, a table that is trained too stands for the class means; it starts at them and in the end is set
-    to them, for the classes there are, unless it is just `learned`. `latents(n)`: n valid latent vectors.
+    While F trains, the table stands for the class means and is trained too. `latents(n)`: n valid latent vectors.
     """
-    if table == "means":
-        centroids = with_class_means(centroids, transformer, prototypes, labels)
     free = nn.Parameter(centroids.clone())
     optimisers = [torch.optim.Adam(transformer.parameters(), lr), torch.optim.Adam([free], lr)]
     transformer.train()
@@ -305,8 +317,25 @@ def align(
             nn.utils.clip_grad_norm_([free], CLIP)
             for optimiser in optimisers:
                 optimiser.step()
-    centroids = free.detach()
-    return with_class_means(centroids, transformer, prototypes, labels) if table == "means" else centroids
+    return free.detach()
+
+
+def use_statistics_of(transformer: nn.Sequential, prototypes: Tensor) -> None:
+    """Give F's batch normalisation the statistics of these prototypes (n, K); a single one has none, and changes none.
+
+    The last round's fit prototypes that have moved on so badly that F, in eval mode, throws them far out.
+    """
+    if len(prototypes) > 1:
+        linear, normalisation = transformer[:2]
+        with torch.no_grad():
+            values = linear(prototypes)
+            normalisation.running_mean.copy_(values.mean(0))
+            normalisation.running_var.copy_(values.var(0, correction=0))
+
+
+def shortened(vectors: Tensor, length: float) -> Tensor:
+    """Vectors (n, H), those that are longer brought to `length`: far out Eq. 3 has no gradient to fetch them back."""
+    return vectors * (length / vectors.norm(dim=1, keepdim=True)).clamp(max=1)
 
 
 def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tensor, labels: Tensor) -> Tensor:
@@ -321,8 +350,7 @@ def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tens
 def usable_classes(centroids: Tensor, known: list[int], valid: Tensor) -> list[int]:
     """The known classes whose centroids are at most twice as long as the longest of some valid latents (n, H).
 
-    While prototypes hardly differ, the transformer's batch normalisation can throw them far out, where the generator
-    makes nothing informative and vectors would wreck the clients' training.
+    Farther out the generator makes nothing informative, and such vectors would wreck the clients' training.
     """
     longest = 2 * valid.norm(dim=1).max()
     return [c for c in known if centroids[c].norm() <= longest]

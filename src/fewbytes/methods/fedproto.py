@@ -95,7 +95,7 @@ class FedProto(Heterogeneous):
     def receive(self, state: Own, message: ClassVectors | None, site: Site) -> None:
         if message is not None:
             state.prototypes = message
-            site.score("combined", self.network(state, message, site))
+            site.score("combined", self.network(state, message, site), pooled=True)
 
     def network(self, state: Own, prototypes: ClassVectors, site: Site) -> PrototypeNetwork:
         """The client's features with the prototypes that classify them."""

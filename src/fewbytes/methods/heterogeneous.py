@@ -68,9 +68,9 @@ class Heterogeneous(Method):
 
     headline: ClassVar[str] = "personalised"
 
-    def train_on(self, site: Site, model: nn.Module, **how: Any) -> None:
-        """Local training; `how` as in `Site.fit`."""
-        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, order=self.order, **how)
+    def train_on(self, site: Site, model: nn.Module, order: Order | None = None, **how: Any) -> None:
+        """Local training, in the method's order unless another is given; `how` as in `Site.fit`."""
+        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, order=order or self.order, **how)
 
     def local_model(self, state: Any, site: Site) -> nn.Module | None:
         return site.model(state.theta)
@@ -137,7 +137,7 @@ def overwrite_head(state: Own, head: State, site: Site) -> None:
     model = site.model(state.theta)
     load_state(head_of(model), head)
     state.theta = state_of(model)
-    site.score("combined", model)
+    site.score("combined", model, pooled=True)
 
 
 class WithFeatures(nn.Module):

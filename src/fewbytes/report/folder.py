@@ -57,6 +57,7 @@ class Round(TypedDict):
     seconds: NotRequired[float]
     client: NotRequired[int]
     left_out: NotRequired[list[LeftOut]]
+    notes: NotRequired[dict[str, str]]
 
 
 class Partition(TypedDict):

@@ -13,7 +13,7 @@ from typing import Any
 
 from fewbytes.errors import UserError
 from fewbytes.files import replacing
-from fewbytes.report import choice, leaks, left_out, pictures, pieces
+from fewbytes.report import choice, leaks, left_out, notes, pictures, pieces
 from fewbytes.report.document import document
 from fewbytes.report.folder import Direction, Probe, Row, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout, Trace
@@ -70,6 +70,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
             _accuracy(runs, charts),
             _traffic(runs, charts),
             left_out.section(runs),
+            notes.section(runs),
             _probes(runs, charts),
             leaks.section(runs),
             pictures.section(runs, charts),

@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fewbytes.report import left_out, notes
 from fewbytes.report.folder import RunFolder
-from fewbytes.report.left_out import captions
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def summary_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: final and best accuracy of the method's own kind, final personalised and global accuracy,
     megabytes (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class
-    would score. Under it a line for every run that left clients out. At most 100 columns wide."""
+    would score. Under it a line for every run that left clients out, and for what its method noted. At most 100 columns wide."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=10, max_width=26)
     table.add_column("accuracy", no_wrap=True, max_width=12)
@@ -41,7 +41,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     for name, majority in majority_rows(runs):
         cells = [percent(majority.get(kind)) for kind in ("personalised", "global")]
         table.add_row(Text(name), "", "", "", *cells, "", "", "", style="dim")
-    if lines := [*_turnovers(runs), *captions(runs)]:
+    if lines := [*_turnovers(runs), *left_out.captions(runs), *notes.captions(runs)]:
         table.caption, table.caption_justify = Text("\n".join(lines)), "left"
     return table
 
