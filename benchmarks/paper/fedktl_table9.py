@@ -3,14 +3,16 @@
     python benchmarks/paper/fedktl_table9.py --dataset cifar10 --shots 23 9 2 --seeds 0 1 2 --rounds 100
 
 The client holds so many training images of every class (the paper: of CIFAR-100's); it is scored on test images it
-does not hold. Each round is one local epoch and one exchange. Both columns are FedKTL with its classifier; `alone` is
-without pairs (`transfer=none`). Accuracies are the best of twenty evenly spaced
-rounds.
+does not hold. Each round is one local epoch and one exchange. All columns are FedKTL with its classifier: `none` without
+pairs, `pairs` with the centroids as they are, `valid` with centroids as long as valid latents are on average. Accuracies
+are the best of twenty evenly spaced rounds and the last, means over seeds with their standard errors; `gain` is over
+`none`, seed by seed. `usable`: the part of rounds and classes with a pair.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 
@@ -20,6 +22,7 @@ import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, load_dataset
 from fewbytes.models.build import ModelBuilder
 
+COLUMNS = {"none": {"transfer": "none"}, "pairs": {}, "valid": {"lengths": "valid"}}
 PRINTED = {23: (12.53, 13.02), 9: (7.55, 8.88), 2: (4.44, 8.76)}  # on CIFAR-100
 
 
@@ -35,10 +38,10 @@ def main() -> None:
     parser.add_argument("--mu", type=float, default=50.0)
     args = parser.parse_args()
     dataset = load_dataset(args.dataset)
-    print("| shots | alone % | with transfer % | paper, CIFAR-100: alone | with transfer |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| shots | transfer | best % | gain | last % | gain | usable | paper, CIFAR-100 |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for shots in args.shots:
-        found: dict[str, list[float]] = {"none": [], "pairs": []}
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in COLUMNS}
         for seed in args.seeds:
             rng = np.random.default_rng(seed)
             labels = dataset.train.labels.numpy()
@@ -47,15 +50,32 @@ def main() -> None:
             test = dataset.test.take(rng.permutation(len(dataset.test))[: args.test])
             data = FederatedData((ClientData(train, test),), test, dataset.classes)
             task = fb.Task(ModelBuilder(args.model, train.shape, len(dataset.classes)), data, seed)
-            for transfer, values in found.items():
-                method = fb.FedKTL(generator=args.generator, mu=args.mu, lr=0.01)
-                method = replace(method, transfer=transfer)
+            for name, values in found.items():
+                method = replace(fb.FedKTL(generator=args.generator, mu=args.mu, lr=0.01), **COLUMNS[name])
                 every = max(1, args.rounds // 20)
                 result = fb.run(method, task, rounds=args.rounds, workers=1, evaluate_every=every, save_models=False)
-                values.append(100 * result.summary["accuracy"]["all"]["personalised"]["best"])
-        cells = [f"{fmean(v):.2f}" + (f" ± {stdev(v):.2f}" if len(v) > 1 else "") for v in found.values()]
-        paper = PRINTED.get(shots, ("", ""))
-        print(f"| {shots} | {cells[0]} | {cells[1]} | {paper[0]} | {paper[1]} |", flush=True)
+                score = result.summary["accuracy"]["all"]["personalised"]
+                sent = result.ledger.columns()["value_bytes_down"][1:] / (4 * len(dataset.classes))
+                values.append(
+                    (100 * score["best"], 100 * score["final"], sent.mean() / sent.max() if sent.any() else 0)
+                )
+        for name, values in found.items():
+            best, last, usable = zip(*values, strict=True)
+            alone = list(zip(*found["none"], strict=True))
+            cells = [told(best), gain(best, alone[0]), told(last), gain(last, alone[1]), f"{fmean(usable):.2f}"]
+            paper = PRINTED.get(shots, ("", ""))[name != "none"]
+            print(f"| {shots} | {name} | {' | '.join(cells)} | {paper} |", flush=True)
+
+
+def told(values: Sequence[float]) -> str:
+    """The mean and its standard error."""
+    error = f" ± {stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+    return f"{fmean(values):.2f}{error}"
+
+
+def gain(values: Sequence[float], alone: Sequence[float]) -> str:
+    """The mean of the differences, and its standard error."""
+    return told([value - other for value, other in zip(values, alone, strict=True)])
 
 
 if __name__ == "__main__":

@@ -326,16 +326,17 @@ def use_statistics_of(transformer: nn.Sequential, prototypes: Tensor) -> None:
     The last round's fit prototypes that have moved on so badly that F, in eval mode, throws them far out.
     """
     if len(prototypes) > 1:
-        linear, normalisation = transformer[:2]
+        statistics = transformer[1].state_dict(keep_vars=True)
         with torch.no_grad():
-            values = linear(prototypes)
-            normalisation.running_mean.copy_(values.mean(0))
-            normalisation.running_var.copy_(values.var(0, correction=0))
+            values: Tensor = transformer[0](prototypes)
+            statistics["running_mean"].copy_(values.mean(0))
+            statistics["running_var"].copy_(values.var(0, correction=0))
 
 
 def shortened(vectors: Tensor, length: float) -> Tensor:
     """Vectors (n, H), those that are longer brought to `length`: far out Eq. 3 has no gradient to fetch them back."""
-    return vectors * (length / vectors.norm(dim=1, keepdim=True)).clamp(max=1)
+    scale: Tensor = length / vectors.norm(dim=1, keepdim=True).clamp(min=length)
+    return vectors * scale
 
 
 def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tensor, labels: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ T = TypeVar("T")
 def summary_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: final and best accuracy of the method's own kind, final personalised and global accuracy,
     megabytes (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class
-    would score. Under it a line for every run that left clients out, and for what its method noted. At most 100 columns wide."""
+    would score. Under it a line for every run that left clients out, and for what its method noted. At most 100
+    columns wide."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=10, max_width=26)
     table.add_column("accuracy", no_wrap=True, max_width=12)
