@@ -3,10 +3,10 @@
     python benchmarks/paper/fedktl_table9.py --dataset cifar10 --shots 23 9 2 --seeds 0 1 2 --rounds 100
 
 The client holds so many training images of every class (the paper: of CIFAR-100's); it is scored on test images it
-does not hold. Each round is one local epoch and one exchange. All columns are FedKTL with its classifier: `none` without
-pairs, `pairs` with the centroids as they are, `valid` with centroids as long as valid latents are on average. Accuracies
-are the best of twenty evenly spaced rounds and the last, means over seeds with their standard errors; `gain` is over
-`none`, seed by seed. `usable`: the part of rounds and classes with a pair.
+does not hold. Each round is one local epoch and one exchange. All rows are FedKTL with its classifier: `none` without
+pairs, `pairs` with the centroids as they are, `valid` with centroids as long as valid latents are on average.
+Accuracies are the best of twenty evenly spaced rounds and the last, means over seeds with their standard errors; `gain`
+is over `none`, seed by seed. `usable`: the part of rounds and classes with a pair.
 """
 
 from __future__ import annotations

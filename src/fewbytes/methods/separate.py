@@ -15,6 +15,7 @@ from torch import nn
 from fewbytes.method import Method, Site
 from fewbytes.net import Network
 from fewbytes.state import State, state_of
+from fewbytes.training import Order
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Separate(Method):
     lr: float = 0.1
     batch: int = 100
     momentum: float = 0.9
+    order: Order = "shuffled"  # of samples, anew each epoch; stored: as FedKTL's baselines take them
 
     headline: ClassVar[str] = "personalised"
 
@@ -43,7 +45,9 @@ class Separate(Method):
 
     def train(self, state: Own, message: None, site: Site) -> None:
         model = site.model(state.theta)
-        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)
+        site.fit(
+            model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum, order=self.order
+        )  # fmt: skip
         state.theta = state_of(model)
 
     def local_model(self, state: Own, site: Site) -> nn.Module:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fewbytes.report.folder import Direction
-from fewbytes.reproduce.grid import Cell, Scale, Table, best, printed, traffic
+from fewbytes.report.folder import Direction, RunFolder
+from fewbytes.reproduce.grid import Cell, Figure, Printed, Scale, Table, best, printed, traffic
 
 METHODS = {
+    "Separate": "separate", "FedKTL without transfer": "fedktl",
     "LG-FedAvg": "lg_fedavg", "FedGen": "fedgen", "FedGH": "fedgh", "FML": "fml", "FedKD": "fedkd",
     "FedDistill": "feddistill", "FedProto": "fedproto", "FedKTL": "fedktl",
 }  # fmt: skip
-RECEIVED = ("lg_fedavg", "fedgen", "fedgh", "fedproto")  # which are scored with what the server sent
+OWN: dict[str, dict[str, Any]] = {
+    "Separate": {"momentum": 0.0, "order": "stored"}, "FedKTL without transfer": {"transfer": "none"},
+}  # fmt: skip
+"""What rows set besides the terms of all: those that are not the paper's, for comparison."""
 SMALL = {
     "HtFE8": "cnn4@64+resnet8:width=16@64+resnet10:width=8@64",
     "HtFE2": "cnn4@64+resnet18:width=8@64",
@@ -57,7 +61,8 @@ def settings(
 ) -> dict[str, Any]:
     """An experiment's settings, but for the seed. `split`: practical (Dirichlet 0.1) or pathological."""
     small = scale == "small"
-    own: dict[str, Any] = {"epochs": 1, "lr": 0.01, "batch": 10, "fraction": fraction}
+    own: dict[str, Any] = {"epochs": 1, "lr": 0.01, "batch": 10} | OWN.get(row, {})
+    own |= {} if row == "Separate" else {"fraction": fraction}
     if split == "practical":
         partition: dict[str, Any] = {"partition": "dirichlet", "alpha": 0.1, "partition_options": {"min_samples": 1}}
     else:
@@ -69,9 +74,23 @@ def settings(
     }  # fmt: skip
 
 
-def kind(row: str) -> str:
-    """The accuracy that the paper reports of a method: after the exchange where that changes a client's model."""
-    return "combined" if METHODS[row] in RECEIVED else "micro"
+def received(run: RunFolder) -> float | None:
+    """The best accuracy before local training, with what the server sent: the paper's measure. Where the server's
+    answer leaves a client's model as it is, that is the accuracy after the last local training."""
+    sent = best("combined_micro")(run)
+    return best("micro")(run) if sent is None else sent
+
+
+MEASURES: dict[str, Figure] = {"received": received, "trained": best("micro")}
+"""Every row's two columns: before local training, as the paper measures, and after it."""
+
+
+def both(row: str, column: str, own: dict[str, Any], paper: Printed | None) -> list[Cell]:
+    """The two cells of a run."""
+    return [
+        Cell(row, f"{column} {name}", own, figure, paper if name == "received" else None, "micro")
+        for name, figure in MEASURES.items()
+    ]
 
 
 NOTES = (
@@ -79,8 +98,10 @@ NOTES = (
     "StyleGAN-XL.",
     "The data sets' own test split, dealt like the training samples, where the paper splits both together; accuracies "
     "are taken every fifth round at the paper's scale.",
-    "Over all test samples together (micro); of LG-FedAvg, FedGen, FedGH and FedProto the mean over the clients of a "
-    "round, with the models or prototypes that they got from the server (combined).",
+    "Of all clients' test samples together; `received` before local training, with the classifier or the prototypes "
+    "that the server sent (the paper's measure; methods that send neither leave the model as it was trained last), "
+    "`trained` after it. With half of the clients a round, `received` is of those alone that take part.",
+    "Separate and FedKTL without transfer are not in the paper's table: they tell what local training alone scores.",
     "Pixels are in 0 to 1, not in -1 to 1.",
 )
 UNIT = "accuracy of the clients' models on their own test samples, best round, %"
@@ -90,9 +111,10 @@ def table_1(scale: Scale) -> Table:
     """Two partitions."""
     at = [(d, s) for s in ("pathological", "practical") for d in ("cifar10", "cifar100")]
     cells = [
-        Cell(row, f"{split} {dataset}", settings(scale, row, dataset, split), best(kind(row)), mean, kind(row))
-        for row, theirs in TABLE_1.items()
-        for (dataset, split), mean in zip(at, printed(theirs), strict=True)
+        cell
+        for row in METHODS
+        for (dataset, split), mean in zip(at, printed(TABLE_1.get(row, "- - - -")), strict=True)
+        for cell in both(row, f"{split} {dataset}", settings(scale, row, dataset, split), mean)
     ]
     notes = (*NOTES, "Flowers102 and Tiny-ImageNet are not in the grid.")
     return Table("FedKTL, Table 1", UNIT, cells, notes, (1,) if scale == "small" else (1, 2, 3))
@@ -104,14 +126,14 @@ def table_2(scale: Scale) -> Table:
     columns = [*((name, name, 20, 1.0) for name in ("HtFE2", "HtFE3", "HtFE4", "HtFE9")),
                *((f"{n} clients", "HtFE8", n, 0.5) for n in (50, 100, 200))]  # fmt: skip
     cells = [
-        Cell(
-            row, column, settings(scale, row, dataset, "practical", models, clients, fraction), best(kind(row)), mean,
-            kind(row),
+        cell
+        for row in METHODS
+        for (column, models, clients, fraction), mean in zip(
+            columns, printed(TABLE_2.get(row, "- - - - - - -")), strict=True
         )
-        for row, theirs in TABLE_2.items()
-        for (column, models, clients, fraction), mean in zip(columns, printed(theirs), strict=True)
         if scale == "paper" or clients <= 50
-    ]  # fmt: skip
+        for cell in both(row, column, settings(scale, row, dataset, "practical", models, clients, fraction), mean)
+    ]
     notes: tuple[str, ...] = (*NOTES, "HtM10, with vision transformers, is not in the grid.")
     if scale == "small":
         notes += ("On CIFAR-10 at this scale, where the paper has CIFAR-100; half as many clients.",)
