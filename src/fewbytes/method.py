@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.data import ClientData, FederatedData, Split
-from fewbytes.data.split import LazySamples
+from fewbytes.data.split import Items, LazySamples
 from fewbytes.errors import UserError
 from fewbytes.models.build import takes_argument
-from fewbytes.state import State, load_state, state_of
-from fewbytes.streams import seed_torch, seeded, stream, stream_seed
+from fewbytes.state import State, load_state, mark_trained, state_of
+from fewbytes.streams import seed_all, seeded, stream, stream_seed, untouched
 from fewbytes.training import (
     FINDS_NO_OBJECTS,
     Loss,
@@ -221,9 +221,10 @@ class Task:
         and ignored. `presence`: per client the first and the last round it is there (None: to the end); who comes after
         round 1 is a newcomer. Raises UserError for other sets without labels.
         """
-        if not callable(model):
+        if not callable(model) or isinstance(model, nn.Module):
             raise UserError(
-                f"model is a function that makes one, of nothing or of a client's id, not a {type(model).__name__}"
+                "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
+                f"not a {type(model).__name__}"
             )
         nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
         pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
@@ -246,9 +247,17 @@ class Task:
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of one sample, from whatever data the task has here. Raises UserError if it has none."""
+        return self._some_split().shape
+
+    def blank(self) -> Tensor:
+        """A sample of zeros (1, …) as models take samples. Raises UserError if the task has no data here."""
+        with untouched():
+            return self._some_split().take([0]).load(self.device)[0].zero_()
+
+    def _some_split(self) -> Split:
         for split in (self.data.test, *(client.train for client in self.data.clients)):
             if len(split):
-                return split.shape
+                return split
         raise UserError("the samples' shape cannot be known here: give the task a test set")
 
     def architecture(self, client: Id) -> Any:
@@ -268,7 +277,11 @@ class Task:
         model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
             raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
-        return model if self.remodel is None else self.remodel(model, self.seed)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise UserError(f"a {type(model).__name__} has no parameter to train: let some require gradients")
+        model = model if self.remodel is None else self.remodel(model, self.seed)
+        mark_trained(model)
+        return model
 
     def first_model(self, state: State | None = None) -> nn.Module:
         """A new model with the first weights (the same at every node), or with `state`'s where it has them."""
@@ -278,7 +291,8 @@ class Task:
         return model
 
     def first_state(self, client: Id = 0, draw: str = "first model") -> State:
-        """The first weights of the client's architecture, or of another draw. Shared: do not change them."""
+        """The first weights of the client's architecture that are trained, or of another draw. Shared: do not change
+        them."""
         key = (draw, self.architecture(client))
         if key not in self._kept:
             self._kept[key] = state_of(self.model(client, draw))
@@ -305,8 +319,9 @@ class Site:
         self.train: Split = task.data.clients[me].train
         self.test: Split = task.data.clients[me].test
         self.rng = stream(task.seed, "client", me, t, what)
-        """Named randomness of this handler (numpy); torch's global generator is seeded by the same name."""
-        seed_torch(stream_seed(task.seed, "client", me, t, what))
+        """Named randomness of this handler (numpy); torch's global generator is seeded by the same name, and for
+        transforms of users' own data sets those of Python and numpy, too."""
+        seed_all(stream_seed(task.seed, "client", me, t, what))
         self.records: dict[str, float] = {}
         self._models = {} if models is None else models
         self._taken = 0
@@ -324,10 +339,7 @@ class Site:
         key = (self.task.architecture(owner), self._taken)
         self._taken += 1
         if key not in self._models:
-            made = self.task.model(owner)
-            self._models[key] = prepared(made)
-            for p in made.parameters():
-                p.trained = p.requires_grad  # type: ignore[attr-defined]
+            self._models[key] = prepared(self.task.model(owner))
         model = self._models[key]
         for p in model.parameters():
             p.requires_grad_(p.trained)  # type: ignore[attr-defined]
@@ -342,7 +354,7 @@ class Site:
             return state_of(self.task.drawn(self.me))
 
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
-        """The samples of `train` or `test` as (x, y) on the device: untransformed, float32, images channels-last.
+        """All samples of `train` or `test` as (x, y) on the device: untransformed, images channels-last.
 
         Raises UserError if what is learnt of them are boxes, which only `fit` knows how to use.
         """
@@ -352,6 +364,10 @@ class Site:
             x, y = data.load(self.device)
             self._loaded[id(data)] = (ready(x), y)
         return self._loaded[id(data)]
+
+    def samples(self, data: Split) -> tuple[Tensor | LazySamples, Tensor]:
+        """As `tensors`, but those of a data set of one's own are read as they are indexed."""
+        return data.lazy(self.device) if isinstance(data.x, Items) else self.tensors(data)
 
     def fit(
         self,
@@ -374,9 +390,9 @@ class Site:
         """Train on this client's training samples, each batch transformed if `train` has a transform (see
         `fewbytes.training.fit`); records the loss as `loss.train`. `more`: further samples (x, y), after its own."""
         x: Tensor | LazySamples
-        x, y = self.tensors(self.train) if self.train.boxes is None else self.train.lazy(self.device)
-        if more is not None and isinstance(x, Tensor):
-            x, y = torch.cat([x, ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
+        x, y = self.samples(self.train) if self.train.boxes is None else self.train.lazy(self.device)
+        if more is not None:
+            x, y = torch.cat([x[:], ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
         try:
             value = fit(
                 model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
@@ -384,6 +400,13 @@ class Site:
                 before_step=before_step, after_step=after_step, precision=self.task.precision,
                 transform=self.train.transform,
             )  # fmt: skip
+        except RuntimeError as error:
+            integers = isinstance(x, Tensor) and not x.is_floating_point()
+            if integers and "type" in str(error):
+                raise UserError(
+                    f"client {self.me}'s samples are integers, which this model does not take: give floats ({error})"
+                ) from None
+            raise
         except ValueError as error:
             if len(y) > 1 and batch > 1:
                 raise
@@ -399,14 +422,14 @@ class Site:
 
         The samples are transformed, once, if `train` has a transform.
         """
-        x, y = self.tensors(self.train)
+        x, y = self.samples(self.train)
         if self.train.transform is not None:
-            x = self.train.transform(x, y)
+            x = self.train.transform(x[:], y)
         return outputs(model, x, self.task.precision), y
 
     def accuracy(self, model: nn.Module) -> float:
         """In [0, 1], on this client's test split, or on its training samples if it has no others."""
-        x, y = self.tensors(self.test if len(self.test) else self.train)
+        x, y = self.samples(self.test if len(self.test) else self.train)
         return evaluate(model, x, y, self.task.precision)[0] / len(y)
 
     def score(self, name: str, model: nn.Module, pooled: bool = False) -> None:
@@ -415,7 +438,7 @@ class Site:
         `pooled`: the round has also `<name>_micro`, all clients' predictions together.
         """
         if self._scored and len(self.test):
-            x, y = self.tensors(self.test)
+            x, y = self.samples(self.test)
             correct, loss = evaluate(model, x, y, self.task.precision)
             self.record(f"accuracy.{name}", correct / len(y))
             self.record(f"loss.{name}", loss / len(y))

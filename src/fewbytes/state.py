@@ -13,13 +13,64 @@ State = dict[str, Tensor]
 """A model's tensors by name (parameters and buffers), or any other named tensors."""
 
 
-def state_of(model: nn.Module, keep: Callable[[str], bool] | None = None) -> State:
-    """A copy of the model's parameters and buffers, contiguous, on the CPU; `keep` chooses by name."""
+def mark_trained(model: nn.Module) -> None:
+    """Note of every parameter whether it is trained (requires gradients); what is not neither travels nor changes."""
+    for p in model.parameters():
+        p.trained = p.requires_grad  # type: ignore[attr-defined]
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained by name, of shared ones the first."""
+    return {name: p for name, p in model.named_parameters() if _trained(p)}
+
+
+def trained_entries(model: nn.Module) -> State:
+    """The model's own tensors that travel, by name: parameters that are trained, and the buffers beside them.
+
+    A buffer (batch normalisation's statistics) belongs to its module; where that has no parameters, to the innermost
+    module around it that has some. It travels if one of those is trained.
+    """
+    entries = model.state_dict(keep_vars=True)
+    if all(_trained(p) for p in model.parameters()):
+        return entries
     return {
-        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, value in model.state_dict().items()
-        if keep is None or keep(name)
+        name: value
+        for name, value in entries.items()
+        if (_trained(value) if isinstance(value, nn.Parameter) else _learns(model, name.rpartition(".")[0]))
     }
+
+
+def still_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules with buffers that do not travel: they stay as they are while the rest is trained."""
+    if all(_trained(p) for p in model.parameters()):
+        return []
+    return [
+        module
+        for name, module in model.named_modules()
+        if any(True for _ in module.buffers(recurse=False)) and not _learns(model, name)
+    ]
+
+
+def _trained(parameter: nn.Parameter) -> bool:
+    return bool(getattr(parameter, "trained", True))
+
+
+def _learns(model: nn.Module, name: str) -> bool:
+    """Whether a module's buffers travel."""
+    parameters = list(model.get_submodule(name).parameters())
+    if not parameters and name:
+        return _learns(model, name.rpartition(".")[0])
+    return not parameters or any(map(_trained, parameters))
+
+
+def state_of(model: nn.Module, keep: Callable[[str], bool] | None = None) -> State:
+    """A copy of the model's entries that travel (`trained_entries`), contiguous, on the CPU; `keep` chooses by name."""
+    return {name: copied(value) for name, value in trained_entries(model).items() if keep is None or keep(name)}
+
+
+def copied(value: Tensor) -> Tensor:
+    """A copy on the CPU, contiguous."""
+    return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def gradients_of(model: nn.Module) -> State:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fewbytes.data import Transform
 from fewbytes.data.split import LazySamples
 from fewbytes.errors import UserError
+from fewbytes.state import still_modules
 
 M = TypeVar("M", bound=nn.Module)
 Precision = Literal["float32", "bf16"]
@@ -135,6 +136,8 @@ def fit(
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
     model.train()
+    for module in still_modules(model):
+        module.eval()  # statistics that do not travel stay as they are
     if (
         frozen is not None
         and transform is None
@@ -201,7 +204,7 @@ def _sgd(
     return velocity
 
 
-def outputs(model: nn.Module, x: Tensor, precision: Precision = "float32") -> Tensor:
+def outputs(model: nn.Module, x: Tensor | LazySamples, precision: Precision = "float32") -> Tensor:
     """The model's outputs for samples x (n, …), float32 (n, …), in eval mode and without gradients."""
     training = model.training
     model.to(x.device).eval()
@@ -224,7 +227,9 @@ def _output_bytes(model: nn.Module, x: Tensor, precision: Precision) -> int:
     return outputs(model, x, precision).nbytes
 
 
-def evaluate(model: nn.Module, x: Tensor, y: Tensor, precision: Precision = "float32") -> tuple[int, float]:
+def evaluate(
+    model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+) -> tuple[int, float]:
     """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode."""
     training = model.training
     model.to(x.device).eval()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fewbytes.errors import UserError
-from fewbytes.streams import stream
+from fewbytes.streams import stream, untouched
 
 Transform = Callable[[Tensor, Tensor], Tensor]
 """(x, labels (n,)) to x, changed at random: float32 of the same shape, drawn from torch's global CPU generator."""
@@ -32,19 +32,59 @@ class Boxes:
     truth: dict[str, Any] | None = None
 
 
+class Items:
+    """The samples of a torch map-style data set, read item by item each time they are used.
+
+    So its transforms run each time, and only what is being used lies in memory. `labels`: int64 (n,), for which every
+    item is read once. Raises UserError for items that are not (x, integer label) with x a tensor or array of one shape.
+    """
+
+    def __init__(self, data: TorchDataset[Any]) -> None:
+        if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+            raise UserError(f"cannot use {type(data).__name__} as data; give a pair (x, y) or a map-style data set")
+        if not len(data):
+            raise UserError(f"{type(data).__name__} is empty")
+        self._data = data
+        with untouched():
+            first = self._read(0)[0]
+            self.shape, self.dtype = (len(data), *first.shape), first.dtype
+            self.labels = torch.tensor([self._read(i)[1] for i in range(len(data))])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> Tensor:
+        return torch.stack([self._read(int(i))[0] for i in rows])
+
+    def _read(self, i: int) -> tuple[Tensor, int]:
+        name, item = type(self._data).__name__, self._data[i]
+        if not (isinstance(item, (tuple, list)) and len(item) == 2 and _is_integer(item[1])):
+            raise UserError(f"item {i} of {name} carries no integer label; items must be (x, label)")
+        if not isinstance(item[0], (Tensor, np.ndarray)):
+            raise UserError(
+                f"item {i} of {name} is a {type(item[0]).__name__}; "
+                "give tensors or arrays, for example with torchvision's PILToTensor transform"
+            )
+        x = torch.as_tensor(item[0])
+        if i and x.shape != self.shape[1:]:
+            raise UserError(f"item {i} has shape {tuple(x.shape)}, item 0 {self.shape[1:]}; resize them to one shape")
+        return x, int(item[1])
+
+
 class Split:
     """Labelled samples: some rows of arrays that many splits may share; making one copies no sample.
 
-    `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255 or float32
-    features (n, ...). `y`: int64 tensor (n,), class indices. `rows`: int64 (m,), which samples this view holds and in
-    which order; None for all. `transform`: what training does to each batch of these samples, anew at each access;
-    `load` does not. `boxes`: the objects in the samples, of all rows; `y` is then a label for partitions only. Raises
-    UserError if `x` and `y` differ in length. For data of other types see `of`.
+    `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255, float32 features
+    (n, ...) or other integers, such as token ids (n, length); or `Items`, read as they are used. `y`: int64 tensor
+    (n,), class indices. `rows`: int64 (m,), which samples this view holds and in which order; None for all.
+    `transform`: what training does to each batch of these samples, anew at each access; `load` does not. `boxes`: the
+    objects in the samples, of all rows; `y` is then a label for partitions only. Raises UserError if `x` and `y` differ
+    in length. For data of other types see `of`.
     """
 
     def __init__(
         self,
-        x: Tensor | NDArray[Any],
+        x: Tensor | NDArray[Any] | Items,
         y: Tensor,
         rows: NDArray[np.int64] | None = None,
         transform: Transform | None = None,
@@ -62,13 +102,14 @@ class Split:
     def of(cls, data: Split | tuple[Any, Any] | TorchDataset[Any]) -> Split:
         """A split from what users have: a Split, a pair (x, y) of arrays or tensors, or a torch map-style data set.
 
-        A data set is read once, item by item, and must yield (x, integer label) with x a tensor or array of one shape.
-        uint8 samples stay uint8, all others become float32. Raises UserError for anything else.
+        A data set is read as it is used (`Items`). Integers stay integers; all others become float32. Raises UserError
+        for anything else.
         """
         if isinstance(data, Split):
             return data
         if not isinstance(data, tuple):
-            data = _materialise(data)
+            items = Items(data)
+            return cls(items, _labels(items.labels))
         if len(data) != 2:
             raise UserError(f"data are a pair (x, y) of samples and labels, not a tuple of {len(data)}")
         return cls(_samples(data[0]), _labels(data[1]))
@@ -98,34 +139,45 @@ class Split:
         return Split(self.x, self.y, chosen if self.rows is None else self.rows[chosen], self.transform, self.boxes)
 
     def load(self, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
-        """Freshly gathered samples, float32 (m, ...), and their `targets`, on `device`.
+        """Freshly gathered samples (m, ...), float32, or int64 if they are integers, and their `targets`, on `device`.
 
-        uint8 samples are divided by 255; nothing else is normalised.
+        uint8 samples are images, which are divided by 255; nothing else is normalised.
         """
-        if isinstance(self.x, Tensor):
+        if isinstance(self.x, Items):
+            x = self.x[np.arange(len(self)) if self.rows is None else self.rows]
+        elif isinstance(self.x, Tensor):
             x = self.x.clone() if self.rows is None else self.x[torch.from_numpy(self.rows)]
         else:
-            x = torch.from_numpy(np.array(self.x) if self.rows is None else np.asarray(self.x[self.rows]))
+            gathered = np.array(self.x) if self.rows is None else np.asarray(self.x[self.rows])
+            if gathered.dtype.kind in "iu" and gathered.dtype != np.uint8:
+                gathered = gathered.astype(np.int64, copy=False)  # torch knows few unsigned types
+            x = torch.from_numpy(gathered)
         y = self.targets.to(device, copy=True)
         x = x.to(device)  # bytes travel before they become floats
-        return (x.float().div_(255) if x.dtype == torch.uint8 else x.float()), y
+        if x.dtype == torch.uint8:
+            return x.float().div_(255), y
+        return (x.float() if x.is_floating_point() or x.dtype == torch.bool else x.long()), y
 
     def lazy(self, device: str | torch.device = "cpu") -> tuple[LazySamples, Tensor]:
-        """As `load`, but samples are gathered only as they are indexed: for more than fit into memory."""
+        """As `load`, but samples are gathered anew each time they are indexed: for transforms of the data set's own,
+        and for more than fit into memory."""
         return LazySamples(self, torch.device(device)), self.targets.to(device, copy=True)
 
 
 @dataclass(frozen=True)
 class LazySamples:
-    """The samples of a split, each time they are indexed gathered anew, float32 and channels-last."""
+    """The samples of a split, each time they are indexed gathered anew, images channels-last."""
 
     split: Split
     device: torch.device
 
+    def __len__(self) -> int:
+        return len(self.split)
+
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         chosen = np.arange(len(self.split))[rows if isinstance(rows, slice) else rows.cpu().numpy()]
         x: Tensor = self.split.take(chosen).load(self.device)[0]
-        return x.contiguous(memory_format=torch.channels_last)
+        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 @dataclass(frozen=True)
@@ -202,31 +254,6 @@ def transform_name(transform: Transform) -> str:
     return str(getattr(transform, "__qualname__", type(transform).__qualname__))
 
 
-def _materialise(data: TorchDataset[Any]) -> tuple[Tensor, Tensor]:
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise UserError(f"cannot use {type(data).__name__} as data; give a pair (x, y) or a map-style torch data set")
-    xs, ys = [], []
-    for i in range(len(data)):
-        item = data[i]
-        if not (isinstance(item, (tuple, list)) and len(item) == 2 and _is_integer(item[1])):
-            raise UserError(f"item {i} of {type(data).__name__} carries no integer label; items must be (x, label)")
-        if not isinstance(item[0], (Tensor, np.ndarray)):
-            raise UserError(
-                f"item {i} of {type(data).__name__} is a {type(item[0]).__name__}; "
-                "give tensors or arrays, for example with torchvision's PILToTensor transform"
-            )
-        xs.append(torch.as_tensor(item[0]))
-        ys.append(int(item[1]))
-    if not xs:
-        raise UserError(f"{type(data).__name__} is empty")
-    for i, x in enumerate(xs):
-        if x.shape != xs[0].shape:
-            raise UserError(
-                f"item {i} has shape {tuple(x.shape)}, item 0 {tuple(xs[0].shape)}; resize them to one shape"
-            )
-    return torch.stack(xs), torch.tensor(ys)
-
-
 def _is_integer(label: Any) -> bool:
     if isinstance(label, (Tensor, np.ndarray)):
         return label.ndim == 0 and _is_integer(label.item())
@@ -242,8 +269,9 @@ def _samples(x: Any) -> Tensor | NDArray[Any]:
             f"samples have shape {tuple(samples.shape)}; the first dimension counts them, so give two or more"
         )
     if isinstance(samples, Tensor):
-        return samples if samples.dtype == torch.uint8 else samples.float()
-    return samples if samples.dtype == np.uint8 else samples.astype(np.float32, copy=False)
+        integers = not samples.is_floating_point() and samples.dtype != torch.bool
+        return samples if integers else samples.float()
+    return samples if samples.dtype.kind in "iu" else samples.astype(np.float32, copy=False)
 
 
 def _labels(y: Any) -> Tensor:

@@ -69,7 +69,7 @@ class Runner:
         if job.handler == SCORE:
             model = self.method.local_model(state, site)
             if model is not None and len(site.test):
-                x, y = site.tensors(site.test)
+                x, y = site.samples(site.test)
                 done.score = (evaluate(model, x, y, self.task.precision)[0], len(y))
             return done, None
         handler = self._handler(job.handler)

@@ -30,7 +30,7 @@ from fewbytes.errors import UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods.fedavg import Model, Trained
 from fewbytes.net import Network, Refused
-from fewbytes.state import EntryMeans, State, state_of
+from fewbytes.state import EntryMeans, State, state_of, trained_entries
 from fewbytes.streams import stream_seed
 from fewbytes.wire import Dense, payload
 
@@ -111,7 +111,7 @@ class Clustered(Method):
 
     def shared(self, model: nn.Module) -> list[str]:
         """Names of the model's entries that travel."""
-        return list(model.state_dict())
+        return list(trained_entries(model))
 
     def observed(self, model: nn.Module) -> list[str] | None:
         names = set(self.shared(model))

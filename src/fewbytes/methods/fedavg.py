@@ -18,7 +18,7 @@ from torch import nn
 
 from fewbytes.method import Method, Site, Task
 from fewbytes.net import Network
-from fewbytes.state import Mean, State, state_of
+from fewbytes.state import Mean, State, state_of, trained_entries, trained_parameters
 from fewbytes.training import Loss, annealed
 from fewbytes.wire import Dense, payload
 
@@ -73,7 +73,7 @@ class FedAvg(Method):
 
     def shared(self, model: nn.Module) -> list[str]:
         """Names of the model's entries that travel."""
-        return list(model.state_dict() if self.buffers == "averaged" else dict(model.named_parameters()))
+        return list(trained_entries(model) if self.buffers == "averaged" else trained_parameters(model))
 
     def client(self, site: Site) -> Own | None:
         return Own({}) if self.buffers == "local" else None
@@ -102,7 +102,7 @@ class FedAvg(Method):
 
     def global_model(self, state: Global, task: Task) -> nn.Module | None:
         model = task.first_model(state.theta)
-        return model if state.theta.keys() == model.state_dict().keys() else None
+        return model if state.theta.keys() == trained_entries(model).keys() else None
 
     def observed(self, model: nn.Module) -> list[str]:
         shared = set(self.shared(model))

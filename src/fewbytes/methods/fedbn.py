@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fewbytes.methods.clustered import Clustered
+from fewbytes.state import trained_entries
 
 
 @dataclass(frozen=True)
@@ -33,4 +34,4 @@ def without_batch_norm(model: nn.Module) -> list[str]:
         if isinstance(module, nn.modules.batchnorm._BatchNorm)
         for name in module.state_dict()
     }
-    return [name for name in model.state_dict() if name not in own]
+    return [name for name in trained_entries(model) if name not in own]

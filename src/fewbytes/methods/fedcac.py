@@ -28,7 +28,7 @@ from torch import nn
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods.fedpurin import collaborators, combine, critical, critical_means, overlap, scores
 from fewbytes.net import Network
-from fewbytes.state import Mean, State, state_of
+from fewbytes.state import Mean, State, state_of, trained_parameters
 from fewbytes.wire import Bits, Dense, payload
 
 
@@ -116,7 +116,7 @@ class FedCAC(Method):
         model = site.model(state.theta)
         site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)
         after = state_of(model)
-        theta = {name: after[name] for name, _ in model.named_parameters()}
+        theta = {name: after[name] for name in trained_parameters(model)}
         state.mask = {name: sensitive(theta[name], state.theta[name], self.tau) for name in theta}
         state.theta = after
         return Marked(Dense(theta), Bits(state.mask), len(site.train))

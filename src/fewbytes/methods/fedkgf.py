@@ -26,7 +26,7 @@ from fewbytes.method import Method, Site, Task
 from fewbytes.methods.fedavg import Global
 from fewbytes.models.kgf import Kernels, generated_network
 from fewbytes.net import Network
-from fewbytes.state import EntryMeans, state_of
+from fewbytes.state import EntryMeans, state_of, trained_entries
 from fewbytes.training import annealed
 from fewbytes.wire import Dense, payload
 
@@ -134,7 +134,7 @@ def modules_of(model: nn.Module) -> list[list[str]]:
 
 def own_entries(layer: nn.Module) -> list[str]:
     """Names of the layer's parameters and saved buffers, without those of layers inside it."""
-    return [name for name in layer.state_dict() if "." not in name]
+    return [name for name in trained_entries(layer) if "." not in name]
 
 
 def grouped(modules: Sequence[T], clients: int) -> list[list[T]]:
@@ -153,6 +153,6 @@ def common_entries(model: nn.Module) -> list[str]:
     """Names of the entries of normalisations, statistics included, and of what gives the outputs: the layers that the
     model names its `predictors`, else its last module."""
     ends = tuple(f"{name}." for name in getattr(model, "predictors", ()))
-    last = [name for name in model.state_dict() if name.startswith(ends)] if ends else modules_of(model)[-1]
+    last = [name for name in trained_entries(model) if name.startswith(ends)] if ends else modules_of(model)[-1]
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, NORMALISATIONS)}
     return [*last, *(f"{name}.{entry}" for name, layer in layers.items() for entry in own_entries(layer))]

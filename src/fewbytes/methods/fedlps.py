@@ -23,7 +23,7 @@ from fewbytes.methods.clustered import Clustered, Clusters, Own
 from fewbytes.models.build import batch_norm_names
 from fewbytes.models.layers import hidden_layers, layers_of
 from fewbytes.net import Network
-from fewbytes.state import State, state_of
+from fewbytes.state import State, state_of, trained_entries
 from fewbytes.wire import Dense, Masked, payload
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of clients by their number, where they differ
@@ -125,7 +125,7 @@ def encoder_names(model: nn.Module) -> set[str]:
     width = modules[hidden[0]].weight.shape[0] if hidden else 0
     later = next((i for i, layer in enumerate(hidden) if modules[layer].weight.shape[0] != width), 1)
     first = layers[hidden[later]][0] if later < len(hidden) else layers[list(layers)[-1]][0]
-    names = list(model.state_dict())
+    names = list(trained_entries(model))
     return set(names[: names.index(first)])
 
 
@@ -134,7 +134,7 @@ def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
 
     The classifier keeps all its outputs.
     """
-    own, batch_norm, mask = model.state_dict(), batch_norm_names(model), {}
+    own, batch_norm, mask = trained_entries(model), batch_norm_names(model), {}
     last = list(layers_of(model).values())[-1]
     for names in layers_of(model).values():
         weight = names[0]

@@ -153,7 +153,7 @@ def frozen_weights(model: nn.Module) -> State:
     for name in masked_names(model):
         c = math.sqrt(2 / first[name][0].numel())
         frozen[name] = torch.where(first[name] < 0, -c, c)
-    for name in batch_norm_names(model):
+    for name in batch_norm_names(model) & first.keys():
         frozen[name] = torch.full_like(first[name], float(name.endswith("weight")))
     return frozen
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models import batch_norm_names
 from fewbytes.net import Network
-from fewbytes.state import State, gradients_of, load_state, state_of
+from fewbytes.state import State, gradients_of, load_state, state_of, trained_parameters
 from fewbytes.wire import Masked, payload
 
 WATCHED_CLIENTS = 20  # whose masks are counted: the first ones, as many as the paper has
@@ -186,7 +186,7 @@ class FedPURIN(Method):
 def taking_part(model: nn.Module, batch_norm: str = "local") -> list[str]:
     """Names of the learnable tensors that collaborate: all but batch normalisation's, or all (`selected`)."""
     stay = batch_norm_names(model) if batch_norm == "local" else set()
-    return [name for name, _ in model.named_parameters() if name not in stay]
+    return [name for name in trained_parameters(model) if name not in stay]
 
 
 def scores(theta: Tensor, gradient: Tensor, hessian: bool = False) -> Tensor:

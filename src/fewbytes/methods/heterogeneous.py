@@ -117,7 +117,7 @@ def _outputs(model: nn.Module, task: Task) -> int:
     if has_units(model):
         return head_sizes(model)[1]
     with torch.no_grad():
-        logits = model.eval()(torch.zeros(1, *task.sample_shape, device=task.device))
+        logits = model.eval()(task.blank())
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         raise UserError(f"a {type(model).__name__} must give logits (n, classes)")
     return logits.shape[1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.errors import UserError, suggestion
-from fewbytes.state import State, load_state
+from fewbytes.state import State, copied, load_state, trained_entries
 
 
 class Splittable(Protocol):
@@ -39,8 +39,8 @@ class Block(nn.Module):
     def __init__(self, units: Sequence[nn.Module], names: dict[int, str]) -> None:
         super().__init__()
         self.units = nn.Sequential(*units)
-        saved = {id(value) for value in self.state_dict(keep_vars=True).values()}
-        own = [value for value in chain(self.parameters(), self.buffers()) if id(value) in saved]
+        travels = {id(value) for value in trained_entries(self).values()}
+        own = [value for value in chain(self.parameters(), self.buffers()) if id(value) in travels]
         if any(id(value) not in names for value in own):
             raise UserError("units() gives layers that are not the model's: make them once, in its __init__")
         self.names = [(names[id(value)], value) for value in own]
@@ -50,8 +50,8 @@ class Block(nn.Module):
         return out
 
     def state(self) -> State:
-        """The block's parameters and buffers, copied to the CPU, by the model's names."""
-        return {n: v.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for n, v in self.names}
+        """The block's parameters and buffers that travel, copied to the CPU, by the model's names."""
+        return {name: copied(value) for name, value in self.names}
 
 
 def cut(model: nn.Module, blocks: int, after: Sequence[str] = ()) -> list[Block]:

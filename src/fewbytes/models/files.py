@@ -20,7 +20,7 @@ from fewbytes.models.fused import network_of
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.kgf import network_of as kernels_of
 from fewbytes.models.prototypes import prototype_network
-from fewbytes.state import load_state, state_of
+from fewbytes.state import copied, load_state
 
 PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
     "fused": network_of,
@@ -39,8 +39,9 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     recipe = {"recipe": model.recipe} if hasattr(model, "recipe") else {}
+    whole = {name: copied(value) for name, value in model.state_dict().items()}  # frozen parts, too
     with replacing(path) as file:
-        file.write(save(state_of(model), metadata={"fewbytes": json.dumps(about | recipe)}))
+        file.write(save(whole, metadata={"fewbytes": json.dumps(about | recipe)}))
 
 
 def model_of(about: dict[str, Any]) -> ModelBuilder:

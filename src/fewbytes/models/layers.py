@@ -5,15 +5,17 @@ from __future__ import annotations
 from torch import nn
 
 from fewbytes.errors import UserError
+from fewbytes.state import trained_parameters
 
 
 def layers_of(model: nn.Module) -> dict[str, list[str]]:
     """Each Conv1d, Conv2d, Conv3d and Linear by name, in the order of `named_modules` -> names of its parameters.
 
-    Parameter names are those of `model.named_parameters()`. A module used under several names, and a parameter shared
-    by several layers, belong to the first only. Raises UserError if there is no such layer.
+    Parameter names are those of `model.named_parameters()`; frozen ones are left out. A module used under several
+    names, and a parameter shared by several layers, belong to the first only. Raises UserError if there is no such
+    layer.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in trained_parameters(model).items()}
     layers = {}
     for layer, module in model.named_modules():
         if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
