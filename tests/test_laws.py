@@ -162,6 +162,14 @@ def test_one_client_alone(name):
     assert result.summary["status"] == "done"
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_clients_without_test_samples_are_not_scored(name):
+    task = task_of(name)
+    clients = tuple(replace(client, test=client.test.take([])) for client in task.data.clients)
+    result = fb.run(CASES[name], replace(task, data=replace(task.data, clients=clients)), rounds=2)
+    assert {kind for row in result.rounds for kind in row["accuracy"]} <= {"global"}
+
+
 def test_another_seed_gives_another_run(uninterrupted, tmp_path):
     fb.run(CASES["fedavg"], tiny_task(seed=1), rounds=ROUNDS, out=tmp_path / "run")
     assert fingerprint(tmp_path / "run")["models"] != uninterrupted("fedavg")["models"]
