@@ -90,10 +90,10 @@ CASES: dict[str, fb.Method] = {
         classifier="own",
     ),
     "clustered": fb.Clustered(**LOCAL, **GENE),
-    "fedbn": fb.FedBN(**LOCAL, **GENE, inherit="nothing"),
-    "partialfed": fb.PartialFed(**LOCAL, **GENE),
+    "fedbn": fb.FedBN(**LOCAL),
+    "partialfed": fb.PartialFed(**LOCAL),
     "fedfina": fb.FedFina(**LOCAL, **GENE, convolutions=1),
-    "fedlp": fb.FedLP(**LOCAL, **GENE),
+    "fedlp": fb.FedLP(**LOCAL),
     "fedlps": fb.FedLPS(**LOCAL, **GENE, ratios="adaptive"),
     "fedcom": fb.FedCOM(**LOCAL),
     "fedcom-gate": fb.FedCOM(**LOCAL, bits=8, gate=True, gamma=0.9, fraction=0.5, lr_rounds=5),
@@ -106,7 +106,7 @@ CASES: dict[str, fb.Method] = {
     "smartidx": fb.SmartIdx(**LOCAL, density=0.2, patterns=3),
 }
 
-SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl"]
+SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl", "fedbn"]
 """The cases that are also run with clients that come and go."""
 PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))
 """Of six clients: two leave before the last of four rounds, three come, two of them before the same round."""

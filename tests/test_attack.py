@@ -42,8 +42,7 @@ DIGIT = (1, 8, 8)
 def made(folder: Path, method: str) -> Path:
     """A run of one round on the digits, as the command line makes it."""
     settings = {"method": method, "rounds": 1, "clients": 2, "partition": "iid", "samples": "30/10", "model": "lenet"}
-    own = {"clusters": 1} if method == "partialfed" else {}
-    experiment = make_experiment(settings | {"parameters": {"batch": 30} | own})
+    experiment = make_experiment(settings | {"parameters": {"batch": 30}})
     task = experiment.task()
     fb.run(
         make_method(method, experiment.parameters), task, rounds=1, out=folder, workers=1,

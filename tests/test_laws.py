@@ -82,6 +82,8 @@ def test_any_number_of_workers_gives_the_same(name, uninterrupted, tmp_path):
 
 @pytest.mark.parametrize("name", CASES)
 def test_without_worker_processes_it_is_the_same(name, uninterrupted, tmp_path, monkeypatch):
+    import sklearn.cluster  # noqa: F401 (what it imports asks for the platform)
+
     monkeypatch.setattr(sys, "platform", "elsewhere")  # where processes cannot be forked, handlers run right here
     fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=tmp_path / "run")
     assert fingerprint(tmp_path / "run") == uninterrupted(name)
@@ -160,6 +162,14 @@ def test_one_client_alone(name):
     result = fb.run(method, task_of(name, clients=1), rounds=2)
     assert result.summary["rounds"] == method.planned_rounds(2)
     assert result.summary["status"] == "done"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_clients_without_test_samples_are_not_scored(name):
+    task = task_of(name)
+    clients = tuple(replace(client, test=client.test.take([])) for client in task.data.clients)
+    result = fb.run(CASES[name], replace(task, data=replace(task.data, clients=clients)), rounds=2)
+    assert {kind for row in result.rounds for kind in row["accuracy"]} <= {"global"}
 
 
 def test_another_seed_gives_another_run(uninterrupted, tmp_path):

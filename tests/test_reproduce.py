@@ -80,6 +80,16 @@ def test_tables_share_the_runs_they_have_in_common() -> None:
     assert new < known
 
 
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_all_rows_of_genefl_s_tables_are_trained_alike_in_as_many_clusters(scale: str) -> None:
+    terms = ("clusters", "vectors", "fraction", "epochs", "lr", "batch", "momentum")
+    for number in (1, 2, 3, 4):
+        cells = TABLES[f"genefl/table-{number}"](scale).cells  # type: ignore[arg-type]
+        methods = [make_method(cell.settings["method"], cell.settings["parameters"]) for cell in cells]
+        found = {tuple(getattr(method, term) for term in terms) for method in methods}
+        assert found == {(4, 5, 0.2, 10, 0.01, 64, 0.9) if scale == "paper" else (2, 5, 0.5, 3, 0.01, 64, 0.9)}
+
+
 def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
     told: list[str] = []
     made = reproduce("tiny/table-1", out=tmp_path, seeds=["1", "2"], tell=told.append)

@@ -80,6 +80,7 @@ def rows_of(args: argparse.Namespace, spec: str) -> list[dict]:
     result = folder / "result.json"
     if not result.exists() or json.loads(result.read_text())["status"] != "done":
         parameters = {"clusters": args.clusters, "fraction": args.fraction, "epochs": args.epochs}
+        parameters |= {"lr": 0.01, "batch": 64, "momentum": 0.9}
         parameters |= dict(part.split("=", 1) for part in settings.split(",") if part)
         fb.run(
             make_method(name, parameters), make_task(args), rounds=args.rounds + args.more, out=folder,

@@ -427,9 +427,11 @@ class Site:
             x = self.train.transform(x[:], y)
         return outputs(model, x, self.task.precision), y
 
-    def accuracy(self, model: nn.Module) -> float:
-        """In [0, 1], on this client's test split, or on its training samples if it has no others."""
-        x, y = self.samples(self.test if len(self.test) else self.train)
+    def accuracy(self, model: nn.Module) -> float | None:
+        """In [0, 1], on this client's test split; None if that is empty."""
+        if not len(self.test):
+            return None
+        x, y = self.samples(self.test)
         return evaluate(model, x, y, self.task.precision)[0] / len(y)
 
     def score(self, name: str, model: nn.Module, pooled: bool = False) -> None:

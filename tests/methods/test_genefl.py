@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import TinyNet, tiny_data, tiny_task
+from cases import TinyNet, late_task, tiny_data, tiny_task
 from conftest import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +22,6 @@ from fewbytes.checkpoint import read_checkpoint
 from fewbytes.data import ClientData, Split, federate, load_dataset
 from fewbytes.methods.clustered import (
     Clustered,
-    Clusters,
     Model,
     embedding,
     k_means,
@@ -52,7 +51,7 @@ from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.layers import layers_of
 from fewbytes.state import EntryMeans
-from fewbytes.training import fit
+from fewbytes.training import evaluate, fit
 from fewbytes.wire import unpack
 
 golden = pytest.mark.golden
@@ -312,7 +311,7 @@ def test_a_subspace_does_not_depend_on_the_order_of_samples_and_leaves_out_what_
 
 # Training -------------------------------------------------------------------------------------------------------------
 
-QUICK = {"epochs": 1, "lr": 0.1, "batch": 8, "fraction": 1.0}
+QUICK = {"epochs": 1, "lr": 0.1, "batch": 8, "momentum": 0.9, "fraction": 1.0}
 
 
 def states(method: fb.Method, task: fb.Task, out: Path, rounds: int = 3) -> dict[str, Tensor]:
@@ -330,12 +329,97 @@ def test_without_both_pulls_training_is_plain_and_the_models_are_those_of_separa
 
 
 def test_one_cluster_of_all_clients_is_fedavg(tmp_path):
-    task, how = tiny_task(), {"epochs": 1, "lr": 0.1, "batch": 8, "momentum": 0.9, "fraction": 1.0}
-    fb.run(Clustered(**how, clusters=1, vectors=2), task, rounds=3, out=tmp_path / "one")
-    fb.run(fb.FedAvg(**how), task, rounds=3, out=tmp_path / "all")
-    one = unpack(Clusters, read_checkpoint(tmp_path / "one").server, layout=task.layout(0)).models[0]
-    for name, value in load_file(tmp_path / "all" / "models" / "global.safetensors").items():
+    task = tiny_task()
+    runs = {"one": Clustered(**QUICK, clusters=1), "all": fb.FedAvg(**QUICK)}
+    results = [fb.run(method, task, rounds=3, out=tmp_path / name) for name, method in runs.items()]
+    one, whole = (load_file(tmp_path / name / "models" / "global.safetensors") for name in runs)
+    for name, value in whole.items():
         torch.testing.assert_close(one[name], value, rtol=1e-5, atol=1e-6)
+    assert results[0].summary["accuracy"]["all"]["global"] == results[1].summary["accuracy"]["all"]["global"]
+
+
+BASELINES = [FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene]
+
+
+@pytest.mark.parametrize("cls", BASELINES)
+def test_by_default_everybody_trains_together_and_nothing_but_models_is_sent(cls, tmp_path):
+    """Three clients of four features, fewer than the singular vectors that clusters would take; one comes late."""
+    data = late_task().data
+
+    def few(split: Split) -> tuple[Tensor, Tensor]:
+        x, y = split.load()
+        return x[..., :2, :2], y
+
+    clients = [(few(client.train), few(client.test)) for client in data.clients]
+    build = ModelBuilder("mlp:layers=3,hidden=8", (1, 2, 2), 3)
+    task = fb.Task.of(build, clients, few(data.test), presence=data.presence)
+    result = fb.run(cls(batch=8), task, rounds=3, out=tmp_path / "run")
+    columns = result.ledger.columns()
+    names = [result.ledger.handlers[handler] for handler in columns["handler"]]
+    sent = list(zip(columns["round"].tolist(), names, columns["client"].tolist(), strict=True))
+    assert sent == [
+        *((1, "train", i) for i in (0, 1)), (2, "begin", 2), *((t, "train", i) for t in (2, 3) for i in (0, 1, 2)),
+    ]  # fmt: skip
+    up, down = columns["bytes_up"], columns["value_bytes_down"]
+    assert up[names.index("begin")] == 0
+    assert set(down) == {4 * sum(task.first_state()[name].numel() for name in cls().shared(task.first_model()))}
+    server = unpack(type(cls().server(task)), read_checkpoint(tmp_path / "run").server, layout=task.layout(0))
+    assert set(server.cluster_of.values()) == {0}
+    assert result.summary["accuracy"]["kind"] == ("global" if cls is FedLP else "personalised")
+
+
+def test_fedbn_scores_each_client_s_own_model(tmp_path):
+    task = tiny_task()
+    result = fb.run(FedBN(lr=0.1), task, rounds=3, out=tmp_path / "run")
+    own = [load_file(tmp_path / "run" / "models" / f"client-{i}.safetensors") for i in task.clients]
+    for name in ("norm.weight", "norm.running_mean", "norm.running_var"):  # stay, what is learnt and what is counted
+        assert not any(torch.equal(own[0][name], other[name]) for other in own[1:])
+    right = []
+    for state, client in zip(own, task.data.clients, strict=True):
+        correct, _ = evaluate(task.first_model(state), *client.test.load())
+        right.append(correct / len(client.test))
+    assert result.accuracy == pytest.approx(np.mean(right))
+    assert result.rounds[-1]["accuracy"]["cohort"] == result.accuracy  # as everybody took part
+
+
+def test_without_batch_normalisation_fedbn_is_fedavg_newcomers_and_all(tmp_path):
+    task = replace(late_task(), build=ModelBuilder("mlp:layers=2,hidden=8", (1, 4, 4), 3))
+    how = {"epochs": 2, "lr": 0.1, "batch": 8}
+    ours, theirs = (fb.run(cls(**how), task, rounds=4, out=tmp_path / cls.__name__) for cls in (FedBN, fb.FedAvg))
+    one, other = (load_file(tmp_path / name / "models" / "global.safetensors") for name in ("FedBN", "FedAvg"))
+    assert all(torch.equal(one[name], value) for name, value in other.items())
+    rounds = [[row for row in result.rounds if row["phase"] == "round"] for result in (ours, theirs)]
+    for mine, row in zip(*rounds, strict=True):
+        assert {kind: mine["accuracy"][kind] for kind in row["accuracy"]} == row["accuracy"]
+        assert [mine[way] for way in ("uplink_bytes", "downlink_bytes")] == [row["uplink_bytes"], row["downlink_bytes"]]
+
+
+def test_a_cluster_s_accuracy_is_of_the_clients_with_test_samples_and_gamma_falls_without(tmp_path):
+    """Labels are random, so that accuracies on training samples would be others."""
+    g = torch.Generator().manual_seed(3)
+
+    def split(samples: int) -> Split:
+        return Split(torch.randn(samples, 1, 4, 4, generator=g), torch.randint(3, (samples,), generator=g))
+
+    many, none = split(60), split(0)
+    for tests in ([many, none, none, none, none], [none] * 5):
+        clients = tuple(ClientData(split(12), test) for test in tests)
+        data = replace(tiny_data(5), clients=clients, presence=((1, None),) * 4 + ((4, None),))
+        task = fb.Task(ModelBuilder("mlp:layers=6,hidden=32", (1, 4, 4), 3), data)
+        out = tmp_path / str(len(tests[0]))
+        method = GeneFL(epochs=3, lr=0.1, batch=4, fraction=1.0, clusters=1, gamma=1, tolerance=100)
+        result = fb.run(method, task, rounds=4, out=out)
+        server = unpack(Genes, read_checkpoint(out).server, layout=task.layout(0))
+        assert server.schedules[0].gamma == 6 - 3  # after the rounds in which its clients were alone
+        kinds = {kind for row in result.rounds for kind in row["accuracy"]} - {"global"}
+        if tests[0] is none:
+            assert not kinds
+            assert server.schedules[0].best == 0
+        else:
+            assert kinds == {"cohort", "personalised", "micro"}  # and not the newcomer's "inherited"
+            cohort = [row["accuracy"]["cohort"] for row in result.rounds if row["phase"] == "round"]
+            assert cohort == [row["accuracy"]["personalised"] for row in result.rounds if row["phase"] == "round"]
+            assert server.schedules[0].best == pytest.approx(100 * max(cohort))
 
 
 def test_the_pull_keeps_a_client_near_its_cluster(tmp_path):
@@ -386,7 +470,7 @@ def test_a_newcomer_like_a_member_joins_that_members_cluster_and_inherits_its_le
 def test_it_learns_real_digits_and_sends_what_it_says(cls):
     data = federate(load_dataset("digits"), "shards", 6, shards_per_client=3, newcomers=3, arrival=9, seed=1)
     task = fb.Task(ModelBuilder("mlp:layers=3,hidden=64", (1, 8, 8), 10), data)
-    method = cls(clusters=2, epochs=5, lr=0.1, batch=16, fraction=1.0)
+    method = cls(clusters=2, epochs=5, lr=0.1, batch=16, momentum=0.9, fraction=1.0)
     result = fb.run(method, task, rounds=12)
     reached = {row["round"]: row["accuracy"]["cohort"] for row in result.rounds if row["phase"] == "round"}
     assert max(reached[t] for t in range(5, 9)) > 0.75  # guessing the most frequent class: 0.48

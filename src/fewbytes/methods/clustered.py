@@ -7,11 +7,14 @@ data span alike subspaces and keeps one model for each group. In a round a rando
 the server averages the entries each group sent. A client the run did not know sends its vectors when it comes, gets
 what the nearest group shares, draws the rest at random, and trains on with the newcomers nearest to the same group.
 
+With one cluster nothing is found and no vectors are sent: that is the method outside clusters, whose newcomers train on
+with everybody.
+
 Which entries travel is a matter of the method; the others are each client's own and persist. A client's model before
 training is scored as `combined`, after it as `cohort`.
 
-Bytes per client, before lossless coding: once 4 f d up, for d vectors of f features; in a round 4 D down and 4 D up,
-where D counts the model's values (with batch-norm buffers); a newcomer gets 4 D once.
+Bytes per client, before lossless coding: once 4 f d up, for d vectors of f features, if there is more than one cluster;
+in a round 4 D down and 4 D up, where D counts the model's values (with batch-norm buffers); a newcomer gets 4 D once.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ class Subspace:
 
 @dataclass
 class Clusters:
-    """The server's state. Clusters 0 to K - 1 are of the first clients, K to 2 K - 1 of newcomers nearest to them."""
+    """The server's state. Clusters 0 to K - 1 are of the first clients, K to 2 K - 1 of newcomers nearest to them.
+
+    With one cluster there are no subspaces, and of most methods no cluster of newcomers.
+    """
 
     models: list[State]  # Theta_k, what of it travels; empty until the first newcomer comes
     cluster_of: dict[Id, int] = field(default_factory=dict)
@@ -67,7 +73,7 @@ class Own:
 class Clustered(Method):
     """Hyper-parameters that GENE-FL and all it compares with share."""
 
-    clusters: int = 4  # K
+    clusters: int = 4  # K; 1: no subspaces are sent, the method as it is outside clusters
     vectors: int = 5  # d, singular vectors of each client
     similarity: Literal["projections", "vectors"] = "projections"  # of subspaces, or of the vectors as they are
     inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: what clients send, all the server has
@@ -93,6 +99,14 @@ class Clustered(Method):
         there = len(task.data.present(1))
         if self.clusters > there:
             raise UserError(f"clusters is {self.clusters}, more than the {there} clients there are at first: lower it")
+        if self.clusters > 1:
+            self.check_samples(task)
+        if len({task.architecture(i) for i in task.clients}) > 1:
+            name = type(self).__name__
+            raise UserError(f"{name} averages models, so all clients need the same one; fedktl and fedproto do not")
+
+    def check_samples(self, task: Task) -> None:
+        """Raises UserError for samples whose subspaces cannot be compared."""
         shapes = sorted(
             {task.data.clients[i].train.shape for i in task.data.present(1) if len(task.data.clients[i].train)}
         )
@@ -100,11 +114,6 @@ class Clustered(Method):
             raise UserError(f"all clients' samples must have one shape, not {shapes[0]} and {shapes[1]}")
         if shapes and self.vectors > math.prod(shapes[0]):
             raise UserError(f"vectors is {self.vectors}, more than the {math.prod(shapes[0])} features of a sample")
-        if not any(p.requires_grad for p in task.first_model().parameters()):
-            raise UserError("the model has no parameter to train")
-        if len({task.architecture(i) for i in task.clients}) > 1:
-            name = type(self).__name__
-            raise UserError(f"{name} averages models, so all clients need the same one; fedktl and fedproto do not")
 
     def client(self, site: Site) -> Own:
         return Own({})
@@ -118,6 +127,9 @@ class Clustered(Method):
         return [name for name, p in model.named_parameters() if name in names and p.requires_grad]
 
     def start(self, state: Clusters, net: Network) -> None:
+        if self.clusters == 1:
+            state.cluster_of = dict.fromkeys(net.clients, 0)
+            return
         state.subspaces = dict(net.call(self.describe, to=net.clients))
         if len(state.subspaces) < self.clusters:
             raise UserError(f"clusters is {self.clusters}, but only {len(state.subspaces)} clients are there: lower it")
@@ -157,16 +169,20 @@ class Clustered(Method):
         return Model(Dense(state.models[k]))
 
     def join(self, state: Clusters, net: Network, client: Id) -> None:
-        subspace = dict(net.call(self.describe, to=[client]))[client]
-        near = self.nearest(state, subspace)
+        found = dict(net.call(self.describe, to=[client])) if self.clusters > 1 else {}
+        near = self.nearest(state, found[client]) if found else 0
         inherited = self.inheritance(state, near, net.task) if self.inherit != "nothing" else {}
         net.tell(self.begin, to=[client], send=Model(Dense(inherited)))
-        k = self.clusters + near
+        k = self.of_newcomers(near)
         if not state.models[k]:
             first = net.task.first_state(client, draw="newcomers")
             state.models[k] = {name: inherited.get(name, first[name]) for name in state.models[near]}
         state.cluster_of[client] = k
-        state.subspaces[client] = subspace
+        state.subspaces |= found
+
+    def of_newcomers(self, near: int) -> int:
+        """The cluster that a newcomer nearest to a cluster trains in: one of newcomers only, but where there is one."""
+        return self.clusters + near if self.clusters > 1 else near
 
     def nearest(self, state: Clusters, subspace: Subspace) -> int:
         """Eq. 12: the cluster nearest to a newcomer. Raises Refused if its samples have another shape."""
@@ -195,7 +211,9 @@ class Clustered(Method):
     def begin(self, state: Own, message: Model, site: Site) -> None:
         """A newcomer's first model: what it inherits, the rest as all newcomers draw it."""
         state.theta = dict(site.task.first_state(site.me, draw="newcomers")) | message.theta.dense()
-        site.record("accuracy.inherited", site.accuracy(site.model(state.theta)))
+        accuracy = site.accuracy(site.model(state.theta))
+        if accuracy is not None:
+            site.record("accuracy.inherited", accuracy)
 
     def train(self, state: Own, message: Model, site: Site) -> Trained:
         theta = message.theta.dense()
@@ -209,6 +227,13 @@ class Clustered(Method):
     def uploaded(self, received: State, site: Site) -> list[str]:
         """Names of the entries a client sends back of those it received."""
         return list(received)
+
+    def global_model(self, state: Clusters, task: Task) -> nn.Module | None:
+        """The model of all clients, where they are in one cluster and share all of it."""
+        if self.clusters > 1:
+            return None
+        model = task.first_model(state.models[0])
+        return model if state.models[0].keys() == trained_entries(model).keys() else None
 
     def local_model(self, state: Own, site: Site) -> nn.Module | None:
         return site.model(state.theta) if state.theta else None
@@ -227,7 +252,7 @@ def subspace(samples: Tensor, vectors: int) -> Tensor:
     signs = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()
     full = torch.zeros(len(columns), vectors, dtype=torch.float64)
     full[:, : u.shape[1]] = u * signs
-    return full.to(samples.dtype)
+    return full.to(torch.promote_types(samples.dtype, torch.float32))
 
 
 def likeness(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:

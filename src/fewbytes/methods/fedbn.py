@@ -1,16 +1,18 @@
 """FedBN: Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
-ICLR 2021; as GENE-FL runs it, inside clusters.
+ICLR 2021.
 
 Batch normalisation, its parameters as well as its statistics, stays with each client, whose features may be
-distributed differently; everything else is averaged as in FedAvg. clusters=1 and fraction=1 is the original.
+distributed differently; everything else is averaged as in FedAvg. All clients take part in every round. With clusters=4
+and fraction=0.2 it runs inside clusters (`clustered`), as GENE-FL runs it.
 
-Bytes per client, before lossless coding: once 4 f d up; in a round 4 D down and 4 D up, where D counts the model's
-values without batch normalisation; a newcomer gets 4 D once.
+Bytes per client, before lossless coding: in a round 4 D down and 4 D up, where D counts the model's values without
+batch normalisation; a newcomer gets 4 D once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -20,7 +22,15 @@ from fewbytes.state import trained_entries
 
 @dataclass(frozen=True)
 class FedBN(Clustered):
-    """FedBN has no hyper-parameters beside those of its clusters and of local training."""
+    """Hyper-parameters of local training, with the values of the authors' code, and of clusters to run it inside of."""
+
+    clusters: int = 1
+    fraction: float = 1.0
+    epochs: int = 1  # E
+    batch: int = 32
+    momentum: float = 0.0
+
+    headline: ClassVar[str] = "personalised"
 
     def shared(self, model: nn.Module) -> list[str]:
         return without_batch_norm(model)

@@ -1,15 +1,17 @@
-"""FedFina: the last convolutions only; a baseline of GENE-FL (Section IV-A), inside its clusters.
+"""FedFina: the last convolutions only; a baseline of GENE-FL (Section IV-A).
 
 As PartialFed, with another part: the last four convolutions that are larger than 1 x 1. They are loaded from the
 server's model before every local training, trained with the rest, sent and averaged; all else is each client's own.
+With clusters=4 and fraction=0.2 it runs inside clusters (`clustered`), as GENE-FL runs it.
 
-Bytes per client, before lossless coding: once 4 f d up; in a round 4 A down and 4 A up, where A counts the values of
-those convolutions; a newcomer gets 4 A once.
+Bytes per client, before lossless coding: in a round 4 A down and 4 A up, where A counts the values of those
+convolutions; a newcomer gets 4 A once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -21,7 +23,11 @@ from fewbytes.models.layers import hidden_layers, layers_of
 class FedFina(Clustered):
     """Hyper-parameters of FedFina."""
 
+    clusters: int = 1
+    fraction: float = 1.0
     convolutions: int = 4  # how many of the last
+
+    headline: ClassVar[str] = "personalised"
 
     def shared(self, model: nn.Module) -> list[str]:
         last = hidden_layers(model)[-self.convolutions :]

@@ -1,12 +1,13 @@
 """FedLP: Zhu, Shi, Luo, Wang, Peng, Fan, Letaief, "FedLP: Layer-Wise Pruning Mechanism for Communication-Computation
-Efficient Federated Learning", ICC 2023, homogeneous scheme; as GENE-FL runs it, inside clusters.
+Efficient Federated Learning", ICC 2023, homogeneous scheme.
 
 Every client of a cohort trains the whole model and keeps each of its entries with probability 1 - ratio, independently
 by client, entry and round; only what is kept is sent. The server takes the plain mean of each entry over the clients
-that sent it; an entry nobody sent stays as it was.
+that sent it; an entry nobody sent stays as it was. With clusters=4 and fraction=0.2 it runs inside clusters
+(`clustered`), as GENE-FL runs it.
 
-Bytes per client, before lossless coding: once 4 f d up; in a round 4 D down and, on average, 4 (1 - ratio) D up, where
-D counts the model's values (with batch-norm buffers); a newcomer gets 4 D once.
+Bytes per client, before lossless coding: in a round 4 D down and, on average, 4 (1 - ratio) D up, where D counts the
+model's values (with batch-norm buffers); a newcomer gets 4 D once.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from fewbytes.state import State
 class FedLP(Clustered):
     """Hyper-parameters of FedLP."""
 
+    clusters: int = 1
+    fraction: float = 1.0
     ratio: float = 0.5  # part of the entries that is left out
 
+    headline: ClassVar[str] = "global"
     weighted: ClassVar[bool] = False
 
     def observed(self, model: nn.Module) -> None:

@@ -1,19 +1,20 @@
 """FedLPS: Jia, Zhang, Beheshti, Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local Parameter
-Sharing", AAAI 2024; as GENE-FL runs it, inside clusters.
+Sharing", AAAI 2024.
 
-The first layers, the encoder, are trained once, in a cluster's first round, and stay as they are then. After its first
+The first layers, the encoder, are trained once, in the first round, and stay as they are then. After its first
 local training every client prunes the other layers for good: the input and output channels of the least L1 norm,
 and the least weights of batch normalisation. It sends what is left; the server averages the pruned models, weighted by
-numbers of samples.
+numbers of samples. With clusters=4 and fraction=0.2 it runs inside clusters (`clustered`), as GENE-FL runs it, each
+with an encoder of its own.
 
-Bytes per client, before lossless coding: once 4 f d up; in a round 4 D down and 4 n + P/8 up, for n values left of the
-P that are not the encoder's (in a cluster's first round P = D, and the encoder's are left); a newcomer gets 4 D once.
+Bytes per client, before lossless coding: in a round 4 D down and 4 n + P/8 up, for n values left of the P that are not
+the encoder's (in the first round P = D, and the encoder's are left); a newcomer gets 4 D once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +64,12 @@ class Sparse(Own):
 class FedLPS(Clustered):
     """Hyper-parameters of FedLPS."""
 
+    clusters: int = 1
+    fraction: float = 1.0
     ratio: float = 0.8  # p, the part of the channels that is pruned
     ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
+
+    headline: ClassVar[str] = "personalised"
 
     def server(self, task: Task) -> Settling:
         models, model = super().server(task).models, task.first_model()

@@ -7,11 +7,11 @@ over the clients that sent it (Eq. 10). A newcomer of unseen classes gets the le
 and draws the other layers at random.
 
 A layer is one convolution or linear map with its bias; batch normalisation stays with the client. gamma falls by one,
-from all layers, after every round in which the cluster's accuracy did not drop. Newcomers collaborate among themselves,
-in clusters that start from the learnGene and those random layers.
+from all layers, after every round in which the cluster's accuracy did not drop, as far as its clients have test samples
+to tell. Newcomers collaborate among themselves, in clusters that start from the learnGene and those random layers.
 
-Bytes per client, before lossless coding: once 4 f d up; in a round 4 W down and 4 W(gamma) up, for W values in all
-layers and W(gamma) in the uploaded ones; a newcomer gets 4 W(gamma) once.
+Bytes per client, before lossless coding: once 4 f d up, if there is more than one cluster; in a round 4 W down and
+4 W(gamma) up, for W values in all layers and W(gamma) in the uploaded ones; a newcomer gets 4 W(gamma) once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LearnGene:
 
     theta: Dense
     scores: list[float]
-    accuracy: float
+    accuracy: float | None  # None: it has no test samples
 
 
 @dataclass
@@ -134,7 +134,7 @@ class GeneFL(Clustered):
     def round(self, state: Genes, net: Network, t: int) -> None:
         layers = self.layers(net.task.first_model())
         means: dict[int, EntryMeans] = {}
-        told: dict[int, list[tuple[list[float], float]]] = {}
+        told: dict[int, list[tuple[list[float], float | None]]] = {}
         for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
             k = state.cluster_of[i]
             means.setdefault(k, EntryMeans()).add(reply.theta.dense())
@@ -144,7 +144,8 @@ class GeneFL(Clustered):
             schedule = state.schedules[k]
             schedule.senders = [int(mean.weights.get(names[0], 0)) for names in layers.values()]
             schedule.scores = np.mean([scores for scores, _ in told[k]], axis=0).tolist()
-            accuracy = float(np.mean([accuracy for _, accuracy in told[k]]))
+            measured = [accuracy for _, accuracy in told[k] if accuracy is not None]
+            accuracy = float(np.mean(measured)) if measured else schedule.best  # nothing tells that it dropped
             smallest = self.smallest(len(layers))
             schedule.gamma = next_gamma(
                 schedule.gamma, accuracy, schedule.best, smallest, self.gamma_step, self.tolerance
@@ -153,6 +154,9 @@ class GeneFL(Clustered):
 
     def download(self, state: Genes, k: int) -> Cluster:
         return Cluster(Dense(state.models[k]), state.schedules[k].gamma)
+
+    def of_newcomers(self, near: int) -> int:
+        return self.clusters + near  # also with one cluster: most of their layers are new
 
     def inheritance(self, state: Genes, near: int, task: Task) -> State:
         theta, schedule = state.models[near], state.schedules[near]
@@ -193,8 +197,13 @@ class GeneFL(Clustered):
         gene = top_layers(scores, message.gamma, lowest)
         sent = [name for names, chosen in zip(layers.values(), gene, strict=True) if chosen for name in names]
         accuracy = site.accuracy(model)
-        site.record("accuracy.cohort", accuracy)
-        return LearnGene(Dense({name: state.theta[name] for name in sent}), scores.tolist(), 100 * accuracy)
+        if accuracy is not None:
+            site.record("accuracy.cohort", accuracy)
+            accuracy *= 100
+        return LearnGene(Dense({name: state.theta[name] for name in sent}), scores.tolist(), accuracy)
+
+    def global_model(self, state: Clusters, task: Task) -> None:
+        """None: a cluster's model pulls its clients' and is never used as one."""
 
     def low_information(self, model: nn.Module, site: Site) -> State:
         """m of Eq. 6: true where theta~ has little Fisher information on the client's training samples."""

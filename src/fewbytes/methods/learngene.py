@@ -1,18 +1,19 @@
 """Learngene: Wang, Geng, Lin, Xia, Qi, Xu, "Learngene: From Open-World to Your Learning Task", AAAI 2022; as GENE-FL
-carries it over to clusters of clients (FEDLG).
+carries it over to federated clients (FEDLG).
 
 A few layers, the learnGene, hold what is worth inheriting; only they travel. As PartialFed, with another part: the two
 last square convolutions of the smallest and of the largest width, which is what GENE-FL's figures give away; or, as the
-original picks them, the four convolutions whose values moved least in the first rounds.
+original picks them, the four convolutions whose values moved least in the first rounds. With clusters=4 and
+fraction=0.2 it runs inside clusters (`clustered`), as GENE-FL runs it.
 
-Bytes per client, before lossless coding: once 4 f d up; in a round 4 A down and 4 A up, where A counts the values of
-those convolutions (with select=updates, of all convolutions in the first rounds); a newcomer gets 4 A once.
+Bytes per client, before lossless coding: in a round 4 A down and 4 A up, where A counts the values of those
+convolutions (with select=updates, of all convolutions in the first rounds); a newcomer gets 4 A once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -36,8 +37,12 @@ class Moving(Clusters):
 class Learngene(Clustered):
     """Hyper-parameters of Learngene."""
 
+    clusters: int = 1
+    fraction: float = 1.0
     select: Literal["fixed", "updates"] = "fixed"  # updates: the layers that moved least
     select_rounds: int = 10  # after which they are picked
+
+    headline: ClassVar[str] = "personalised"
 
     def server(self, task: Task) -> Moving:
         return Moving(super().server(task).models)

@@ -19,6 +19,7 @@ METHODS = {
 SHARDS = (("cifar10", "CIFAR-10", (4, 5)), ("cifar100", "CIFAR-100", (10, 20)),
           ("ufldl-stanford/svhn/cropped_digits", "SVHN", (4, 5)))  # fmt: skip
 ALPHAS = (0.1, 0.5)
+LOCAL = {"lr": 0.01, "batch": 64, "momentum": 0.9}  # of all rows alike, as are the clusters
 
 KNOWN_SHARDS = {
     "FedAvg": "60.89 58.99 21.68 21.29 72.03 76.93", "FedBN": "70.93 66.90 40.22 28.60 82.17 78.23",
@@ -67,7 +68,9 @@ def settings(scale: Scale, dataset: str, split: dict[str, Any], method: str) -> 
     return {
         "method": METHODS[method], "dataset": dataset, "clients": clients, "newcomers": clients, "arrival": known + 1,
         "rounds": known + more, "model": "resnet18:width=8" if small else "resnet18", **split,
-        "parameters": {"clusters": 2, "fraction": 0.5, "epochs": 3} if small else {"fraction": 0.2},
+        "parameters": LOCAL | (
+            {"clusters": 2, "fraction": 0.5, "epochs": 3} if small else {"clusters": 4, "fraction": 0.2, "epochs": 10}
+        ),
     }  # fmt: skip
 
 
