@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from cases import LOCAL, TinyNet, tiny_data, tiny_task
+from cases import LOCAL, TinyNet, late_task, tiny_data, tiny_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -114,6 +114,36 @@ def test_one_call_at_a_time(net):
         list(net.call(net.method.ask, to=[2], send=Question(0)))
     with pytest.raises(fb.MethodError, match="not read to its end"):
         net.idle()
+
+
+@pytest.mark.parametrize("to", [[0, 1], []])
+def test_a_call_that_is_never_read_is_told(net, to):
+    net.call(net.method.ask, to=to, send=Question(0))  # its iterator is gone at once
+    with pytest.raises(fb.MethodError, match="call of 'ask' was not read to its end"):
+        net.idle()
+    with pytest.raises(fb.MethodError, match="call of 'ask' was not read to its end"):
+        net.call(net.method.ask, to=[2], send=Question(0))
+    assert len(net.ledger) == 0
+
+
+def test_a_call_may_be_handed_on_before_it_is_read(net):
+    replies = net.call(net.method.ask, to=[0, 1], send=Question(1))
+    numbers = (reply.number for _, reply in replies)
+    assert list(numbers) == [101, 111]
+    net.idle()
+
+
+@pytest.mark.parametrize("phase", ["start", "join", "round", "finish"])
+def test_a_run_whose_method_forgets_to_read_a_call_ends_in_an_error(phase):
+    class Forgets(Probe):
+        pass
+
+    def forget(self, state, net, *_):
+        net.call(self.ask, to=net.clients, send=Question(0))
+
+    setattr(Forgets, phase, forget)
+    with pytest.raises(fb.MethodError, match="call of 'ask' was not read to its end"):
+        fb.run(Forgets(), late_task(), rounds=2)
 
 
 def test_what_a_handler_raises_names_client_round_and_handler(net):

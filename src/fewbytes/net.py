@@ -197,7 +197,7 @@ def required(kind: Any) -> Any:
 class Network(ABC):
     """What a server half may use: the clients, calls to their handlers, named randomness, the ledger.
 
-    One call at a time: a call inside a call, or one left half-read, is an error in every engine.
+    One call at a time: a call inside a call, or one left unread or half-read, is an error in every engine.
     """
 
     def __init__(self, method: Method, task: Task, ledger: Ledger | None = None) -> None:
@@ -245,8 +245,9 @@ class Network(ABC):
         """Run a handler on clients; yields (client, reply) in the order asked, one reply in memory at a time.
 
         `to`: clients that all get `send`, or a mapping from client to its own message; those that have left by the
-        task's schedule are passed over. Read it to the end.
+        task's schedule are passed over. Read it to the end: clients run as their replies are read.
         """
+        self.idle()
         asked = [i for i in to if i in self.clients or not self._has_left(i)]
         if len(set(asked)) != len(asked):
             raise MethodError("a client is asked twice in one call")
@@ -254,7 +255,9 @@ class Network(ABC):
         if unknown:
             raise MethodError(f"unknown clients are asked: {unknown[:5]}")
         messages: Mapping[Id, Any] = to if isinstance(to, Mapping) else dict.fromkeys(asked, send)
-        return self._read(self._handler(handler), asked, messages)
+        called = self._handler(handler)
+        self._open = called.name  # from now on, so that a call nobody reads is told, too
+        return self._read(called, asked, messages)
 
     def tell(
         self,
@@ -298,9 +301,12 @@ class Network(ABC):
             self.shown[file] = gallery.shares(rows)
 
     def idle(self) -> None:
-        """Raises MethodError if a call was left half-read."""
+        """Raises MethodError if a call was left unread or half-read."""
         if self._open is not None:
-            raise MethodError(f"the call of {self._open!r} was not read to its end before the next step")
+            raise MethodError(
+                f"the call of {self._open!r} was not read to its end before the next step: its clients run as their "
+                "replies are read"
+            )
 
     def abandon(self) -> None:
         """Forget a call that ended in an error."""
@@ -320,8 +326,6 @@ class Network(ABC):
         return self._handlers[name]
 
     def _read(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        self.idle()
-        self._open = handler.name
         for client, reply in self._exchange(handler, asked, messages):
             self.on_reply(client)
             yield client, reply
