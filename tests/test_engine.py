@@ -18,6 +18,8 @@ import fewbytes as fb
 from fewbytes.engines.local import LocalNetwork
 from fewbytes.engines.store import ClientStore
 from fewbytes.files import ScratchFolder
+from fewbytes.methods.fedavg import Model, Trained
+from fewbytes.net import OUTCOMES
 from fewbytes.streams import stream
 from fewbytes.training import batches, evaluate, fit
 
@@ -313,6 +315,43 @@ def test_evaluate_counts_and_restores_the_mode():
 def test_training_learns_the_tiny_task():
     result = fb.run(fb.FedAvg(**LOCAL, momentum=0.9), tiny_task(), rounds=15)
     assert result.accuracy > 0.9
+
+
+@dataclass(frozen=True)
+class Poisoned(fb.FedAvg):
+    """FedAvg of which some clients' models are not finite in round 2."""
+
+    bad: tuple[int, ...] = (2,)
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+        reply = super().train(state, message, site)
+        if site.me in self.bad and site.round == 2:
+            reply.theta.dense()["fc.bias"][0] = float("nan")
+        return reply
+
+
+def test_a_reply_that_is_not_finite_is_left_out_and_told():
+    with pytest.warns(RuntimeWarning, match=r"round 2: reply\.train not finite: client 2 rejected: .*'fc\.bias'"):
+        result = fb.run(Poisoned(**LOCAL), tiny_task(), rounds=3)
+    (left,) = result.rounds[1]["left_out"]
+    assert (left["client"], left["outcome"]) == (2, "rejected")
+    assert result.rounds[1]["not_finite"] == result.summary["not_finite"] == ["reply.train"]
+    assert result.summary["left_out"] == 1
+    assert all(torch.isfinite(value).all() for value in result.global_model.state_dict().values())
+    assert list(result.ledger.columns()["outcome"]).count(OUTCOMES.index("rejected")) == 1
+
+
+def test_a_run_of_which_too_many_replies_are_not_finite_stops():
+    method = Poisoned(**LOCAL, bad=(1, 2, 3))
+    with pytest.raises(fb.FewbytesError, match=r"round 2, handler 'train': only 1 of 4 .*client 1 rejected: .*finite"):
+        fb.run(method, tiny_task(), rounds=3)
+    with pytest.warns(RuntimeWarning, match="client 3 rejected"):
+        assert fb.run(method, tiny_task(), rounds=3, policy=fb.Policy(min_replies=0.25)).summary["left_out"] == 3
+
+
+def test_training_that_diverges_is_told_though_nothing_is_sent():
+    with pytest.warns(RuntimeWarning, match=r"round \d: loss\.train not finite: is lr too high"):
+        fb.run(fb.Separate(epochs=1, batch=8, lr=1e30), tiny_task(), rounds=2)
 
 
 def test_models_may_differ_per_client():

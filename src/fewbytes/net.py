@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Policy:
-    """Whose replies an exchange over a real network waits for. Raises UserError for values out of range."""
+    """Whose replies an exchange needs, and on Flower waits for. Raises UserError for values out of range."""
 
     min_replies: float = 0.5  # part of the clients asked that must answer, or the run stops
     round_timeout: float = 3600.0  # seconds an exchange waits for its clients
@@ -211,6 +211,8 @@ class Network(ABC):
         """What the method showed people since the round began: files of the run's gallery by name."""
         self.left_out: list[LeftOut] = []
         """Whose replies took no part since the round began."""
+        self.not_finite: set[str] = set()
+        """The handlers of which a reply since the round began held numbers that are not finite."""
         self.t = 0
         self.rng: np.random.Generator = stream(task.seed, "server", 0)
         self.scored = True
@@ -224,7 +226,8 @@ class Network(ABC):
 
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
         """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
-        self.t, self.scored, self.records, self.shown, self.left_out = t, scored, {}, {}, []
+        self.t, self.scored, self.records, self.shown = t, scored, {}, {}
+        self.left_out, self.not_finite = [], set()
         self.rng = stream(self.task.seed, "server", t, *names)
 
     def sample(self, fraction: float) -> list[Id]:

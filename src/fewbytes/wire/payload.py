@@ -120,14 +120,27 @@ def counted(value: Any) -> Counted:
     return sum((v.counted() for v in _wire_values(value)), Counted())
 
 
-def check_finite(value: Any) -> None:
-    """Raises FrameError if a payload's wire values hold numbers that are not finite."""
-    for wire_value in _wire_values(value):
-        for name, tensor in wire_value.states().items():
-            if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):  # a sum of finite numbers may overflow
-                continue
-            if not torch.isfinite(tensor).all():
-                raise FrameError("values", f"the values of {name!r} are not all finite")
+def check_finite(value: Any, name: str = "") -> None:
+    """Raises FrameError if numbers of a payload, or of a value of that name in one, are not finite."""
+    if isinstance(value, WireValue):
+        value = value.states()
+    elif dataclasses.is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            check_finite(item, key if isinstance(key, str) else name)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_finite(item, name)
+    elif not _finite(value):
+        raise FrameError("values", f"the values of {name!r} are not all finite (is lr too high?)")
+
+
+def _finite(value: Any) -> bool:
+    """False for a number, or a tensor with one, that is not finite."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return bool(value.sum().isfinite() or value.isfinite().all())  # a sum of finite numbers may overflow
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def flat_words(value: Tensor) -> Array:
