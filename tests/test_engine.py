@@ -169,6 +169,36 @@ def test_wrong_use_is_told(net):
             wrong()
 
 
+@dataclass
+class Unpackable:
+    seen: set[int]
+
+
+class ServerKeepsASet(Probe):
+    def server(self, task: fb.Task) -> Unpackable:
+        return Unpackable(set())
+
+
+class ClientKeepsASet(Probe):
+    def client(self, site: fb.Site) -> Unpackable:
+        return Unpackable(set())
+
+
+class RepliesASet(Probe):
+    def round(self, state: None, net: fb.Network, t: int) -> None:
+        list(net.call(self.train, to=net.clients))
+
+    def train(self, state: Count, message: None, site: fb.Site) -> Unpackable:
+        return Unpackable(set())
+
+
+@pytest.mark.parametrize("method", [ServerKeepsASet(), ClientKeepsASet(), RepliesASet()])
+def test_a_state_or_reply_that_cannot_be_packed_is_told_before_it_is_made(method, tmp_path):
+    with pytest.raises(fb.MethodError, match=r"^Unpackable\.seen: set\[int\] cannot travel; what can"):
+        fb.run(method, tiny_task(), rounds=1, out=tmp_path / "run")
+    assert isinstance(method, RepliesASet) or not (tmp_path / "run").exists()
+
+
 def test_a_message_changed_in_place_is_told_at_either_end(net):
     message = Weights(fb.Dense({"w": torch.zeros(3)}))
     with pytest.raises(fb.MethodError, match="'w' was changed in place"):

@@ -68,8 +68,8 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     coding: bool = True
     keep_frames: bool = False
     save_models: bool = True
-    min_replies: float = Policy.min_replies  # of the engines on Flower, with the three below
-    round_timeout: float = Policy.round_timeout
+    min_replies: float = Policy.min_replies
+    round_timeout: float = Policy.round_timeout  # of the engines on Flower, with the two below
     over_selection: float = Policy.over_selection
     connect_timeout: float = Policy.connect_timeout
     parameters: dict[str, Any] = {}  # the method's own fields

@@ -20,6 +20,7 @@ from fewbytes.errors import FewbytesError, MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.streams import stream
 from fewbytes.wire import Counted
+from fewbytes.wire.payload import check_fields
 
 Sent = TypeVar("Sent")
 Reply = TypeVar("Reply")
@@ -172,7 +173,7 @@ class Handler:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Handler:
-        """Read a handler's type hints. Raises MethodError if they do not say what travels."""
+        """Read a handler's type hints. Raises MethodError if they do not say what travels, or it cannot."""
         name = getattr(function, "__name__", repr(function))
         try:
             hints = typing.get_type_hints(function)
@@ -181,8 +182,11 @@ class Handler:
         names = [n for n in hints if n != "return"]
         if len(names) != 3 or "return" not in hints or not issubclass(hints[names[2]], Site):
             raise MethodError(f"handler {name!r} must be typed (self, state: …, message: …, site: Site) -> …")
-        message, reply = required(hints[names[1]]), required(hints["return"])
-        return cls(name, *(None if kind is type(None) else kind for kind in (message, reply)))
+        kinds = [required(hints[names[1]]), required(hints["return"])]
+        for kind in kinds:
+            if kind is not type(None):
+                check_fields(kind)
+        return cls(name, *(None if kind is type(None) else kind for kind in kinds))
 
 
 def required(kind: Any) -> Any:

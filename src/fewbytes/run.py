@@ -35,6 +35,7 @@ from fewbytes.net import Ledger, LeftOut, Network, Policy, Refused, TooFewReplie
 from fewbytes.summary import summary
 from fewbytes.training import evaluate, prepared, ready
 from fewbytes.wire import pack, unpack
+from fewbytes.wire.payload import check_fields
 
 
 class Watcher:
@@ -188,7 +189,10 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
         folder = settings.out if scratch is None and settings.out is not None else scratch.path  # type: ignore[union-attr]
         loop = _Loop(method, task, settings, folder)
         if not settings.resume:
-            loop.state = method.server(task)  # tells what cannot be before anything is written
+            loop.state = method.server(task)  # tells what cannot be before anything is written, as do the next lines
+            if loop.state is not None:
+                check_fields(type(loop.state))
+            state_class(method, "client")
         with _held(folder):
             checkpoint = loop.begin()
             with connect(folder, checkpoint) as net:
