@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -409,6 +410,52 @@ def test_a_model_is_loaded_by_one_call(tmp_path):
         fb.load_model(tmp_path / "run")
     with pytest.raises(fb.UserError, match="does not fit"):
         fb.load_model(tmp_path / "run", build=lambda: nn.Linear(2, 2))
+
+
+class Bare(fb.Method):
+    def round(self, state: None, net: fb.Network, t: int) -> None: ...
+
+
+class WithParameters(Bare):
+    tau: float = 0.5
+
+
+@dataclass
+class Thawed(Bare):
+    tau: float = 0.5
+
+
+class Later(fb.FedAvg):
+    epochs: int = 7  # would be 1 all the same
+    headline: ClassVar[str] = "global"
+
+
+@dataclass(frozen=True)
+class Last(Later):
+    rate: float = 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Bare, "Bare"), (WithParameters, "WithParameters"), (Thawed, "Thawed"), (Later, "Later"), (Last, "Later")],
+)
+def test_a_method_that_is_no_frozen_dataclass_is_refused_with_what_to_write(kind, name):
+    with pytest.raises(fb.MethodError, match=rf"^{name} is no .*: write @dataclass\(frozen=True\) above class {name}$"):
+        fb.run(kind(), tiny_task(), rounds=1)
+    with pytest.raises(fb.MethodError, match=name):
+        kind(tau=0.3)
+
+
+def test_a_method_may_be_changed_by_a_class_without_parameters_of_its_own():
+    class Quiet(fb.FedAvg):
+        headline: ClassVar[str] = "quiet"
+
+    @dataclass(frozen=True)
+    class Made(Bare):
+        tau: float = 0.5
+
+    assert Quiet(epochs=3).epochs == 3
+    assert Made(tau=0.3).tau == 0.3
 
 
 def test_run_refuses_what_cannot_be(tmp_path):

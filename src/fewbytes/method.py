@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.data.split import LazySamples
-from fewbytes.errors import UserError
+from fewbytes.errors import MethodError, UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch, seeded, stream, stream_seed
@@ -110,6 +111,18 @@ class Method(ABC):
     """The accuracy the method's paper reports: `global`, `personalised`, or a name its handlers score."""
     scored_after_finish: ClassVar[bool] = False
     """Whether `finish` changes the models the paper scores, so that they are scored once more after it."""
+
+    def __new__(cls, *args: Any, **parameters: Any) -> Self:
+        """Raises MethodError for a class that is no frozen dataclass, or adds hyper-parameters without being one."""
+        for each in (c for c in cls.__mro__ if issubclass(c, Method) and c is not Method):
+            made = vars(each).get("__dataclass_params__")
+            added = any("ClassVar" not in str(kind) for kind in inspect.get_annotations(each).values())
+            must = added or made is not None or (each is cls and not dataclasses.is_dataclass(cls))
+            if must and not (made and made.frozen):
+                raise MethodError(
+                    f"{each.__name__} is no frozen dataclass: write @dataclass(frozen=True) above class {each.__name__}"
+                )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check hyper-parameters by their types and the ranges of `RANGES`. Raises UserError."""
