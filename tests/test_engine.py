@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar, Literal, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ import torch
 from cases import LOCAL, TinyNet, late_task, tiny_data, tiny_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Meta
 from torch import nn
 
 import fewbytes as fb
@@ -21,6 +22,7 @@ from fewbytes.engines.store import ClientStore
 from fewbytes.files import ScratchFolder
 from fewbytes.methods.fedavg import Model, Trained
 from fewbytes.net import OUTCOMES
+from fewbytes.ranges import Positive, Share
 from fewbytes.streams import stream
 from fewbytes.training import batches, evaluate, fit
 
@@ -456,6 +458,52 @@ def test_a_method_may_be_changed_by_a_class_without_parameters_of_its_own():
 
     assert Quiet(epochs=3).epochs == 3
     assert Made(tau=0.3).tau == 0.3
+
+
+@dataclass(frozen=True)
+class Own(Bare):
+    """Names that methods of the package have, with other ranges."""
+
+    alpha: float = 5.0
+    threshold: float = 3.0
+    noise: float = 0.1
+    beta: int = 0
+    fraction: Share = 0.5
+    steps: Annotated[int, Meta(ge=2, le=9)] = 3
+    patience: Positive | None = None
+    kind: Literal["a", "b"] = "a"
+    names: tuple[str, ...] = ()
+
+
+def test_hyper_parameters_of_a_users_own_method_are_what_their_types_say():
+    assert Own(alpha=-7.5, patience=0.5, names=("x",)).alpha == -7.5
+    assert Own(fraction=np.float64(0.25), alpha=2).fraction == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("alpha", "5", "is a number, not '5'"), ("alpha", float("nan"), "must be finite, not nan"),
+        ("threshold", float("inf"), "must be finite, not inf"), ("threshold", 10**400, "must be finite"),
+        ("beta", 1.0, "is a whole number, not 1.0"), ("beta", True, "is a whole number, not True"),
+        ("fraction", 0, r"must be in \(0, 1\], not 0"), ("fraction", float("nan"), "must be finite"),
+        ("steps", 10, r"must be in \[2, 9\], not 10"), ("patience", 0.0, "must be above 0, not 0.0"),
+        ("kind", "c", "is one of a, b, not 'c'"),
+    ],
+)  # fmt: skip
+def test_a_hyper_parameter_out_of_its_types_range_is_refused(name, value, text):
+    with pytest.raises(fb.UserError, match=f"^{name} {text}"):
+        Own(**{name: value})
+
+
+@pytest.mark.parametrize("method", fb.METHODS.values(), ids=list(fb.METHODS))
+def test_every_number_of_our_methods_says_its_range(method):
+    plain, whole = get_type_hints(method), get_type_hints(method, include_extras=True)
+    numbers = [f.name for f in fields(method) if plain[f.name] in (int, float)]
+    assert numbers == [name for name in numbers if get_origin(whole[name]) is Annotated]
+    for name in numbers:
+        with pytest.raises(fb.UserError, match=f"^{name} "):
+            method(**{name: -1 if plain[name] is int else float("nan")})
 
 
 def test_run_refuses_what_cannot_be(tmp_path):

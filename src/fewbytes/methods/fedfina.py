@@ -15,13 +15,14 @@ from torch import nn
 
 from fewbytes.methods.clustered import Clustered
 from fewbytes.models.layers import hidden_layers, layers_of
+from fewbytes.ranges import Count
 
 
 @dataclass(frozen=True)
 class FedFina(Clustered):
     """Hyper-parameters of FedFina."""
 
-    convolutions: int = 4  # how many of the last
+    convolutions: Count = 4  # how many of the last
 
     def shared(self, model: nn.Module) -> list[str]:
         last = hidden_layers(model)[-self.convolutions :]

@@ -18,6 +18,7 @@ from torch import nn
 
 from fewbytes.method import Site
 from fewbytes.methods.clustered import Clustered
+from fewbytes.ranges import BelowOne
 from fewbytes.state import State
 
 
@@ -25,7 +26,7 @@ from fewbytes.state import State
 class FedLP(Clustered):
     """Hyper-parameters of FedLP."""
 
-    ratio: float = 0.5  # part of the entries that is left out
+    ratio: BelowOne = 0.5  # part of the entries that is left out
 
     weighted: ClassVar[bool] = False
 

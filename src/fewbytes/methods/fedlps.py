@@ -23,6 +23,7 @@ from fewbytes.methods.clustered import Clustered, Clusters, Own
 from fewbytes.models.build import batch_norm_names
 from fewbytes.models.layers import hidden_layers, layers_of
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne
 from fewbytes.state import State, state_of
 from fewbytes.wire import Dense, Masked, payload
 
@@ -63,7 +64,7 @@ class Sparse(Own):
 class FedLPS(Clustered):
     """Hyper-parameters of FedLPS."""
 
-    ratio: float = 0.8  # p, the part of the channels that is pruned
+    ratio: BelowOne = 0.8  # p, the part of the channels that is pruned
     ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
 
     def server(self, task: Task) -> Settling:

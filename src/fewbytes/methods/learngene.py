@@ -20,6 +20,7 @@ from fewbytes.method import Task
 from fewbytes.methods.clustered import Clustered, Clusters
 from fewbytes.models.layers import hidden_layers, layers_of, square_layers
 from fewbytes.net import Network
+from fewbytes.ranges import Count
 from fewbytes.state import State
 
 GENES = 4  # layers of the learnGene
@@ -37,7 +38,7 @@ class Learngene(Clustered):
     """Hyper-parameters of Learngene."""
 
     select: Literal["fixed", "updates"] = "fixed"  # updates: the layers that moved least
-    select_rounds: int = 10  # after which they are picked
+    select_rounds: Count = 10  # after which they are picked
 
     def server(self, task: Task) -> Moving:
         return Moving(super().server(task).models)
