@@ -21,9 +21,8 @@ class EngineNetwork(Network):
     """A network that packs, counts and keeps frames; an engine adds how they get to the clients and back.
 
     `policy`: how many must answer. `coded`: lossless coding of the frames. `versions`: each client's state's version,
-    as the server knows it.
-    `known`: the clients that take part (default: all that are there from the start). `frames`: a folder that every
-    frame is kept in.
+    as the server knows it. `known`: the clients that take part (default: all that are there from the start). `frames`:
+    a folder that every frame is kept in.
     """
 
     def __init__(

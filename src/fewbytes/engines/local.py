@@ -27,9 +27,8 @@ class LocalNetwork(EngineNetwork):
     """Moves payloads as frames between this process and its workers; every byte counted is a byte handed over.
 
     `workers`: processes (default: one per core; with a GPU, or where processes cannot be forked safely, handlers
-    run in this process instead). `store`: the folder of client states. `policy`: how many replies must be valid.
-    `coded`: lossless coding of the frames.
-    A context manager: leaving it ends the workers.
+    run in this process instead). `store`: the folder of client states. `policy`: how many replies must be finite.
+    `coded`: lossless coding of the frames. A context manager: leaving it ends the workers.
     """
 
     def __init__(
@@ -83,6 +82,8 @@ class LocalNetwork(EngineNetwork):
             try:
                 value = self.settle(handler, job.client, letter, done, reply)
             except FrameError as error:
+                if error.code != "values":
+                    raise
                 self.leave_out(handler.name, job.client, letter, "rejected", str(error), len(reply))
                 failed.append(self.left_out[-1])
                 self.enough(handler.name, len(asked), failed)
