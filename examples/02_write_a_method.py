@@ -11,6 +11,7 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.data import federate, load_dataset
 from fewbytes.models import build_model
+from fewbytes.ranges import Count, NotNegative, Positive
 
 
 @fb.payload
@@ -31,10 +32,10 @@ class Global:  # the server's state
 
 @dataclass(frozen=True)
 class FedProx(fb.Method):
-    mu: float = 0.1
-    epochs: int = 2
-    lr: float = 0.1
-    batch: int = 20
+    mu: NotNegative = 0.1  # a type says what values a hyper-parameter may have
+    epochs: Count = 2
+    lr: Positive = 0.1
+    batch: Count = 20
 
     def server(self, task: fb.Task) -> Global:
         return Global(task.first_state())

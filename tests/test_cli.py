@@ -493,10 +493,17 @@ def test_config_spellings_of_the_command_line(tmp_path):
 
 
 def test_a_diverging_run_says_so_and_writes_json(tmp_path):
-    done = fewbytes("run", "fedavg", *QUICK, "--set", "lr=1e18", cwd=tmp_path)
+    done = fewbytes("run", "separate", *QUICK, "--set", "lr=1e18", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "not finite" in done.stderr
     assert "NaN" not in (only_run(tmp_path) / "rounds.jsonl").read_text()
+
+
+def test_a_run_whose_replies_diverge_stops_in_one_line(tmp_path):
+    done = fewbytes("run", "fedavg", *QUICK, "--set", "lr=1e18", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "are not all finite (is lr too high?)" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Annotated, ClassVar, Literal, get_origin, get_type_hints
 
 import numpy as np
 import pytest
 import torch
-from cases import LOCAL, TinyNet, tiny_data, tiny_task
+from cases import LOCAL, TinyNet, late_task, tiny_data, tiny_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Meta
 from torch import nn
 
 import fewbytes as fb
 from fewbytes.engines.local import LocalNetwork
 from fewbytes.engines.store import ClientStore
 from fewbytes.files import ScratchFolder
+from fewbytes.methods.fedavg import Model, Trained
+from fewbytes.net import OUTCOMES
+from fewbytes.ranges import Positive, Share
 from fewbytes.streams import stream
 from fewbytes.training import batches, evaluate, fit
 
@@ -116,6 +121,36 @@ def test_one_call_at_a_time(net):
         net.idle()
 
 
+@pytest.mark.parametrize("to", [[0, 1], []])
+def test_a_call_that_is_never_read_is_told(net, to):
+    net.call(net.method.ask, to=to, send=Question(0))  # its iterator is gone at once
+    with pytest.raises(fb.MethodError, match="call of 'ask' was not read to its end"):
+        net.idle()
+    with pytest.raises(fb.MethodError, match="call of 'ask' was not read to its end"):
+        net.call(net.method.ask, to=[2], send=Question(0))
+    assert len(net.ledger) == 0
+
+
+def test_a_call_may_be_handed_on_before_it_is_read(net):
+    replies = net.call(net.method.ask, to=[0, 1], send=Question(1))
+    numbers = (reply.number for _, reply in replies)
+    assert list(numbers) == [101, 111]
+    net.idle()
+
+
+@pytest.mark.parametrize("phase", ["start", "join", "round", "finish"])
+def test_a_run_whose_method_forgets_to_read_a_call_ends_in_an_error(phase):
+    class Forgets(Probe):
+        pass
+
+    def forget(self, state, net, *_):
+        net.call(self.ask, to=net.clients, send=Question(0))
+
+    setattr(Forgets, phase, forget)
+    with pytest.raises(fb.MethodError, match="call of 'ask' was not read to its end"):
+        fb.run(Forgets(), late_task(), rounds=2)
+
+
 def test_what_a_handler_raises_names_client_round_and_handler(net):
     with pytest.raises(fb.MethodError, match=r"client 2, round 1, handler 'fails': ValueError: no such thing"):
         net.tell(net.method.fails, to=net.clients)
@@ -135,6 +170,36 @@ def test_wrong_use_is_told(net):
         net._open = None
         with pytest.raises(fb.MethodError, match=text):
             wrong()
+
+
+@dataclass
+class Unpackable:
+    seen: set[int]
+
+
+class ServerKeepsASet(Probe):
+    def server(self, task: fb.Task) -> Unpackable:
+        return Unpackable(set())
+
+
+class ClientKeepsASet(Probe):
+    def client(self, site: fb.Site) -> Unpackable:
+        return Unpackable(set())
+
+
+class RepliesASet(Probe):
+    def round(self, state: None, net: fb.Network, t: int) -> None:
+        list(net.call(self.train, to=net.clients))
+
+    def train(self, state: Count, message: None, site: fb.Site) -> Unpackable:
+        return Unpackable(set())
+
+
+@pytest.mark.parametrize("method", [ServerKeepsASet(), ClientKeepsASet(), RepliesASet()])
+def test_a_state_or_reply_that_cannot_be_packed_is_told_before_it_is_made(method, tmp_path):
+    with pytest.raises(fb.MethodError, match=r"^Unpackable\.seen: set\[int\] cannot travel; what can"):
+        fb.run(method, tiny_task(), rounds=1, out=tmp_path / "run")
+    assert isinstance(method, RepliesASet) or not (tmp_path / "run").exists()
 
 
 def test_a_message_changed_in_place_is_told_at_either_end(net):
@@ -285,6 +350,43 @@ def test_training_learns_the_tiny_task():
     assert result.accuracy > 0.9
 
 
+@dataclass(frozen=True)
+class Poisoned(fb.FedAvg):
+    """FedAvg of which some clients' models are not finite in round 2."""
+
+    bad: tuple[int, ...] = (2,)
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+        reply = super().train(state, message, site)
+        if site.me in self.bad and site.round == 2:
+            reply.theta.dense()["fc.bias"][0] = float("nan")
+        return reply
+
+
+def test_a_reply_that_is_not_finite_is_left_out_and_told():
+    with pytest.warns(RuntimeWarning, match=r"round 2: reply\.train not finite: client 2 rejected: .*'fc\.bias'"):
+        result = fb.run(Poisoned(**LOCAL), tiny_task(), rounds=3)
+    (left,) = result.rounds[1]["left_out"]
+    assert (left["client"], left["outcome"]) == (2, "rejected")
+    assert result.rounds[1]["not_finite"] == result.summary["not_finite"] == ["reply.train"]
+    assert result.summary["left_out"] == 1
+    assert all(torch.isfinite(value).all() for value in result.global_model.state_dict().values())
+    assert list(result.ledger.columns()["outcome"]).count(OUTCOMES.index("rejected")) == 1
+
+
+def test_a_run_of_which_too_many_replies_are_not_finite_stops():
+    method = Poisoned(**LOCAL, bad=(1, 2, 3))
+    with pytest.raises(fb.FewbytesError, match=r"round 2, handler 'train': only 1 of 4 .*client 1 rejected: .*finite"):
+        fb.run(method, tiny_task(), rounds=3)
+    with pytest.warns(RuntimeWarning, match="client 3 rejected"):
+        assert fb.run(method, tiny_task(), rounds=3, policy=fb.Policy(min_replies=0.25)).summary["left_out"] == 3
+
+
+def test_training_that_diverges_is_told_though_nothing_is_sent():
+    with pytest.warns(RuntimeWarning, match=r"round \d: loss\.train not finite: is lr too high"):
+        fb.run(fb.Separate(epochs=1, batch=8, lr=1e30), tiny_task(), rounds=2)
+
+
 def test_models_may_differ_per_client():
     widths = (2, 3, 4, 5)
 
@@ -310,6 +412,98 @@ def test_a_model_is_loaded_by_one_call(tmp_path):
         fb.load_model(tmp_path / "run")
     with pytest.raises(fb.UserError, match="does not fit"):
         fb.load_model(tmp_path / "run", build=lambda: nn.Linear(2, 2))
+
+
+class Bare(fb.Method):
+    def round(self, state: None, net: fb.Network, t: int) -> None: ...
+
+
+class WithParameters(Bare):
+    tau: float = 0.5
+
+
+@dataclass
+class Thawed(Bare):
+    tau: float = 0.5
+
+
+class Later(fb.FedAvg):
+    epochs: int = 7  # would be 1 all the same
+    headline: ClassVar[str] = "global"
+
+
+@dataclass(frozen=True)
+class Last(Later):
+    rate: float = 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Bare, "Bare"), (WithParameters, "WithParameters"), (Thawed, "Thawed"), (Later, "Later"), (Last, "Later")],
+)
+def test_a_method_that_is_no_frozen_dataclass_is_refused_with_what_to_write(kind, name):
+    with pytest.raises(fb.MethodError, match=rf"^{name} is no .*: write @dataclass\(frozen=True\) above class {name}$"):
+        fb.run(kind(), tiny_task(), rounds=1)
+    with pytest.raises(fb.MethodError, match=name):
+        kind(tau=0.3)
+
+
+def test_a_method_may_be_changed_by_a_class_without_parameters_of_its_own():
+    class Quiet(fb.FedAvg):
+        headline: ClassVar[str] = "quiet"
+
+    @dataclass(frozen=True)
+    class Made(Bare):
+        tau: float = 0.5
+
+    assert Quiet(epochs=3).epochs == 3
+    assert Made(tau=0.3).tau == 0.3
+
+
+@dataclass(frozen=True)
+class Own(Bare):
+    """Names that methods of the package have, with other ranges."""
+
+    alpha: float = 5.0
+    threshold: float = 3.0
+    noise: float = 0.1
+    beta: int = 0
+    fraction: Share = 0.5
+    steps: Annotated[int, Meta(ge=2, le=9)] = 3
+    patience: Positive | None = None
+    kind: Literal["a", "b"] = "a"
+    names: tuple[str, ...] = ()
+
+
+def test_hyper_parameters_of_a_users_own_method_are_what_their_types_say():
+    assert Own(alpha=-7.5, patience=0.5, names=("x",)).alpha == -7.5
+    assert Own(fraction=np.float64(0.25), alpha=2).fraction == 0.25
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("alpha", "5", "is a number, not '5'"), ("alpha", float("nan"), "must be finite, not nan"),
+        ("threshold", float("inf"), "must be finite, not inf"), ("threshold", 10**400, "must be finite"),
+        ("beta", 1.0, "is a whole number, not 1.0"), ("beta", True, "is a whole number, not True"),
+        ("fraction", 0, r"must be in \(0, 1\], not 0"), ("fraction", float("nan"), "must be finite"),
+        ("steps", 10, r"must be in \[2, 9\], not 10"), ("patience", 0.0, "must be above 0, not 0.0"),
+        ("kind", "c", "is one of a, b, not 'c'"),
+    ],
+)  # fmt: skip
+def test_a_hyper_parameter_out_of_its_types_range_is_refused(name, value, text):
+    with pytest.raises(fb.UserError, match=f"^{name} {text}"):
+        Own(**{name: value})
+
+
+@pytest.mark.parametrize("method", fb.METHODS.values(), ids=list(fb.METHODS))
+def test_every_number_of_our_methods_says_its_range(method):
+    plain, whole = get_type_hints(method), get_type_hints(method, include_extras=True)
+    numbers = [f.name for f in fields(method) if plain[f.name] in (int, float)]
+    assert numbers == [name for name in numbers if get_origin(whole[name]) is Annotated]
+    for name in numbers:
+        with pytest.raises(fb.UserError, match=f"^{name} "):
+            method(**{name: -1 if plain[name] is int else float("nan")})
 
 
 def test_run_refuses_what_cannot_be(tmp_path):

@@ -182,8 +182,12 @@ def test_numbers_that_are_not_finite_never_reach_the_method(tmp_path, monkeypatc
         return reply
 
     monkeypatch.setattr(fb.FedAvg, "train", poisoned)
-    result, _ = run("fedavg", tmp_path / "run")
+    with pytest.warns(RuntimeWarning, match="client 2 rejected"):
+        result, _ = run("fedavg", tmp_path / "run")
     assert left_out(tmp_path / "run") == [(2, 2, "rejected")]
+    with pytest.warns(RuntimeWarning, match="client 2 rejected"):
+        fb.run(CASES["fedavg"], tiny_task(), rounds=ROUNDS, out=tmp_path / "local")
+    assert fingerprint(tmp_path / "local") == fingerprint(tmp_path / "run")
     assert all(torch.isfinite(v).all() for v in result.global_model.state_dict().values())
 
 

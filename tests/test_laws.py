@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from cases import CASES, PRESENCE, SCHEDULED, TinyNet, scheduled_task, task_of, tiny_data, tiny_task
@@ -249,7 +250,7 @@ def test_workers_killed_from_outside_again_and_again(uninterrupted, tmp_path):
 class Greeting(fb.FedPURIN):
     """FedPURIN that trains a newcomer as soon as it comes, and cannot serve every one of `unwanted`."""
 
-    unwanted: frozenset[int] = frozenset()
+    unwanted: ClassVar[frozenset[int]] = frozenset()
 
     def join(self, state, net, client):
         for _, reply in net.call(self.train, to=[client]):

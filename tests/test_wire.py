@@ -16,11 +16,11 @@ import sys
 import time
 import tracemalloc
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from hypothesis import strategies as st
 from payloads import Album, Choice, Directions, Few, Parcel, Rounded
 from torch import Tensor
 
+from fewbytes.errors import MethodError
 from fewbytes.state import State
 from fewbytes.wire import (
     Base,
@@ -56,6 +57,7 @@ from fewbytes.wire import (
     unpack,
 )
 from fewbytes.wire.layout import DTYPES
+from fewbytes.wire.payload import check_fields
 
 CODES = {
     "truncated", "magic", "version", "checksum", "length", "header", "type", "layout", "base", "coding", "padding",
@@ -514,6 +516,58 @@ def test_a_base_is_the_message_that_is_answered() -> None:
 def test_what_cannot_travel_is_named(field: str, value: Any) -> None:
     with pytest.raises(TypeError, match=rf"Everything\.{field}|cannot travel"):
         pack(dataclasses.replace(EXAMPLE, **{field: value}))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        complex, list, dict, Any, object, np.ndarray, torch.nn.Parameter, int | str, Literal["a"], set[int],
+        list[complex], dict[str, complex], dict[Tensor, int], tuple[int, object], complex | None, Mapping[str, Tensor],
+    ],
+)  # fmt: skip
+def test_a_payload_with_a_field_that_cannot_travel_is_refused_when_it_is_made(kind: Any) -> None:
+    with pytest.raises(MethodError, match=r"^Bad\.field: .* cannot travel; what can: None, bool, int"):
+        payload(type("Bad", (), {"__annotations__": {"whole": int, "field": kind}}))
+
+
+@dataclasses.dataclass
+class Unpackable:
+    where: Path
+
+
+def test_a_field_of_a_field_is_looked_at_too() -> None:
+    with pytest.raises(MethodError, match=r"^Unpackable\.where: Path cannot travel"):
+        payload(type("Holder", (), {"__annotations__": {"parts": list[Unpackable]}}))
+
+
+@payload
+class Tree:
+    """Of itself, and of a class that is defined later: looked at when it is first used."""
+
+    branches: list[Tree]
+    leaf: Leaf | None
+
+
+@payload
+class Spoilt:
+    leaf: Leaf
+    wrong: Later
+
+
+@payload
+class Leaf:
+    value: float
+
+
+Later = complex
+
+
+def test_types_of_later_lines_are_looked_at_when_they_are_used() -> None:
+    check_fields(Tree)
+    tree = Tree([Tree([], Leaf(1.5))], None)
+    assert unpack(Tree, bytes(pack(tree))).branches[0].leaf.value == 1.5
+    with pytest.raises(MethodError, match=r"^Spoilt\.wrong: complex cannot travel"):
+        check_fields(Spoilt)
 
 
 def test_integers_beyond_64_bits_and_things_that_are_no_payload_do_not_travel() -> None:

@@ -84,7 +84,7 @@ SHARED: dict[str, Any] = {
     "device": _option(str, "cpu or cuda.", metavar="NAME"),
     "precision": _option(str, "float32 or bf16.", metavar="NAME"),
     "engine": _option(str, "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"),
-    "min_replies": _option(float, "Flower: part of the clients asked that must answer, or the run stops."),
+    "min_replies": _option(float, "Part of the clients asked that must answer with finite numbers, or the run stops."),
     "round_timeout": _option(float, "Flower: seconds an exchange waits for its clients."),
     "over_selection": _option(float, "Flower: ask a cohort this part larger; the first to answer are taken."),
     "connect_timeout": _option(float, "Flower: seconds the start waits for all clients."),

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -21,10 +21,10 @@ from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.net import Policy
+from fewbytes.ranges import Count, Share, Whole
 from fewbytes.run import Settings, Watcher
 from fewbytes.units import parse_bytes
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
 UNSAID: dict[str, Any] = {
     "image_size": SIZE, "part": 1.0, "augment": "none", "backdoor": 0, "kgf": None, "main_share": 0.8,
     "newcomers": 0, "arrival": None, "stay": False, "known_classes": None, "newcomer_classes": None, "budget": None,
@@ -38,7 +38,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     method: str
     dataset: str = "digits"
     image_size: Count = UNSAID["image_size"]  # pixels a side that a detection data set's images are letter-boxed to
-    part: Annotated[float, msgspec.Meta(gt=0, le=1)] = UNSAID["part"]  # of the data set that is used, drawn by the seed
+    part: Share = UNSAID["part"]  # of the data set that is used, drawn by the seed
     partition: str = "dirichlet"
     alpha: float = 0.5
     classes_per_client: Count = 2
@@ -48,7 +48,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     partition_options: dict[str, Any] = {}
     public: str | Count | None = None  # the server's public samples: another data set, or so many held out
     clients: Count = 10
-    newcomers: Annotated[int, msgspec.Meta(ge=0)] = UNSAID["newcomers"]  # further clients, with classes of their own
+    newcomers: Whole = UNSAID["newcomers"]  # further clients, with classes of their own
     arrival: Count | None = UNSAID["arrival"]  # the round they come in; None: the first of the run's second half
     stay: bool = UNSAID["stay"]  # whether the others go on then; else they leave
     known_classes: list[int] | None = UNSAID["known_classes"]  # of the others; None: half of them, drawn
@@ -68,8 +68,8 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     coding: bool = True
     keep_frames: bool = False
     save_models: bool = True
-    min_replies: float = Policy.min_replies  # of the engines on Flower, with the three below
-    round_timeout: float = Policy.round_timeout
+    min_replies: float = Policy.min_replies
+    round_timeout: float = Policy.round_timeout  # of the engines on Flower, with the two below
     over_selection: float = Policy.over_selection
     connect_timeout: float = Policy.connect_timeout
     parameters: dict[str, Any] = {}  # the method's own fields

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import inspect
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.data.split import Items, LazySamples
-from fewbytes.errors import UserError
+from fewbytes.errors import MethodError, UserError
 from fewbytes.models.build import takes_argument
+from fewbytes.ranges import wrong
 from fewbytes.state import State, load_state, mark_trained, state_of
 from fewbytes.streams import seed_all, seeded, stream, stream_seed, untouched
 from fewbytes.training import (
@@ -40,64 +41,6 @@ if TYPE_CHECKING:
 Id = int
 """A client: 0, 1, 2, …"""
 
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "fraction": (lambda v: 0 < v <= 1, "in (0, 1]"),
-    "tau": (lambda v: 0 < v <= 1, "in (0, 1]"),
-    "epochs": (lambda v: v >= 1, "at least 1"),
-    "batch": (lambda v: v >= 1, "at least 1"),
-    "beta": (lambda v: v >= 1, "at least 1"),
-    **dict.fromkeys(("alpha", "fml.beta"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
-    **dict.fromkeys(("energy_start", "energy_end"), (lambda v: 0 <= v <= 1, "in [0, 1]")),
-    **dict.fromkeys(("energy_rounds", "hidden"), (lambda v: v >= 1, "at least 1")),
-    **dict.fromkeys(("clusters", "vectors", "convolutions", "select_rounds"), (lambda v: v >= 1, "at least 1")),
-    **dict.fromkeys(("genefl.gamma", "gamma_step", "fisher_samples"), (lambda v: v >= 0, "at least 0")),
-    **dict.fromkeys(("ratio", "threshold"), (lambda v: 0 <= v < 1, "in [0, 1)")),
-    **dict.fromkeys(("lambda_gen", "lambda_elastic", "tolerance"), (lambda v: 0 <= v < math.inf, "at least 0")),
-    "fedcom.gamma": (lambda v: 0 < v < math.inf, "above 0"),
-    **dict.fromkeys(("gamma", "lambda_proto", "lambda_kd"), (lambda v: 0 <= v < math.inf, "at least 0")),
-    "generated": (lambda v: v >= 2, "at least 2"),
-    "blocks": (lambda v: v >= 1, "at least 1"),
-    "ccvr_samples": (lambda v: v >= 0, "at least 0"),
-    **dict.fromkeys(
-        ("generator_steps", "pixel_steps", "student_steps", "latent", "patience"), (lambda v: v >= 1, "at least 1")
-    ),
-    "noise": (lambda v: v >= 2, "at least 2"),
-    "fedkgf.base": (lambda v: v >= 1, "at least 1"),
-    "owners": (lambda v: v >= 0, "at least 0"),
-    "clip": (lambda v: 0 < v < math.inf, "above 0"),
-    **dict.fromkeys(
-        ("lambda_ce", "lambda_bn", "lambda_adv", "lambda_tv", "lambda_l2"), (lambda v: 0 <= v < math.inf, "at least 0")
-    ),
-    "lr": (lambda v: 0 < v < math.inf, "above 0"),
-    "momentum": (lambda v: 0 <= v < 1, "in [0, 1)"),
-    **dict.fromkeys(("weight_decay", "lr_rounds"), (lambda v: 0 <= v < math.inf, "at least 0")),
-    **dict.fromkeys(("beta1", "beta2"), (lambda v: 0 <= v < 1, "in [0, 1)")),
-    "epsilon": (lambda v: 0 < v < math.inf, "above 0"),
-    "density": (lambda v: 0 < v <= 1, "in (0, 1]"),
-    "warmup": (lambda v: v >= 0, "at least 0"),
-    "dgc.clip": (lambda v: 0 <= v < math.inf, "at least 0"),
-    "patterns": (lambda v: 0 <= v <= 256, "from 0 to 256"),
-    "cutoff": (lambda v: 0 <= v < math.inf, "at least 0"),
-    "server_epochs": (lambda v: v >= 1, "at least 1"),
-    "server_steps": (lambda v: v >= 1, "at least 1"),
-    "server_batch": (lambda v: v >= 2, "at least 2"),
-    "server_lr": (lambda v: 0 < v < math.inf, "above 0"),
-    **dict.fromkeys(
-        ("mu", "lambda_mse", "lambda_mmd", "margin", "client_noise", "server_noise", "noise_deviation"),
-        (lambda v: 0 <= v < math.inf, "at least 0"),
-    ),
-    "scale": (lambda v: 0 < v < math.inf, "above 0"),
-    "dimension": (lambda v: v >= 0, "at least 0"),
-    "temperature": (lambda v: 0 < v < math.inf, "above 0"),
-}
-"""What hyper-parameters of these names may be: in every method, or in one (`fml.beta`)."""
-
-
-KINDS: dict[Any, tuple[Any, str]] = {
-    bool: (bool, "true or false"), int: (int, "a whole number"), float: ((int, float), "a number"),
-}  # fmt: skip
-"""What values of hyper-parameters of these types are."""
-
 
 class Method(ABC):
     """A federated method: a frozen dataclass of hyper-parameters. All that lasts is the server's and clients' state.
@@ -111,20 +54,25 @@ class Method(ABC):
     scored_after_finish: ClassVar[bool] = False
     """Whether `finish` changes the models the paper scores, so that they are scored once more after it."""
 
+    def __new__(cls, *args: Any, **parameters: Any) -> Self:
+        """Raises MethodError for a class that is no frozen dataclass, or adds hyper-parameters without being one."""
+        for each in (c for c in cls.__mro__ if issubclass(c, Method) and c is not Method):
+            made = vars(each).get("__dataclass_params__")
+            added = any("ClassVar" not in str(kind) for kind in inspect.get_annotations(each).values())
+            must = added or made is not None or (each is cls and not dataclasses.is_dataclass(cls))
+            if must and not (made and made.frozen):
+                raise MethodError(
+                    f"{each.__name__} is no frozen dataclass: write @dataclass(frozen=True) above class {each.__name__}"
+                )
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        """Check hyper-parameters by their types and the ranges of `RANGES`. Raises UserError."""
-        hints = typing.get_type_hints(type(self))
+        """Check hyper-parameters by their types, which may say ranges (`fewbytes.ranges`). Raises UserError."""
+        hints = typing.get_type_hints(type(self), include_extras=True)
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, choices = getattr(self, f.name), typing.get_args(hints[f.name])
-            if typing.get_origin(hints[f.name]) is Literal and value not in choices:
-                raise UserError(f"{f.name} is one of {', '.join(map(str, choices))}, not {value!r}")
-            kinds, words = KINDS.get(hints[f.name], ((), ""))
-            if words and (not isinstance(value, kinds) or isinstance(value, bool) != (hints[f.name] is bool)):
-                raise UserError(f"{f.name} is {words}, not {value!r}")
-            own = f"{type(self).__name__.lower()}.{f.name}"
-            fits, words = RANGES.get(own) or RANGES.get(f.name) or (lambda v: True, "")
-            if not fits(value):
-                raise UserError(f"{f.name} must be {words}, not {value!r}")
+            value = getattr(self, f.name)
+            if must := wrong(hints[f.name], value):
+                raise UserError(f"{f.name} {must}, not {value!r}")
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
         """What the method trains in place of a client's model, made of it; `seed` is the task's. Default: itself."""

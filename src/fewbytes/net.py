@@ -20,6 +20,7 @@ from fewbytes.errors import FewbytesError, MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.streams import stream
 from fewbytes.wire import Counted
+from fewbytes.wire.payload import check_fields
 
 Sent = TypeVar("Sent")
 Reply = TypeVar("Reply")
@@ -46,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Policy:
-    """Whose replies an exchange over a real network waits for. Raises UserError for values out of range."""
+    """Whose replies an exchange needs, and on Flower waits for. Raises UserError for values out of range."""
 
     min_replies: float = 0.5  # part of the clients asked that must answer, or the run stops
     round_timeout: float = 3600.0  # seconds an exchange waits for its clients
@@ -172,7 +173,7 @@ class Handler:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Handler:
-        """Read a handler's type hints. Raises MethodError if they do not say what travels."""
+        """Read a handler's type hints. Raises MethodError if they do not say what travels, or it cannot."""
         name = getattr(function, "__name__", repr(function))
         try:
             hints = typing.get_type_hints(function)
@@ -181,8 +182,11 @@ class Handler:
         names = [n for n in hints if n != "return"]
         if len(names) != 3 or "return" not in hints or not issubclass(hints[names[2]], Site):
             raise MethodError(f"handler {name!r} must be typed (self, state: …, message: …, site: Site) -> …")
-        message, reply = required(hints[names[1]]), required(hints["return"])
-        return cls(name, *(None if kind is type(None) else kind for kind in (message, reply)))
+        kinds = [required(hints[names[1]]), required(hints["return"])]
+        for kind in kinds:
+            if kind is not type(None):
+                check_fields(kind)
+        return cls(name, *(None if kind is type(None) else kind for kind in kinds))
 
 
 def required(kind: Any) -> Any:
@@ -197,7 +201,7 @@ def required(kind: Any) -> Any:
 class Network(ABC):
     """What a server half may use: the clients, calls to their handlers, named randomness, the ledger.
 
-    One call at a time: a call inside a call, or one left half-read, is an error in every engine.
+    One call at a time: a call inside a call, or one left unread or half-read, is an error in every engine.
     """
 
     def __init__(self, method: Method, task: Task, ledger: Ledger | None = None) -> None:
@@ -213,6 +217,8 @@ class Network(ABC):
         """Whose replies took no part since the round began."""
         self.notes: dict[str, str] = {}
         """What the method noted since the round began, and how much of it."""
+        self.not_finite: set[str] = set()
+        """The handlers of which a reply since the round began held numbers that are not finite."""
         self.t = 0
         self.rng: np.random.Generator = stream(task.seed, "server", 0)
         self.scored = True
@@ -226,8 +232,8 @@ class Network(ABC):
 
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
         """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
-        self.t, self.scored, self.records, self.shown, self.left_out = t, scored, {}, {}, []
-        self.notes = {}
+        self.t, self.scored, self.records, self.shown = t, scored, {}, {}
+        self.left_out, self.notes, self.not_finite = [], {}, set()
         self.rng = stream(self.task.seed, "server", t, *names)
 
     def sample(self, fraction: float) -> list[Id]:
@@ -248,8 +254,9 @@ class Network(ABC):
         """Run a handler on clients; yields (client, reply) in the order asked, one reply in memory at a time.
 
         `to`: clients that all get `send`, or a mapping from client to its own message; those that have left by the
-        task's schedule are passed over. Read it to the end.
+        task's schedule are passed over. Read it to the end: clients run as their replies are read.
         """
+        self.idle()
         asked = [i for i in to if i in self.clients or not self._has_left(i)]
         if len(set(asked)) != len(asked):
             raise MethodError("a client is asked twice in one call")
@@ -257,7 +264,9 @@ class Network(ABC):
         if unknown:
             raise MethodError(f"unknown clients are asked: {unknown[:5]}")
         messages: Mapping[Id, Any] = to if isinstance(to, Mapping) else dict.fromkeys(asked, send)
-        return self._read(self._handler(handler), asked, messages)
+        called = self._handler(handler)
+        self._open = called.name  # from now on, so that a call nobody reads is told, too
+        return self._read(called, asked, messages)
 
     def tell(
         self,
@@ -306,9 +315,12 @@ class Network(ABC):
         self.notes[what] = how_much
 
     def idle(self) -> None:
-        """Raises MethodError if a call was left half-read."""
+        """Raises MethodError if a call was left unread or half-read."""
         if self._open is not None:
-            raise MethodError(f"the call of {self._open!r} was not read to its end before the next step")
+            raise MethodError(
+                f"the call of {self._open!r} was not read to its end before the next step: its clients run as their "
+                "replies are read"
+            )
 
     def abandon(self) -> None:
         """Forget a call that ended in an error."""
@@ -328,8 +340,6 @@ class Network(ABC):
         return self._handlers[name]
 
     def _read(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        self.idle()
-        self._open = handler.name
         for client, reply in self._exchange(handler, asked, messages):
             self.on_reply(client)
             yield client, reply

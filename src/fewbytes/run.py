@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -34,10 +35,13 @@ from fewbytes.net import Ledger, LeftOut, Network, Policy, Refused, TooFewReplie
 from fewbytes.summary import summary
 from fewbytes.training import evaluate, prepared, ready
 from fewbytes.wire import pack, unpack
+from fewbytes.wire.payload import check_fields
 
 
 class Watcher:
     """What a run tells while it goes on; override what you want to hear."""
+
+    _warned = False
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
         """The run begins, `done` rounds of `rounds` already behind it."""
@@ -58,7 +62,14 @@ class Watcher:
         """Bytes that the whole run has moved so far: told when it begins, and after each of its steps."""
 
     def scored(self, row: dict[str, Any]) -> None:
-        """A line of rounds.jsonl has been written."""
+        """A line of rounds.jsonl has been written. Unless overridden, warns of the first that was not finite."""
+        if row.get("not_finite") and not self._warned:
+            self._warned = True
+            rejected = [left for left in row.get("left_out", []) if left["outcome"] == "rejected"]
+            why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
+            names = ", ".join(row["not_finite"])
+            text = f"round {row['round']}: {names} not finite: {why or 'is lr too high?'}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def stopped(self, t: int) -> None:
         """Round t was the last: another would exceed the budget."""
@@ -132,10 +143,11 @@ def run(
     `budget`: most uplink bytes of the whole run, all clients together; the run ends before a round that would exceed
     it (see `within`), unless the method has a number of rounds of its own.
     `out`: the run folder (default: a temporary one that lives as long as the result). `engine`: this package's own,
-    or Flower's simulation on Ray (the same results, bit for bit). `policy`: how long Flower waits for whom. `resume`:
-    go on from the checkpoint in `out`. `coded`: lossless coding of what travels. `config`: text of config.toml
-    (default: the method's parameters). `about`: entries for result.json. Raises UserError for a folder that cannot be
-    used, MethodError when a handler fails; a KeyboardInterrupt leaves the folder ready to be resumed.
+    or Flower's simulation on Ray (the same results, bit for bit). `policy`: how many clients must reply with finite
+    numbers, and how long Flower waits for whom. `resume`: go on from the checkpoint in `out`. `coded`: lossless coding
+    of what travels. `config`: text of config.toml (default: the method's parameters). `about`: entries for result.json.
+    Raises UserError for a folder that cannot be used, MethodError when a handler fails, TooFewReplies by the `policy`;
+    a KeyboardInterrupt leaves the folder ready to be resumed.
     """
     if workers is not None and workers < 1:
         raise UserError(f"workers must be at least 1, not {workers}")
@@ -155,7 +167,7 @@ def run(
 
     def connect(folder: Path, checkpoint: Checkpoint | None) -> LocalNetwork:
         return LocalNetwork(
-            method, task, folder / "checkpoint" / "clients", workers=workers, coded=coded,
+            method, task, folder / "checkpoint" / "clients", policy=policy, workers=workers, coded=coded,
             frames=folder / "frames" if keep_frames else None, **carried_on(checkpoint),
         )  # fmt: skip
 
@@ -177,7 +189,10 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
         folder = settings.out if scratch is None and settings.out is not None else scratch.path  # type: ignore[union-attr]
         loop = _Loop(method, task, settings, folder)
         if not settings.resume:
-            loop.state = method.server(task)  # tells what cannot be before anything is written
+            loop.state = method.server(task)  # tells what cannot be before anything is written, as do the next lines
+            if loop.state is not None:
+                check_fields(type(loop.state))
+            state_class(method, "client")
         with _held(folder):
             checkpoint = loop.begin()
             with connect(folder, checkpoint) as net:
@@ -355,6 +370,7 @@ class _Loop:
             row |= {"measured": measured} if measured else {}
             row |= net.ledger.totals(before)
             broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
+            broken += [f"reply.{handler}" for handler in sorted(net.not_finite)]
             row |= {"not_finite": broken} if broken else {}
             row |= {"left_out": [asdict(left) for left in net.left_out]} if net.left_out else {}
             row |= {"notes": net.notes} if net.notes else {}

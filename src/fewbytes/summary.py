@@ -53,6 +53,7 @@ def summary(
     whole = [row for row in rows if row["phase"] == "round"]
     exchanges = max(1, sum(row["cohort"] for row in whole))
     totals = ledger.totals()
+    broken = list(dict.fromkeys(name for row in rows for name in row.get("not_finite", [])))
     return {
         "method": type(method).__name__.lower(),
         "parameters": asdict(method),  # type: ignore[call-overload]
@@ -65,6 +66,7 @@ def summary(
         **({"turnover": since, "accuracy_before": {k: v[0] for k, v in earlier.items() if v}} if since > 1 else {}),
         "majority_class_accuracy": majority_class_accuracy(task),
         **totals,
+        **({"not_finite": broken} if broken else {}),
         "left_out": int((ledger.columns()["outcome"] != 0).sum()) + refused,
         "uplink_bytes_per_client_round": totals["uplink_bytes"] / exchanges,
         "downlink_bytes_per_client_round": totals["downlink_bytes"] / exchanges,

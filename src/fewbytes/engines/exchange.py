@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,24 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.engines.handlers import Done, packed, unchanged
+from fewbytes.errors import FrameError
 from fewbytes.method import Id, Method, Task
-from fewbytes.net import Handler, Ledger, Network, Row
+from fewbytes.net import Handler, Ledger, LeftOut, Network, Policy, Row, TooFewReplies
 from fewbytes.wire import Base, Counted, Frame, unpack
-from fewbytes.wire.payload import LIMIT
+from fewbytes.wire.payload import LIMIT, check_finite
 
 
 class EngineNetwork(Network):
     """A network that packs, counts and keeps frames; an engine adds how they get to the clients and back.
 
-    `coded`: lossless coding of the frames. `versions`: each client's state's version, as the server knows it.
-    `known`: the clients that take part (default: all that are there from the start). `frames`: a folder that every
-    frame is kept in.
+    `policy`: how many must answer. `coded`: lossless coding of the frames. `versions`: each client's state's version,
+    as the server knows it. `known`: the clients that take part (default: all that are there from the start). `frames`:
+    a folder that every frame is kept in.
     """
 
     def __init__(
         self,
         method: Method,
         task: Task,
+        policy: Policy,
         *,
         coded: bool = True,
         ledger: Ledger | None = None,
@@ -37,7 +40,7 @@ class EngineNetwork(Network):
         super().__init__(method, task, ledger)
         if known is not None:
             self.clients = list(known)
-        self.coded = coded
+        self.policy, self.coded = policy, coded
         self.versions: dict[Id, int] = dict(versions or {})
         self._frames = frames
         self._numbers = 0
@@ -59,18 +62,19 @@ class EngineNetwork(Network):
         done: Done,
         reply: memoryview,
         limit: int = LIMIT,
-        check: Callable[[Any], None] | None = None,
     ) -> Any:
-        """The decoded reply; its exchange is entered in the ledger. Raises FrameError, entering nothing.
-
-        `limit`: bytes of arrays the reply may hold. `check` may raise FrameError for a value it does not accept.
+        """The decoded reply; its exchange is entered in the ledger. Raises FrameError, entering nothing, for one that
+        must not reach the method: damaged, with more than `limit` bytes of arrays, or with numbers that are not finite.
         """
         value = None
         if handler.reply is not None:
             unchanged(letter.base)
             value = unpack(handler.reply, reply, layout=self.task.layout(client), base=letter.base, limit=limit)
-            if check is not None:
-                check(value)
+            try:
+                check_finite(value)
+            except FrameError:
+                self.not_finite.add(handler.name)
+                raise
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version
         for name, record in done.records.items():
@@ -78,6 +82,27 @@ class EngineNetwork(Network):
         row = Row(self.t, handler.name, client, letter.length, len(reply), letter.counted, Counted(*done.up))
         self.ledger.add(row)
         return value
+
+    def leave_out(self, handler: str, client: Id, letter: Letter | None, outcome: str, why: str, length: int) -> None:
+        """Enter an exchange that did not end with a valid reply; `length`: bytes that came all the same."""
+        self.left_out.append(LeftOut(client, handler, outcome, why))
+        down, sent = (0, Counted()) if letter is None else (letter.length, letter.counted)
+        self.ledger.add(Row(self.t, handler, client, down, length, sent, Counted(), outcome))
+
+    def enough(self, handler: str, asked: int, failed: list[LeftOut], wanted: int | None = None) -> None:
+        """Raises TooFewReplies if with these `failed` of those asked too few of `wanted` (default: all) can answer."""
+        needed, left = math.ceil(self.policy.min_replies * (asked if wanted is None else wanted)), asked - len(failed)
+        if left < needed:
+            first = failed[0]
+            raise TooFewReplies(
+                f"round {self.t}, handler {handler!r}: only {left} of {asked} clients can still answer, {needed} are "
+                f"needed (min_replies = {self.policy.min_replies:g}); {self.called(first.client)} {first.outcome}: "
+                f"{first.why}; the run can be resumed"
+            )
+
+    def called(self, client: Id) -> str:
+        """A client as people know it."""
+        return f"client {client}"
 
     def keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:
         """Keep a frame as a file, if asked to."""

@@ -26,9 +26,8 @@ from fewbytes.engines.messages import read_content, write_content
 from fewbytes.engines.node import DIFFERENT, Order, digest, in_common
 from fewbytes.errors import FrameError, UserError
 from fewbytes.method import Id, Method, Task
-from fewbytes.net import Handler, Ledger, LeftOut, Policy, Row, TooFewReplies
-from fewbytes.wire import Counted, Frame
-from fewbytes.wire.payload import check_finite
+from fewbytes.net import Handler, Ledger, LeftOut, Policy, TooFewReplies
+from fewbytes.wire import Frame
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
@@ -94,10 +93,12 @@ class FlowerNetwork(EngineNetwork):
         known: list[Id] | None = None,
         frames: Path | None = None,
     ) -> None:
-        super().__init__(method, task, coded=coded, ledger=ledger, versions=versions, known=known, frames=frames)
+        super().__init__(
+            method, task, policy, coded=coded, ledger=ledger, versions=versions, known=known, frames=frames
+        )
         if names and len(names) != len(task.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(task.clients)} clients")
-        self.grid, self.run, self.policy, self.names = grid, run, policy, list(names)
+        self.grid, self.run, self.names = grid, run, list(names)
         self.poll, self.ahead, self.drop = poll, ahead, drop
         self._stop = threading.Event() if stop is None else stop
         self._waiting = waiting
@@ -139,7 +140,7 @@ class FlowerNetwork(EngineNetwork):
             raise TooFewReplies(
                 f"{len(there)} of {len(wanted)} clients connected within {self.policy.connect_timeout:g} s, at least "
                 f"{needed} are needed (min_replies = {self.policy.min_replies:g}); absent: "
-                f"{', '.join(self._called(i) for i in sorted(wanted - set(there))[:5])}"
+                f"{', '.join(self.called(i) for i in sorted(wanted - set(there))[:5])}"
             )
         return there
 
@@ -176,7 +177,6 @@ class FlowerNetwork(EngineNetwork):
         self._call += 1
         cohort, count = self._cohort
         enough = count if set(asked) == cohort else len(asked)
-        needed = math.ceil(self.policy.min_replies * enough)
         failed: list[LeftOut] = []
         shared: dict[int, bytes] = {}  # frames that go to several clients, by their letter's number
 
@@ -199,16 +199,11 @@ class FlowerNetwork(EngineNetwork):
             if answer.outcome == "answered":
                 yield client, value
                 continue
-            self._leave_out(handler.name, client, mail, answer)
+            letter = mail.take(client) if client in mail.letters else None
+            self.leave_out(handler.name, client, letter, answer.outcome, answer.why, len(answer.frame))
             if answer.outcome != "surplus":
                 failed.append(self.left_out[-1])
-            if len(asked) - len(failed) < needed:
-                first, left = failed[0], len(asked) - len(failed)
-                raise TooFewReplies(
-                    f"round {self.t}, handler {handler.name!r}: only {left} of {len(asked)} clients can still answer, "
-                    f"{needed} are needed (min_replies = {self.policy.min_replies:g}); {self._called(first.client)} "
-                    f"{first.outcome}: {first.why}; the run can be resumed"
-                )
+                self.enough(handler.name, len(asked), failed, enough)
 
     def _accept(self, handler: Handler, client: Id, mail: Mail, answer: _Answer) -> Any:
         """The decoded reply, entered in the ledger. Raises FrameError for one that must not reach the method."""
@@ -218,16 +213,10 @@ class FlowerNetwork(EngineNetwork):
         if not all(0 <= number < 1 << 62 for number in done.up):
             raise FrameError("header", "its count of values is out of bounds")
         limit = 16 * sum(v.nbytes for v in self.task.first_state(client).values()) + MARGIN
-        value = self.settle(handler, client, mail.letters[client], done, answer.frame, limit, check_finite)
+        value = self.settle(handler, client, mail.letters[client], done, answer.frame, limit)
         mail.take(client)
         self._heard = True
         return value
-
-    def _leave_out(self, handler: str, client: Id, mail: Mail, answer: _Answer) -> None:
-        self.left_out.append(LeftOut(client, handler, answer.outcome, answer.why))
-        letter = mail.take(client) if client in mail.letters else None
-        down, sent = (0, Counted()) if letter is None else (letter.length, letter.counted)
-        self.ledger.add(Row(self.t, handler, client, down, len(answer.frame), sent, Counted(), answer.outcome))
 
     def score_clients(self) -> dict[Id, tuple[int, int]]:
         if type(self.method).local_model is Method.local_model:
@@ -354,7 +343,7 @@ class FlowerNetwork(EngineNetwork):
         differing = [
             f"{k}: {_one_line(theirs.get(k, 'none'))} there, {v} here" for k, v in ours.items() if theirs.get(k) != v
         ]
-        return f"{self._called(client)} runs something else than this server: {'; '.join(differing)}"
+        return f"{self.called(client)} runs something else than this server: {'; '.join(differing)}"
 
     def _job(self, handler: str, client: Id) -> Job:
         return Job(self.number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
@@ -365,9 +354,8 @@ class FlowerNetwork(EngineNetwork):
             self._agreed[key] = digest(in_common(self.method, self.task, job.client))
         return Order(self.run, self._agreed[key], job, self._call, self._committed.get(job.client, 0), self.coded)
 
-    def _called(self, client: Id) -> str:
-        """A client as people know it."""
-        return f"client {client} ({self.names[client]})" if self.names else f"client {client}"
+    def called(self, client: Id) -> str:
+        return f"client {client} ({self.names[client]})" if self.names else super().called(client)
 
     def _refresh(self, starting: bool = False) -> None:
         """Learn which clients can be reached: by their nodes' registered names, or by asking nodes without one.

@@ -16,8 +16,9 @@ from fewbytes.engines.exchange import EngineNetwork, Mail
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import Pool, attempt, failed
 from fewbytes.engines.store import ClientStore
+from fewbytes.errors import FrameError
 from fewbytes.method import Id, Method, Task
-from fewbytes.net import Handler, Ledger
+from fewbytes.net import Handler, Ledger, LeftOut, Policy
 
 AHEAD = 4  # replies per worker that may wait for their turn
 
@@ -26,8 +27,8 @@ class LocalNetwork(EngineNetwork):
     """Moves payloads as frames between this process and its workers; every byte counted is a byte handed over.
 
     `workers`: processes (default: one per core; with a GPU, or where processes cannot be forked safely, handlers
-    run in this process instead). `store`: the folder of client states. `coded`: lossless coding of the frames.
-    A context manager: leaving it ends the workers.
+    run in this process instead). `store`: the folder of client states. `policy`: how many replies must be finite.
+    `coded`: lossless coding of the frames. A context manager: leaving it ends the workers.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class LocalNetwork(EngineNetwork):
         task: Task,
         store: Path,
         *,
+        policy: Policy | None = None,
         workers: int | None = None,
         coded: bool = True,
         ledger: Ledger | None = None,
@@ -43,7 +45,9 @@ class LocalNetwork(EngineNetwork):
         known: list[Id] | None = None,
         frames: Path | None = None,
     ) -> None:
-        super().__init__(method, task, coded=coded, ledger=ledger, versions=versions, known=known, frames=frames)
+        super().__init__(
+            method, task, policy or Policy(), coded=coded, ledger=ledger, versions=versions, known=known, frames=frames
+        )
         self.store = ClientStore(store)
         for client, number in self.versions.items():
             if number:
@@ -72,8 +76,19 @@ class LocalNetwork(EngineNetwork):
             mail = Mail(self, handler, messages, asked)
         else:
             mail = Mail(self, handler, messages, asked, self.pool.exchange.put, self.pool.exchange.free)
+        failed: list[LeftOut] = []
         for job, done, reply in self._run(handler.name, asked, mail):
-            yield job.client, self.settle(handler, job.client, mail.take(job.client), done, reply)
+            letter = mail.take(job.client)
+            try:
+                value = self.settle(handler, job.client, letter, done, reply)
+            except FrameError as error:
+                if error.code != "values":
+                    raise
+                self.leave_out(handler.name, job.client, letter, "rejected", str(error), len(reply))
+                failed.append(self.left_out[-1])
+                self.enough(handler.name, len(asked), failed)
+                continue
+            yield job.client, value
 
     def checkpointed(self) -> None:
         self.store.keep_only(self.versions)

@@ -13,6 +13,7 @@ from fewbytes.files import replacing
 from fewbytes.method import Id, Method
 from fewbytes.net import required
 from fewbytes.wire import Parsed, pack, unpack
+from fewbytes.wire.payload import check_fields
 
 
 class ClientStore:
@@ -63,7 +64,10 @@ class ClientStore:
 
 
 def state_class(method: Method, half: str) -> type[Any] | None:
-    """The class of the state that `method.server` or `method.client` makes, by its return type; None for no state."""
+    """The class of the state that `method.server` or `method.client` makes, by its return type; None for no state.
+
+    Raises MethodError if the type does not say, or the state cannot be packed.
+    """
     function = getattr(type(method), half)
     if half not in vars(type(method)) and function is getattr(Method, half):
         return None
@@ -72,4 +76,5 @@ def state_class(method: Method, half: str) -> type[Any] | None:
         return None
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise MethodError(f"{type(method).__name__}.{half} must say by its return type which dataclass the state is")
+    check_fields(kind)
     return kind

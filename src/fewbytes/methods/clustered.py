@@ -33,6 +33,7 @@ from fewbytes.errors import UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods.fedavg import Model, Trained
 from fewbytes.net import Network, Refused
+from fewbytes.ranges import BelowOne, Count, Positive, Share
 from fewbytes.state import EntryMeans, State, state_of, trained_entries
 from fewbytes.streams import stream_seed
 from fewbytes.wire import Dense, payload
@@ -73,15 +74,15 @@ class Own:
 class Clustered(Method):
     """Hyper-parameters that GENE-FL and all it compares with share."""
 
-    clusters: int = 4  # K; 1: no subspaces are sent, the method as it is outside clusters
-    vectors: int = 5  # d, singular vectors of each client
+    clusters: Count = 4  # K; 1: no subspaces are sent, the method as it is outside clusters
+    vectors: Count = 5  # d, singular vectors of each client
     similarity: Literal["projections", "vectors"] = "projections"  # of subspaces, or of the vectors as they are
     inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: what clients send, all the server has
-    fraction: float = 0.2  # S / N
-    epochs: int = 10  # E_l
-    lr: float = 0.01
-    batch: int = 64
-    momentum: float = 0.9
+    fraction: Share = 0.2  # S / N
+    epochs: Count = 10  # E_l
+    lr: Positive = 0.01
+    batch: Count = 64
+    momentum: BelowOne = 0.9
 
     headline: ClassVar[str] = "cohort"
     weighted: ClassVar[bool] = True

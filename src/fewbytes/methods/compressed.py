@@ -12,6 +12,7 @@ from torch import nn
 from fewbytes.method import Method, Site, Task
 from fewbytes.methods.fedavg import Model
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole
 from fewbytes.state import Mean, State, state_of
 from fewbytes.training import annealed
 from fewbytes.wire import Dense
@@ -44,13 +45,13 @@ class Residual:
 class Compressed(Method):
     """Hyper-parameters of local training."""
 
-    fraction: float = 1.0
-    epochs: int = 1
-    lr: float = 0.01
-    batch: int = 10
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_rounds: int = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    fraction: Share = 1.0
+    epochs: Count = 1
+    lr: Positive = 0.01
+    batch: Count = 10
+    momentum: BelowOne = 0.0
+    weight_decay: NotNegative = 0.0
+    lr_rounds: Whole = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
 
     headline: ClassVar[str] = "global"
 

@@ -33,6 +33,7 @@ from fewbytes.distillation import (
 from fewbytes.method import Task
 from fewbytes.methods.one_shot import DataFree
 from fewbytes.models import LogitMean
+from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Several
 from fewbytes.training import prepared
 
 
@@ -40,17 +41,17 @@ from fewbytes.training import prepared
 class DENSE(DataFree):
     """Hyper-parameters of DENSE; its code's values."""
 
-    server_epochs: int = 200  # a new generator, and a pass over all images, each
-    generator_steps: int = 30  # T_G
-    server_batch: int = 256  # images a generator makes; images a student's step
-    latent: int = 256
-    generator_lr: float = 1e-3  # Adam
-    lambda_ce: float = 1.0
-    lambda_bn: float = 1.0
-    lambda_adv: float = 1.0
-    server_lr: float = 0.005
-    server_momentum: float = 0.9
-    temperature: float = 20.0
+    server_epochs: Count = 200  # a new generator, and a pass over all images, each
+    generator_steps: Count = 30  # T_G
+    server_batch: Several = 256  # images a generator makes; images a student's step
+    latent: Count = 256
+    generator_lr: Positive = 1e-3  # Adam
+    lambda_ce: NotNegative = 1.0
+    lambda_bn: NotNegative = 1.0
+    lambda_adv: NotNegative = 1.0
+    server_lr: Positive = 0.005
+    server_momentum: BelowOne = 0.9
+    temperature: Positive = 20.0
 
     def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
         pool = Pool(self.server_epochs * self.server_batch)

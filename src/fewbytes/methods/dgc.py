@@ -23,6 +23,7 @@ from torch import Tensor
 from fewbytes.method import Site
 from fewbytes.methods.compressed import Compressed
 from fewbytes.methods.fedavg import Model
+from fewbytes.ranges import BelowOne, NotNegative, Share, Whole
 from fewbytes.state import State
 from fewbytes.training import annealed
 from fewbytes.wire import Dense, TopK, payload
@@ -49,10 +50,10 @@ class Memory:
 class DGC(Compressed):
     """Hyper-parameters of DGC."""
 
-    density: float = 1 / 32  # part of each tensor's values that is sent; the paper's is 0.001
-    warmup: int = 0  # rounds until it is: density^(t / (warmup + 1)) in round t before; the paper has 4
-    momentum: float = 0.9  # m
-    clip: float = 0.0  # norm to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
+    density: Share = 1 / 32  # part of each tensor's values that is sent; the paper's is 0.001
+    warmup: Whole = 0  # rounds until it is: density^(t / (warmup + 1)) in round t before; the paper has 4
+    momentum: BelowOne = 0.9  # m
+    clip: NotNegative = 0.0  # norm to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
 
     def client(self, site: Site) -> Memory:
         return Memory({}, {})

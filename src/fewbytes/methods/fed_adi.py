@@ -33,6 +33,7 @@ from fewbytes.distillation import (
 from fewbytes.method import Task
 from fewbytes.methods.one_shot import DataFree
 from fewbytes.models import LogitMean
+from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Several
 from fewbytes.training import ready
 
 
@@ -40,19 +41,19 @@ from fewbytes.training import ready
 class FedADI(DataFree):
     """Hyper-parameters of Fed-ADI; the paper's code's for its CIFAR-10 models, the student's as in Fed-DAFL."""
 
-    server_epochs: int = 200  # batches of images
-    pixel_steps: int = 1_000  # Adam steps to a batch of images
-    pixel_lr: float = 0.1
-    server_batch: int = 256
-    lambda_bn: float = 10.0
-    lambda_tv: float = 2.5e-5
-    lambda_l2: float = 0.0
-    lambda_adv: float = 1.0
-    server_steps: int = 400  # of the student to a batch of images, SGD, learning rate by cosine down to 0
-    server_lr: float = 0.1
-    server_momentum: float = 0.9
-    server_weight_decay: float = 1e-4
-    temperature: float = 20.0
+    server_epochs: Count = 200  # batches of images
+    pixel_steps: Count = 1_000  # Adam steps to a batch of images
+    pixel_lr: Positive = 0.1
+    server_batch: Several = 256
+    lambda_bn: NotNegative = 10.0
+    lambda_tv: NotNegative = 2.5e-5
+    lambda_l2: NotNegative = 0.0
+    lambda_adv: NotNegative = 1.0
+    server_steps: Count = 400  # of the student to a batch of images, SGD, learning rate by cosine down to 0
+    server_lr: Positive = 0.1
+    server_momentum: BelowOne = 0.9
+    server_weight_decay: NotNegative = 1e-4
+    temperature: Positive = 20.0
 
     def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
         pool = Pool(self.server_epochs * self.server_batch)

@@ -28,6 +28,7 @@ from fewbytes.distillation import (
 from fewbytes.method import Task
 from fewbytes.methods.one_shot import DataFree
 from fewbytes.models import LogitMean
+from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Several
 from fewbytes.training import prepared
 
 
@@ -35,18 +36,18 @@ from fewbytes.training import prepared
 class FedDAFL(DataFree):
     """Hyper-parameters of Fed-DAFL; those of the re-implementation that DENSE's code builds on."""
 
-    server_steps: int = 80_000  # of the student, SGD, learning rate by cosine down to 0
-    student_steps: int = 5  # of them to one of the generator
-    server_batch: int = 256
-    latent: int = 512
-    generator_lr: float = 1e-3  # Adam
-    lambda_oh: float = 1.0
-    lambda_act: float = 1e-3
-    lambda_bal: float = 20.0  # entropy in nats
-    server_lr: float = 0.1
-    server_momentum: float = 0.9
-    server_weight_decay: float = 1e-4
-    temperature: float = 20.0
+    server_steps: Count = 80_000  # of the student, SGD, learning rate by cosine down to 0
+    student_steps: Count = 5  # of them to one of the generator
+    server_batch: Several = 256
+    latent: Count = 512
+    generator_lr: Positive = 1e-3  # Adam
+    lambda_oh: NotNegative = 1.0
+    lambda_act: NotNegative = 1e-3
+    lambda_bal: NotNegative = 20.0  # entropy in nats
+    server_lr: Positive = 0.1
+    server_momentum: BelowOne = 0.9
+    server_weight_decay: NotNegative = 1e-4
+    temperature: Positive = 20.0
 
     def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
         generator = prepared(Generator(self.latent, task.sample_shape)).to(task.device)

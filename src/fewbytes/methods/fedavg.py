@@ -18,6 +18,7 @@ from torch import nn
 
 from fewbytes.method import Method, Site, Task
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole
 from fewbytes.state import Mean, State, state_of, trained_entries, trained_parameters
 from fewbytes.training import Loss, annealed
 from fewbytes.wire import Dense, payload
@@ -56,13 +57,13 @@ class Own:
 class FedAvg(Method):
     """Hyper-parameters of FedAvg."""
 
-    fraction: float = 1.0  # C, the part of the clients that takes part in a round
-    epochs: int = 1  # E
-    lr: float = 0.01  # eta
-    batch: int = 10  # B
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_rounds: int = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    fraction: Share = 1.0  # C, the part of the clients that takes part in a round
+    epochs: Count = 1  # E
+    lr: Positive = 0.01  # eta
+    batch: Count = 10  # B
+    momentum: BelowOne = 0.0
+    weight_decay: NotNegative = 0.0
+    lr_rounds: Whole = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
     buffers: Literal["averaged", "local"] = "averaged"  # batch-norm statistics; local: never sent (FedPURIN's tables)
 
     headline: ClassVar[str] = "global"

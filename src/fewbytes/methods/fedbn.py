@@ -17,6 +17,7 @@ from typing import ClassVar
 from torch import nn
 
 from fewbytes.methods.clustered import Clustered
+from fewbytes.ranges import BelowOne, Count, Share
 from fewbytes.state import trained_entries
 
 
@@ -24,11 +25,11 @@ from fewbytes.state import trained_entries
 class FedBN(Clustered):
     """Hyper-parameters of local training, with the values of the authors' code, and of clusters to run it inside of."""
 
-    clusters: int = 1
-    fraction: float = 1.0
-    epochs: int = 1  # E
-    batch: int = 32
-    momentum: float = 0.0
+    clusters: Count = 1
+    fraction: Share = 1.0
+    epochs: Count = 1  # E
+    batch: Count = 32
+    momentum: BelowOne = 0.0
 
     headline: ClassVar[str] = "personalised"
 

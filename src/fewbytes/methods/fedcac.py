@@ -28,6 +28,7 @@ from torch import nn
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods.fedpurin import collaborators, combine, critical, critical_means, overlap, scores
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, Count, Positive, Share
 from fewbytes.state import Mean, State, state_of, trained_parameters
 from fewbytes.wire import Bits, Dense, payload
 
@@ -68,13 +69,13 @@ class Personal:
 class FedCAC(Method):
     """Hyper-parameters of FedCAC, with the values of FedPURIN's evaluation."""
 
-    tau: float = 0.5  # part of each layer that is critical, in (0, 1]
-    beta: int = 100  # last round with collaboration on critical values
-    fraction: float = 1.0
-    epochs: int = 5
-    lr: float = 0.1
-    batch: int = 100
-    momentum: float = 0.9
+    tau: Share = 0.5  # part of each layer that is critical, in (0, 1]
+    beta: Count = 100  # last round with collaboration on critical values
+    fraction: Share = 1.0
+    epochs: Count = 5
+    lr: Positive = 0.1
+    batch: Count = 100
+    momentum: BelowOne = 0.9
 
     headline: ClassVar[str] = "personalised"
 

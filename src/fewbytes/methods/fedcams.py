@@ -20,6 +20,7 @@ from torch import Tensor
 from fewbytes.method import Site, Task
 from fewbytes.methods.compressed import Compressed, Global, Residual
 from fewbytes.methods.fedavg import Model
+from fewbytes.ranges import BelowOne, Count, Positive
 from fewbytes.state import State
 from fewbytes.wire import Dense, Signs, payload
 
@@ -45,12 +46,12 @@ class Moments(Global):
 class FedCAMS(Compressed):
     """Hyper-parameters of FedCAMS; the authors' code's values."""
 
-    epochs: int = 3
-    batch: int = 20
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-3  # the least v^
-    server_lr: float = 1.0  # eta
+    epochs: Count = 3
+    batch: Count = 20
+    beta1: BelowOne = 0.9
+    beta2: BelowOne = 0.99
+    epsilon: Positive = 1e-3  # the least v^
+    server_lr: Positive = 1.0  # eta
 
     def server(self, task: Task) -> Moments:
         first = super().server(task)

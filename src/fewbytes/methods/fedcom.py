@@ -20,6 +20,7 @@ from torch import nn
 from fewbytes.method import Site
 from fewbytes.methods.compressed import Compressed, Global
 from fewbytes.methods.fedavg import Model
+from fewbytes.ranges import Positive
 from fewbytes.state import State
 from fewbytes.training import annealed
 from fewbytes.wire import Dense, Quantised, payload
@@ -53,7 +54,7 @@ class FedCOM(Compressed):
     """Hyper-parameters of FedCOM."""
 
     bits: Literal[8, 16] = 16  # of a value
-    gamma: float = 1.0  # the server's step
+    gamma: Positive = 1.0  # the server's step
     gate: bool = False  # FedCOMGATE: clients track how their gradients differ from the mean
 
     def client(self, site: Site) -> Tracking | None:

@@ -24,6 +24,7 @@ from fewbytes.method import Task
 from fewbytes.methods.one_shot import Distilled, Uploads
 from fewbytes.models import LogitMean
 from fewbytes.net import Network
+from fewbytes.ranges import Count, Positive, Several
 from fewbytes.state import Mean, load_state, state_of
 from fewbytes.training import ready
 
@@ -34,12 +35,12 @@ CHECK_EVERY = 100  # steps
 class FedDF(Distilled):
     """Hyper-parameters of FedDF; its code's values."""
 
-    server_steps: int = 10_000  # Adam steps at most, learning rate by cosine down to 0
-    patience: int = 1_000  # steps without a better model, after which it stops
-    server_batch: int = 128
-    server_lr: float = 1e-3
-    clip: float = 5.0  # the largest norm of a gradient
-    noise: int = 5_000  # samples of Gaussian noise, where the task has no public data
+    server_steps: Count = 10_000  # Adam steps at most, learning rate by cosine down to 0
+    patience: Count = 1_000  # steps without a better model, after which it stops
+    server_batch: Several = 128
+    server_lr: Positive = 1e-3
+    clip: Positive = 5.0  # the largest norm of a gradient
+    noise: Several = 5_000  # samples of Gaussian noise, where the task has no public data
 
     def round(self, state: Uploads, net: Network, t: int) -> None:
         super().round(state, net, t)

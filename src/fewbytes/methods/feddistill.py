@@ -31,6 +31,7 @@ from fewbytes.methods.heterogeneous import (
     with_means,
 )
 from fewbytes.net import Network
+from fewbytes.ranges import NotNegative
 from fewbytes.state import state_of
 
 
@@ -46,7 +47,7 @@ class Global:
 class FedDistill(Heterogeneous):
     """Hyper-parameters of FedDistill; those of FedKTL's comparison."""
 
-    gamma: float = 1.0  # of the distance to the mean logits
+    gamma: NotNegative = 1.0  # of the distance to the mean logits
 
     def server(self, task: Task) -> Global:
         return Global(number_of_classes(task))

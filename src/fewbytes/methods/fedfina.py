@@ -17,15 +17,16 @@ from torch import nn
 
 from fewbytes.methods.clustered import Clustered
 from fewbytes.models.layers import hidden_layers, layers_of
+from fewbytes.ranges import Count, Share
 
 
 @dataclass(frozen=True)
 class FedFina(Clustered):
     """Hyper-parameters of FedFina."""
 
-    clusters: int = 1
-    fraction: float = 1.0
-    convolutions: int = 4  # how many of the last
+    clusters: Count = 1
+    fraction: Share = 1.0
+    convolutions: Count = 4  # how many of the last
 
     headline: ClassVar[str] = "personalised"
 

@@ -39,6 +39,7 @@ from fewbytes.methods.heterogeneous import (
 )
 from fewbytes.models.blocks import head_of, head_sizes, linear_of
 from fewbytes.net import Network
+from fewbytes.ranges import Count, Positive, Several
 from fewbytes.state import Mean, State, load_state, state_of
 from fewbytes.streams import seeded
 from fewbytes.wire import Dense, payload
@@ -77,11 +78,11 @@ class Global:
 class FedGen(Heterogeneous):
     """Hyper-parameters of FedGen; those of FedKTL's comparison."""
 
-    server_steps: int = 100  # of g, a round
-    server_lr: float = 0.1  # of Adam
-    generated: int = 10  # labels a step, at both ends
-    noise: int = 32  # numbers beside the label that g is given
-    hidden: int = 512  # width of g
+    server_steps: Count = 100  # of g, a round
+    server_lr: Positive = 0.1  # of Adam
+    generated: Several = 10  # labels a step, at both ends
+    noise: Several = 32  # numbers beside the label that g is given
+    hidden: Count = 512  # width of g
     release_quirks: bool = False  # as that comparison's code: uniform noise, and g is sent as it was before training
 
     headline: ClassVar[str] = "combined"

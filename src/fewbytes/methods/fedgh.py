@@ -30,6 +30,7 @@ from fewbytes.methods.heterogeneous import (
 )
 from fewbytes.models.blocks import features_of, head_of, linear_of
 from fewbytes.net import Network
+from fewbytes.ranges import Count, Positive, Several
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seeded
 from fewbytes.training import fit
@@ -47,9 +48,9 @@ class Global:
 class FedGH(Heterogeneous):
     """Hyper-parameters of FedGH; those of FedKTL's comparison."""
 
-    server_epochs: int = 1
-    server_lr: float = 0.01
-    server_batch: int = 10  # class means
+    server_epochs: Count = 1
+    server_lr: Positive = 0.01
+    server_batch: Several = 10  # class means
 
     headline: ClassVar[str] = "combined"
 

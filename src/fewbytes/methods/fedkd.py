@@ -31,6 +31,7 @@ from fewbytes.methods.fml import Kl, mean_divergence, parameters_of
 from fewbytes.methods.heterogeneous import Heterogeneous, WithFeatures, feature_sizes, number_of_classes
 from fewbytes.models.blocks import head_sizes
 from fewbytes.net import Network
+from fewbytes.ranges import Count, Positive, UpToOne
 from fewbytes.state import Mean, State, load_state, state_of
 from fewbytes.training import clip_each
 from fewbytes.wire import Dense, payload
@@ -62,12 +63,12 @@ class Own:
 class FedKD(Heterogeneous):
     """Hyper-parameters of FedKD; those of FedKTL's comparison."""
 
-    energy_start: float = 0.95  # T at the start
-    energy_end: float = 0.98  # T from round `energy_rounds` on
-    energy_rounds: int = 1000
+    energy_start: UpToOne = 0.95  # T at the start
+    energy_end: UpToOne = 0.98  # T from round `energy_rounds` on
+    energy_rounds: Count = 1000
     kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
-    clip: float = 10.0  # the largest norm of a gradient, of each model and of W
+    clip: Positive = 10.0  # the largest norm of a gradient, of each model and of W
 
     def server(self, task: Task) -> Global:
         feature_sizes(task)

@@ -26,6 +26,7 @@ from fewbytes.method import Method, Site, Task
 from fewbytes.methods.fedavg import Global
 from fewbytes.models.kgf import Kernels, generated_network
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole
 from fewbytes.state import EntryMeans, state_of, trained_entries
 from fewbytes.training import annealed
 from fewbytes.wire import Dense, payload
@@ -54,19 +55,19 @@ class Modules:
 class FedKGF(Method):
     """Hyper-parameters of Fed-KGF."""
 
-    fraction: float = 1.0
-    epochs: int = 1
-    lr: float = 0.05
-    batch: int = 64
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    lr_rounds: int = 400  # lr falls to 0 by a cosine over so many rounds; 0: it stays
-    base: int = 16  # b, base kernels of a convolution
+    fraction: Share = 1.0
+    epochs: Count = 1
+    lr: Positive = 0.05
+    batch: Count = 64
+    momentum: BelowOne = 0.9
+    weight_decay: NotNegative = 5e-4
+    lr_rounds: Whole = 400  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    base: Count = 16  # b, base kernels of a convolution
     sign: bool = True
     alpha: bool = True
     through: bool = True  # gradients reach the base kernels through the generated ones, too
     init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal, or uniform in [-1, 1]
-    owners: int = 1  # clients that upload a group, whose mean is taken; 0: all upload the whole model, as in FedAvg
+    owners: Whole = 1  # clients that upload a group, whose mean is taken; 0: all upload the whole model, as in FedAvg
     common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:

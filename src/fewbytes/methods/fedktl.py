@@ -41,6 +41,7 @@ from fewbytes.methods.heterogeneous import (
 from fewbytes.models.blocks import Block, features_of, head_of, head_sizes
 from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
 from fewbytes.net import Network
+from fewbytes.ranges import Count, NotNegative, Positive, Several, Whole
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seeded
 from fewbytes.training import clip_each, ready
@@ -82,15 +83,15 @@ class FedKTL(Heterogeneous):
     """Hyper-parameters of FedKTL; the paper's values, its code's where the paper is silent."""
 
     generator: str = "compact"  # see fewbytes.generators
-    mu: float = 50.0  # of L^M
-    lambda_mse: float = 1.0  # lambda, of Eq. 2; 0: without
-    lambda_mmd: float = 1.0  # of Eq. 3; 0: without
-    dimension: int = 0  # K; 0: C
-    scale: float = 64.0  # s of ArcFace; scale=1 and margin=0: the contrastive loss on cosines (Eq. 6)
-    margin: float = 0.5  # m
-    server_lr: float = 0.01  # eta_S
-    server_batch: int = 100  # B_S
-    server_epochs: int = 100  # E_S
+    mu: NotNegative = 50.0  # of L^M
+    lambda_mse: NotNegative = 1.0  # lambda, of Eq. 2; 0: without
+    lambda_mmd: NotNegative = 1.0  # of Eq. 3; 0: without
+    dimension: Whole = 0  # K; 0: C
+    scale: Positive = 64.0  # s of ArcFace; scale=1 and margin=0: the contrastive loss on cosines (Eq. 6)
+    margin: NotNegative = 0.5  # m
+    server_lr: Positive = 0.01  # eta_S
+    server_batch: Several = 100  # B_S
+    server_epochs: Count = 100  # E_S
     transfer: Literal["pairs", "images", "none"] = "pairs"  # images: train on them as samples, no h'; none: no L^M
     classifier: Literal["etf", "linear"] = "etf"  # linear: the model's own; prototypes are the means of f(x)
     centroids: Literal["means", "learned"] = "means"  # learned: a free table, as the authors' code
@@ -98,9 +99,9 @@ class FedKTL(Heterogeneous):
         "own"  # of centroids in pairs; valid: all as long as valid latents are on average
     )
     bandwidth: Literal["fixed", "median"] = "fixed"  # of Eq. 3's kernels; median: of the squared distances
-    client_noise: float = 0.0  # coefficient of Gaussian noise on what clients upload (NC); 0.2 is usual
-    server_noise: float = 0.0  # on what the server sends (NG)
-    noise_deviation: float = 0.05
+    client_noise: NotNegative = 0.0  # coefficient of Gaussian noise on what clients upload (NC); 0.2 is usual
+    server_noise: NotNegative = 0.0  # on what the server sends (NG)
+    noise_deviation: NotNegative = 0.05
 
     def server(self, task: Task) -> Global:
         latent = 1  # without transfer there is no generator

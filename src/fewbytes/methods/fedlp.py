@@ -19,6 +19,7 @@ from torch import nn
 
 from fewbytes.method import Site
 from fewbytes.methods.clustered import Clustered
+from fewbytes.ranges import BelowOne, Count, Share
 from fewbytes.state import State
 
 
@@ -26,9 +27,9 @@ from fewbytes.state import State
 class FedLP(Clustered):
     """Hyper-parameters of FedLP."""
 
-    clusters: int = 1
-    fraction: float = 1.0
-    ratio: float = 0.5  # part of the entries that is left out
+    clusters: Count = 1
+    fraction: Share = 1.0
+    ratio: BelowOne = 0.5  # part of the entries that is left out
 
     headline: ClassVar[str] = "global"
     weighted: ClassVar[bool] = False

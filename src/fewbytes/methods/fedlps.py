@@ -24,6 +24,7 @@ from fewbytes.methods.clustered import Clustered, Clusters, Own
 from fewbytes.models.build import batch_norm_names
 from fewbytes.models.layers import hidden_layers, layers_of
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, Count, Share
 from fewbytes.state import State, state_of, trained_entries
 from fewbytes.wire import Dense, Masked, payload
 
@@ -64,9 +65,9 @@ class Sparse(Own):
 class FedLPS(Clustered):
     """Hyper-parameters of FedLPS."""
 
-    clusters: int = 1
-    fraction: float = 1.0
-    ratio: float = 0.8  # p, the part of the channels that is pruned
+    clusters: Count = 1
+    fraction: Share = 1.0
+    ratio: BelowOne = 0.8  # p, the part of the channels that is pruned
     ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
 
     headline: ClassVar[str] = "personalised"

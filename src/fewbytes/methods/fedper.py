@@ -19,6 +19,7 @@ from fewbytes.errors import UserError
 from fewbytes.method import Site
 from fewbytes.methods.fedavg import FedAvg, Model, Own, Trained
 from fewbytes.models.layers import layers_of
+from fewbytes.ranges import BelowOne, Count, Positive
 from fewbytes.state import state_of
 from fewbytes.wire import Dense
 
@@ -27,10 +28,10 @@ from fewbytes.wire import Dense
 class FedPer(FedAvg):
     """Hyper-parameters of FedAvg, with the values of FedPURIN's evaluation."""
 
-    epochs: int = 5
-    lr: float = 0.1
-    batch: int = 100
-    momentum: float = 0.9
+    epochs: Count = 5
+    lr: Positive = 0.1
+    batch: Count = 100
+    momentum: BelowOne = 0.9
     buffers: Literal["averaged", "local"] = "local"
 
     headline: ClassVar[str] = "personalised"

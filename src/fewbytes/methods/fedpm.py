@@ -30,6 +30,7 @@ from fewbytes.method import Method, Site, Task
 from fewbytes.methods.fedavg import Model
 from fewbytes.models import batch_norm_names
 from fewbytes.net import Network
+from fewbytes.ranges import Count, Positive, Share, Whole
 from fewbytes.state import Mean, State, load_state, state_of
 from fewbytes.streams import seeded
 from fewbytes.training import annealed
@@ -59,11 +60,11 @@ class FedPM(Method):
     """Hyper-parameters of FedPM; lr and batch are ours."""
 
     scored: Literal["sampled", "threshold"] = "threshold"  # the global model's mask: a draw, or theta > 0.5
-    fraction: float = 1.0
-    epochs: int = 3
-    lr: float = 0.1  # of Adam, on the scores
-    batch: int = 20
-    lr_rounds: int = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    fraction: Share = 1.0
+    epochs: Count = 3
+    lr: Positive = 0.1  # of Adam, on the scores
+    batch: Count = 20
+    lr_rounds: Whole = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
 
     headline: ClassVar[str] = "global"
 

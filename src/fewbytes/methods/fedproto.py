@@ -37,6 +37,7 @@ from fewbytes.methods.heterogeneous import (
 from fewbytes.models.blocks import features_of, head_sizes
 from fewbytes.models.prototypes import PrototypeNetwork
 from fewbytes.net import Network
+from fewbytes.ranges import NotNegative
 from fewbytes.state import State, state_of
 
 
@@ -61,7 +62,7 @@ class Own:
 class FedProto(Heterogeneous):
     """Hyper-parameters of FedProto; those of FedKTL's comparison."""
 
-    lambda_proto: float = 10.0  # of the distance to the global prototypes
+    lambda_proto: NotNegative = 10.0  # of the distance to the global prototypes
 
     headline: ClassVar[str] = "combined"
 

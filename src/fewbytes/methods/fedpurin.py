@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models import batch_norm_names
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Share
 from fewbytes.state import State, gradients_of, load_state, state_of, trained_parameters
 from fewbytes.wire import Masked, payload
 
@@ -85,20 +86,20 @@ class Personal:
 class FedPURIN(Method):
     """Hyper-parameters of FedPURIN; the paper's values, its code's where the paper is silent."""
 
-    tau: float = 0.5  # part of each layer that is critical, in (0, 1]
-    beta: int = 100  # last round with collaboration
+    tau: Share = 0.5  # part of each layer that is critical, in (0, 1]
+    beta: Count = 100  # last round with collaboration
     gradient: Literal["exact", "delta"] = "exact"  # Eq. 7's g: the last batch's gradient, or the round's change
     hessian: bool = False  # Eq. 7's second-order term
-    cutoff: float = 1e-10  # scores up to this are not critical
+    cutoff: NotNegative = 1e-10  # scores up to this are not critical
     batch_norm: Literal["local", "selected"] = "local"  # selected: scored and sent like any other layer
     weighted: bool = False  # Eq. 10 weighted by samples instead of 1/N
     gradient_storage: Literal["float32", "float16"] = "float32"  # float16: as the authors' code
     activations: bool = False  # count for the report how often elements are critical (Fig. 5 and 6); changes nothing
-    fraction: float = 1.0
-    epochs: int = 5  # E
-    lr: float = 0.1  # eta
-    batch: int = 100
-    momentum: float = 0.9
+    fraction: Share = 1.0
+    epochs: Count = 5  # E
+    lr: Positive = 0.1  # eta
+    batch: Count = 100
+    momentum: BelowOne = 0.9
 
     headline: ClassVar[str] = "sparse"
 

@@ -24,6 +24,7 @@ from fewbytes.distillation import divergence
 from fewbytes.method import Site, Task
 from fewbytes.methods.heterogeneous import Heterogeneous, Own, number_of_classes
 from fewbytes.net import Network
+from fewbytes.ranges import Positive, UpToOne
 from fewbytes.state import Mean, State, state_of
 from fewbytes.training import clip_each
 from fewbytes.wire import Dense, payload
@@ -49,11 +50,11 @@ class Global:
 class FML(Heterogeneous):
     """Hyper-parameters of FML; those of FedKTL's comparison."""
 
-    alpha: float = 0.5  # part of the labels in L_a
-    beta: float = 0.5  # part of the labels in L_b
+    alpha: UpToOne = 0.5  # part of the labels in L_a
+    beta: UpToOne = 0.5  # part of the labels in L_b
     kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
-    clip: float = 10.0  # the largest norm of a gradient, of each model
+    clip: Positive = 10.0  # the largest norm of a gradient, of each model
 
     def server(self, task: Task) -> Global:
         number_of_classes(task)

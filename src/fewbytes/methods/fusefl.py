@@ -41,6 +41,7 @@ from fewbytes.models.fused import (
     make_adaptor,
 )  # fmt: skip
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, Count, Positive, Whole
 from fewbytes.state import State, state_of
 from fewbytes.wire import Dense, payload
 
@@ -95,17 +96,17 @@ class Own:
 class FuseFL(Method):
     """Hyper-parameters of FuseFL; the paper's values, its code's where the paper is silent."""
 
-    blocks: int = 4  # K, cut where the model's own defaults say
+    blocks: Count = 4  # K, cut where the model's own defaults say
     cuts: str = ""  # instead: cut after these units, with commas, e.g. stem,layers.1
     adaptor: AdaptorKind = "conv"  # Eq. 8, or Eq. 7
     frozen_bn: Literal["eval", "train_shared"] = "eval"  # train_shared: as the authors' code, one client after another
     final_reduce: Reduce = "sum"  # of the last block's branches
-    ccvr_samples: int = 5000  # virtual features of each class; 0: no calibration
+    ccvr_samples: Whole = 5000  # virtual features of each class; 0: no calibration
     ccvr_covariance: Covariance = "correct"  # released: as the authors' code computes it
-    epochs: int = 200  # E in all, E/K a stage
-    lr: float = 0.01
-    batch: int = 128
-    momentum: float = 0.9
+    epochs: Count = 200  # E in all, E/K a stage
+    lr: Positive = 0.01
+    batch: Count = 128
+    momentum: BelowOne = 0.9
 
     headline: ClassVar[str] = "global"
     scored_after_finish: ClassVar[bool] = True

@@ -30,6 +30,7 @@ from fewbytes.method import Site, Task
 from fewbytes.methods.clustered import Clustered, Clusters, Own
 from fewbytes.models.layers import layers_of
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, NotNegative, Whole
 from fewbytes.state import EntryMeans, State, state_of
 from fewbytes.wire import Dense, payload
 
@@ -75,12 +76,12 @@ class Genes(Clusters):
 class GeneFL(Clustered):
     """Hyper-parameters of GENE-FL; the paper's values, the specification's where the paper is silent."""
 
-    lambda_gen: float = 0.5  # lambda_1, weight of L_gen; 0: without
-    lambda_elastic: float = 0.05  # lambda_2, weight of L_elg; 0: without
-    threshold: float = 0.5  # epsilon, on normalised Fisher information
-    gamma: int = 0  # fewest layers in the learnGene; 0: 16 of every 21, as of the paper's ResNet-18
-    gamma_step: int = 1  # layers fewer after a round; 0: gamma layers from the first round on
-    tolerance: float = 0.5  # percent that accuracy may be below the best for gamma to fall
+    lambda_gen: NotNegative = 0.5  # lambda_1, weight of L_gen; 0: without
+    lambda_elastic: NotNegative = 0.05  # lambda_2, weight of L_elg; 0: without
+    threshold: BelowOne = 0.5  # epsilon, on normalised Fisher information
+    gamma: Whole = 0  # fewest layers in the learnGene; 0: 16 of every 21, as of the paper's ResNet-18
+    gamma_step: Whole = 1  # layers fewer after a round; 0: gamma layers from the first round on
+    tolerance: NotNegative = 0.5  # percent that accuracy may be below the best for gamma to fall
     score: Score = "cosine"  # or distances, of which the smallest are kept
     order: Literal["descending", "ascending"] = "descending"  # ascending: keeps the layers of the lowest scores
     norm: Norm = "global"  # D of Eq. 4: over all tensors, or a sum over tensors, or squared
@@ -88,7 +89,7 @@ class GeneFL(Clustered):
     elastic: Literal["live", "target"] = "live"  # target: theta' is made once a round and pulls as a whole
     steps: Literal["joint", "split"] = "joint"  # split: L_elg has a step of its own (Algorithm 1, line 9), no momentum
     fisher: Literal["empirical", "model"] = "empirical"  # by true labels, or expected over the model's own
-    fisher_samples: int = 0  # at most so many of a client's samples; 0: all
+    fisher_samples: Whole = 0  # at most so many of a client's samples; 0: all
     classifier: Literal["shared", "own"] = "shared"  # own: the last layer stays with the client, as batch norm does
 
     def check(self, task: Task) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fewbytes.errors import MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models.blocks import features_of, has_units, head_of, head_sizes
+from fewbytes.ranges import Count, Positive, Share
 from fewbytes.state import State, load_state, state_of
 from fewbytes.training import Order
 from fewbytes.wire import Dense, payload
@@ -60,10 +61,10 @@ class Own:
 class Heterogeneous(Method):
     """Hyper-parameters of local training: FedKTL's, which its paper uses for every method it compares with."""
 
-    fraction: float = 1.0  # rho
-    epochs: int = 1
-    lr: float = 0.01
-    batch: int = 10
+    fraction: Share = 1.0  # rho
+    epochs: Count = 1
+    lr: Positive = 0.01
+    batch: Count = 10
     order: Order = "stored"  # of samples, as the authors' code takes them; shuffled: anew each epoch
 
     headline: ClassVar[str] = "personalised"

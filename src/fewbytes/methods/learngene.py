@@ -21,6 +21,7 @@ from fewbytes.method import Task
 from fewbytes.methods.clustered import Clustered, Clusters
 from fewbytes.models.layers import hidden_layers, layers_of, square_layers
 from fewbytes.net import Network
+from fewbytes.ranges import Count, Share
 from fewbytes.state import State
 
 GENES = 4  # layers of the learnGene
@@ -37,10 +38,10 @@ class Moving(Clusters):
 class Learngene(Clustered):
     """Hyper-parameters of Learngene."""
 
-    clusters: int = 1
-    fraction: float = 1.0
+    clusters: Count = 1
+    fraction: Share = 1.0
     select: Literal["fixed", "updates"] = "fixed"  # updates: the layers that moved least
-    select_rounds: int = 10  # after which they are picked
+    select_rounds: Count = 10  # after which they are picked
 
     headline: ClassVar[str] = "personalised"
 

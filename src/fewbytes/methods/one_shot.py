@@ -14,6 +14,7 @@ from fewbytes.errors import MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models import LogitMean
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, Count, Positive
 from fewbytes.state import State, load_state, state_of
 from fewbytes.streams import seed_torch
 from fewbytes.training import FINDS_NO_OBJECTS, prepared
@@ -39,10 +40,10 @@ class Uploads:
 class OneShot(Method):
     """Hyper-parameters of the local training; FuseFL's values."""
 
-    epochs: int = 200  # E
-    lr: float = 0.01
-    batch: int = 128
-    momentum: float = 0.9
+    epochs: Count = 200  # E
+    lr: Positive = 0.01
+    batch: Count = 128
+    momentum: BelowOne = 0.9
 
     headline: ClassVar[str] = "global"
 

@@ -19,14 +19,15 @@ from torch import nn
 
 from fewbytes.methods.clustered import Clustered
 from fewbytes.models.layers import layers_of, square_layers
+from fewbytes.ranges import Count, Share
 
 
 @dataclass(frozen=True)
 class PartialFed(Clustered):
     """Hyper-parameters of local training, and of clusters to run it inside of."""
 
-    clusters: int = 1
-    fraction: float = 1.0
+    clusters: Count = 1
+    fraction: Share = 1.0
 
     headline: ClassVar[str] = "personalised"
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fewbytes.distillation import distillation_loss
 from fewbytes.method import Site
 from fewbytes.methods.fedavg import FedAvg, Model, Own, Trained
+from fewbytes.ranges import BelowOne, Count, NotNegative, Positive
 from fewbytes.state import state_of
 from fewbytes.wire import Dense
 
@@ -28,13 +29,13 @@ from fewbytes.wire import Dense
 class PFedSD(FedAvg):
     """Hyper-parameters of pFedSD, with the values of FedPURIN's evaluation."""
 
-    epochs: int = 5
-    lr: float = 0.1
-    batch: int = 100
-    momentum: float = 0.9
+    epochs: Count = 5
+    lr: Positive = 0.1
+    batch: Count = 100
+    momentum: BelowOne = 0.9
     buffers: Literal["averaged", "local"] = "local"
-    lambda_kd: float = 0.5  # lambda, weight of the distillation
-    temperature: float = 3.0  # T
+    lambda_kd: NotNegative = 0.5  # lambda, weight of the distillation
+    temperature: Positive = 3.0  # T
     teacher: Literal["train", "eval"] = "train"  # how v_k normalises: by the batch, as the authors' code, or not
 
     headline: ClassVar[str] = "personalised"

@@ -14,6 +14,7 @@ from torch import nn
 
 from fewbytes.method import Method, Site
 from fewbytes.net import Network
+from fewbytes.ranges import BelowOne, Count, Positive
 from fewbytes.state import State, state_of
 from fewbytes.training import Order
 
@@ -29,10 +30,10 @@ class Own:
 class Separate(Method):
     """Hyper-parameters of local training."""
 
-    epochs: int = 5
-    lr: float = 0.1
-    batch: int = 100
-    momentum: float = 0.9
+    epochs: Count = 5
+    lr: Positive = 0.1
+    batch: Count = 100
+    momentum: BelowOne = 0.9
     order: Order = "shuffled"  # of samples, anew each epoch; stored: as FedKTL's baselines take them
 
     headline: ClassVar[str] = "personalised"

@@ -17,13 +17,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from fewbytes.method import Site
 from fewbytes.methods.compressed import Compressed, Residual
 from fewbytes.methods.fedavg import Model
+from fewbytes.ranges import Share
 from fewbytes.state import State
 from fewbytes.wire import Dense, Packages, TopK, payload
 from fewbytes.wire.packages import LONGEST, kernel_size
@@ -42,8 +45,8 @@ class Packed:
 class SmartIdx(Compressed):
     """Hyper-parameters of SmartIdx."""
 
-    density: float = 1 / 32  # part of all values that is important
-    patterns: int = 16  # sign patterns that are frequent, at most
+    density: Share = 1 / 32  # part of all values that is important
+    patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # sign patterns that are frequent, at most
 
     def client(self, site: Site) -> Residual:
         return Residual({})

@@ -7,6 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Protocol, Self, TypeVar, dataclass_transform, runtime_checkable
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbytes.errors import FrameError
+from fewbytes.errors import FrameError, MethodError
 from fewbytes.state import State
 from fewbytes.wire import coding
 from fewbytes.wire.coding import Array, Buffer
@@ -30,9 +31,12 @@ def payload(cls: type[T]) -> type[T]:
     """Make a class a payload: a frozen dataclass whose fields travel.
 
     Fields may be None, bool, int (64 bit), float, str, bytes, tensors, states (named tensors), wire values, other
-    dataclasses, and lists, tuples, dicts and `| None` of these.
+    dataclasses, and lists, tuples, dicts and `| None` of these. Raises MethodError for a field of another type.
     """
-    return dataclasses.dataclass(frozen=True, eq=False)(cls)
+    made = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    with suppress(NameError, AttributeError):  # a type of a later line or of itself: checked when it is first sent
+        _check(made, ())
+    return made
 
 
 @runtime_checkable
@@ -120,14 +124,27 @@ def counted(value: Any) -> Counted:
     return sum((v.counted() for v in _wire_values(value)), Counted())
 
 
-def check_finite(value: Any) -> None:
-    """Raises FrameError if a payload's wire values hold numbers that are not finite."""
-    for wire_value in _wire_values(value):
-        for name, tensor in wire_value.states().items():
-            if not tensor.is_floating_point() or torch.isfinite(tensor.sum()):  # a sum of finite numbers may overflow
-                continue
-            if not torch.isfinite(tensor).all():
-                raise FrameError("values", f"the values of {name!r} are not all finite")
+def check_finite(value: Any, name: str = "") -> None:
+    """Raises FrameError if numbers of a payload, or of a value of that name in one, are not finite."""
+    if isinstance(value, WireValue):
+        value = value.states()
+    elif dataclasses.is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            check_finite(item, key if isinstance(key, str) else name)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_finite(item, name)
+    elif not _finite(value):
+        raise FrameError("values", f"the values of {name!r} are not all finite (is lr too high?)")
+
+
+def _finite(value: Any) -> bool:
+    """False for a number, or a tensor with one, that is not finite."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return bool(value.sum().isfinite() or value.isfinite().all())  # a sum of finite numbers may overflow
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def flat_words(value: Tensor) -> Array:
@@ -329,8 +346,61 @@ def _optional(kind: Any) -> Any:
         args = [a for a in typing.get_args(kind) if a is not type(None)]
         if len(args) == 1 and len(typing.get_args(kind)) == 2:
             return args[0]
-        raise TypeError(f"{kind} cannot travel: of unions only `T | None` can")
     return None
+
+
+PLAIN = (bool, int, float, str, bytes)
+TRAVELS = (
+    "None, bool, int, float, str, bytes, Tensor, dict[str, Tensor], wire values such as Dense, dataclasses of these, "
+    "and list[T], tuple[T, ...], dict[K, T] and T | None of them (K: bool, int, float, str, bytes or tuples of these)"
+)
+"""What types a payload's fields may have, in words."""
+
+
+def check_fields(cls: type) -> None:
+    """Raises MethodError if values of a class cannot travel: it is no dataclass, or a field is of a wrong type."""
+    try:
+        _check(cls, ())
+    except (NameError, AttributeError) as error:
+        raise MethodError(f"the type hints of {_words(cls)} cannot be resolved: {error}") from None
+
+
+def _check(cls: type, within: tuple[type, ...]) -> None:
+    """`check_fields` for a class met `within` others; raises NameError or AttributeError for an undefined type."""
+    if not dataclasses.is_dataclass(cls):
+        raise MethodError(f"{_words(cls)} cannot travel as a message, reply or state: only dataclasses do")
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        if not _travels(hints[f.name], (*within, cls)):
+            raise MethodError(f"{cls.__name__}.{f.name}: {_words(hints[f.name])} cannot travel; what can: {TRAVELS}")
+
+
+def _travels(kind: Any, within: tuple[type, ...]) -> bool:
+    """Whether values of a type can be packed and read again; raises as `_check` for fields of dataclasses."""
+    kind = _optional(kind) or kind
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is dict and len(args) == 2:
+        return _is_state(kind) or (_is_key(args[0]) and _travels(args[1], within))
+    if origin in (list, tuple):
+        return all(_travels(arg, within) for arg in args if arg is not ...)
+    if kind in (type(None), Tensor, *PLAIN) or kind in within:
+        return True
+    if isinstance(kind, type) and not issubclass(kind, WireValue) and dataclasses.is_dataclass(kind):
+        _check(kind, within)
+        return True
+    return isinstance(kind, type) and issubclass(kind, WireValue)
+
+
+def _is_key(kind: Any) -> bool:
+    """Whether values of a type may be keys of a dict that travels."""
+    if typing.get_origin(kind) is tuple:
+        return all(_is_key(arg) for arg in typing.get_args(kind) if arg is not ...)
+    return kind in PLAIN
+
+
+def _words(kind: Any) -> str:
+    """A type as people write it."""
+    return kind.__qualname__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)
 
 
 def _write(kind: Any, value: Any, writer: Writer, path: str) -> Any:
