@@ -105,7 +105,10 @@ def test_amounts_of_data():
 @pytest.mark.parametrize(
     ("bytes_per_second", "ways"),
     [
-        (2_000_000, ("2MB/s", "2 MBps", "2mB/s", "2000kB/s", "2000 KBps", "2 MB / s", "2MByte/s", "0.002GB", "2MB/sec")),
+        (
+            2_000_000,
+            ("2MB/s", "2 MBps", "2mB/s", "2000kB/s", "2000 KBps", "2 MB / s", "2MByte/s", "0.002GB"),
+        ),
         (250_000, ("2Mbps", "2Mb/s", "2mb/s", "2Mbit/s", "2 MBit/s", "2Mbits/s", "2000kbps", "2000 kbit/s", "2Mbit")),
         (1_048_576, ("1MiB/s", "1024KiBps", "8Mib/s", "8 Mibit/s", "8192kibps")),
         (1.5, ("1.5B/s", "12bps", "12 bit/s", "12b/s")),
