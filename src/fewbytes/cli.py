@@ -50,7 +50,7 @@ def _option(kind: Any, text: str, *names: str, metavar: str | None = None) -> An
 SHARED: dict[str, Any] = {
     "config": _option(Path, "A TOML file with any of these settings.", "-c", "--config"),
     "dataset": _option(str, "digits, a folder under FEWBYTES_DATA, a path, or a name to download.", metavar="NAME"),
-    "image_size": _option(int, "Pixels a side of a detection data set's images (a multiple of 32)."),
+    "image_size": _option(int, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed)."),
     "part": _option(float, "Use only this part of the data set, e.g. 0.1, drawn by the seed."),
     "partition": _option(
         str, "dirichlet, iid, pathological, shards, main-category, or flwr:<Partitioner>.", metavar="NAME"
