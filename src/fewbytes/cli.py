@@ -257,7 +257,9 @@ def _show(runs: Sequence[RunFolder], page: Path) -> None:
 def plan(
     settings: dict[str, Any],
     method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`.")] = None,
-    uplink: Annotated[str, typer.Option(help="A client's uplink, e.g. 1MB/s or 10Mbit/s.")] = "1MB/s",
+    uplink: Annotated[
+        str, typer.Option(help="A client's uplink, e.g. 1MB/s or, in bits, 10Mbit/s or 10Mb/s.")
+    ] = "1MB/s",
     downlink: Annotated[str | None, typer.Option(help="A client's downlink (default: as the uplink).")] = None,
     as_json: AsJson = False,
 ) -> None:

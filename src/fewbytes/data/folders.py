@@ -10,7 +10,7 @@ from fewbytes.errors import UserError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 TEST_NAMES = ("test", "validation", "valid", "val")
-SPLIT = re.compile(r"(train|test|val|eval)(ing|id|idation|uation)?[^a-z]*", re.IGNORECASE)
+SPLITS = re.compile(r"(train|test|val|eval)(ing|id|idation|uation)?[^a-z]*", re.IGNORECASE)
 
 Labelled = list[tuple[Path, str]]  # images and the names of their classes
 
@@ -28,7 +28,7 @@ def labelled_images(folder: Path) -> dict[str, Labelled]:
         test = next((found for name in TEST_NAMES if (found := _test(folder / name))), [])
         return {"train": train, **({"test": test} if test else {})} if train else {}
     places = subfolders(folder)
-    if any(SPLIT.fullmatch(place.name) for place in places):  # splits that are named otherwise are no classes
+    if any(SPLITS.fullmatch(place.name) for place in places):  # splits that are named otherwise are no classes
         return {}
     flat, deep = _by_class(folder), [pair for place in places for pair in _by_class(_domain(place))]
     if flat and {path.parent for path, _ in deep} - {path.parent for path, _ in flat}:
