@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import fewbytes as fb
 from fewbytes.run import HEADROOM, Watcher
-from fewbytes.units import parse_bytes
+from fewbytes.units import parse_bytes, parse_rate
 
 METHOD = fb.FedAvg(**LOCAL)
 ROUNDS = 6
@@ -95,10 +95,34 @@ def test_a_number_of_bytes_is_read_as_it_is_written(count):
 
 
 def test_amounts_of_data():
-    assert parse_bytes("200MB") == 2 * parse_bytes("0.1 gb") == 200_000_000
-    for wrong in ("lots", "", "-1MB", "0", "1.5.1MB", "3 MB/s", "0.1B", float("nan"), float("inf"), "1e6"):
+    assert parse_bytes("200MB") == 2 * parse_bytes("0.1 gB") == parse_bytes("1600 Mbit") == 200_000_000
+    assert (parse_bytes("1.5KiB"), parse_bytes("2 bytes"), parse_bytes("1 TB")) == (1536, 2, 10**12)
+    for wrong in ("lots", "", "-1MB", "0", "1.5.1MB", "3 MB/s", "0.1B", float("nan"), float("inf"), "1e6", "200Mb"):
         with pytest.raises(fb.UserError, match="like 200MB"):
             parse_bytes(wrong)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "ways"),
+    [
+        (
+            2_000_000,
+            ("2MB/s", "2 MBps", "2mB/s", "2000kB/s", "2000 KBps", "2 MB / s", "2MByte/s", "0.002GB"),
+        ),
+        (250_000, ("2Mbps", "2Mb/s", "2mb/s", "2Mbit/s", "2 MBit/s", "2Mbits/s", "2000kbps", "2000 kbit/s", "2Mbit")),
+        (1_048_576, ("1MiB/s", "1024KiBps", "8Mib/s", "8 Mibit/s", "8192kibps")),
+        (1.5, ("1.5B/s", "12bps", "12 bit/s", "12b/s")),
+    ],
+)
+def test_an_upper_case_b_is_bytes_and_a_lower_case_one_bits(bytes_per_second, ways):
+    for way in ways:
+        assert parse_rate(way) == bytes_per_second, way
+
+
+@pytest.mark.parametrize("wrong", ["fast", "2", "2M", "0MB/s", "-1MB/s", "1.2.3MB/s", "2MB/h", "9" * 400 + "MB/s", ""])
+def test_a_rate_that_is_none_is_told_with_the_forms_that_are_read(wrong):
+    with pytest.raises(fb.UserError, match=r"1MB/s.*upper-case B.*10Mbit/s, 10Mb/s or 10Mbps \(lower-case b\)"):
+        parse_rate(wrong)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "6kB", True, 1.5])

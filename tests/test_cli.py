@@ -344,6 +344,9 @@ MISTAKES = {
     "too many clients": (["run", "fedavg", "--clients", "5000"], "5000"),
     "clients without samples": (["run", "fedavg", "--clients", "700", "--alpha", "0.01"], "clients"),
     "too many fixed samples": (["run", "fedavg", "--partition", "iid", "--samples", "500/100"], "samples"),
+    "a method that looks like markup": (["run", "[/x]"], "unknown method '[/x]'"),
+    "a data set that looks like markup": (["run", "fedavg", "--dataset", "[red]:bug:"], "'[red]:bug:'"),
+    "an option that looks like markup": (["run", "--[/x]"], "--[/x]"),
     "unknown model": (["run", "fedavg", "--model", "resnet9"], "resnet"),
     "module that is not there": (["run", "fedavg", "--model", "no.such:thing"], "no.such"),
     "unknown device": (["run", "fedavg", "--device", "tpu9"], "tpu9"),
@@ -398,6 +401,20 @@ def test_a_mistake_gets_one_clear_line_and_code_2(mistake, tmp_path, monkeypatch
     assert len(lines) == 1, errors
     assert told in lines[0]
     assert not list((tmp_path / "runs").glob("*")), "a run folder was left behind"
+
+
+def test_brackets_and_colons_are_printed_as_they_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["fewbytes", "run", "fedavg", "--partition", "flwr:IidPartitioner"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "pip install 'fewbytes[flower-datasets]'" in capsys.readouterr().err
+    out = tmp_path / "[bold]runs[/x] :bug:"
+    done = fewbytes("compare", "fedavg", "fedpurin", *QUICK, "--rounds", "1", "--set", "fedavg.lr=0.2", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert f"report: {out}" in done.stdout
+    assert "note: lr differs: fedavg 0.2, fedpurin" in done.stderr
 
 
 def test_a_data_set_without_labels(tmp_path):

@@ -6,11 +6,13 @@ import hashlib
 import io
 import json
 import os
+import pickle
+import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +36,7 @@ from fewbytes.data import (
     partition,
 )
 from fewbytes.errors import UserError
+from fewbytes.experiment import make_experiment
 
 GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
 USERS_CACHE = os.environ.get("FEWBYTES_CACHE")
@@ -523,11 +526,11 @@ def structs(*blobs: bytes) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
-    """A Parquet data set of two classes: grey images, one of another size, one of another mode."""
+    """A Parquet data set of two classes: grey images, one of another mode."""
     folder = tmp_path / "pets"
     labels = {"label": [0, 1, 1]}
     names = {"label": ["cat", "dog"]}
-    odd = structs(png(10), png(20, size=(9, 9)), png(30, mode="RGB"))
+    odd = structs(png(10), png(20), png(30, mode="RGB"))
     write_parquet(folder / "train-00000-of-00002.parquet", odd, labels, names=names)
     write_parquet(folder / "train-00001-of-00002.parquet", structs(png(40)), {"label": [0]}, names=names)
     write_parquet(folder / "test-00000-of-00001.parquet", structs(png(50)), {"label": [1]}, names=names)
@@ -689,6 +692,222 @@ def test_digits() -> None:
     share = torch.bincount(data.test.labels) / (torch.bincount(y) + torch.bincount(data.test.labels))
     assert share.sub(0.2).abs().max() < 0.005
     assert torch.equal(load_dataset("digits").test.load()[0], data.test.load()[0])
+
+
+# Image folders, CIFAR's files, sizes ----------------------------------------------------------------------------------
+
+
+def write_images(folder: Path, paths: dict[str, int], size: tuple[int, int] = (4, 3)) -> None:
+    """Images of one colour below a folder: the red value of each."""
+    for path, value in paths.items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(png(value, mode="RGB", size=size))
+
+
+def reds(split: Split) -> dict[int, int]:
+    """The label of every image by its red value."""
+    return {int(x[0, 0, 0]): int(y) for x, y in zip((split.load()[0] * 255).round(), split.labels, strict=True)}
+
+
+def everything(data: Dataset) -> dict[int, int]:
+    return reds(data.train) | reds(data.test)
+
+
+@pytest.mark.parametrize("split", ["valid", "val", "validation", "test"])
+def test_test_files_of_any_usual_name_are_the_test_set(tmp_path: Path, split: str) -> None:
+    for name, values in (("train", range(10)), (split, [50, 60])):
+        columns = {"label": [i % 2 for i in range(len(values))]}
+        write_parquet(tmp_path / "hub" / "data" / f"{name}-00000-of-00001.parquet", structs(*map(png, values)), columns)
+        write_images(tmp_path / "images", {f"{name}/{'ab'[i % 2]}/{v}.png": v for i, v in enumerate(values)})
+    for folder in ("hub", "images"):
+        data = load_dataset(str(tmp_path / folder))
+        assert (len(data.train), reds(data.test)) == (10, {50: 0, 60: 1})
+
+
+def test_tiny_imagenet(tmp_path: Path) -> None:
+    write_images(tmp_path, {f"train/n0{c}/images/n0{c}_{i}.JPEG": 10 * c + i for c in (1, 2) for i in range(3)})
+    write_images(tmp_path, {f"val/images/val_{i}.JPEG": 100 + i for i in range(3)} | {"test/images/test_0.JPEG": 200})
+    listed = tmp_path / "val" / "val_annotations.txt"
+    listed.write_text("val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t1\t2\t3\t4\nval_2.JPEG\tn02\t0\t0\t9\t9\n")
+    data = load_dataset(str(tmp_path))
+    assert data.classes == ("n01", "n02")
+    assert reds(data.train) == {10: 0, 11: 0, 12: 0, 20: 1, 21: 1, 22: 1}
+    assert reds(data.test) == {100: 1, 101: 0, 102: 1}  # not the unlabelled ones of test/
+    listed.write_text("val_0.JPEG\tn01\n")  # what is kept does not outlive a change of labels
+    assert reds(load_dataset(str(tmp_path)).test) == {100: 0}
+    for wrong in ("val_9.JPEG\tn01\n", "val_0.JPEG n01\n", "../../train/n01/images/n01_0.JPEG\tn01\n"):
+        listed.write_text("val_0.JPEG\tn01\n" + wrong)
+        with pytest.raises(UserError, match=r"val_annotations\.txt, line 2: .*correct it"):
+            load_dataset(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "layout", ["{c}/{d}{i}.png", "{c}/images/{d}{i}.png", "{d}/{c}/{i}.png", "{d}/images/{c}/{i}.png"]
+)
+def test_folders_of_classes_and_of_domains_without_train(tmp_path: Path, layout: str) -> None:
+    numbered = [(d, c, i) for d in ("photo", "sketch") for c in ("cat", "dog") for i in range(5)]
+    paths = {layout.format(d=d, c=c, i=i): 10 * n for n, (d, c, i) in enumerate(numbered)}
+    write_images(tmp_path, paths)
+    (tmp_path / "notes").mkdir()
+    data = load_dataset(str(tmp_path))
+    assert data.classes == ("cat", "dog")
+    assert everything(data) == {10 * n: int(c == "dog") for n, (_, c, _) in enumerate(numbered)}
+    assert sorted(data.test.labels.tolist()) == [0, 0, 1, 1]  # a fifth of each class, always the same
+    assert reds(data.test) == reds(load_dataset(str(tmp_path)).test)
+
+
+@pytest.mark.parametrize(
+    ("paths", "says"),
+    [
+        (["images/a.png", "images/b.png"], "no labelled images.*found images/"),
+        (["train/images/a.png", "train/labels.png"], "no labelled images"),
+        (["train2017/a.png", "val2017/b.png"], "no labelled images"),
+        (["Training/cat/a.png", "Testing/cat/b.png", "Training/dog/b.png"], "no labelled images"),
+        (["cat/a.png", "dog/b.png", "sketch/cat/c.png"], "keep to <class>/<image> or to <domain>/<class>/<image>"),
+    ],
+)
+def test_folders_that_could_mean_anything_are_refused(tmp_path: Path, paths: list[str], says: str) -> None:
+    write_images(tmp_path, dict.fromkeys(paths, 1))
+    with pytest.raises(UserError, match=says) as caught:
+        load_dataset(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
+    wide = Image.new("RGB", (8, 4), (200, 0, 0))
+    wide.paste((0, 0, 255), (2, 0, 6, 4))  # the middle is blue
+    for place in ("train/a/0.png", "train/b/0.png", "test/a/0.png", "test/b/0.png"):
+        write_images(tmp_path, {place: 90}, size=(6, 6))
+    wide.save(tmp_path / "train" / "b" / "1.png")
+    with pytest.raises(UserError, match=r"b/1.png is 8 x 4 pixels large, the first image 6 x 6: give image_size"):
+        load_dataset(str(tmp_path))
+    data = load_dataset(str(tmp_path), 4)
+    assert data.train.shape == data.test.shape == (3, 4, 4)
+    assert data.train.x[2].reshape(3, -1).T.tolist() == [[0, 0, 255]] * 16
+    assert load_dataset(str(tmp_path), 3).train.shape == (3, 3, 3)  # and not what was kept of the size before
+    assert load_dataset("digits", 12).train.shape == (1, 12, 12)
+    assert torch.equal(load_dataset("digits", 8).train.load()[0], load_dataset("digits").train.load()[0])
+    task = make_experiment(
+        {"method": "fedavg", "dataset": str(tmp_path), "image_size": 4, "clients": 1, "partition": "iid"}
+        | {"public": str(tmp_path)}
+    ).task()
+    assert task.data.public is not None
+    assert task.data.clients[0].train.shape == task.data.public.shape == (3, 4, 4)
+
+
+class Python2Pickler(pickle._Pickler):
+    """Writes bytes and strings as Python 2 wrote its strings."""
+
+    dispatch: ClassVar = dict(pickle._Pickler.dispatch)
+
+    def save_string(self, text: bytes | str) -> None:
+        data = text.encode() if isinstance(text, str) else text
+        self.write(b"U" + bytes([len(data)]) + data if len(data) < 256 else b"T" + struct.pack("<i", len(data)) + data)
+        self.memoize(text)
+
+    dispatch[bytes] = dispatch[str] = save_string
+
+
+def pickled(content: Any) -> bytes:
+    stream = io.BytesIO()
+    Python2Pickler(stream, 2).dump(content)
+    return stream.getvalue()
+
+
+META = b"(dp1\nS'num_cases_per_batch'\np2\nI2\nsS'label_names'\np3\n(lp4\nS'plane'\np5\naS'car'\np6\nas."
+
+
+def batch(pixels: np.ndarray, key: bytes, labels: Any) -> bytes:
+    data = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1)
+    return pickled({b"batch_label": b"a batch", key: labels, b"data": data, b"filenames": [b"x.png"] * len(pixels)})
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> Path:
+    folder = tmp_path / "torchvision" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), np.uint8)
+    np.save(tmp_path / "pixels.npy", pixels)
+    for i, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        (folder / name).write_bytes(batch(pixels[2 * i : 2 * i + 2], b"labels", [1, i % 2]))
+    (folder / "batches.meta").write_bytes(META)  # protocol 0, as it is published
+    return folder
+
+
+def test_torchvisions_cifar10(cifar10: Path, tmp_path: Path) -> None:
+    pixels = np.load(tmp_path / "pixels.npy").transpose(0, 3, 1, 2)
+    for folder in (cifar10, cifar10.parent):  # and the folder that torchvision was given
+        data = load_dataset(str(folder))
+        assert data.classes == ("plane", "car")
+        assert np.array_equal(data.train.x, pixels[:10])
+        assert np.array_equal(data.test.x, pixels[10:])
+        assert data.train.labels.tolist() == [1, 0, 1, 1, 1, 0, 1, 1, 1, 0]
+        assert data.test.labels.tolist() == [1, 1]
+    assert load_dataset(str(cifar10), 16).train.shape == (3, 16, 16)
+
+
+def test_torchvisions_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
+    for name, labels in (("train", [2, 0, 1]), ("test", [1])):
+        pixels = np.full((len(labels), 32, 32, 3), 7, np.uint8)
+        content = {b"data": pixels.reshape(len(labels), -1), b"fine_labels": labels}
+        (tmp_path / name).write_bytes(pickled(content | {b"coarse_labels": [0] * len(labels)}))
+    (tmp_path / "meta").write_bytes(
+        pickled({b"fine_label_names": [b"apple", b"bear", b"crab"], b"coarse_label_names": [b"thing"]})
+    )
+    data = load_dataset(str(tmp_path))
+    assert (data.classes, data.train.labels.tolist(), data.test.labels.tolist()) == (
+        ("apple", "bear", "crab"), [2, 0, 1], [1],
+    )  # fmt: skip
+    assert data.train.x.shape == (3, 3, 32, 32)
+
+
+TWO = np.zeros((2, 32, 32, 3), np.uint8)
+WRONG_BATCHES: dict[str, tuple[Callable[[Path], bytes], str]] = {
+    "a command": (lambda marker: pickled(Touch(marker)), "asks for '(posix|nt).system'.* nothing was run"),
+    "a command among labels": (lambda marker: pickled({b"data": TWO, b"labels": [0, Touch(marker)]}), "was run"),
+    "torch's tensors": (lambda _: pickle.dumps({"data": torch.zeros(2)}), "nothing was run"),
+    "an extension": (lambda _: b"\x80\x02\x82\x01.", "damaged"),
+    "half of it": (lambda _: batch(TWO, b"labels", [0, 1])[:3000], "damaged"),
+    "nothing": (lambda _: b"", "damaged"),
+    "text": (lambda _: b"plane, car\n", "damaged"),
+    "a list": (lambda _: pickled([1]), "no dictionary"),
+    "no labels": (lambda _: batch(TWO, b"names", [0, 1]), "no 'labels' of its 2 images"),
+    "a label too few": (lambda _: batch(TWO, b"labels", [0]), "no 'labels' of its 2 images"),
+    "a class too many": (lambda _: batch(TWO, b"labels", [0, 2]), "labels outside 0..1"),
+    "a huge label": (lambda _: batch(TWO, b"labels", [0, 10**40]), "labels outside 0..1"),
+    "floats": (lambda _: pickled({b"data": np.zeros((2, 3072)), b"labels": [0, 1]}), "no 'data'"),
+    "small images": (lambda _: batch(TWO[:, :16], b"labels", [0, 1]), "no 'data', images of 32 x 32"),
+    "objects": (lambda _: pickle.dumps({"data": np.array([None])}), "damaged"),
+    "less than it says": (lambda _: batch(TWO, b"labels", [0, 1]).replace(b"M\x00\x0c", b"M\x01\x0c"), "damaged"),
+}  # fmt: skip
+
+
+class Touch:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("wrong", WRONG_BATCHES)
+def test_a_wrong_or_hostile_batch_is_one_line_and_runs_nothing(cifar10: Path, tmp_path: Path, wrong: str) -> None:
+    make, says = WRONG_BATCHES[wrong]
+    (cifar10 / "data_batch_3").write_bytes(make(tmp_path / "marker"))
+    with pytest.raises(UserError, match=f"data_batch_3 .*{says}") as caught:
+        load_dataset(str(cifar10))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_cifar_that_is_not_whole(cifar10: Path) -> None:
+    (cifar10 / "batches.meta").write_bytes(pickled({b"label_names": b"plane"}))
+    with pytest.raises(UserError, match=r"batches\.meta has no 'label_names'"):
+        load_dataset(str(cifar10))
+    (cifar10 / "data_batch_4").unlink()
+    with pytest.raises(UserError, match="without its file data_batch_4"):
+        load_dataset(str(cifar10))
 
 
 # Downloads ------------------------------------------------------------------------------------------------------------

@@ -333,7 +333,6 @@ def test_pictures_show_true_and_found_boxes(data: Dataset) -> None:
         ({"model": "cnn4"}, "take a detector, such as yolox-s, not cnn4"),
         ({"augment": "crop-flip"}, "no longer fit their boxes"),
         ({"model": "yolox-nano@64"}, "no Linear as a last layer"),
-        ({"dataset": "digits"}, "image_size is for data sets with boxes"),
         ({"image_size": 48}, "a multiple of 32"),
     ],
 )

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from fewbytes.attack import Attacking, attack_table
 from fewbytes.attack import attack as attack_run
 from fewbytes.comparison import compare as compare_methods
-from fewbytes.display import Display, console, progress
+from fewbytes.display import Display, console, note, printed, progress
 from fewbytes.errors import FewbytesError, UserError
 from fewbytes.experiment import read_experiment
 from fewbytes.inspect import inspect_frame
@@ -34,7 +34,7 @@ from fewbytes.reproduce import TABLES, scale_of
 from fewbytes.reproduce import reproduce as reproduce_table
 from fewbytes.units import parse_rate
 
-printed = Console(highlight=False)
+NAME = "bold cyan"  # how the names of what is listed look
 app = typer.Typer(
     help="Federated learning over slow links, measured in the bytes that cross the wire.",
     no_args_is_help=True,
@@ -50,7 +50,7 @@ def _option(kind: Any, text: str, *names: str, metavar: str | None = None) -> An
 SHARED: dict[str, Any] = {
     "config": _option(Path, "A TOML file with any of these settings.", "-c", "--config"),
     "dataset": _option(str, "digits, a folder under FEWBYTES_DATA, a path, or a name to download.", metavar="NAME"),
-    "image_size": _option(int, "Pixels a side of a detection data set's images (a multiple of 32)."),
+    "image_size": _option(int, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed)."),
     "part": _option(float, "Use only this part of the data set, e.g. 0.1, drawn by the seed."),
     "partition": _option(
         str, "dirichlet, iid, pathological, shards, main-category, or flwr:<Partitioner>.", metavar="NAME"
@@ -105,7 +105,7 @@ def with_settings(function: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(function, eval_str=True)
     own = [p for p in signature.parameters.values() if p.name != "settings"]
     kind = inspect.Parameter.KEYWORD_ONLY
-    shared = [inspect.Parameter(name, kind, default=None, annotation=note) for name, note in SHARED.items()]
+    shared = [inspect.Parameter(name, kind, default=None, annotation=of) for name, of in SHARED.items()]
 
     @functools.wraps(function)
     def command(**options: Any) -> None:
@@ -130,7 +130,8 @@ def methods(as_json: AsJson = False) -> None:
         rows.append({"name": name, "paper": paper, "idea": idea, "bytes": cost, "parameters": fields})
         if not as_json:
             listed = ", ".join(f"{key}={value}" for key, value in fields.items())
-            printed.print(f"[bold cyan]{name}[/]: {paper}\n  {idea}\n  [dim]{cost}\n  parameters: {listed}[/]\n")
+            more = f"{cost}\n  parameters: {listed}"
+            printed.print(Text.assemble((name, NAME), f": {paper}\n  {idea}\n  ", (more, "dim"), "\n"))
     if as_json:
         print(json.dumps(rows, indent=2))
 
@@ -247,7 +248,7 @@ def _show(runs: Sequence[RunFolder], page: Path) -> None:
     printed.print(summary_table(runs))
     found = choices(runs)
     for text in [*map(str, found), CAVEAT] if found else ():
-        printed.print(text, markup=False, soft_wrap=True)
+        printed.print(text, soft_wrap=True)
     printed.print(f"report: {page}", soft_wrap=True)
 
 
@@ -256,7 +257,9 @@ def _show(runs: Sequence[RunFolder], page: Path) -> None:
 def plan(
     settings: dict[str, Any],
     method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`.")] = None,
-    uplink: Annotated[str, typer.Option(help="A client's uplink, e.g. 1MB/s or 10Mbit/s.")] = "1MB/s",
+    uplink: Annotated[
+        str, typer.Option(help="A client's uplink, e.g. 1MB/s or, in bits, 10Mbit/s or 10Mb/s.")
+    ] = "1MB/s",
     downlink: Annotated[str | None, typer.Option(help="A client's downlink (default: as the uplink).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -310,7 +313,7 @@ def reproduce(
             print(json.dumps(listed, indent=2))
         for name, each in listed.items() if not as_json else ():
             runs = f"{each['runs']} run{'s' if each['runs'] != 1 else ''}"
-            printed.print(f"[bold cyan]{name}[/]: {each['title']} ({runs})", soft_wrap=True)
+            printed.print(Text.assemble((name, NAME), f": {each['title']} ({runs})"), soft_wrap=True)
         return
     with _standard_output_for(as_json):
         made = reproduce_table(
@@ -362,7 +365,7 @@ def probe(
             result = probe_run(run, client, names, how, told)
         page = write_report(read_runs([run]), run / "report.html")
     for name in result["skipped"]:
-        console.print(f"[yellow]note:[/] not probed after {name}: the branches differ in shape there")
+        note(f"not probed after {name}: the branches differ in shape there")
     if as_json:
         print(json.dumps(result, indent=2))
     else:
@@ -476,5 +479,5 @@ def main() -> None:
 def _fail(text: str, code: int) -> int:
     if os.environ.get("FEWBYTES_DEBUG"):
         console.print_exception()
-    console.print(f"[bold red]fewbytes:[/] {text}".replace("\n", " "), soft_wrap=True)
+    console.print(Text.assemble(("fewbytes:", "bold red"), f" {text}".replace("\n", " ")), soft_wrap=True)
     return code

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fewbytes.display import Display, console
+from fewbytes.display import Display, note
 from fewbytes.errors import UserError, suggestion
 from fewbytes.experiment import make_method
 from fewbytes.files import replacing
@@ -127,7 +127,7 @@ def _result(name: str, job: Job | str, folder: Path) -> dict[str, Any]:
     except Exception as error:
         has_begun = (run / "config.toml").exists()
         status, why = "failed" if has_begun else "left out", str(error) or type(error).__name__
-        console.print(f"[yellow]note:[/] {name} {'has failed' if has_begun else 'is left out'}: {why}", soft_wrap=True)
+        note(f"{name} {'has failed' if has_begun else 'is left out'}: {why}")
         return {"method": name, "status": status, "why": why}
 
 
@@ -151,7 +151,7 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
     own = _per_method(names, given)
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
     settings["model"], rounds = first.experiment.model, first.experiment.rounds
-    console.print(f"[yellow]note:[/] {_told(rounds, training)}", soft_wrap=True)
+    note(_told(rounds, training))
     jobs: list[tuple[str, Job | str]] = []
     for name in names:
         parameters = equal_parameters(name, rounds, training) | own[name]
@@ -186,4 +186,4 @@ def _note_unequal_training(jobs: Sequence[Job]) -> None:
         values = {job.experiment.method: getattr(job.method, key) for job in jobs if hasattr(job.method, key)}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{name} {value}" for name, value in values.items())
-            console.print(f"[yellow]note:[/] {key} differs: {listed} (--set {key}=VALUE makes it equal)")
+            note(f"{key} differs: {listed} (--set {key}=VALUE makes it equal)")

@@ -8,15 +8,24 @@ from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from fewbytes.method import Id
 from fewbytes.net import numbers
 from fewbytes.run import Watcher
 
-console = Console(stderr=True, highlight=False)
-"""Where the command line talks to people; standard output is for results."""
+PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+"""Of consoles that print text as it is: paths, names and errors may hold [brackets] or :colons:."""
+console = Console(stderr=True, **PLAIN)
+"""Where the command line talks to people."""
+printed = Console(**PLAIN)
+"""Standard output, which is for results."""
+
+
+def note(text: str) -> None:
+    """Print something worth knowing, above the live line if there is one."""
+    console.print(Text.assemble(("note:", "yellow"), f" {text}"), soft_wrap=True)
 
 
 class Display(Watcher):
@@ -51,8 +60,8 @@ class Display(Watcher):
         self._progress.update(self._bar, total=rounds, completed=done, text=f"round {done}/{rounds}")
 
     def note(self, text: str) -> None:
-        """Print something worth knowing above the live line."""
-        self._progress.print(f"[yellow]note:[/] {escape(text)}", soft_wrap=True)
+        """As `note`."""
+        note(text)
 
     def joined(self, client: Id) -> None:
         self._joined.append(client)
@@ -117,5 +126,6 @@ def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def _line(time: ProgressColumn, **how: bool) -> Progress:
-    columns = TextColumn("[bold]{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"), time
+    name = TextColumn("{task.description}", style="bold", markup=False)
+    columns = name, BarColumn(bar_width=24), TextColumn("{task.fields[text]}", markup=False), time
     return Progress(*columns, console=console, **how)  # type: ignore[arg-type]  # none of them but flags

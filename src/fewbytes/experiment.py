@@ -12,7 +12,6 @@ import msgspec
 import torch
 
 from fewbytes.data import crop_flip, federate, load_dataset, with_public, with_transforms
-from fewbytes.data.coco import SIZE
 from fewbytes.errors import UserError, suggestion
 from fewbytes.method import Method, Task
 from fewbytes.methods import METHODS
@@ -26,7 +25,7 @@ from fewbytes.run import Settings, Watcher
 from fewbytes.units import parse_bytes
 
 UNSAID: dict[str, Any] = {
-    "image_size": SIZE, "part": 1.0, "augment": "none", "backdoor": 0, "kgf": None, "main_share": 0.8,
+    "image_size": None, "part": 1.0, "augment": "none", "backdoor": 0, "kgf": None, "main_share": 0.8,
     "newcomers": 0, "arrival": None, "stay": False, "known_classes": None, "newcomer_classes": None, "budget": None,
 }  # fmt: skip
 """Settings that config.toml and result.json name only where they differ from these."""
@@ -37,7 +36,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     method: str
     dataset: str = "digits"
-    image_size: Count = UNSAID["image_size"]  # pixels a side that a detection data set's images are letter-boxed to
+    image_size: Count | None = UNSAID["image_size"]  # pixels a side of images (see load_dataset)
     part: Share = UNSAID["part"]  # of the data set that is used, drawn by the seed
     partition: str = "dirichlet"
     alpha: float = 0.5
@@ -100,12 +99,10 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         check_device(self.device)
         dataset, public = load_dataset(self.dataset, self.image_size), None
         detects = dataset.train.boxes is not None
-        if self.image_size != SIZE and not detects:
-            raise UserError(f"image_size is for data sets with boxes, and {self.dataset} has none: leave it out")
         if self.part < 1:
             dataset = dataset.part(self.part, self.seed)
         if self.public is not None:
-            dataset, public = with_public(dataset, str(self.public), self.seed)
+            dataset, public = with_public(dataset, str(self.public), self.seed, self.image_size)
         data = federate(
             dataset, self.partition, self.clients, alpha=self.alpha, classes_per_client=self.classes_per_client,
             shards_per_client=self.shards_per_client, main_share=self.main_share, samples=self.samples, seed=self.seed,

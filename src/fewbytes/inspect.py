@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from fewbytes.errors import FrameError, UserError
 from fewbytes.wire import Parsed
@@ -40,7 +41,7 @@ def inspect_frame(path: Path) -> RenderableType:
         else parsed.layout_hash.hex(),
         "base": "none" if parsed.base_hash == NO_HASH else f"{parsed.base_hash.hex()} (the message this one answers)",
     }.items():
-        facts.add_row(f"[bold]{name}", value)
+        facts.add_row(Text(name, "bold"), value)
     fields = Table("field", "content", title="fields", title_justify="left", box=None)
     for number, field in enumerate(header.fields):
         for line in _describe(field):

@@ -1,4 +1,4 @@
-"""Reads amounts of data, and rates of links, as people write them."""
+"""Reads amounts of data, and rates of links, as people write them: B is a byte, b a bit, k 1000 and Ki 1024."""
 
 from __future__ import annotations
 
@@ -7,30 +7,48 @@ import re
 
 from fewbytes.errors import UserError
 
-UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "bit": 1 / 8, "kbit": 125.0, "Mbit": 125e3, "Gbit": 125e6}
+PREFIXES = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
+NUMBER = r"([0-9.]+)\s*(?:((?i:[kmgt]i?)?)"
 
 
 def parse_bytes(text: str | float) -> int:
-    """An amount in whole bytes: '200MB', '1.5 GB', '300000', 2e8. Raises UserError for less than one."""
-    read = _amount(text if isinstance(text, str) else f"{text:f}", r"([0-9.]+)\s*([A-Za-z]*)")
+    """An amount in whole bytes: '200MB', '1.5 GiB', '800Mbit', '300000', 2e8.
+
+    Raises UserError for less than one, and for '200Mb', by which some mean bits and some bytes.
+    """
+    read = _amount(text if isinstance(text, str) else f"{text:f}", NUMBER + r"(B|(?i:bytes?|bits?)))?")
     if not 1 <= read < math.inf:
-        raise UserError(f"budget is an amount of data of a byte or more in B, kB, MB or GB, like 200MB, not {text!r}")
+        raise UserError(
+            "budget is an amount of data of a byte or more, like 200MB, 300kB, 1.5GiB or, in bits, 800Mbit "
+            f"(Mb might be either), not {text!r}"
+        )
     return int(read)
 
 
 def parse_rate(text: str) -> float:
-    """A link's rate in bytes per second: '1MB/s', '10Mbit/s', '250kB/s'. Raises UserError."""
-    rate = _amount(text, r"([0-9.]+)\s*([A-Za-z]+?)(?:/s|ps)?")
-    if rate <= 0:
-        raise UserError(f"cannot read the rate {text!r}: write it like 1MB/s, 250kB/s or 10Mbit/s")
+    """A link's rate in bytes per second: '1MB/s', '250kBps', '2MiB/s', '10Mbit/s', '10Mb/s', '10Mbps'.
+
+    Raises UserError.
+    """
+    rate = _amount(text, NUMBER + r"(B|b|(?i:bytes?|bits?)))(?i:\s*/\s*s(?:ec)?|ps)?")
+    if not 0 < rate < math.inf:
+        raise UserError(
+            f"cannot read the rate {text!r}: write bytes like 1MB/s, 250kBps or 1MiB/s (upper-case B), "
+            "or bits like 10Mbit/s, 10Mb/s or 10Mbps (lower-case b)"
+        )
     return rate
 
 
 def _amount(text: str, pattern: str) -> float:
-    """The number times the unit that the groups of `pattern` find, in bytes; 0 where they find none."""
-    match = re.fullmatch(pattern, text.strip())
-    unit = {name.lower(): size for name, size in UNITS.items()}.get(match[2].lower() or "b") if match else None
+    """The number times the prefix and the unit that the groups of `pattern` find, in bytes; 0 where they find none."""
+    match = re.fullmatch(pattern, text.strip(), re.ASCII)
+    if match is None:
+        return 0.0
+    number, prefix, unit = match[1], match[2] or "", match[3] or "B"
+    in_bits = unit == "b" or unit.lower().startswith("bit")
     try:
-        return float(match[1]) * unit if match and unit else 0.0
-    except ValueError:
+        return float(number) * PREFIXES[prefix.lower()] / (8 if in_bits else 1)
+    except ValueError:  # two points in a number
         return 0.0

@@ -1,4 +1,5 @@
-"""Data sets by name or folder: the Hugging Face Parquet layout and image folders, decoded once and kept as arrays.
+"""Data sets by name or folder: the Hugging Face Parquet layout, image folders and CIFAR's own files, decoded once and
+kept as arrays.
 
 Decoded images lie under the cache folder, `$XDG_CACHE_HOME/fewbytes` (or `~/.cache/fewbytes`; FEWBYTES_CACHE names
 another), and are memory-mapped from there. Nothing is ever unpickled.
@@ -15,9 +16,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +29,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fewbytes.data.cifar import cifar_files, read_cifar
 from fewbytes.data.coco import SIZE, is_coco, read_coco
-from fewbytes.data.images import Item, cache_folder, open_image
+from fewbytes.data.folders import TEST_NAMES, Labelled, labelled_images, subfolders
+from fewbytes.data.images import Item, cache_folder, open_image, place_of, squared
 from fewbytes.data.split import Dataset, Split
 from fewbytes.errors import UserError
 
@@ -42,29 +46,35 @@ HUB = {
 }
 """Short names of data sets on the Hugging Face hub; `owner/name` (and `owner/name/configuration`) works for others."""
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-TEST_NAMES = ("test", "validation", "val")
 LABEL_NAMES = ("label", "labels", "fine_label")
 CHUNK = 256  # images handed to a decoding thread at a time
 HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 
-Files = dict[str, list[Path]]  # "train" and perhaps "test": Parquet files or images
+Files = dict[str, list[Path]]  # of a data set, by what they are to it
 
 
-def load_dataset(name: str, image_size: int = SIZE) -> Dataset:
+def load_dataset(name: str, image_size: int | None = None) -> Dataset:
     """The data set called `name`.
 
     `digits` is scikit-learn's (1,797 float32 images (1, 8, 8) in 0..1, a fixed 80/20 split). Otherwise a folder: a
-    path, or a name under the folder that FEWBYTES_DATA names, with `train-*.parquet` (at the top, in `data/` or in one
-    subfolder per configuration) or `train/<class>/<image>`. Test samples are `test`, else `validation` or `val`, else
-    a fixed 20 % of each class. Otherwise it is downloaded: the keys of HUB, or `owner/name` on the Hugging Face hub.
+    path, or a name under the folder that FEWBYTES_DATA names, with
 
-    Images are uint8 (C, H, W), all of the first one's size, and grey if it is, else RGB. A folder in COCO's format
+    - `train-*.parquet`, at the top, in `data/` or in one subfolder per configuration
+    - `train/<class>/<image>`, or `train/<class>/images/<image>` as Tiny-ImageNet
+    - `<class>/<image>`, or `<domain>/<class>/<image>`: all domains are read as one data set
+    - CIFAR's own pickles, here or in one subfolder (`cifar-10-batches-py`, `cifar-100-python`); no code in them is run
+
+    Test samples are `test`, else `validation`, `valid` or `val`, else a fixed 20 % of each class. Otherwise it is
+    downloaded: the keys of HUB, or `owner/name` on the Hugging Face hub.
+
+    Images are uint8 (C, H, W), grey if the first one is, else RGB. With `image_size` the shorter side is scaled to so
+    many pixels and the middle of the longer one taken; without it all must be of one size. A folder in COCO's format
     (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed to
-    `image_size`. Raises UserError if there is no such data set, it has no labels, or an image cannot be decoded.
+    `image_size` (SIZE unless given). Raises UserError if there is no such data set, it has no labels, its images
+    differ in size, or one cannot be decoded.
     """
     if name == "digits":
-        return _digits()
+        return _digits(image_size)
     if not name:
         raise _not_found(name, "a name is needed")
     named_coco = name.startswith("coco:")
@@ -74,20 +84,12 @@ def load_dataset(name: str, image_size: int = SIZE) -> Dataset:
             raise UserError(f"data set {name!r} not found: there is no such folder")
         folder = _download(name)
     if named_coco or is_coco(folder):
-        return read_coco(name, folder, image_size)
-    files = _parquet_files(folder)
-    read = _read_parquet
-    if not files:
-        files, read = _image_files(folder), _read_folder
-    if not files:
-        raise UserError(
-            f"{folder} has no labelled images: there is no train-*.parquet and no train/<class>/ folder with images; "
-            f"found {_contents(folder)}; labels are a Parquet column or the class folders' names"
-        )
-    kept = cache_folder() / _key(folder, files)
+        return read_coco(name, folder, image_size or SIZE)
+    files, read = _source(folder)
+    kept = cache_folder() / _key(folder, files, image_size)
     decoded = _from_cache(kept)
     if decoded is None:
-        decoded = _decode(*read(folder, files))
+        decoded = _decode(*read(), image_size)
         if _to_cache(kept, decoded):
             decoded = _from_cache(kept) or decoded
     splits = {split: Split(x, torch.from_numpy(y)) for split, (x, y) in decoded.arrays.items()}
@@ -97,11 +99,15 @@ def load_dataset(name: str, image_size: int = SIZE) -> Dataset:
     return Dataset(name, train, test, decoded.classes)
 
 
-def _digits() -> Dataset:
+def _digits(image_size: int | None) -> Dataset:
     from sklearn.datasets import load_digits  # slow to import, and only needed here
 
     data = load_digits()
-    whole = Split(torch.tensor(data.images[:, None] / 16, dtype=torch.float32), torch.tensor(data.target).long())
+    x = torch.tensor(data.images[:, None] / 16, dtype=torch.float32)
+    if image_size:
+        images = [np.asarray(squared(Image.fromarray(image), image_size)) for image in x[:, 0].numpy()]
+        x = torch.from_numpy(np.stack(images)[:, None])
+    whole = Split(x, torch.tensor(data.target).long())
     train, test = _split_off_test(whole)
     return Dataset("digits", train, test, tuple(str(c) for c in data.target_names))
 
@@ -165,7 +171,7 @@ def _not_found(name: str, why: str) -> UserError:
     root = os.environ.get("FEWBYTES_DATA")
     known = {"digits", *HUB}
     if root:
-        known |= {place.name for place in _subfolders(Path(root).expanduser())}
+        known |= {place.name for place in subfolders(Path(root).expanduser())}
     looked = (
         f"no such folder, nor one under FEWBYTES_DATA={root}" if root else "no such folder, FEWBYTES_DATA is not set"
     )
@@ -188,6 +194,25 @@ def _contents(folder: Path) -> str:
 
 
 # Reading files --------------------------------------------------------------------------------------------------------
+
+
+def _source(folder: Path) -> tuple[Files, Callable[[], tuple[dict[str, _Encoded], tuple[str, ...]]]]:
+    """The files of the data set in a folder, and what reads them. Raises UserError if there is none."""
+    if parquet := _parquet_files(folder):
+        return parquet, partial(_read_parquet, folder, parquet)
+    if images := labelled_images(folder):
+        by_class: Files = {}
+        for split, found in images.items():
+            for path, name in found:
+                by_class.setdefault(f"{split} {name}", []).append(path)
+        return by_class, partial(_read_images, folder, images)
+    if cifar := cifar_files(folder):
+        return cifar, partial(_read_cifar, cifar)
+    raise UserError(
+        f"{folder} has no labelled images: there is no train-*.parquet, no train/<class>/, <class>/ or "
+        f"<domain>/<class>/ folder with images and no batch of CIFAR; found {_contents(folder)}; "
+        "labels are a Parquet column or the class folders' names"
+    )
 
 
 @dataclass(frozen=True)
@@ -219,39 +244,33 @@ def _parquet_files(folder: Path) -> Files:
 
     if files := splits(folder) or splits(folder / "data"):
         return files
-    configurations = {place: files for place in _subfolders(folder) if (files := splits(place))}
+    configurations = {place: files for place in subfolders(folder) if (files := splits(place))}
     if len(configurations) > 1:
         names = ", ".join(place.name for place in configurations)
         raise UserError(f"{folder} holds several configurations ({names}); name one of those folders")
     return next(iter(configurations.values()), {})
 
 
-def _image_files(folder: Path) -> Files:
-    def images(split: str) -> list[Path]:
-        inside = (path for place in _subfolders(folder / split) for path in sorted(place.iterdir()))
-        return [path for path in inside if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
-
-    train = images("train")
-    test = next((found for split in TEST_NAMES if (found := images(split))), [])
-    return {"train": train, **({"test": test} if test else {})} if train else {}
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _read_folder(folder: Path, files: Files) -> tuple[dict[str, _Encoded], tuple[str, ...]]:
-    classes = tuple(sorted({path.parent.name for path in files["train"]}))
+def _read_images(folder: Path, images: dict[str, Labelled]) -> tuple[dict[str, _Encoded], tuple[str, ...]]:
+    classes = tuple(sorted({name for _, name in images["train"]}))
     number = {name: i for i, name in enumerate(classes)}
     encoded = {}
-    for split, paths in files.items():
-        if unknown := {path.parent.name for path in paths} - set(classes):
-            raise UserError(f"{paths[0].parent.parent} has classes that train/ has not: {', '.join(sorted(unknown))}")
-        labels = np.array([number[path.parent.name] for path in paths], dtype=np.int64)
-        encoded[split] = _Encoded(iter([paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK)]), labels, folder)
+    for split, found in images.items():
+        if unknown := {name for _, name in found} - set(classes):
+            first = found[0][0].relative_to(folder).parts[0]
+            raise UserError(f"{folder / first} has classes that train/ has not: {', '.join(sorted(unknown))}")
+        labels = np.array([number[name] for _, name in found], dtype=np.int64)
+        encoded[split] = _Encoded(_chunks([path for path, _ in found]), labels, folder)
     return encoded, classes
+
+
+def _read_cifar(files: Files) -> tuple[dict[str, _Encoded], tuple[str, ...]]:
+    splits, classes = read_cifar(files)
+    return {split: _Encoded(_chunks(x), y, files[split][0].parent) for split, (x, y) in splits.items()}, classes
+
+
+def _chunks(items: Sequence[Item] | NDArray[np.uint8]) -> Iterator[Sequence[Item]]:
+    return (list(items[i : i + CHUNK]) for i in range(0, len(items), CHUNK))
 
 
 def _read_parquet(folder: Path, files: Files) -> tuple[dict[str, _Encoded], tuple[str, ...]]:
@@ -310,7 +329,7 @@ def _parquet_chunks(paths: Sequence[Path], column: str) -> Iterator[Sequence[Ite
 # Decoding -------------------------------------------------------------------------------------------------------------
 
 
-def _decode(encoded: dict[str, _Encoded], classes: tuple[str, ...]) -> _Decoded:
+def _decode(encoded: dict[str, _Encoded], classes: tuple[str, ...], image_size: int | None) -> _Decoded:
     arrays = {}
     like: Image.Image | None = None
     for split, source in encoded.items():  # train comes first, and its first image says what all shall look like
@@ -318,38 +337,50 @@ def _decode(encoded: dict[str, _Encoded], classes: tuple[str, ...]) -> _Decoded:
             raise UserError(f"{source.where} has no samples")
         first = next(source.chunks)
         like = like or open_image(first[0], source.where, 0)
-        x = np.empty((len(source.labels), 1 if like.mode in ("1", "L") else 3, like.height, like.width), np.uint8)
+        height, width = (image_size, image_size) if image_size else (like.height, like.width)
+        x = np.empty((len(source.labels), 1 if like.mode in ("1", "L") else 3, height, width), np.uint8)
         # Decoding small images hardly leaves the interpreter's lock: there, threads cost more than they bring.
         with ThreadPoolExecutor(os.cpu_count() if like.height * like.width >= 64 * 64 else 1) as pool:
             start = 0
             pending = []
             for chunk in itertools.chain([first], source.chunks):
-                pending.append(pool.submit(_decode_into, x, start, chunk, source.where))
+                pending.append(pool.submit(_decode_into, x, start, chunk, source.where, image_size))
                 start += len(chunk)
-            for done in pending:
-                done.result()
+            try:
+                for done in pending:
+                    done.result()
+            except UserError:
+                pool.shutdown(cancel_futures=True)  # what is wrong is told at once, not after all others are decoded
+                raise
         arrays[split] = (x, source.labels)
     return _Decoded(arrays, classes)
 
 
-def _decode_into(x: NDArray[np.uint8], start: int, items: Sequence[Item | None], where: Path) -> None:
+def _decode_into(
+    x: NDArray[np.uint8], start: int, items: Sequence[Item | None], where: Path, image_size: int | None
+) -> None:
     _, channels, height, width = x.shape
     mode = "L" if channels == 1 else "RGB"
     for i, item in enumerate(items, start):
         image = open_image(item, where, i)
         if image.mode != mode:
             image = image.convert(mode)
+        if image_size:
+            image = squared(image, image_size)
         if image.size != (width, height):
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
+            raise UserError(
+                f"{place_of(item, where, i)} is {image.width} x {image.height} pixels large, the first image "
+                f"{width} x {height}: give image_size (--image-size), the pixels a side that all are to have"
+            )
         x[i] = np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
 # The cache ------------------------------------------------------------------------------------------------------------
 
 
-def _key(folder: Path, files: Files) -> str:
-    """Changes whenever a file of the data set does (as its name, size and time tell)."""
-    digest = hashlib.sha256(f"1 {folder.absolute()}".encode())  # 1: of this layout of the cache
+def _key(folder: Path, files: Files, image_size: int | None) -> str:
+    """Changes whenever a file of the data set does (as its name, size and time tell), or the size asked for."""
+    digest = hashlib.sha256(f"2 {image_size} {folder.absolute()}".encode())  # 2: of this way of decoding
     for split, paths in files.items():
         for path in paths:
             about = path.stat()

@@ -6,25 +6,40 @@ import io
 import os
 from pathlib import Path
 
-from PIL import Image
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
 from fewbytes.errors import UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 
-Item = bytes | Path  # an image not yet decoded
+Item = bytes | Path | NDArray[np.uint8]  # an image not yet decoded, or its pixels (height, width, 3)
+
+
+def place_of(item: Item | None, where: Path, index: int) -> str:
+    """What errors call the image: its file, or its number in the file `where`."""
+    return str(item) if isinstance(item, Path) else f"image {index} of {where}"
 
 
 def open_image(item: Item | None, where: Path, index: int) -> Image.Image:
-    place = str(item) if isinstance(item, Path) else f"image {index} of {where}"
+    """The image, decoded. Raises UserError, naming it, if it cannot be."""
+    place = place_of(item, where, index)
     if item is None:
         raise UserError(f"{place} is not in the file; only images stored as bytes can be read")
+    if isinstance(item, np.ndarray):
+        return Image.fromarray(item)
     try:
         image = Image.open(item if isinstance(item, Path) else io.BytesIO(item), formats=FORMATS)
         image.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{place} is not a readable image ({', '.join(FORMATS)}); remove or replace it") from error
     return image
+
+
+def squared(image: Image.Image, size: int) -> Image.Image:
+    """The image with its shorter side scaled to `size` pixels (bilinear), and of the longer one the middle."""
+    return image if image.size == (size, size) else ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
 
 
 def cache_folder() -> Path:

@@ -18,14 +18,14 @@ GREY = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
 CHUNK = 1000  # images converted at a time
 
 
-def with_public(dataset: Dataset, public: str, seed: int) -> tuple[Dataset, Split]:
+def with_public(dataset: Dataset, public: str, seed: int, image_size: int | None = None) -> tuple[Dataset, Split]:
     """The data set left for the clients and the public samples: `public` is a number of training samples, which are
-    drawn and held out, or another data set, whose training images are made the same shape.
+    drawn and held out, or another data set, read with `image_size`, whose training images are made the same shape.
 
     Raises UserError for more samples than there are, an unknown data set, or samples that are no images.
     """
     if not public.isdecimal():
-        return dataset, reshaped(load_dataset(public).train, dataset.train.shape)
+        return dataset, reshaped(load_dataset(public, image_size).train, dataset.train.shape)
     held = int(public)
     if not 0 < held < len(dataset.train):
         raise UserError(f"public is {held} samples of {len(dataset.train)}: give at least 1 and leave some to clients")

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import rich.table
-from rich.markup import escape
+from rich.text import Text
 
 from fewbytes.errors import UserError
 from fewbytes.files import replacing
@@ -139,10 +139,11 @@ class Reproduction:
         for row in self.rows:
             if row in self.chosen_rows:
                 cells = [self.at(row, column) for column in columns]
-                texts = ["" if f is None else escape(self.text(f)) for f in cells]
-                theirs = [f"\n[dim]{f.theirs}[/]" if f and self.printed else "" for f in cells]
-                made.add_row(row, *(text + printed for text, printed in zip(texts, theirs, strict=True)))
+                made.add_row(row, *(Text() if f is None else self._cell(f) for f in cells))
         return made
+
+    def _cell(self, found: Found) -> Text:
+        return Text.assemble(self.text(found), (f"\n{found.theirs}" if self.printed else "", "dim"))
 
     def markdown(self) -> str:
         """The table with what is to be known of it, the paper's figures in brackets."""

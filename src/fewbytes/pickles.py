@@ -1,8 +1,8 @@
-"""Network pickles read as plain data: a pickle is a program for a stack machine, followed without calling anything.
+"""Pickles read as plain data: a pickle is a program for a stack machine, followed without calling anything.
 
-NVIDIA's generators come as pickles that hold the source code of their classes, which unpickling would run. Here the
-instructions are followed by a machine of our own: what a pickle would call is either one of a few known ways to write
-down tensors, arrays and containers, or becomes a `Record`, or is refused by name.
+NVIDIA's generators come as pickles that hold the source code of their classes, which unpickling would run; CIFAR comes
+as pickles, too. Here the instructions are followed by a machine of our own: what a pickle would call is either one of a
+few known ways to write down tensors, arrays and containers, or (of networks) becomes a `Record`, or is refused by name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import math
 import mmap
 import pickletools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fewbytes.errors import UserError
 
-INSTRUCTIONS = 1_000_000  # a real file has up to some 50,000; one costs a file a byte and us up to a hundred
+INSTRUCTIONS = 1_000_000  # a real file has up to some 300,000; one costs a file a byte and us up to a hundred
 
 
 @dataclass(eq=False)
@@ -47,11 +47,23 @@ def read_pickle(path: Path) -> Any:
     of classes are dropped. Memory while it is read: up to twice the file's size, and at most some 100 MB more.
     Raises UserError for a file that is no pickle, is damaged, or names anything else.
     """
+    return _read(path, _Machine(_networks(), _RECORDS), b"\x80")
+
+
+def read_arrays(path: Path) -> Any:
+    """What a pickle of any protocol holds, if that is containers, numbers, text and NumPy arrays only.
+
+    Strings that Python 2 wrote are bytes. Memory and errors as of `read_pickle`.
+    """
+    return _read(path, _Machine(_arrays(), set()))
+
+
+def _read(path: Path, machine: _Machine, start: bytes = b"") -> Any:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content[:1] != b"\x80":
+            if not content[:1].startswith(start):
                 raise UserError("is no pickle (of protocol 3 or later)")
-            return _Machine(_meanings()).run(content)
+            return machine.run(content)
     except UserError as error:
         raise UserError(f"{path} {error}") from None
     except OSError as error:
@@ -61,23 +73,26 @@ def read_pickle(path: Path) -> Any:
 
 
 _LITERALS = {
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
-    "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES",
-    "BINBYTES8", "BYTEARRAY8",
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "UNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8",
 }  # fmt: skip
+_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # Python 2's, which pickletools decodes as Latin-1
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 # What makes a record. StyleGAN-XL's discriminators have hooks, which dill writes down as functions to be put together.
-_PACKAGES = {
+_RECORDS = {
     "torch", "torchvision", "timm", "dnnlib", "torch_utils", "training", "pg_modules", "feature_networks", "dill",
+    "builtins.getattr", "builtins.setattr",
 }  # fmt: skip
-_NAMES = {"builtins.getattr", "builtins.setattr"}
 
 
 class _Machine:
-    """The stack machine of the pickle format. `meanings` says by name what a call stands for."""
+    """The stack machine of the pickle format.
 
-    def __init__(self, meanings: Mapping[str, Callable[..., Any]]) -> None:
-        self._meanings = meanings
+    `meanings` says by name what a call stands for; of `records`, packages and names, a call becomes a `Record`.
+    """
+
+    def __init__(self, meanings: Mapping[str, Callable[..., Any]], records: Set[str]) -> None:
+        self._meanings, self._records = meanings, records
 
     def run(self, stream: Any) -> Any:
         """Follow the instructions up to STOP and return the value on top of the stack."""
@@ -93,10 +108,13 @@ class _Machine:
         argument: Any
         for count, (code, argument, _) in enumerate(pickletools.genops(stream)):
             if count == INSTRUCTIONS:
-                raise UserError(f"has more than {INSTRUCTIONS} instructions, which no network needs")
+                raise UserError(f"has more than {INSTRUCTIONS} instructions, which no such file needs")
             name = code.name
             if name in _LITERALS:
                 stack.append(argument)
+                continue
+            if name in _STRINGS:
+                stack.append(argument.encode("latin-1"))
                 continue
             if name in _CONSTANTS:
                 stack.append(_CONSTANTS[name])
@@ -172,8 +190,8 @@ class _Machine:
         name = f"{_name(module)}.{_name(attribute)}".replace("numpy._core.", "numpy.core.")
         if module.startswith("dnnlib.tflib"):
             raise UserError("is a pickle of the TensorFlow StyleGAN, which is not supported")
-        if module.partition(".")[0] not in _PACKAGES and name not in self._meanings and name not in _NAMES:
-            raise UserError(f"asks for {name!r}, which is no part of a network: refused, nothing was run")
+        if name not in self._meanings and not {name, module.partition(".")[0]} & self._records:
+            raise UserError(f"asks for {name!r}, which no such file needs: refused, nothing was run")
         return _Global(name)
 
     def _call(self, called: Any, arguments: tuple[Any, ...]) -> Any:
@@ -212,7 +230,9 @@ def _set_items(target: Any, pairs: list[Any]) -> None:
         return
     keys, values = pairs[::2], pairs[1::2]
     # No tuples here, and nowhere is one hashed, compared or printed: tuples of the same tuples of ... take for ever.
-    if not isinstance(target, dict) or not all(key is None or isinstance(key, str | int | float) for key in keys):
+    if not isinstance(target, dict) or not all(
+        key is None or isinstance(key, str | bytes | int | float) for key in keys
+    ):
         _fail("no dictionary, or a strange key")
     target.update(zip(keys, values, strict=True))
 
@@ -230,7 +250,7 @@ def _build(target: Any, state: Any) -> Any:
                 _fail("an array of another size")
             target.__setstate__(state)
         case np.dtype():
-            if state[1] not in ("<", "|") or state[2:5] != (None, None, None):
+            if state[1] not in ("<", "|", b"<", b"|") or state[2:5] != (None, None, None):
                 _fail("numbers that are not little-endian")
         case dict():
             pass  # attributes of a dictionary
@@ -239,7 +259,18 @@ def _build(target: Any, state: Any) -> Any:
     return target
 
 
-def _meanings() -> dict[str, Callable[..., Any]]:
+def _arrays() -> dict[str, Callable[..., Any]]:
+    """What each known call of NumPy makes of its arguments."""
+    return {
+        "numpy.ndarray": _fail,
+        "numpy.core.multiarray._reconstruct": lambda *_: np.empty(0, np.int8),
+        "numpy.core.numeric._frombuffer": lambda content, dtype, shape, _: _array(content, dtype).reshape(shape),
+        "numpy.core.multiarray.scalar": lambda dtype, content: _array(content, dtype)[0].item(),
+        "numpy.dtype": _dtype,
+    }
+
+
+def _networks() -> dict[str, Callable[..., Any]]:
     """What each known call makes of its arguments."""
     storages: dict[bytes, Tensor] = {}  # so that one storage asked for many times is held once
 
@@ -250,7 +281,7 @@ def _meanings() -> dict[str, Callable[..., Any]]:
             storages[payload] = _storage(payload)
         return storages[payload]
 
-    return {
+    return _arrays() | {
         "torch_utils.persistence._reconstruct_persistent_obj": _persistent,
         "dnnlib.util.EasyDict": dict,
         "collections.OrderedDict": dict,
@@ -259,12 +290,7 @@ def _meanings() -> dict[str, Callable[..., Any]]:
         "torch.storage._load_from_bytes": storage,
         "torch._utils._rebuild_tensor_v2": _tensor,
         "torch._utils._rebuild_parameter": lambda data, *_: data,
-        "numpy.ndarray": _fail,
-        "numpy.core.multiarray._reconstruct": lambda *_: np.empty(0, np.int8),
         "dill._dill._create_array": lambda _made, _by, state, *_: _build(np.empty(0, np.int8), state),
-        "numpy.core.numeric._frombuffer": lambda content, dtype, shape, _: _array(content, dtype).reshape(shape),
-        "numpy.core.multiarray.scalar": lambda dtype, content: _array(content, dtype)[0].item(),
-        "numpy.dtype": _dtype,
     }
 
 
@@ -273,7 +299,8 @@ def _persistent(meta: dict[str, Any]) -> Record:
     return Record(_name(meta["class_name"]), meta["state"] if isinstance(meta["state"], dict) else {})
 
 
-def _dtype(code: str, *_: Any) -> np.dtype[Any]:
+def _dtype(code: str | bytes, *_: Any) -> np.dtype[Any]:
+    code = code.decode("latin-1") if isinstance(code, bytes) else code
     known = ["b1", "i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8"]
     return np.dtype(code) if isinstance(code, str) and code in known else _fail("a dtype")
 
@@ -296,7 +323,7 @@ def _storage(payload: bytes) -> Tensor:
     Five pickles (magic number, version, system, the identifier of the storage, its key), an int64 count, the numbers.
     """
     stream = io.BytesIO(payload)
-    machine = _Machine({})
+    machine = _Machine({}, _RECORDS)
     magic, version, system, identifier, keys = [machine.run(stream) for _ in range(5)]
     kind, called, key, _, count, view = identifier
     dtype = _STORAGES[called.name]

@@ -1,0 +1,85 @@
+"""Image folders: which images are in one, and of which class each is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fewbytes.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+TEST_NAMES = ("test", "validation", "valid", "val")
+SPLITS = re.compile(r"(train|test|val|eval)(ing|id|idation|uation)?[^a-z]*", re.IGNORECASE)
+
+Labelled = list[tuple[Path, str]]  # images and the names of their classes
+
+
+def labelled_images(folder: Path) -> dict[str, Labelled]:
+    """The images below a folder by split, "train" and perhaps "test"; nothing if it is no folder of labelled images.
+
+    `<class>/<image>` or `<class>/images/<image>` in `train/` and a folder of TEST_NAMES, of which Tiny-ImageNet's
+    `val/` may be told by its `val_annotations.txt` instead. Else the whole is "train": `<class>/<image>`, or
+    `<domain>/<class>/<image>`, the classes of all domains by their names. Raises UserError where images lie at both
+    depths, or an image that is listed is not there.
+    """
+    if (folder / "train").is_dir():
+        train = _by_class(folder / "train")
+        test = next((found for name in TEST_NAMES if (found := _test(folder / name))), [])
+        return {"train": train, **({"test": test} if test else {})} if train else {}
+    places = subfolders(folder)
+    if any(SPLITS.fullmatch(place.name) for place in places):  # splits that are named otherwise are no classes
+        return {}
+    flat, deep = _by_class(folder), [pair for place in places for pair in _by_class(_domain(place))]
+    if flat and {path.parent for path, _ in deep} - {path.parent for path, _ in flat}:
+        raise UserError(
+            f"{folder} has images in its folders ({flat[0][0]}) and in folders of these ({deep[0][0]}): "
+            "keep to <class>/<image> or to <domain>/<class>/<image>"
+        )
+    whole = flat or deep
+    return {"train": whole} if len({name for _, name in whole}) > 1 else {}
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder but hidden ones, in order; none if it is not there."""
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _by_class(folder: Path) -> Labelled:
+    """The images in the folders of a folder; none if all lie in one called images, which is no class."""
+    places = subfolders(folder)
+    found = [(path, place.name) for place in places for path in _images(place) or _images(place / "images")]
+    return [] if {name for _, name in found} == {"images"} else found
+
+
+def _images(folder: Path) -> Sequence[Path]:
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in inside if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
+
+
+def _domain(place: Path) -> Path:
+    """Where a domain's classes lie: Office-31 has `<domain>/images/<class>/`."""
+    return place / "images" if subfolders(place / "images") else place
+
+
+def _test(folder: Path) -> Labelled:
+    listed = folder / f"{folder.name}_annotations.txt"
+    return _listed(listed) if listed.is_file() else _by_class(folder)
+
+
+def _listed(path: Path) -> Labelled:
+    """Images of `images/` as Tiny-ImageNet lists them: a line each, its name, its class and more, with tabs."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"{path} cannot be read as text") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        image, *more = line.split("\t")
+        place = path.parent / "images" / image
+        if not more or Path(image).name != image or not place.is_file():
+            raise UserError(f"{path}, line {number}: no image of images/ and its class, with a tab between: correct it")
+        found.append((place, more[0]))
+    return found
