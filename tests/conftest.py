@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN", Path(__file__).parent / "golden"))
+GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for servers, too: threads that wait for each other are slow on a busy machine
 

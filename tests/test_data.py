@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import RandomState
@@ -35,7 +36,6 @@ from fewbytes.data import (
 )
 from fewbytes.errors import UserError
 
-GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
 USERS_CACHE = os.environ.get("FEWBYTES_CACHE")
 
 
