@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import second_golden
-from conftest import GOLDEN
-from second_golden.common import ARCHIVES, TABLES
+from second_golden.common import ARCHIVES, FIRST, TABLES
 
 TESTS = Path(__file__).parent
 NOISE = ("mlp.0.bias", "mlp.1.running_mean", "class_means_after")  # of rounding, which Adam makes large: see its README
@@ -34,9 +33,9 @@ def same(made: Any, found: Any) -> None:
 
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_the_makers_of_the_second_set_make_the_first_s_values(name: str) -> None:
-    with np.load(GOLDEN / f"{name}.npz") as file:
+    with np.load(FIRST / f"{name}.npz") as file:
         found = dict(file)
-    more = [json.loads((GOLDEN / "fedkgf" / "grouping.json").read_text())["assemblies"]] if "assembly" in name else []
+    more = [json.loads((FIRST / "fedkgf" / "grouping.json").read_text())["assemblies"]] if "assembly" in name else []
     made = ARCHIVES[name][1](found, *more)
     shared = [key for key in made if key in found and not key.endswith(NOISE)]
     assert shared
@@ -53,13 +52,13 @@ def test_the_makers_of_the_second_set_make_the_first_s_values(name: str) -> None
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_makers_of_the_second_set_make_the_first_s_tables(name: str) -> None:
-    found = json.loads((GOLDEN / f"{name}.json").read_text())
+    found = json.loads((FIRST / f"{name}.json").read_text())
     same(TABLES[name][1](json.loads(json.dumps(found))), found)
 
 
 def test_golden_tests_pass_on_a_second_set(tmp_path: Path) -> None:
     second_golden.write(tmp_path)
-    first = {str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*.*") if path.suffix in (".npz", ".json")}
+    first = {str(path.relative_to(FIRST)) for path in FIRST.rglob("*.*") if path.suffix in (".npz", ".json")}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == first
     files = [
         str(path)

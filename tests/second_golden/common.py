@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 Arrays = dict[str, Any]
+FIRST = Path(__file__).parents[1] / "golden"
 ARCHIVES: dict[str, tuple[Callable[..., Arrays], Callable[..., Arrays]]] = {}
 """Per archive: (its inputs of a random generator, its expected values of the inputs)."""
 TABLES: dict[str, tuple[Any, Callable[[Any], Any]]] = {}
@@ -20,7 +22,10 @@ TABLES: dict[str, tuple[Any, Callable[[Any], Any]]] = {}
 
 
 def archive(name: str, inputs: Callable[[Generator], Arrays]) -> Callable[[Callable[..., Arrays]], Any]:
-    """Registers the function below it as what makes the expected values of a file."""
+    """Registers the function below it as what makes the expected values of a file.
+
+    An input that is None only names a case, as the first set's expected values do: it is not written.
+    """
 
     def registered(answers: Callable[..., Arrays]) -> Callable[..., Arrays]:
         ARCHIVES[name] = inputs, answers
@@ -36,6 +41,7 @@ def under(v: Arrays, prefix: str) -> dict[str, Tensor]:
 
 
 def put(prefix: str, values: dict[str, Tensor]) -> Arrays:
+    """The other way round."""
     return {f"{prefix}{k}": t.detach().numpy().copy() for k, t in values.items()}
 
 
@@ -45,15 +51,18 @@ def endings(v: Arrays, prefix: str, split: str = "__") -> list[str]:
 
 
 def slopes(loss: Tensor, params: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The derivatives of a number, which can be derived again; 0 where it does not depend on a tensor."""
     got = torch.autograd.grad(loss, list(params.values()), retain_graph=True, create_graph=True, allow_unused=True)
     return {k: torch.zeros_like(p) if g is None else g for (k, p), g in zip(params.items(), got, strict=True)}
 
 
 def live(params: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies to derive by."""
     return {k: p.detach().clone().requires_grad_() for k, p in params.items()}
 
 
 def norm(p: dict[str, Tensor], x: Tensor, train: bool) -> Tensor:
+    """Batch normalisation, which in training moves the statistics in place."""
     return F.batch_norm(x, p["running_mean"], p["running_var"], p["weight"], p["bias"], train, 0.1, 1e-5)
 
 
@@ -86,4 +95,5 @@ def step(
 
 
 def counted(state: dict[str, Tensor], passes: int = 1) -> dict[str, Tensor]:
+    """With the batch counters that many passes on."""
     return {k: t + passes if "num_batches" in k else t for k, t in state.items()}

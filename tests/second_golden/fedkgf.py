@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from second_golden.common import (
+    FIRST,
     TABLES,
     Arrays,
     archive,
@@ -24,8 +24,6 @@ from second_golden.common import (
     slopes,
     under,
 )
-
-FIRST = Path(__file__).parents[1] / "golden"
 
 
 def bank(w: Tensor, alpha: Tensor, beta: Tensor, through: bool = True) -> Tensor:
