@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN", Path(__file__).parent / "golden"))
+GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for servers, too: threads that wait for each other are slow on a busy machine
 
@@ -25,20 +25,21 @@ class Vectors:
     """A golden archive: arrays by path, and all tensors below a path."""
 
     def __init__(self, path: Path) -> None:
-        self._file = np.load(path)
+        with np.load(path) as file:
+            self._arrays = dict(file)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._file[name]
+        return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file.files)
+        return iter(self._arrays)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file.files
+        return name in self._arrays
 
     def state(self, prefix: str) -> dict[str, Tensor]:
         prefix = prefix.rstrip("/") + "/"
-        return {k[len(prefix) :]: torch.from_numpy(self._file[k].copy()) for k in self if k.startswith(prefix)}
+        return {k[len(prefix) :]: torch.from_numpy(self._arrays[k].copy()) for k in self if k.startswith(prefix)}
 
     def below(self, prefix: str = "") -> list[str]:
         """Names one level below a path."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import RandomState
@@ -38,7 +39,6 @@ from fewbytes.data import (
 from fewbytes.errors import UserError
 from fewbytes.experiment import make_experiment
 
-GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
 USERS_CACHE = os.environ.get("FEWBYTES_CACHE")
 
 

@@ -45,8 +45,10 @@ def one_by_one(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", ["empirical", "model"])
 def test_a_perceptron(golden, kind):
     g = golden("genefl/fisher_mlp")
-    model = build_model("mlp:hidden=5", (6,), 3).double()
-    load_state(model, {name.replace("fc2", "fc"): value for name, value in group(g, "param").items()})
+    state = {name.replace("fc2", "fc"): value for name, value in group(g, "param").items()}
+    hidden, features = state["fc1.weight"].shape
+    model = build_model(f"mlp:hidden={hidden}", (features,), len(state["fc.bias"])).double()
+    load_state(model, state)
     fisher = fisher_diagonal(model, torch.from_numpy(g["X"]), torch.from_numpy(g["y"]), kind=kind)
     expected = {name.replace("fc2", "fc"): value for name, value in group(g, f"fisher_{kind}").items()}
     assert fisher.keys() == expected.keys()
@@ -59,13 +61,15 @@ def test_a_perceptron(golden, kind):
 @pytest.mark.golden
 def test_a_convolution_before_batch_normalisation(golden):
     g = golden("genefl/fisher_cnn_bn_eval")
+    state = group(g, "param")
+    (width, channels), classes = state["conv.weight"].shape[:2], len(state["fc.bias"])
     model = nn.Sequential()
-    model.add_module("conv", nn.Conv2d(2, 3, 3, padding=1, bias=False))
-    model.add_module("bn", nn.BatchNorm2d(3))
+    model.add_module("conv", nn.Conv2d(channels, width, 3, padding=1, bias=False))
+    model.add_module("bn", nn.BatchNorm2d(width))
     model.extend([nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()])
-    model.add_module("fc", nn.Linear(3, 3))
+    model.add_module("fc", nn.Linear(width, classes))
     model.double()
-    load_state(model, group(g, "param"))
+    load_state(model, state)
     fisher = fisher_diagonal(model, torch.from_numpy(g["X"]), torch.from_numpy(g["y"]))
     assert list(fisher) == ["conv.weight", "fc.weight", "fc.bias"]
     for name, value in fisher.items():

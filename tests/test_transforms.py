@@ -87,7 +87,8 @@ def test_shapes_are_fusefls(golden: Any) -> None:
         colours = torch.full((n,), COLOURS.index(case["color"]))
         left, top = (torch.full((n,), place) for place in case["location"])
         dark, bright = (
-            draw_shapes(torch.full(expected.shape, level), torch.arange(n), colours, left, top) for level in (0.0, 1.0)
+            draw_shapes(torch.full(expected.shape, level), torch.arange(n), colours, left, top, case["size"])
+            for level in (0.0, 1.0)
         )
         drawn, mask = (dark == bright).all(1), torch.from_numpy(vectors[f"case{number}/mask"])
         for i, shape in enumerate(SHAPES):

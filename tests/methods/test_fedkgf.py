@@ -109,7 +109,7 @@ def test_modules_of_a_resnet():
         if config["downsample"] != "kgf":  # shortcuts as this package's ResNets have them, generated too
             continue
         model = build_model(f"resnet18:stem={config['stem']}x{config['stem']}", (3, 32, 32), config["num_classes"])
-        with_generated_kernels(model, Kernels())
+        with_generated_kernels(model, Kernels(config["base"]))
         state, learnt = model.state_dict(), dict(model.named_parameters())
         assert sum(p.numel() for p in learnt.values()) == case["totals"]["kgf"]
         assert sum(v.numel() for v in state.values()) == case["totals"]["kgf"] + case["totals"]["buffers"]

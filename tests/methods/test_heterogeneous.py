@@ -71,6 +71,13 @@ def step(golden):
     return g, fb.Site(task, 0, 1, "train"), {"lr": float(g["lr"]), "batch": len(data[1])}
 
 
+def known(g, prefix: str) -> ClassVectors:
+    """The global entries of a file, `PREFIX_FIRST_LAST`: rows of the classes from the first to the last."""
+    (name,) = (name for name in g if name.startswith(f"{prefix}_"))
+    first, last = map(int, name.removeprefix(f"{prefix}_").split("_"))
+    return ClassVectors.of(torch.from_numpy(g[name]), list(range(first, last + 1)))
+
+
 def parameters(g, prefix: str) -> dict[str, Tensor]:
     return fml.parameters_of(Golden(g.state(prefix)))
 
@@ -111,9 +118,8 @@ def test_factors(golden):
 def test_a_step_of_fedproto(step):
     g, site, local = step
     state = fedproto.Own(g.state("init/model"))
-    rows = torch.from_numpy(g["fedproto/global_protos_0_2"])
     method = fb.FedProto(**local, lambda_proto=float(g["fedproto/lambda"]))
-    reply = method.train(state, ClassVectors.of(rows, list(range(len(rows)))), site)
+    reply = method.train(state, known(g, "fedproto/global_protos"), site)
     same_step(state.theta, g.state("fedproto/after/model"))
     assert reply.classes == g["fedproto/local_labels"].tolist()
     close(reply.rows, g["fedproto/local_protos"])
@@ -123,9 +129,8 @@ def test_a_step_of_fedproto(step):
 def test_a_step_of_feddistill(step):
     g, site, local = step
     state = Own(g.state("init/model"))
-    rows = torch.from_numpy(g["feddistill/global_logits_0_2"])
     method = fb.FedDistill(**local, gamma=float(g["feddistill/lambda"]))
-    reply = method.train(state, ClassVectors.of(rows, list(range(len(rows)))), site)
+    reply = method.train(state, known(g, "feddistill/global_logits"), site)
     same_step(state.theta, g.state("feddistill/after/model"))
     assert reply.classes == g["feddistill/local_labels"].tolist()
     close(reply.rows, g["feddistill/local_logits"])

@@ -63,27 +63,33 @@ def same(value: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
 
 
+def temperatures(vectors: dict[str, torch.Tensor], name: str) -> list[int]:
+    """What follows `name` in the vectors' names."""
+    found = [int(key.removeprefix(name)) for key in vectors if key.startswith(name)]
+    assert found
+    return found
+
+
 @pytest.mark.golden
 def test_the_ensemble_and_the_distillation_losses(vectors):
     members, student = vectors["teacher_logits"], vectors["student_logits"]
     teacher = LogitMean([Fixed(logits) for logits in members])(torch.empty(0))
     same(teacher, vectors["ensemble_logits"])
-    for name, expected in vectors.items():
-        if name.startswith("kd/kl_batchmean_times_T2_T"):
-            same(distillation_loss(teacher, student, float(name.rpartition("T")[2])), expected)
-        if name.startswith("kd/kl_batchmean_no_T2_T"):
-            same(divergence(teacher, student, float(name.rpartition("T")[2])).mean(), expected)
-    same(torch.stack([distillation_loss(t, student) for t in members]).mean(), vectors["feddf/avg_losses_T1"])
+    for t in temperatures(vectors, "kd/kl_batchmean_times_T2_T"):
+        same(distillation_loss(teacher, student, t), vectors[f"kd/kl_batchmean_times_T2_T{t}"])
+        same(divergence(teacher, student, t).mean(), vectors[f"kd/kl_batchmean_no_T2_T{t}"])
+    for t in temperatures(vectors, "feddf/avg_losses_T"):
+        each = torch.stack([distillation_loss(member, student, t) for member in members])
+        same(each.mean(), vectors[f"feddf/avg_losses_T{t}"])
 
 
 @pytest.mark.golden
 def test_the_terms_of_dense(vectors):
     teacher, student = vectors["ensemble_logits"], vectors["student_logits"]
     same(F.cross_entropy(teacher, vectors["labels"]), vectors["gen/ce"])
-    for temperature in (1, 3):
-        same(adversarial_loss(teacher, student, temperature), vectors[f"gen/adv_masked_T{temperature}"])
-        unmasked = adversarial_loss(teacher, student, temperature, masked=False)
-        same(unmasked, vectors[f"gen/adv_unmasked_T{temperature}"])
+    for t in temperatures(vectors, "gen/adv_masked_T"):
+        same(adversarial_loss(teacher, student, t), vectors[f"gen/adv_masked_T{t}"])
+        same(adversarial_loss(teacher, student, t, masked=False), vectors[f"gen/adv_unmasked_T{t}"])
     x, mean, variance = (vectors[name] for name in ("bn_input", "bn_running_mean", "bn_running_var"))
     same(statistics_loss(x, mean, variance), vectors["gen/bn_one_layer"])
 
@@ -101,7 +107,8 @@ def test_the_terms_of_adi(vectors):
     teacher, student, x = vectors["ensemble_logits"], vectors["student_logits"], vectors["images"]
     same(total_variation(x), vectors["adi/tv_l2"])
     same(x.norm(), vectors["adi/l2"])
-    same(jensen_shannon(teacher, student), vectors["adi/js_T3"])
+    for t in temperatures(vectors, "adi/js_T"):
+        same(jensen_shannon(teacher, student, t), vectors[f"adi/js_T{t}"])
     same(competition_loss(teacher, student), vectors["adi/competition"])
 
 

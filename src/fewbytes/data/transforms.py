@@ -23,18 +23,19 @@ SIZE = 10
 CORNERS = 22
 """The highest row and column of a shape's corner: 32 - SIZE, as FuseFL's images are 32 x 32."""
 SHAPES: dict[str, list[tuple[str, tuple[float, ...]]]] = {
-    "circle": [("ellipse", (0, 0, 10, 10))],
-    "triangle": [("polygon", (5, 0, 10, 10, 0, 10))],
-    "square": [("rectangle", (0, 0, 10, 10))],
-    "ellipse": [("ellipse", (0, 0, 20, 10))],
-    "star": [("polygon", (5, 0, 6.5, 3.5, 10, 3.5, 7, 5.5, 8, 10, 5, 7.5, 2, 10, 3, 5.5, 0, 3.5, 3.5, 3.5))],
-    "diamond": [("polygon", (5, 0, 10, 5, 5, 10, 0, 5))],
-    "heart": [("ellipse", (0, 0, 5, 5)), ("ellipse", (5, 0, 10, 5)), ("polygon", (0, 3, 10, 3, 5, 10))],
-    "cross": [("rectangle", (2, 0, 8, 10)), ("rectangle", (0, 2, 10, 8))],
-    "pentagon": [("polygon", (2, 0, 7, 0, 9, 6, 5, 10, 0, 6))],
-    "hexagon": [("polygon", (5, 0, 9, 2, 9, 7, 5, 10, 0, 7, 0, 2))],
-}
-"""The shape of each label, in the order of labels: what Pillow draws, in pixels (x, y, …) from the shape's corner."""
+    "circle": [("ellipse", (0, 0, 1, 1))],
+    "triangle": [("polygon", (0.5, 0, 1, 1, 0, 1))],
+    "square": [("rectangle", (0, 0, 1, 1))],
+    "ellipse": [("ellipse", (0, 0, 2, 1))],
+    "star": [("polygon", (0.5, 0, 0.65, 0.35, 1, 0.35, 0.7, 0.55, 0.8, 1, 0.5, 0.75, 0.2, 1, 0.3, 0.55, 0, 0.35,
+                          0.35, 0.35))],
+    "diamond": [("polygon", (0.5, 0, 1, 0.5, 0.5, 1, 0, 0.5))],
+    "heart": [("ellipse", (0, 0, 0.5, 0.5)), ("ellipse", (0.5, 0, 1, 0.5)), ("polygon", (0, 1 / 3, 1, 1 / 3, 0.5, 1))],
+    "cross": [("rectangle", (0.2, 0, 0.8, 1)), ("rectangle", (0, 0.2, 1, 0.8))],
+    "pentagon": [("polygon", (0.206, 0.095, 0.794, 0.095, 0.976, 0.655, 0.5, 1, 0.024, 0.655))],
+    "hexagon": [("polygon", (0.5, 0, 0.933, 0.25, 0.933, 0.75, 0.5, 1, 0.067, 0.75, 0.067, 0.25))],
+}  # fmt: skip
+"""The shape of each label, in the order of labels: what Pillow draws, (x, y, …) from the shape's corner in sizes."""
 COLOURS = ("red", "blue", "green", "yellow", "purple", "orange", "pink", "brown", "black", "grey")
 """The colours of shapes, by Pillow's names."""
 
@@ -77,14 +78,14 @@ def stamp_shapes(x: Tensor, labels: Tensor) -> Tensor:
     return draw_shapes(x, labels.cpu() % len(SHAPES), colours, left, top)
 
 
-def draw_shapes(x: Tensor, shapes: Tensor, colours: Tensor, left: Tensor, top: Tensor) -> Tensor:
-    """A copy of images (n, C, H, W), C 1 or 3, with one shape on each.
+def draw_shapes(x: Tensor, shapes: Tensor, colours: Tensor, left: Tensor, top: Tensor, size: int = SIZE) -> Tensor:
+    """A copy of images (n, C, H, W), C 1 or 3, with one shape of `size` pixels on each.
 
     `shapes` and `colours` index SHAPES and COLOURS, `left` and `top` are the corner's column and row: int64 (n,) each,
     on the CPU. Images of one channel get the colour's luminance.
     """
     _, channels, height, width = x.shape
-    windows = _canvases(height, width).unfold(1, height, 1).unfold(2, width, 1)
+    windows = _canvases(height, width, size).unfold(1, height, 1).unfold(2, width, 1)
     image, row, column = windows[shapes, height - top, width - left].nonzero(as_tuple=True)
     x = x.clone()
     x[image, :, row, column] = _palette(channels)[colours[image]].to(x.device)
@@ -135,13 +136,13 @@ def _check_images(x: Tensor, what: str) -> None:
 
 
 @cache
-def _canvases(height: int, width: int) -> Tensor:
+def _canvases(height: int, width: int, size: int) -> Tensor:
     """Masks (shapes, 2 height, 2 width), each shape's corner at (height, width): images are windows of them."""
     masks = []
     for parts in SHAPES.values():
         mask = Image.new("1", (2 * width, 2 * height))
         for kind, numbers in parts:
-            xy = [v + (width, height)[i % 2] for i, v in enumerate(numbers)]
+            xy = [v * size + (width, height)[i % 2] for i, v in enumerate(numbers)]
             getattr(ImageDraw.Draw(mask), kind)(xy, fill=1)
         masks.append(torch.frombuffer(bytearray(mask.convert("L").tobytes()), dtype=torch.uint8).view(mask.size[::-1]))
     return torch.stack(masks) > 0
