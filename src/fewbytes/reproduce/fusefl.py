@@ -2,8 +2,8 @@
 
 At the paper's scale five to fifty clients share the whole data set and train ResNet-18 for 200 local epochs; FuseFL's
 clients train narrower networks, so that the fused one is about as large. At the small scale a twenty-fifth of the
-images and an eighth of the width, 4 local epochs, and servers that distil for seconds; the tables of sizes keep the
-paper's networks and train each client on 16 images, with at most 20 clients.
+images and an eighth of the width, 4 local epochs (FuseFL with eight blocks 8), and servers that distil for seconds; the
+tables of sizes keep the paper's networks and train each client on 16 images, with at most 20 clients.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def settings(scale: Scale, dataset: str, alpha: float, clients: int, row: str) -
     if small:
         width = max(2, width // 8)
         own |= QUICK.get(name, {}) | ({"ccvr_samples": 500} if name == "fusefl" else {})
-        local = {"epochs": 4, "lr": 0.05, "batch": 32, "momentum": 0.9}
+        local = {"epochs": max(4, own.get("blocks", 1)), "lr": 0.05, "batch": 32, "momentum": 0.9}
     else:
         low = dataset in ("mnist", "fashion_mnist", "ufldl-stanford/svhn/cropped_digits") and alpha == 0.1
         local = {"epochs": 200, "lr": 0.001 if low or dataset == "mnist" else 0.01, "batch": 128, "momentum": 0.9}
