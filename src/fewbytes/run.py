@@ -58,7 +58,7 @@ class Watcher:
         """Bytes that the whole run has moved so far: told when it begins, and after each of its steps."""
 
     def scored(self, row: dict[str, Any]) -> None:
-        """A line of rounds.jsonl has been written."""
+        """A line of rounds.jsonl has been written: of a round, or of what came after the last (`row["phase"]`)."""
 
     def stopped(self, t: int) -> None:
         """Round t was the last: another would exceed the budget."""
@@ -362,10 +362,10 @@ class _Loop:
         gallery.keep(self.folder, t, net.shown)
         self._checkpoint(net, t, phase)
         self._tell_moved(net)
-        if phase == "round":
-            self.watcher.scored(row)
-            if t == self.rounds < self.planned:
-                self.watcher.stopped(t)
+        if phase in ("round", "finish") and self.rows[-1]["phase"] == phase:
+            self.watcher.scored(self.rows[-1])
+        if phase == "round" and t == self.rounds < self.planned:
+            self.watcher.stopped(t)
 
     def _tell_moved(self, net: Network) -> None:
         totals = net.ledger.totals()
