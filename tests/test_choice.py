@@ -49,7 +49,12 @@ def test_the_order_of_the_runs_does_not_matter(points, random):
 
 
 def run(
-    label: str, up: int, partition: int = 7, budget: int | None = None, down: int | None = None, **accuracy: float | None
+    label: str,
+    up: int,
+    partition: int = 7,
+    budget: int | None = None,
+    down: int | None = None,
+    **accuracy: float | None,
 ) -> RunFolder:
     """A finished run of one round, on clients who hold `partition` samples, that knew what guessing scores."""
     down = up if down is None else down
@@ -69,8 +74,8 @@ def test_the_reason_is_told_in_figures():
     cheap, dear = run("cheap", 12_300_000, personalised=0.931), run("dear", 38_000_000, personalised=0.934)
     told = lines(cheap, dear, run("far", 10_000, personalised=0.9))["personalised"]
     assert told == (
-        "For a model for each client take cheap, personalised 93.1% with 12.3 MB up: dear is the most accurate, 93.4% with 38.0 MB "
-        "up, and none that sends less comes within a percentage point."
+        "For a model for each client take cheap, personalised 93.1% with 12.3 MB up: dear is the most accurate, 93.4% "
+        "with 38.0 MB up, and none that sends less comes within a percentage point."
     )
     alone = lines(run("separate", 0, personalised=0.93), cheap)["personalised"]
     assert "take separate, personalised 93.0% with nothing sent: cheap is the most accurate" in alone
@@ -85,8 +90,8 @@ def test_bytes_are_worth_it_only_above_local_training():
     apart, near, best = (run(f"m{up}", up, personalised=a) for up, a in ((0, 0.9), (5, 0.908), (90, 0.915)))
     told = lines(apart, near, best)["personalised"]  # m5 is near the best, but not a percentage point above m0
     assert told == (
-        "For a model for each client take m90, personalised 91.5% with 0.0000900 MB up: none is more accurate, and none "
-        "that sends less comes within a percentage point and lies one above local training."
+        "For a model for each client take m90, personalised 91.5% with 0.0000900 MB up: none is more accurate, and "
+        "none that sends less comes within a percentage point and lies one above local training."
     )
     assert "take m5, " in lines(near, best)["personalised"]  # nobody is known to do without
 

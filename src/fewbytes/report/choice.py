@@ -149,8 +149,8 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
 {pieces.picker("choice", {choice.kind: WORDS[choice.kind] for choice in found})}
 {pieces.chart("choice", "Final accuracy over all uplink", "Scatter chart of final accuracy over uplink MB", 420)}
 <p class="note">The line is the Pareto front: to be more accurate than a run on it, another must send more. The star is
-the recommendation, the least uplink within a percentage point of the highest accuracy; what sends anything is taken only
-if it lies a percentage point above all that costs nothing. {CAVEAT}
+the recommendation, the least uplink within a percentage point of the highest accuracy; what sends anything is only
+taken if it lies a percentage point above all that costs nothing. {CAVEAT}
 The dotted level line is what always guessing the majority class would score. A model for each client is the one it has
 just trained, also where the method's aim is one model for all; where clients receive nothing, local training makes it,
 and it stands at 0 MB.{budget}</p>

@@ -108,8 +108,7 @@ NOTES = (
 SMALL_NOTES = (
     "FuseFL K=8 has eight local epochs, one a stage, the others four.",
     "A client takes some fifty steps, and the running statistics of its batch normalisation lag behind its weights: on "
-    "MNIST this holds the ensemble, and what is distilled from it, far below what the same models reach with statistics "
-    "of the clients' training images.",
+    "MNIST this holds the ensemble far below what the same weights reach with statistics of the training images.",
 )
 UNIT = "accuracy of the server's model on the test set, %"
 
