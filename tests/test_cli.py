@@ -225,6 +225,7 @@ def test_equal_terms_that_are_given_hold_for_methods_of_one_shot_too(tmp_path, m
     code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "all", *given)
     assert code == 0, errors
     assert "epochs 1, lr 0.1, batch 20, momentum 0.9, 3 rounds (one-shot methods: 3 epochs)" in " ".join(errors.split())
+    assert "fusefl in 3 blocks" in " ".join(errors.split())
     parameters = {
         name: json.loads((only_run(tmp_path) / name / "result.json").read_text())["parameters"]
         for name in ("fedavg", "ensemble")

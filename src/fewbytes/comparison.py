@@ -58,10 +58,10 @@ def _told(rounds: int, training: dict[str, Any]) -> str:
     """The terms in words."""
     listed = ", ".join(f"{key} {value:g}" for key, value in training.items())
     once = training["epochs"] * rounds
-    blocks = f", fusefl in {once} block{'s' if once > 1 else ''}" if once < FuseFL.blocks else ""
+    fewer = f"fusefl in {once} block{'s' if once > 1 else ''}, " if once < FuseFL.blocks else ""
     return (
-        f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {once} epochs{blocks}), "
-        "and servers that generate or distil work less than in their papers; those that need samples of their own get "
+        f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {once} epochs), "
+        f"{fewer}and servers that generate or distil work less than in their papers; those that need samples of their own get "
         f"{TERMS['public']} that no client then has; --rounds, --set and --public change that"
     )
 
