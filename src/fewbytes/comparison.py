@@ -61,8 +61,8 @@ def _told(rounds: int, training: dict[str, Any]) -> str:
     fewer = f"fusefl in {once} block{'s' if once > 1 else ''}, " if once < FuseFL.blocks else ""
     return (
         f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {once} epochs), "
-        f"{fewer}and servers that generate or distil work less than in their papers; those that need samples of their own get "
-        f"{TERMS['public']} that no client then has; --rounds, --set and --public change that"
+        f"{fewer}and servers that generate or distil work less than in their papers; those that need samples of their "
+        f"own get {TERMS['public']} that no client then has; --rounds, --set and --public change that"
     )
 
 
