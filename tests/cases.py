@@ -41,14 +41,16 @@ CASES: dict[str, fb.Method] = {
     ),
     "fedpurin-batch-norm": fb.FedPURIN(**LOCAL, batch_norm="selected", weighted=True),
     "fusefl": fb.FuseFL(blocks=3, ccvr_samples=20, **(LOCAL | {"epochs": 4})),
-    "fusefl-average": fb.FuseFL(cuts="conv", adaptor="average", final_reduce="mean", ccvr_samples=0, **LOCAL),
+    "fusefl-average": fb.FuseFL(
+        cuts="conv", adaptor="average", final_reduce="mean", ccvr_samples=0, **(LOCAL | {"epochs": 2})
+    ),
     "fusefl-moving": fb.FuseFL(
         blocks=2,
         frozen_bn="train_shared",
         final_reduce="concatenate",
         ccvr_samples=20,
         ccvr_covariance="released",
-        **LOCAL,
+        **(LOCAL | {"epochs": 2}),
     ),
     "ensemble": fb.Ensemble(**LOCAL),
     "feddf": fb.FedDF(**LOCAL, server_steps=6, server_batch=8, noise=20),

@@ -35,9 +35,10 @@ def test_a_point_is_on_the_front_unless_another_dominates_it(points):
 def test_the_recommendation_is_the_cheapest_near_the_best(points):
     taken, highest = recommended(points), max(p.accuracy for p in points)
     near = [p for p in points if highest - p.accuracy <= WITHIN + 1e-9]
+    free = max((p.accuracy for p in points if not p.uplink), default=-1)
     assert taken in front(points)
     assert taken in near
-    assert taken.uplink == min(p.uplink for p in near)
+    assert taken.uplink == min(p.uplink for p in near if not p.uplink or p.accuracy - free > WITHIN + 1e-9)
 
 
 @given(POINTS, st.randoms())
@@ -47,9 +48,17 @@ def test_the_order_of_the_runs_does_not_matter(points, random):
     assert recommended(shuffled) == recommended(points)
 
 
-def run(label: str, up: int, partition: int = 7, budget: int | None = None, **accuracy: float | None) -> RunFolder:
+def run(
+    label: str,
+    up: int,
+    partition: int = 7,
+    budget: int | None = None,
+    down: int | None = None,
+    **accuracy: float | None,
+) -> RunFolder:
     """A finished run of one round, on clients who hold `partition` samples, that knew what guessing scores."""
-    row = {"round": 1, "phase": "round", "accuracy": accuracy, "uplink_bytes": up, "downlink_bytes": up}
+    down = up if down is None else down
+    row = {"round": 1, "phase": "round", "accuracy": accuracy, "uplink_bytes": up, "downlink_bytes": down}
     guessing = {"global": 0.1, "personalised": 0.4}
     result: dict[str, Any] = {"status": "done", "majority_class_accuracy": guessing}
     result |= {} if budget is None else {"budget": budget, "ended_by_budget": True}
@@ -65,16 +74,44 @@ def test_the_reason_is_told_in_figures():
     cheap, dear = run("cheap", 12_300_000, personalised=0.931), run("dear", 38_000_000, personalised=0.934)
     told = lines(cheap, dear, run("far", 10_000, personalised=0.9))["personalised"]
     assert told == (
-        "For a model for each client take cheap, 93.1% with 12.3 MB up: dear is the most accurate, 93.4% with 38.0 MB "
-        "up, and none that sends less comes within a percentage point."
+        "For a model for each client take cheap, personalised 93.1% with 12.3 MB up: dear is the most accurate, 93.4% "
+        "with 38.0 MB up, and none that sends less comes within a percentage point."
     )
     alone = lines(run("separate", 0, personalised=0.93), cheap)["personalised"]
-    assert "take separate, 93.0% with nothing sent: cheap is the most accurate" in alone
+    assert "take separate, personalised 93.0% with nothing sent: cheap is the most accurate" in alone
     assert alone.endswith("and none sends less.")
     assert (
         "none is more accurate, and none sends less"
         in lines(run("best", 5, **{"global": 0.9}), run("x", 9, **{"global": 0.5}))["global"]
     )
+
+
+def test_bytes_are_worth_it_only_above_local_training():
+    apart, near, best = (run(f"m{up}", up, personalised=a) for up, a in ((0, 0.9), (5, 0.908), (90, 0.915)))
+    told = lines(apart, near, best)["personalised"]  # m5 is near the best, but not a percentage point above m0
+    assert told == (
+        "For a model for each client take m90, personalised 91.5% with 0.0000900 MB up: none is more accurate, and "
+        "none that sends less comes within a percentage point and lies one above local training."
+    )
+    assert "take m5, " in lines(near, best)["personalised"]  # nobody is known to do without
+
+
+def test_a_model_made_by_local_training_is_not_bought():
+    fused = run("fused", 70, personalised=0.89, **{"global": 0.9})
+    once = run("once", 20, down=0, personalised=0.96, **{"global": 0.45})
+    found = {choice.kind: choice for choice in choices([fused, once])}
+    assert (found["global"].label, found["personalised"].label) == ("fused", None)
+    assert str(found["personalised"]) == (
+        "For a model for each client take no method of these: none is a percentage point above local training, "
+        "personalised 96.0% in once, whose clients receive nothing."
+    )
+    apart = run("separate", 0, personalised=0.94)
+    assert lines(fused, once, apart)["personalised"] == (
+        "For a model for each client take separate, personalised 94.0% with nothing sent: once is the most accurate, "
+        "96.0% by local training, too, and none sends less."
+    )
+    better = run("better", 50, personalised=0.98)
+    assert "take better, personalised 98.0%" in lines(fused, once, apart, better)["personalised"]
 
 
 def test_what_does_not_compare_is_not_compared():
@@ -93,7 +130,7 @@ def test_nothing_is_recommended_that_learnt_nothing_or_costs_too_much():
     assert told == "For one model for all take no method of these: none beats guessing the majority class, 10.0%."
     over, within = run("over", 200, budget=100, **{"global": 0.9}), run("within", 90, budget=100, **{"global": 0.6})
     told = lines(over, within)["global"]
-    assert "take within, 60.0%" in told
+    assert "take within, global 60.0%" in told
     assert told.endswith("; left out, being over the budget: 1.")
     assert "all exceed the budget" in lines(over, over)["global"]
 

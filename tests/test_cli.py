@@ -215,6 +215,7 @@ def test_every_method_has_the_parameters_of_equal_terms(name):
     parameters = comparison.equal_parameters(name, 6, comparison.TRAINING)
     assert dataclasses.asdict(make_method(name, parameters)).items() >= parameters.items()
     assert set(comparison.SERVERS) <= set(METHODS)
+    make_method(name, comparison.equal_parameters(name, 1, comparison.TRAINING | {"epochs": 1}))  # fusefl in one block
 
 
 def test_equal_terms_that_are_given_hold_for_methods_of_one_shot_too(tmp_path, monkeypatch, capsys):
@@ -224,6 +225,7 @@ def test_equal_terms_that_are_given_hold_for_methods_of_one_shot_too(tmp_path, m
     code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "all", *given)
     assert code == 0, errors
     assert "epochs 1, lr 0.1, batch 20, momentum 0.9, 3 rounds (one-shot methods: 3 epochs)" in " ".join(errors.split())
+    assert "fusefl in 3 blocks" in " ".join(errors.split())
     parameters = {
         name: json.loads((only_run(tmp_path) / name / "result.json").read_text())["parameters"]
         for name in ("fedavg", "ensemble")
@@ -249,6 +251,22 @@ def test_a_budget_is_kept_and_told(tmp_path, monkeypatch, capsys):
     code, _, errors = ended(capsys, monkeypatch, tmp_path, *resume, "1MB")
     assert code == 2
     assert "another budget" in errors
+
+
+def test_the_last_live_line_is_the_result(tmp_path, monkeypatch, capsys):
+    options = ["--clients", "2", "--model", "mlp:layers=2", "--set", "blocks=2", "--set", "batch=20"]
+    given = [*options, "--set", "epochs=2", "--set", "ccvr_samples=50", "--json"]
+    code, out, errors = ended(capsys, monkeypatch, tmp_path, "run", "fusefl", *given)
+    assert code == 0, errors
+    told = " ".join(errors.split()).rpartition("fusefl: ")[2]
+    assert told.startswith("after round 2/2 ")
+    scores = json.loads(out)["accuracy"]["all"]
+    assert set(scores) == {"local", "global", "personalised"}
+    for kind, score in scores.items():  # FuseFL's models are scored once more after the last round
+        assert f"{kind} {score['final']:.1%} " in told
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, "run", "fusefl", *options, "--set", "epochs=1")
+    assert (code, "epochs 1 cannot be shared out over 2 blocks" in errors) == (2, True)
+    assert only_run(tmp_path)  # the second has left no folder
 
 
 def test_plan_measures_real_payloads(tmp_path):

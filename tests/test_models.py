@@ -252,6 +252,22 @@ def test_a_mix_goes_to_the_clients_in_turn() -> None:
     assert ModelBuilder("HtM10", (3, 32, 32), 5).names[8:] == ["torchvision:vit_b_16@512", "torchvision:vit_b_32@512"]
 
 
+def test_the_resnets_of_a_mix_have_one_stem_unless_they_name_others() -> None:
+    def stems(names: str) -> list[int]:
+        build = ModelBuilder(names, (3, 16, 16), 3)
+        made = [build(client) for client in range(len(build.names))]
+        return [next(m.kernel_size[0] for m in each.modules() if isinstance(m, nn.Conv2d)) for each in made]  # type: ignore[misc]
+
+    assert stems("resnet10:width=2+resnet26:width=2+resnet18:width=2") == [3, 3, 3]  # as FuseFL mixes them
+    assert stems("resnet10@4+cnn4+resnet8:width=2,stem=3x3") == [3, 5, 3]
+    assert stems("resnet10:stem=7x7+resnet4+resnet18:width=2@4") == [7, 3, 3]
+    assert stems("resnet10+resnet18:width=2,stem=7x7") == [7, 7]
+    assert (stems("resnet10"), stems("resnet4+resnet6")) == ([7], [7, 7])
+    assert stems("HtFE3@4+resnet8:width=2,stem=3x3") == [7, 7, 7, 3]  # FedKTL's mix states its own
+    mixed, alone = (ModelBuilder(names, (3, 16, 16), 3) for names in ("resnet10+resnet18", "resnet10:stem=3x3"))
+    assert mixed.names[0] == alone.names[0]
+
+
 def test_a_saved_model_of_a_mix_is_loaded_from_the_mixes_name(tmp_path: Path) -> None:
     about = {"model": "HtFE2@64", "sample_shape": [3, 16, 16], "classes": 3}
     build = ModelBuilder("HtFE2@64", (3, 16, 16), 3)

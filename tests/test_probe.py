@@ -286,7 +286,7 @@ def test_training_makes_the_end_separable(resnet):
 
 
 def test_a_fused_network_is_probed_where_its_blocks_end(tmp_path):
-    run = made(tmp_path, "fusefl", "resnet10:width=2,stem=3x3", 1, epochs=1, ccvr_samples=20)
+    run = made(tmp_path, "fusefl", "resnet10:width=2,stem=3x3", 1, epochs=4, ccvr_samples=20)
     result = probe(run, how=HOW)
     rows = result["points"]
     assert [row["point"] for row in rows] == ["stem", "layers.1.0", "layers.2.0", "pool"]

@@ -132,4 +132,5 @@ class _Teller(Watcher):
         self.tell("scored", row=row)
         scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())
         moved = f"{row['uplink_bytes'] / 1e6:.2f} MB up {row['downlink_bytes'] / 1e6:.2f} MB down"
-        print(f"round {row['round']}: {scores}  {moved}  {len(row.get('left_out', []))} left out", flush=True)
+        when = f"round {row['round']}" if row["phase"] == "round" else "after the last round"
+        print(f"{when}: {scores}  {moved}  {len(row.get('left_out', []))} left out", flush=True)

@@ -16,7 +16,7 @@ from fewbytes.errors import UserError, suggestion
 from fewbytes.experiment import make_method
 from fewbytes.files import replacing
 from fewbytes.job import Job, begun, finished, new_folder
-from fewbytes.methods import METHODS
+from fewbytes.methods import METHODS, FuseFL
 from fewbytes.report import choices, read_runs, write_report
 
 TERMS: dict[str, Any] = {"model": "resnet8:width=8,stem=3x3", "rounds": 6, "public": 100}
@@ -43,6 +43,8 @@ def equal_parameters(name: str, rounds: int, training: dict[str, Any]) -> dict[s
     parameters = {key: value for key, value in training.items() if key in fields} | SERVERS.get(name, {})
     if cls().own_rounds and "epochs" in fields:
         parameters["epochs"] *= rounds
+    if name == "fusefl":  # an epoch a block
+        parameters["blocks"] = min(FuseFL.blocks, parameters["epochs"])
     return parameters
 
 
@@ -55,10 +57,12 @@ def _training(given: dict[str, Any]) -> dict[str, Any]:
 def _told(rounds: int, training: dict[str, Any]) -> str:
     """The terms in words."""
     listed = ", ".join(f"{key} {value:g}" for key, value in training.items())
+    once = training["epochs"] * rounds
+    fewer = f"fusefl in {once} block{'s' if once > 1 else ''}, " if once < FuseFL.blocks else ""
     return (
-        f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {training['epochs'] * rounds} epochs), "
-        "and servers that generate or distil work less than in their papers; those that need samples of their own get "
-        f"{TERMS['public']} that no client then has; --rounds, --set and --public change that"
+        f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {once} epochs), "
+        f"{fewer}and servers that generate or distil work less than in their papers; those that need samples of their "
+        f"own get {TERMS['public']} that no client then has; --rounds, --set and --public change that"
     )
 
 

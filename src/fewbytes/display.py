@@ -29,12 +29,13 @@ def note(text: str) -> None:
 
 
 class Display(Watcher):
-    """A live line: rounds done, accuracy and megabytes so far."""
+    """A live line: rounds done, accuracy by its kinds and megabytes so far; at the end what result.json says."""
 
     def __init__(self, name: str, folder: Path, command: str = "run") -> None:
         self._command = command
         self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
-        self._name, self._rounds, self._scores = name, 0, ""
+        self._name, self._rounds, self._when = name, 0, "round"
+        self._scores: dict[str, float] = {}
         self._joined: list[Id] = []
         self._noted: set[str] = set()
         self._progress = _line(TimeElapsedColumn())
@@ -83,24 +84,29 @@ class Display(Watcher):
 
     def scored(self, row: dict[str, Any]) -> None:
         self._replies = 0
+        last = row["phase"] == "finish"
+        done = self._rounds if last else row["round"]
+        when = f"{'after ' if last else ''}round {done}"
         if self._joined:
-            self.note(f"round {row['round']}: joined: {self._joiners()}")
+            self.note(f"{when}: joined: {self._joiners()}")
             self._joined = []
         if row.get("not_finite"):
             names = ", ".join(row["not_finite"])
-            self.note(f"round {row['round']}: {names} not finite (is lr too high?)")
+            self.note(f"{when}: {names} not finite (is lr too high?)")
         for what, how_much in row.get("notes", {}).items():
             if what not in self._noted:
-                self.note(f"{self._name}, round {row['round']}: {what} ({how_much})")
+                self.note(f"{self._name}, {when}: {what} ({how_much})")
                 self._noted.add(what)
         for left in row.get("left_out", []):
-            self.note(f"round {row['round']}: client {left['client']} {left['outcome']}: {left['why']}")
+            self.note(f"{when}: client {left['client']} {left['outcome']}: {left['why']}")
         if row["accuracy"]:
-            self._scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())
-        self._progress.update(self._bar, completed=row["round"])
+            self._when = "after round" if last else "round"
+            self._scores = (self._scores if last else {}) | row["accuracy"]
+        self._progress.update(self._bar, completed=done)
         self._show()
-        if not console.is_terminal and (row["round"] % max(1, self._rounds // 5) == 0 or row["round"] == 1):
-            console.print(f"{self._name}: {self._text(row['round'])}")
+        due = row["accuracy"] if last else done % max(1, self._rounds // 5) == 0 or done == 1
+        if due and not console.is_terminal:
+            console.print(f"{self._name}: {self._text(done)}")
 
     def stopped(self, t: int) -> None:
         self._rounds = t
@@ -113,8 +119,9 @@ class Display(Watcher):
 
     def _text(self, done: int) -> str:
         now = f", client {self._replies} of this one" if self._replies else ""
+        scores = "  ".join(f"{kind} {value:.1%}" for kind, value in self._scores.items())
         moved = f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
-        return f"round {done}/{self._rounds}{now}  {self._scores}  {moved}"
+        return f"{self._when} {done}/{self._rounds}{now}  {scores}  {moved}"
 
 
 @contextmanager

@@ -150,8 +150,8 @@ def make_plan(
 
 
 def _quick(method: Method) -> Method:
-    """The method with one local epoch."""
-    return replace(method, epochs=1) if hasattr(method, "epochs") else method  # type: ignore[type-var]
+    """A method with a number of rounds of its own, with one local epoch in each."""
+    return replace(method, epochs=method.planned_rounds(1)) if hasattr(method, "epochs") else method  # type: ignore[type-var]
 
 
 def _scant(task: Task) -> Task:

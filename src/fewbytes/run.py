@@ -62,7 +62,10 @@ class Watcher:
         """Bytes that the whole run has moved so far: told when it begins, and after each of its steps."""
 
     def scored(self, row: dict[str, Any]) -> None:
-        """A line of rounds.jsonl has been written. Unless overridden, warns of the first that was not finite."""
+        """A line of rounds.jsonl has been written: of a round, or of what came after the last (`row["phase"]`).
+
+        Unless overridden, warns of the first that was not finite.
+        """
         if row.get("not_finite") and not self._warned:
             self._warned = True
             rejected = [left for left in row.get("left_out", []) if left["outcome"] == "rejected"]
@@ -379,10 +382,10 @@ class _Loop:
         gallery.keep(self.folder, t, net.shown)
         self._checkpoint(net, t, phase)
         self._tell_moved(net)
-        if phase == "round":
-            self.watcher.scored(row)
-            if t == self.rounds < self.planned:
-                self.watcher.stopped(t)
+        if phase in ("round", "finish") and self.rows[-1]["phase"] == phase:
+            self.watcher.scored(self.rows[-1])
+        if phase == "round" and t == self.rounds < self.planned:
+            self.watcher.stopped(t)
 
     def _tell_moved(self, net: Network) -> None:
         totals = net.ledger.totals()

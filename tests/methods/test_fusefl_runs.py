@@ -90,9 +90,23 @@ def test_epochs_are_shared_out_over_the_stages():
 
     for total in (4, 7, 10, 200):
         for blocks in (1, 2, 4):
-            assert sum(stage_epochs(total, k, blocks) for k in range(blocks)) == total
+            shares = [stage_epochs(total, k, blocks) for k in range(blocks)]
+            assert sum(shares) == total
+            assert min(shares) >= 1
     assert [stage_epochs(200, k, 8) for k in range(8)] == [25] * 8
-    assert stage_epochs(1, 0, 4) == 1  # a stage trains at least once
+
+
+@pytest.mark.parametrize(("settings", "words"), [({"blocks": 8}, "8 blocks"), ({"cuts": "a,b,c,d"}, "5 blocks")])
+def test_fewer_epochs_than_blocks_are_refused(settings, words):
+    with pytest.raises(UserError, match=f"epochs 4 cannot be shared out over {words}"):
+        fb.FuseFL(epochs=4, **settings)
+
+
+def test_a_plan_trains_every_stage():
+    method = fb.FuseFL(blocks=3, ccvr_samples=0, epochs=6, **LOCAL)
+    plan = make_plan(method, tiny_task(), 1, 1e6, 1e6)
+    assert plan.rounds == 3
+    assert plan.nominal_up > 0
 
 
 def test_every_value_is_sent_once_and_the_ledger_is_the_formula():
@@ -160,7 +174,7 @@ def test_what_cannot_be_fused_is_told(tmp_path):
         ("resnet10:width=2,stem=3x3", {"cuts": "layers.7"}, "no unit 'layers.7'"),
     ]
     for names, settings, words in cases:
-        method = fb.FuseFL(ccvr_samples=0, epochs=1, batch=8, **settings)
+        method = fb.FuseFL(ccvr_samples=0, epochs=9, batch=8, **settings)
         with pytest.raises(UserError, match=words):  # before anything is trained or written
             fb.run(method, mixed_task(names), rounds=1, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()

@@ -24,6 +24,7 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import nn
 
+from fewbytes.errors import UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
 from fewbytes.models.blocks import Block, classifier_of, cut, shapes
@@ -103,13 +104,21 @@ class FuseFL(Method):
     final_reduce: Reduce = "sum"  # of the last block's branches
     ccvr_samples: Whole = 5000  # virtual features of each class; 0: no calibration
     ccvr_covariance: Covariance = "correct"  # released: as the authors' code computes it
-    epochs: Count = 200  # E in all, E/K a stage
+    epochs: Count = 200  # E in all, E/K a stage, so at least K
     lr: Positive = 0.01
     batch: Count = 128
     momentum: BelowOne = 0.9
 
     headline: ClassVar[str] = "global"
     scored_after_finish: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs < (blocks := self.planned_rounds(1)):
+            raise UserError(
+                f"epochs {self.epochs} cannot be shared out over {blocks} blocks, which train one after another: "
+                f"set epochs={blocks} or more, or fewer {'cuts' if self.cuts else 'blocks'}"
+            )
 
     def planned_rounds(self, asked: int) -> int:
         return len(self.after) + 1 if self.cuts else self.blocks
@@ -213,8 +222,8 @@ class FuseFL(Method):
 
 
 def stage_epochs(total: int, k: int, blocks: int) -> int:
-    """E/K: epochs of stage k = 0, 1, …; they add up to E, but a stage has at least one."""
-    return max(1, total * (k + 1) // blocks - total * k // blocks)
+    """E/K: epochs of stage k = 0, 1, …, whole numbers that add up to E."""
+    return total * (k + 1) // blocks - total * k // blocks
 
 
 def averaged(classifiers: Sequence[State], reduce: Reduce) -> State:

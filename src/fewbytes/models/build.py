@@ -91,7 +91,7 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         if base == "vgg9":
             return Vgg9(shape, classes, **options)
         number, _, smooth = base.removeprefix("resnet").partition("-")
-        options.setdefault("stem", "7x7" if int(number) <= 10 else "3x3")
+        options["stem"] = _stem(name)
         return ResNet(int(number), shape[0], classes, activation=nn.Sigmoid if smooth else nn.ReLU, **options)
     if rest and "=" not in rest:
         return _own(base, rest, shape, classes)
@@ -104,13 +104,14 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 class ModelBuilder:
     """Makes client i's model from names joined by `+`: the i-th, and from the first again after the last.
 
-    One name is the model of all clients. A name of `MIXES`, in any case, stands for its models: `HtFE2@64` is
-    `cnn4@64+resnet18:stem=7x7@64`. `kernels`: how Fed-KGF generates the kernels of every model. Other names, shapes and
-    errors as in `build_model`.
+    One name is the model of all clients. ResNets that name no `stem` have one in common: 3x3 if any ResNet among the
+    names has it, else 7x7. A name of `MIXES`, in any case, stands for its models with the stems these state: `HtFE2@64`
+    is `cnn4@64+resnet18:stem=7x7@64`. `kernels`: how Fed-KGF generates the kernels of every model. Other names, shapes
+    and errors as in `build_model`.
     """
 
     def __init__(self, names: str, shape: tuple[int, ...], classes: int, kernels: Kernels | None = None) -> None:
-        self.names = [model for name in names.split("+") for model in _expanded(name)]
+        self.names = [model for name in _with_one_stem(names.split("+")) for model in _expanded(name)]
         self.shape, self.classes, self.kernels = shape, classes, kernels
         if len(self.names) > 1 and not all(self.names):
             raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
@@ -154,6 +155,27 @@ def _expanded(name: str) -> list[str]:
     mix, at, size = name.partition("@")
     models = {known.lower(): models for known, models in MIXES.items()}.get(mix.lower())
     return [name] if models is None else [f"{model}@{size if at else 512}" for model in models]
+
+
+def _stem(name: str) -> str | None:
+    """The stem of the ResNet of that name, by default 7x7 for the shallow ones; None for another model."""
+    base, _, options = name.partition("@")[0].partition(":")
+    if base not in NAMES or not base.startswith("resnet"):
+        return None
+    named = re.search(r"(?:^|,)stem=([^,]*)", options)
+    return named[1] if named else "7x7" if int(re.findall(r"\d+", base)[0]) <= 10 else "3x3"
+
+
+def _with_one_stem(names: list[str]) -> list[str]:
+    """The names, 3x3 written into those of ResNets that name no stem, if any ResNet has that one."""
+    if "3x3" not in map(_stem, names):
+        return names
+    made = []
+    for name in names:
+        model, at, size = name.partition("@")
+        shallow = _stem(name) == "7x7" and "stem=" not in model
+        made.append(f"{model}{',' if ':' in model else ':'}stem=3x3{at}{size}" if shallow else name)
+    return made
 
 
 def _options(base: str, text: str) -> dict[str, Any]:

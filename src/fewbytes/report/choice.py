@@ -19,7 +19,8 @@ WORDS = {"personalised": "a model for each client", "global": "one model for all
 
 
 class Point(NamedTuple):
-    """What a run of that label cost and reached: bytes that all clients sent, final accuracy in 0..1."""
+    """What a run of that label cost and reached: bytes that all clients sent, final accuracy in 0..1. A client's own
+    model costs nothing where clients received nothing: local training makes it, whatever is sent afterwards."""
 
     label: str
     uplink: int
@@ -48,9 +49,12 @@ def front(points: Iterable[Point]) -> list[Point]:
 
 
 def recommended(points: Iterable[Point]) -> Point:
-    """The point of least uplink within WITHIN of the highest accuracy: one of the front."""
+    """The point of least uplink within WITHIN of the highest accuracy: one of the front. One that costs something is
+    more than WITHIN above those that cost nothing, if there are any."""
     points = front(points)
-    return next(p for p in points if p.accuracy >= points[-1].accuracy - WITHIN - 1e-9)
+    least = points[-1].accuracy - WITHIN - 1e-9
+    free = max((p.accuracy for p in points if not p.uplink), default=-math.inf)
+    return next(p for p in points if p.accuracy >= least and (not p.uplink or p.accuracy > free + WITHIN + 1e-9))
 
 
 def choices(runs: Sequence[RunFolder]) -> list[Choice]:
@@ -69,16 +73,31 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     if guessing is not None and best.accuracy <= guessing:
         return Choice(kind, None, none, f"none beats guessing the majority class, {percent(guessing)}{rest}")
     taken = recommended(points)
-    advice = f"For {WORDS[kind]} take {taken.label}, {percent(taken.accuracy)} {_cost(taken)}"
+    if not taken.uplink:
+        silent = [point for point in points if point.label in _silent(runs)]
+        if not silent:
+            alone = f"{kind} {percent(taken.accuracy)} in {taken.label}, whose clients receive nothing"
+            return Choice(kind, None, none, f"none is a percentage point above local training, {alone}{rest}")
+        taken = front(silent)[0]
+    advice = f"For {WORDS[kind]} take {taken.label}, {kind} {percent(taken.accuracy)} {_cost(taken)}"
     if taken.accuracy < best.accuracy:
-        reason = f"{best.label} is the most accurate, {percent(best.accuracy)} {_cost(best)}"
+        reason = f"{best.label} is the most accurate, {percent(best.accuracy)} "
+        reason += "by local training, too" if best.uplink == 0 else _cost(best)
     else:
         reason = "none is more accurate"
-    if any(point.uplink < taken.uplink for point in points):
+    cheaper = [point.accuracy for point in points if point.uplink < taken.uplink]
+    if not cheaper:
+        reason += ", and none sends less"
+    elif max(cheaper) < best.accuracy - WITHIN - 1e-9:
         reason += ", and none that sends less comes within a percentage point"
     else:
-        reason += ", and none sends less"
+        reason += ", and none that sends less comes within a percentage point and lies one above local training"
     return Choice(kind, taken.label, advice, f"{reason}{rest}")
+
+
+def _silent(runs: Sequence[RunFolder]) -> set[str]:
+    """The labels of runs in which no client sent anything."""
+    return {run.label for run in runs if not run.total_bytes("uplink")}
 
 
 def _cost(point: Point) -> str:
@@ -95,7 +114,7 @@ def _points(kind: str, runs: Sequence[RunFolder], over: bool) -> list[Point]:
     """The finished runs that have this kind of accuracy, within their budget or over it."""
     done = [run for run in runs if run.status == "done" and run.over_budget == over]
     return [
-        Point(run.label, run.total_bytes("uplink"), final)
+        Point(run.label, run.total_bytes("uplink") if run.total_bytes("downlink") or kind == "global" else 0, final)
         for run in done
         if (final := run.score(kind).final) is not None
     ]
@@ -130,9 +149,11 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> str:
 {pieces.picker("choice", {choice.kind: WORDS[choice.kind] for choice in found})}
 {pieces.chart("choice", "Final accuracy over all uplink", "Scatter chart of final accuracy over uplink MB", 420)}
 <p class="note">The line is the Pareto front: to be more accurate than a run on it, another must send more. The star is
-the recommendation, the least uplink within a percentage point of the highest accuracy. {CAVEAT}
+the recommendation, the least uplink within a percentage point of the highest accuracy; what sends anything is only
+taken if it lies a percentage point above all that costs nothing. {CAVEAT}
 The dotted level line is what always guessing the majority class would score. A model for each client is the one it has
-just trained, also where the method's aim is one model for all.{budget}</p>
+just trained, also where the method's aim is one model for all; where clients receive nothing, local training makes it,
+and it stands at 0 MB.{budget}</p>
 </section>"""
 
 
