@@ -51,7 +51,7 @@ HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 Files = dict[str, list[Path]]  # "train" and perhaps "test": Parquet files or images
 
 
-def load_dataset(name: str, image_size: int = SIZE) -> Dataset:
+def load_dataset(name: str, image_size: int = SIZE, only_test: bool = False) -> Dataset:
     """The data set called `name`.
 
     `digits` is scikit-learn's (1,797 float32 images (1, 8, 8) in 0..1, a fixed 80/20 split). Otherwise a folder: a
@@ -61,7 +61,8 @@ def load_dataset(name: str, image_size: int = SIZE) -> Dataset:
 
     Images are uint8 (C, H, W), all of the first one's size, and grey if it is, else RGB. A folder in COCO's format
     (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed to
-    `image_size`. Raises UserError if there is no such data set, it has no labels, or an image cannot be decoded.
+    `image_size`. With `only_test` a folder may have no training samples. Raises UserError if there is no such data set,
+    it has no labels, or an image cannot be decoded.
     """
     if name == "digits":
         return _digits()
@@ -75,14 +76,18 @@ def load_dataset(name: str, image_size: int = SIZE) -> Dataset:
         folder = _download(name)
     if named_coco or is_coco(folder):
         return read_coco(name, folder, image_size)
-    files = _parquet_files(folder)
-    read = _read_parquet
+    files, read, untrained = _parquet_files(folder), _read_parquet, False
     if not files:
         files, read = _image_files(folder), _read_folder
+    if not files and only_test:
+        files, read, untrained = _parquet_files(folder, TEST_NAMES), _read_parquet, True
+        if not files:
+            files, read = _image_files(folder, TEST_NAMES), _read_folder
     if not files:
+        split = "test" if only_test else "train"
         raise UserError(
-            f"{folder} has no labelled images: there is no train-*.parquet and no train/<class>/ folder with images; "
-            f"found {_contents(folder)}; labels are a Parquet column or the class folders' names"
+            f"{folder} has no labelled images: there is no {split}-*.parquet and no {split}/<class>/ folder with "
+            f"images; found {_contents(folder)}; labels are a Parquet column or the class folders' names"
         )
     kept = cache_folder() / _key(folder, files)
     decoded = _from_cache(kept)
@@ -92,9 +97,30 @@ def load_dataset(name: str, image_size: int = SIZE) -> Dataset:
             decoded = _from_cache(kept) or decoded
     splits = {split: Split(x, torch.from_numpy(y)) for split, (x, y) in decoded.arrays.items()}
     train, test = splits["train"], splits.get("test")
+    if untrained:
+        train, test = train.take([]), train
     if test is None:
         train, test = _split_off_test(train)
     return Dataset(name, train, test, decoded.classes)
+
+
+def client_folders(name: str) -> list[Path]:
+    """Where each client's data set lies, in the order of names: the folders in the folder called `name` (a path, or one
+    under FEWBYTES_DATA), or that folder itself if it is a data set. Raises UserError if there is no such folder."""
+    folder = _find(name)
+    if folder is None:
+        root = os.environ.get("FEWBYTES_DATA")
+        under = f" here or under FEWBYTES_DATA={root}" if root else ""
+        raise UserError(
+            f"client_data: there is no folder {name!r}{under}: give one that holds a folder for each client"
+        )
+    places = _subfolders(folder)
+    parquet = any(any(place.glob("train*.parquet")) for place in (folder, folder / "data"))
+    if is_coco(folder) or parquet or (folder / "train").is_dir():
+        return [folder]
+    if not places:
+        raise UserError(f"client_data: {folder} is empty: it holds a folder for each client, each with train/<class>/")
+    return places
 
 
 def _digits() -> Dataset:
@@ -207,15 +233,15 @@ class _Decoded:
     classes: tuple[str, ...]
 
 
-def _parquet_files(folder: Path) -> Files:
-    """The Parquet files of the first place that has a training split; nothing if none has."""
+def _parquet_files(folder: Path, first: Sequence[str] = ("train",)) -> Files:
+    """The Parquet files of the first place that has a split called as one of `first`; nothing if none has."""
 
     def splits(place: Path) -> Files:
         found = {
             s: sorted({*place.glob(f"{s}-*.parquet"), *place.glob(f"{s}.parquet")}) for s in ("train", *TEST_NAMES)
         }
-        test = next((found[s] for s in TEST_NAMES if found[s]), [])
-        return {"train": found["train"], **({"test": test} if test else {})} if found["train"] else {}
+        train, test = (next((found[s] for s in names if found[s]), []) for names in (first, TEST_NAMES))
+        return {"train": train, **({"test": test} if test and test != train else {})} if train else {}
 
     if files := splits(folder) or splits(folder / "data"):
         return files
@@ -226,14 +252,13 @@ def _parquet_files(folder: Path) -> Files:
     return next(iter(configurations.values()), {})
 
 
-def _image_files(folder: Path) -> Files:
+def _image_files(folder: Path, first: Sequence[str] = ("train",)) -> Files:
     def images(split: str) -> list[Path]:
         inside = (path for place in _subfolders(folder / split) for path in sorted(place.iterdir()))
         return [path for path in inside if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
 
-    train = images("train")
-    test = next((found for split in TEST_NAMES if (found := images(split))), [])
-    return {"train": train, **({"test": test} if test else {})} if train else {}
+    train, test = (next((found for split in names if (found := images(split))), []) for names in (first, TEST_NAMES))
+    return {"train": train, **({"test": test} if test and test != train else {})} if train else {}
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from fewbytes.engines.messages import read_content, write_content
 from fewbytes.engines.node import DIFFERENT, Order, digest, in_common
 from fewbytes.errors import FrameError, UserError
 from fewbytes.method import Id, Method, Task
-from fewbytes.net import Handler, Ledger, LeftOut, Policy, Row, TooFewReplies
+from fewbytes.net import Handler, Held, Ledger, LeftOut, Policy, Row, TooFewReplies
 from fewbytes.wire import Counted, Frame
 from fewbytes.wire.payload import check_finite
 
@@ -116,6 +116,7 @@ class FlowerNetwork(EngineNetwork):
         there = self._connected(set(self.clients))
         if self._known is None:
             self.clients = there
+        self._hear(there)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         return self
@@ -143,6 +144,26 @@ class FlowerNetwork(EngineNetwork):
             )
         return there
 
+    def _hear(self, clients: Sequence[Id]) -> None:
+        """Learn what clients hold whose data are not here, as far as their nodes tell.
+
+        Raises UserError for a node that cannot take part, unless a round has begun.
+        """
+        asked = [i for i in clients if i not in self.held and not len(self.task.data.clients[i].train)]
+        for client, answer in self._ask("query.data", asked, lambda i: _Question(self._order(self._job("data", i)))):
+            if answer.done.error and not self.t:
+                raise UserError(f"{self._called(client)} cannot take part: {answer.why}")
+            train, test = answer.done.held or (None, None)
+            self.held[client] = self._counts(train), self._counts(test)
+
+    def _counts(self, told: Held) -> Held:
+        """What a node told, where it can be; the sum where the classes are not those that are known here."""
+        if told is None or (isinstance(told, int) and told >= 0):
+            return told
+        if isinstance(told, int) or min(told, default=0) < 0:
+            return None
+        return told if len(told) == len(self.task.data.classes) else sum(told)
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         torch.set_num_threads(self._threads)
 
@@ -155,9 +176,12 @@ class FlowerNetwork(EngineNetwork):
     def arrivals(self, t: int) -> list[Id]:
         due = super().arrivals(t)
         if due and not self.clients:  # nobody is left to go on with, so they are waited for, as at the start
-            return self._connected(set(due))
-        self._refresh()
-        return [i for i in due if i in self._nodes]
+            there = self._connected(set(due))
+        else:
+            self._refresh()
+            there = [i for i in due if i in self._nodes]
+        self._hear(there)
+        return there
 
     def checkpointed(self) -> None:
         self._committed = dict(self.versions)
@@ -343,7 +367,7 @@ class FlowerNetwork(EngineNetwork):
                 raise UserError(different)
             return _Answer("failed", different[:600])
         if done.error:
-            return _Answer("failed", _one_line(done.error), frame=frame)
+            return _Answer("failed", _one_line(done.error), done, frame)
         return _Answer("answered", "", done, frame)
 
     def _difference(self, client: Id, text: str) -> str:
