@@ -144,6 +144,14 @@ def test_a_class_that_only_one_site_has_is_refused_with_both_lists(places, monke
     assert "the run benign, malignant" in " ".join(done.stderr.split())
 
 
+def test_a_config_may_name_classes_that_the_servers_test_set_lacks(places):
+    images(places / "sites" / "south", "train", {"lesion": 5}, 4)
+    settings = {"method": "fedavg", "dataset": "cells", "partition": "local", "client_data": str(places / "sites")}
+    data = make_experiment(settings | {"class_names": ["malignant", "lesion", "benign"]}).task().data
+    assert data.label_counts()["train"] == [[12, 0, 16], [36, 0, 0], [20, 4, 12]]
+    assert data.test.labels.tolist() == [2] * 5 + [0] * 5
+
+
 def test_nodes_that_are_told_no_classes_must_have_the_servers(places, monkeypatch):
     """Of as many classes, sorted folders would give the same number to different ones."""
     images(places / "sites" / "north", "train", {"normal": 5}, 4)
@@ -183,7 +191,7 @@ def test_nodes_whose_data_are_not_the_servers_are_told_of_it_where_data_are_deal
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"client_data": None}, "client_data names a folder that holds a folder for each client"),
+        ({"client_data": None}, "client_data names a folder that holds one for each client"),
         ({"client_data": "nowhere"}, "there is no folder 'nowhere'"),
         ({"clients": 4}, "holds data of 3 clients, not 4"),
         ({"dataset": "none"}, "the dataset is the server's, and has a test set"),

@@ -180,7 +180,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.client_data is None and alone:
             return self.dataset
         if self.client_data is None:
-            raise UserError("with partition local, client_data names a folder that holds a folder for each client")
+            raise UserError("with partition local, client_data names a folder that holds one for each client")
         folders = client_folders(self.client_data)
         if alone and len(folders) == 1:
             return str(folders[0])

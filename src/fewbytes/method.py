@@ -202,7 +202,7 @@ class Task:
     precision: Precision = "float32"
     device: str = "cpu"
     remodel: Callable[[nn.Module, int], nn.Module] | None = None
-    agreed: Mapping[str, str] = field(default_factory=dict)
+    agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

@@ -152,7 +152,7 @@ class FlowerNetwork(EngineNetwork):
         asked = [i for i in clients if i not in self.held and not len(self.task.data.clients[i].train)]
         for client, answer in self._ask("query.data", asked, lambda i: _Question(self._order(self._job("data", i)))):
             if answer.done.error and not self.t:
-                raise UserError(f"{self._called(client)} cannot take part: {answer.why}")
+                raise UserError(f"{self._called(client)} cannot take part: {_one_line(answer.done.error, 1000)}")
             train, test = answer.done.held or (None, None)
             self.held[client] = self._counts(train), self._counts(test)
 
@@ -441,6 +441,6 @@ class FlowerNetwork(EngineNetwork):
         return client
 
 
-def _one_line(text: str | None) -> str:
+def _one_line(text: str | None, most: int = 300) -> str:
     """Words of somebody else's, for a message of ours."""
-    return " ".join((text or "").split())[:300]
+    return " ".join((text or "").split())[:most]
