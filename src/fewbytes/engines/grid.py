@@ -376,7 +376,9 @@ class FlowerNetwork(EngineNetwork):
         with suppress(msgspec.MsgspecError):
             theirs = msgspec.json.decode(text, type=dict[str, str])
         differing = [
-            f"{k}: {_one_line(theirs.get(k, 'none'))} there, {v} here" for k, v in ours.items() if theirs.get(k) != v
+            f"{_one_line(k)}: {_one_line(theirs.get(k, 'none'))} there, {ours.get(k, 'none')} here"
+            for k in ours | theirs
+            if theirs.get(k) != ours.get(k)
         ]
         return f"{self._called(client)} runs something else than this server: {'; '.join(differing)}"
 
