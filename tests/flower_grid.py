@@ -26,6 +26,7 @@ class MemoryGrid(Grid):
         self.app, self.fault, self.named = app, fault or (lambda message, reply: [reply]), named
         self.present = list(range(clients))
         self.config: dict[str, Any] = {}
+        self.run_config: dict[str, Any] = {}
         self.asked: list[Message] = []
         TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # what Flower's own processes set
         self._replies: dict[str, list[Message]] = {}
@@ -68,7 +69,7 @@ class MemoryGrid(Grid):
         if client not in self.present:
             return Message(Error(5, "node unavailable"), reply_to=message)
         config = {"partition-id": client, **self.config}
-        context = Context(1, message.metadata.dst_node_id, config, RecordDict(), {})
+        context = Context(1, message.metadata.dst_node_id, config, RecordDict(), self.run_config)
         try:
             return self.app(message, context)
         except Exception as error:

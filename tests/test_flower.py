@@ -387,6 +387,7 @@ class OtherNet(TinyNet):
     [
         (fb.Task(OtherNet, tiny_data()), r"client 0 runs something else than this server: model .* there, .* here$"),
         (tiny_task(seed=3), "seed: 3 there, 0 here"),
+        (dataclasses.replace(tiny_task(), agreed={"classes": "a, b"}), "server: classes: a, b there, none here$"),
     ],
 )
 def test_a_node_with_another_task_is_told_in_one_line(task, words, tmp_path):

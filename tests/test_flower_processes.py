@@ -19,6 +19,7 @@ import pytest
 from cases import CASES, tiny_task
 from commands import fewbytes
 from test_laws import ROUNDS, fingerprint, uninterrupted  # noqa: F401 (a fixture)
+from test_local import TEST, TRAIN, options, places  # noqa: F401 (a fixture)
 
 import fewbytes as fb
 
@@ -248,6 +249,22 @@ def test_the_printed_commands_work_as_they_are(tmp_path):
     ran = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "registered successfully" in ran.stdout + ran.stderr
+
+
+def test_every_image_of_three_nodes_own_folders_is_used(places):  # noqa: F811
+    done = fewbytes("deploy", "fedavg", *options(places), "--rounds", "1", "--json", "--out", places / "runs")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["status"], result["clients"], result["left_out"]) == ("done", 3, 0)
+    (run,) = (places / "runs").iterdir()
+    assert json.loads((run / "partition.json").read_text()) == {
+        "classes": ["benign", "malignant"], "train": TRAIN, "test": TEST,
+    }  # fmt: skip
+    assert sum(map(sum, TRAIN + TEST)) == 120
+    for counts in (TRAIN, TEST):
+        assert json.dumps(counts, separators=(",", ":")) in (run / "report.html").read_text()
+    assert fewbytes("run", "fedavg", *options(places), "--rounds", "1", "--out", places / "here").returncode == 0
+    assert fingerprint(run) == fingerprint(next((places / "here").iterdir()))
 
 
 @pytest.fixture(scope="module")

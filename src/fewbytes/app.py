@@ -51,16 +51,23 @@ def write_run_config(experiment: Experiment) -> dict[str, Any]:
     if "samples" in settings:
         settings["samples"] = "/".join(map(str, settings["samples"]))
     settings |= {key: ",".join(map(str, settings[key])) for key in CLASS_LISTS if key in settings}
+    if "class_names" in settings:
+        settings["class_names"] = json.dumps(settings["class_names"])
     return {key: value for key, value in settings.items() if value != {}}
 
 
 def _client_finds(context: Context) -> Found:
-    key = json.dumps({k: v for k, v in context.run_config.items() if k not in ("resume", "out")}, sort_keys=True)
+    settings = read_run_config(context.run_config)
+    experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
+    me = context.node_config.get("partition-id") if experiment.partition == "local" else None
+    if me is None and experiment.partition == "local":
+        raise UserError("a node with data of its own says whose they are: set its partition-id")
+    config = {k: v for k, v in context.run_config.items() if k not in ("resume", "out")}
+    key = json.dumps([config, me], sort_keys=True)
     if key not in _found:
-        settings = read_run_config(context.run_config)
-        experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
         method = make_method(experiment.method, experiment.parameters)
-        _found[key] = (key, method, method.adapted(experiment.task()))
+        task = experiment.task(None if me is None else (int(me),))
+        _found[key] = (key, method, method.adapted(task))
     return _found[key]
 
 
@@ -78,7 +85,7 @@ def main(grid: Grid, context: Context) -> None:
     teller = _Teller(folder)
     try:
         experiment = make_experiment(settings)
-        method, task = make_method(experiment.method, experiment.parameters), experiment.task()
+        method, task = make_method(experiment.method, experiment.parameters), experiment.task(here=())
         serve_run(
             grid, method, task, experiment.run_settings(task, folder, resume, teller), experiment.policy(),
             names.split(",") if names else (),

@@ -53,8 +53,9 @@ SHARED: dict[str, Any] = {
     "image_size": _option(int, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed)."),
     "part": _option(float, "Use only this part of the data set, e.g. 0.1, drawn by the seed."),
     "partition": _option(
-        str, "dirichlet, iid, pathological, shards, main-category, or flwr:<Partitioner>.", metavar="NAME"
+        str, "dirichlet, iid, pathological, shards, main-category, flwr:<Partitioner>, or local.", metavar="NAME"
     ),
+    "client_data": _option(str, "For local: a folder with a data set for each client.", metavar="DIR"),
     "partition_option": _option(list[str], "An option of a flwr: partitioner.", metavar="KEY=VALUE"),
     "alpha": _option(float, "Dirichlet alpha: the smaller, the less alike the clients."),
     "classes_per_client": _option(int, "For pathological."),
@@ -185,7 +186,7 @@ def deploy(
     if "method" not in settings:
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     with _standard_output_for(as_json):
-        job = Job(settings)
+        job = Job(settings, here=None if hosts is None else ())
         nodes = sites(job.experiment, hosts)
         folder = resume or new_folder(out, job.experiment.method)
         with unless_refused(folder, folder if resume is None else None):

@@ -248,7 +248,7 @@ class Deployed:
                 time.sleep(0.2)
 
     def _node_config(self, client: int) -> dict[str, str | int]:
-        return {"partition-id": client, "folder": str(self.out.parent)}
+        return {"partition-id": client, "folder": str(self.out.parent), "tell": "labels"}  # to their own machine
 
     def _write_app(self) -> None:
         app = self.folder / "app"
@@ -283,14 +283,15 @@ class Deployed:
             with replacing(folder / part) as file:
                 os.fchmod(file.fileno(), 0o600)
                 file.write((self.folder / part).read_bytes())
-        config: dict[str, str | int] = {"partition-id": client, "folder": "runs"}
+        config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
         command = self.deployment.supernode_command(
             name, config, superlink=self.address, folder=Path("."), port=9094 + client
         )
         script = "\n".join(
             (
                 "#!/bin/sh",
-                f"# The node {name}. FEWBYTES_DATA names the folder of its data sets.",
+                f"# The node {name}. FEWBYTES_DATA names the folder of its data sets. Of data that are not dealt out",
+                "# the server learns beforehand what tell= says: sizes, labels (samples of each class), or nothing.",
                 'cd "$(dirname "$0")"',
                 "export FLWR_HOME=$PWD/flower-home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1",
                 "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05",

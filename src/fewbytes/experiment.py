@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import torch
 
-from fewbytes.data import crop_flip, federate, load_dataset, with_public, with_transforms
+from fewbytes.data import (
+    Dataset,
+    FederatedData,
+    client_folders,
+    crop_flip,
+    federate,
+    federate_local,
+    load_dataset,
+    with_public,
+    with_transforms,
+)
 from fewbytes.errors import UserError, suggestion
-from fewbytes.method import Method, Task
+from fewbytes.method import Id, Method, Task
 from fewbytes.methods import METHODS
 from fewbytes.models import default_model
 from fewbytes.models.build import ModelBuilder
@@ -27,6 +39,7 @@ from fewbytes.units import parse_bytes
 UNSAID: dict[str, Any] = {
     "image_size": None, "part": 1.0, "augment": "none", "backdoor": 0, "kgf": None, "main_share": 0.8,
     "newcomers": 0, "arrival": None, "stay": False, "known_classes": None, "newcomer_classes": None, "budget": None,
+    "client_data": None, "class_names": None,
 }  # fmt: skip
 """Settings that config.toml and result.json name only where they differ from these."""
 
@@ -38,7 +51,9 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     dataset: str = "digits"
     image_size: Count | None = UNSAID["image_size"]  # pixels a side of images (see load_dataset)
     part: Share = UNSAID["part"]  # of the data set that is used, drawn by the seed
-    partition: str = "dirichlet"
+    partition: str = "dirichlet"  # "local": nothing is dealt out, each client has a data set of its own
+    client_data: str | None = UNSAID["client_data"]  # local: a folder with one for each client; None: `dataset`'s name
+    class_names: list[str] | None = UNSAID["class_names"]  # local: in label order; None: those of the server's data set
     alpha: float = 0.5
     classes_per_client: Count = 2
     shards_per_client: Count = 2
@@ -94,27 +109,20 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             self.toml(), self.about(task), watcher, self.budget,
         )  # fmt: skip
 
-    def task(self) -> Task:
-        """The task: data loaded and dealt out, the model ready to be built. Raises UserError."""
+    def task(self, here: Sequence[Id] | None = None) -> Task:
+        """The task: data loaded and dealt out, the model ready to be built. Raises UserError.
+
+        `here`: the clients whose own data are on this machine, where the partition is local: none on a server, one on
+        its node; None stands for all, and the server's.
+        """
         check_device(self.device)
-        dataset, public = load_dataset(self.dataset, self.image_size), None
-        detects = dataset.train.boxes is not None
-        if self.part < 1:
-            dataset = dataset.part(self.part, self.seed)
-        if self.public is not None:
-            dataset, public = with_public(dataset, str(self.public), self.seed, self.image_size)
-        data = federate(
-            dataset, self.partition, self.clients, alpha=self.alpha, classes_per_client=self.classes_per_client,
-            shards_per_client=self.shards_per_client, main_share=self.main_share, samples=self.samples, seed=self.seed,
-            options=self.partition_options, newcomers=self.newcomers, arrival=self.arrival or 2, stay=self.stay,
-            known_classes=self.known_classes, newcomer_classes=self.newcomer_classes,
-        )  # fmt: skip
-        data = dataclasses.replace(data, public=public)
+        data, agreed = self._dealt() if self.partition != "local" else self._local(here)
+        detects = data.test.boxes is not None
         data = with_transforms(data, {"none": None, "crop-flip": crop_flip}[self.augment], self.backdoor)
-        shape, classes = dataset.train.shape, len(dataset.classes)
+        shape, classes = data.test.shape, len(data.classes)
         name = self.model = self.model or ("yolox-s" if detects else default_model(shape))
         build = ModelBuilder(name, shape, classes, Kernels(self.kgf, self.seed) if self.kgf else None)
-        task = Task(build, data, self.seed, self.precision, self.device)
+        task = Task(build, data, self.seed, self.precision, self.device, agreed=agreed)
         try:
             for client in range(min(len(data.clients), len(build.names))):
                 task.layout(client)  # so that a wrong model is told before anything is written
@@ -126,9 +134,70 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise UserError(f"{name} finds objects, and {self.dataset} has no boxes of any: take another model")
         return task
 
+    def _dealt(self) -> tuple[FederatedData, Mapping[str, str]]:
+        """The data set dealt out, and what servers and nodes, who all do so, must agree on."""
+        if self.client_data is not None or self.class_names is not None:
+            raise UserError("client_data and class_names are for clients with data of their own: set partition local")
+        dataset, public = self._part(load_dataset(self.dataset, self.image_size)), None
+        agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
+        if self.public is not None:
+            dataset, public = with_public(dataset, str(self.public), self.seed, self.image_size)
+        data = federate(
+            dataset, self.partition, self.clients, alpha=self.alpha, classes_per_client=self.classes_per_client,
+            shards_per_client=self.shards_per_client, main_share=self.main_share, samples=self.samples, seed=self.seed,
+            options=self.partition_options, newcomers=self.newcomers, arrival=self.arrival or 2, stay=self.stay,
+            known_classes=self.known_classes, newcomer_classes=self.newcomer_classes,
+        )  # fmt: skip
+        return dataclasses.replace(data, public=public), agreed
+
+    def _local(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
+        """Each client's own data set, as far as it is here, and what servers and nodes must agree on."""
+        for key in ("samples", "partition_options", "newcomers"):
+            if getattr(self, key):
+                raise UserError(f"{key} says how a data set is dealt out, and partition local deals none: leave it out")
+        if str(self.public or "").isdecimal():
+            raise UserError("partition local holds nothing out: name a data set of the server's for public")
+        mine = {
+            client: self._part(load_dataset(self._place(client, alone=here is not None), self.image_size))
+            for client in (range(self.clients) if here is None else here)
+        }
+        like = mine[here[0]] if here else self._part(self._servers())  # who says what classes there are
+        self.class_names = list(like.classes) if self.class_names is None else self.class_names
+        test = like.test.take([]) if here else like.numbered(self.class_names).test
+        data = federate_local([mine.get(i) for i in range(self.clients)], test, self.class_names)
+        if self.public is not None and not here:
+            data = dataclasses.replace(data, public=with_public(like, str(self.public), self.seed, self.image_size)[1])
+        return data, {"classes": ", ".join(self.class_names), "shape of a sample": str(test.shape)}
+
+    def _part(self, dataset: Dataset) -> Dataset:
+        return dataset.part(self.part, self.seed) if self.part < 1 else dataset
+
+    def _place(self, client: Id, alone: bool) -> str:
+        """The name or folder of a client's own data set; `alone`: other clients' are elsewhere."""
+        if self.client_data is None and alone:
+            return self.dataset
+        if self.client_data is None:
+            raise UserError("with partition local, client_data names a folder that holds one for each client")
+        folders = client_folders(self.client_data)
+        if alone and len(folders) == 1:
+            return str(folders[0])
+        if len(folders) != self.clients:
+            raise UserError(f"client_data: {self.client_data} holds data of {len(folders)} clients, not {self.clients}")
+        return str(folders[client])
+
+    def _servers(self) -> Dataset:
+        """The server's own data set, of which only the test samples are used."""
+        try:
+            return load_dataset(self.dataset, self.image_size, only_test=True)
+        except UserError as error:
+            raise UserError(
+                f"{error}; with partition local the dataset is the server's, and has a test set, if only of an image "
+                "of each class"
+            ) from None
+
     def about(self, task: Task) -> dict[str, Any]:
         """What result.json says of the task."""
-        shape = task.data.clients[0].train.shape
+        shape = task.sample_shape
         said = {key: getattr(self, key) for key, unsaid in UNSAID.items() if getattr(self, key) != unsaid}
         said |= {"seed": self.seed} if self.kgf else {}  # which alpha and beta come from
         return said | {
@@ -144,6 +213,15 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return {
             name: [c for c, held in enumerate(zip(*rows, strict=True)) if any(held)] for name, rows in pools.items()
         }
+
+
+def _words(dataset: Dataset) -> str:
+    """A data set in words that differ for others' labels."""
+    digest = hashlib.sha256("\n".join(dataset.classes).encode())
+    for split in (dataset.train, dataset.test):
+        digest.update(split.labels.numpy().tobytes())
+    sizes = f"{len(dataset.train)} training and {len(dataset.test)} test samples of {len(dataset.classes)} classes"
+    return f"{sizes}, labels {digest.hexdigest()[:8]}"
 
 
 CLASS_LISTS = ("known_classes", "newcomer_classes")
@@ -178,8 +256,8 @@ def experiment_of(run: Path) -> Experiment:
 def make_experiment(settings: dict[str, Any]) -> Experiment:
     """Settings as an experiment, their types checked. Raises UserError naming the setting.
 
-    `samples` may be text like "500/100", lists of classes like "0,1,2", `budget` like "200MB"; `fraction` stands for
-    the method's parameter of that name.
+    `samples` may be text like "500/100", lists of classes like "0,1,2", `budget` like "200MB", `class_names` a list in
+    JSON; `fraction` stands for the method's parameter of that name. `clients` follows from `client_data`.
     """
     settings = dict(settings)
     if not isinstance(settings.get("parameters", {}), dict):
@@ -193,6 +271,13 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
         settings["samples"] = [int(match[1]), int(match[2])]
     if isinstance(settings.get("budget"), str | float):
         settings["budget"] = parse_bytes(settings["budget"])
+    if isinstance(settings.get("class_names"), str):
+        try:
+            settings["class_names"] = msgspec.json.decode(settings["class_names"])
+        except msgspec.DecodeError:
+            raise UserError(f"class_names is a list, not {settings['class_names']!r}") from None
+    if isinstance(settings.get("client_data"), str) and "clients" not in settings:
+        settings["clients"] = len(client_folders(settings["client_data"]))
     for key in CLASS_LISTS:
         if isinstance(text := settings.get(key), str):
             names = [name.strip() for name in text.split(",")]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fewbytes.display import Display
 from fewbytes.errors import UserError
 from fewbytes.experiment import CLASS_LISTS, UNSAID, make_experiment, make_method, read_experiment
 from fewbytes.files import lock
-from fewbytes.method import Task
+from fewbytes.method import Id, Task
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.run import run
@@ -26,13 +26,16 @@ FREE = ("workers", "rounds", "min_replies", "round_timeout", "over_selection", "
 
 
 class Job:
-    """A checked experiment: its settings, method and task. Everything the user can get wrong is told here."""
+    """A checked experiment: its settings, method and task. Everything the user can get wrong is told here.
 
-    def __init__(self, settings: dict[str, Any], task: Task | None = None) -> None:
+    `here`: as in `Experiment.task`.
+    """
+
+    def __init__(self, settings: dict[str, Any], task: Task | None = None, here: Sequence[Id] | None = None) -> None:
         self.experiment = make_experiment(settings)
         self.experiment.policy()
         self.method = make_method(self.experiment.method, self.experiment.parameters)
-        self.task = self.experiment.task() if task is None else task
+        self.task = self.experiment.task(here) if task is None else task
 
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
         """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -140,7 +140,8 @@ class Task:
 
     `build`: makes a model; called with a client's id if it takes an argument (models may differ), else with nothing.
     If it has a method `architecture(client)`, clients for which that is equal start from the same weights. `remodel`:
-    what a method makes of each model, given the seed (`Method.remodel`).
+    what a method makes of each model, given the seed (`Method.remodel`). `agreed`: what else both ends must have in
+    common, in words for people, by what it is.
     """
 
     build: Callable[..., nn.Module]
@@ -149,6 +150,7 @@ class Task:
     precision: Precision = "float32"
     device: str = "cpu"
     remodel: Callable[[nn.Module, int], nn.Module] | None = None
+    agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

@@ -22,6 +22,8 @@ from fewbytes.streams import stream
 from fewbytes.wire import Counted
 from fewbytes.wire.payload import check_fields
 
+Held = list[int] | int | None
+"""What a node tells of a split of its client's: samples of each class, their number, or nothing."""
 Sent = TypeVar("Sent")
 Reply = TypeVar("Reply")
 
@@ -226,6 +228,8 @@ class Network(ABC):
         """Told of every exchange that ended (for a progress display)."""
         self.versions: dict[Id, int] = {}
         """The version of each client's state, as of its last accepted reply."""
+        self.held: dict[Id, tuple[Held, Held]] = {}
+        """What nodes told of their clients' training and test samples, where those are not here."""
         self.peak_memory_bytes = 0
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None

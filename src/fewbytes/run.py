@@ -12,7 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from fewbytes.errors import FewbytesError, UserError
 from fewbytes.files import ScratchFolder, lock, replacing
 from fewbytes.method import Id, Method, Task
 from fewbytes.models.files import save_model
-from fewbytes.net import Ledger, LeftOut, Network, Policy, Refused, TooFewReplies
+from fewbytes.net import Held, Ledger, LeftOut, Network, Policy, Refused, TooFewReplies
 from fewbytes.summary import summary
 from fewbytes.training import evaluate, prepared, ready
 from fewbytes.wire import pack, unpack
@@ -252,6 +252,11 @@ class _Loop:
         for t in range(1, self.rounds + 1):
             if not task.data.present(t):
                 raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
+        self.counts: dict[str, Any] = task.data.label_counts()
+        for i, client in enumerate(task.data.clients):
+            if not len(client.train):  # its data lie elsewhere: what its node tells is entered once it is there
+                self.counts["train"][i] = self.counts["test"][i] = None
+        self._told: set[Id] = set()  # whose nodes' words are in the counts
         self.state: Any = None
         self.rows: list[dict[str, Any]] = []
         self.refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
@@ -262,6 +267,7 @@ class _Loop:
         """The checkpoint to go on from, or a folder begun anew. Raises UserError if neither can be."""
         if not self.settings.resume:
             _begin_folder(self.folder, self.method, self.task, self.rounds, self.settings.config)
+            self._write_counts()
             return None
         checkpoint = read_checkpoint(self.folder)
         self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
@@ -273,6 +279,7 @@ class _Loop:
 
     def run(self, net: Network, checkpoint: Checkpoint | None) -> dict[str, Any]:
         done, finished = 0, False
+        self._enter_counts(net)
         net.on_reply = self.watcher.replied
         if checkpoint is not None:
             kind = state_class(self.method, "server")
@@ -294,7 +301,9 @@ class _Loop:
                 t = done
                 while (t := t + 1) <= self.rounds:
                     net.clients = self._staying(net.clients, t)
-                    for client in net.arrivals(t):
+                    arrived = net.arrivals(t)
+                    self._enter_counts(net)
+                    for client in arrived:
                         if client not in self.refused:
                             self._join(net, t, client)
                     if not net.clients:
@@ -310,6 +319,30 @@ class _Loop:
             if self.status != "running":
                 self._summarise(net)
         return self._summary(net)
+
+    def _enter_counts(self, net: Network) -> None:
+        """Enter in partition.json what nodes told of data that lie there. Raises UserError where a run goes on and a
+        client's samples are not as many as they were."""
+        new = {i: held for i, held in net.held.items() if i not in self._told}
+        if not new:
+            return
+        if not self._told and self.settings.resume:
+            with suppress(OSError, ValueError):  # lost, or damaged
+                self.counts = json.loads((self.folder / "partition.json").read_text())
+        for client, held in new.items():
+            before = self.counts["train"][client], self.counts["test"][client]
+            for was, now, split in zip(map(_total, before), map(_total, held), ("training", "test"), strict=True):
+                if was and now and was != now:
+                    raise UserError(
+                        f"client {client} has {now} {split} samples and had {was} when the run began: give its node "
+                        "the data it had, or begin a new run"
+                    )
+            self.counts["train"][client], self.counts["test"][client] = held
+        self._told |= new.keys()
+        self._write_counts()
+
+    def _write_counts(self) -> None:
+        _write_text(self.folder / "partition.json", json.dumps(self.counts))
 
     def _staying(self, clients: list[Id], t: int) -> list[Id]:
         """Those of the clients that have not left before round t."""
@@ -444,10 +477,14 @@ class _Loop:
         budget = self.settings.budget
         budgeted = {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
         return summary(
-            self.method, self.task, self.rows, net.ledger, rounds=self.rounds, about=self.settings.about | budgeted,
-            status=self.status, refused=len(self.refused), seconds=self.seconds,
+            self.method, self.task, self.rows, net.ledger, counts=self.counts, rounds=self.rounds,
+            about=self.settings.about | budgeted, status=self.status, refused=len(self.refused), seconds=self.seconds,
             peak_memory_bytes=net.peak_memory_bytes,
         )  # fmt: skip
+
+
+def _total(held: Held) -> int | None:
+    return sum(held) if isinstance(held, list) else held
 
 
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
@@ -459,7 +496,6 @@ def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config:
         made = {"method": type(method).__name__.lower(), "rounds": rounds, "seed": task.seed}
         config = msgspec.toml.encode(made | {"parameters": asdict(method)}).decode()  # type: ignore[call-overload]
     _write_text(folder / "config.toml", config)
-    _write_text(folder / "partition.json", json.dumps(task.data.label_counts()))
     _write_text(folder / "rounds.jsonl", "")
 
 

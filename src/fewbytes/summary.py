@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fewbytes.checkpoint import VERSION
+from fewbytes.data.split import Split
 from fewbytes.method import Method, Task
 from fewbytes.net import Ledger
 
@@ -21,6 +22,7 @@ def summary(
     rows: Sequence[dict[str, Any]],
     ledger: Ledger,
     *,
+    counts: dict[str, Any],
     rounds: int,
     about: dict[str, Any],
     status: str,
@@ -30,8 +32,9 @@ def summary(
 ) -> dict[str, Any]:
     """The entries of result.json from the lines of rounds.jsonl and the ledger.
 
-    `rounds`: as many as the run has or will have. `about`: further entries. `refused`: newcomers that were not served.
-    Accuracies are of who is there: if all first clients leave, of the rounds after that.
+    `counts`: what partition.json holds. `rounds`: as many as the run has or will have. `about`: further entries.
+    `refused`: newcomers that were not served. Accuracies are of who is there: if all first clients leave, of the rounds
+    after that.
     """
     kinds = dict.fromkeys(kind for row in rows for kind in row["accuracy"])
     left = turnover(task, rounds)
@@ -64,7 +67,7 @@ def summary(
         "status": status,
         "accuracy": {"kind": kind, **scores.get(kind, nothing), "all": scores},
         **({"turnover": since, "accuracy_before": {k: v[0] for k, v in earlier.items() if v}} if since > 1 else {}),
-        "majority_class_accuracy": majority_class_accuracy(task),
+        "majority_class_accuracy": majority_class_accuracy(counts, task.data.test),
         **totals,
         **({"not_finite": broken} if broken else {}),
         "left_out": int((ledger.columns()["outcome"] != 0).sum()) + refused,
@@ -82,17 +85,18 @@ def turnover(task: Task, rounds: int) -> int | None:
     return next((t for t in range(2, rounds + 1) if not first & set(task.data.present(t))), None)
 
 
-def majority_class_accuracy(task: Task) -> dict[str, float]:
+def majority_class_accuracy(counts: dict[str, Any], server_test: Split) -> dict[str, float]:
     """What guessing scores: `global` the commonest training class on the server's test set (of the classes in it),
-    `personalised` the mean over clients of each one's own commonest class on its test split. None for detection."""
-    counts = task.data.label_counts()
-    train, test = np.array(counts["train"]), np.array(counts["test"])
-    if not train.any() or task.data.test.boxes is not None:  # data that lie elsewhere, or more than classes are learnt
+    `personalised` the mean over clients of each one's own commonest class on its test split. None for detection, and
+    where a node does not tell its client's labels."""
+    told = all(isinstance(row, list) for row in counts["train"] + counts["test"])
+    if not told or server_test.boxes is not None:
         return {}
+    train, test = np.array(counts["train"]), np.array(counts["test"])
     held = test.sum(1) > 0
     rows = np.arange(len(test))
     own = test[rows, train.argmax(1)][held] / test.sum(1)[held]
-    server = task.data.test.labels
+    server = server_test.labels
     accuracy = {}
     if held.any():
         accuracy["personalised"] = float(own.mean())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fewbytes.data.datasets import load_dataset
-from fewbytes.data.federated import PARTITIONS, federate, federate_partition
+from fewbytes.data.datasets import client_folders, load_dataset
+from fewbytes.data.federated import PARTITIONS, federate, federate_local, federate_partition
 from fewbytes.data.public import with_public
 from fewbytes.data.split import Boxes, ClientData, Dataset, FederatedData, Split, Transform
 from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
@@ -17,8 +17,10 @@ __all__ = [
     "Split",
     "Transform",
     "chain",
+    "client_folders",
     "crop_flip",
     "federate",
+    "federate_local",
     "federate_partition",
     "load_dataset",
     "stamp_shapes",

@@ -31,7 +31,7 @@ from PIL import Image
 
 from fewbytes.data.cifar import cifar_files, read_cifar
 from fewbytes.data.coco import SIZE, is_coco, read_coco
-from fewbytes.data.folders import TEST_NAMES, Labelled, labelled_images, subfolders
+from fewbytes.data.folders import TEST_NAMES, Labelled, holds_classes, labelled_images, subfolders, test_images
 from fewbytes.data.images import Item, cache_folder, open_image, place_of, squared
 from fewbytes.data.split import Dataset, Split
 from fewbytes.errors import UserError
@@ -53,7 +53,7 @@ HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 Files = dict[str, list[Path]]  # of a data set, by what they are to it
 
 
-def load_dataset(name: str, image_size: int | None = None) -> Dataset:
+def load_dataset(name: str, image_size: int | None = None, only_test: bool = False) -> Dataset:
     """The data set called `name`.
 
     `digits` is scikit-learn's (1,797 float32 images (1, 8, 8) in 0..1, a fixed 80/20 split). Otherwise a folder: a
@@ -70,8 +70,8 @@ def load_dataset(name: str, image_size: int | None = None) -> Dataset:
     Images are uint8 (C, H, W), grey if the first one is, else RGB. With `image_size` the shorter side is scaled to so
     many pixels and the middle of the longer one taken; without it all must be of one size. A folder in COCO's format
     (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed to
-    `image_size` (SIZE unless given). Raises UserError if there is no such data set, it has no labels, its images
-    differ in size, or one cannot be decoded.
+    `image_size` (SIZE unless given). With `only_test` a folder may have no training samples. Raises UserError if there
+    is no such data set, it has no labels, its images differ in size, or one cannot be decoded.
     """
     if name == "digits":
         return _digits(image_size)
@@ -85,7 +85,17 @@ def load_dataset(name: str, image_size: int | None = None) -> Dataset:
         folder = _download(name)
     if named_coco or is_coco(folder):
         return read_coco(name, folder, image_size or SIZE)
-    files, read = _source(folder)
+    source, untrained = _source(folder), False
+    if source is None and only_test:
+        source, untrained = _source(folder, TEST_NAMES), True
+    if source is None:
+        split = "test" if only_test else "train"
+        raise UserError(
+            f"{folder} has no labelled images: there is no {split}-*.parquet, no {split}/<class>/, <class>/ or "
+            f"<domain>/<class>/ folder with images and no batch of CIFAR; found {_contents(folder)}; "
+            "labels are a Parquet column or the class folders' names"
+        )
+    files, read = source
     kept = cache_folder() / _key(folder, files, image_size)
     decoded = _from_cache(kept)
     if decoded is None:
@@ -94,9 +104,30 @@ def load_dataset(name: str, image_size: int | None = None) -> Dataset:
             decoded = _from_cache(kept) or decoded
     splits = {split: Split(x, torch.from_numpy(y)) for split, (x, y) in decoded.arrays.items()}
     train, test = splits["train"], splits.get("test")
+    if untrained:
+        train, test = train.take([]), train
     if test is None:
         train, test = _split_off_test(train)
     return Dataset(name, train, test, decoded.classes)
+
+
+def client_folders(name: str) -> list[Path]:
+    """Where each client's data set lies, in the order of names: the folders in the folder called `name` (a path, or one
+    under FEWBYTES_DATA), or that folder itself if it is a data set. Raises UserError if there is no such folder."""
+    folder = _find(name)
+    if folder is None:
+        root = os.environ.get("FEWBYTES_DATA")
+        under = f" here or under FEWBYTES_DATA={root}" if root else ""
+        raise UserError(
+            f"client_data: there is no folder {name!r}{under}: give one that holds a folder for each client"
+        )
+    places = subfolders(folder)
+    parquet = any(any(place.glob("train*.parquet")) for place in (folder, folder / "data"))
+    if is_coco(folder) or parquet or (folder / "train").is_dir() or holds_classes(folder):
+        return [folder]
+    if not places:
+        raise UserError(f"client_data: {folder} is empty: it holds a folder for each client, each with train/<class>/")
+    return places
 
 
 def _digits(image_size: int | None) -> Dataset:
@@ -196,23 +227,21 @@ def _contents(folder: Path) -> str:
 # Reading files --------------------------------------------------------------------------------------------------------
 
 
-def _source(folder: Path) -> tuple[Files, Callable[[], tuple[dict[str, _Encoded], tuple[str, ...]]]]:
-    """The files of the data set in a folder, and what reads them. Raises UserError if there is none."""
-    if parquet := _parquet_files(folder):
+def _source(
+    folder: Path, first: Sequence[str] = ("train",)
+) -> tuple[Files, Callable[[], tuple[dict[str, _Encoded], tuple[str, ...]]]] | None:
+    """The files of the data set in a folder, and what reads them; None if it has no split called as one of `first`."""
+    if parquet := _parquet_files(folder, first):
         return parquet, partial(_read_parquet, folder, parquet)
-    if images := labelled_images(folder):
+    if images := labelled_images(folder) if "train" in first else {"train": test_images(folder)}:
         by_class: Files = {}
         for split, found in images.items():
             for path, name in found:
                 by_class.setdefault(f"{split} {name}", []).append(path)
-        return by_class, partial(_read_images, folder, images)
+        return (by_class, partial(_read_images, folder, images)) if by_class else None
     if cifar := cifar_files(folder):
         return cifar, partial(_read_cifar, cifar)
-    raise UserError(
-        f"{folder} has no labelled images: there is no train-*.parquet, no train/<class>/, <class>/ or "
-        f"<domain>/<class>/ folder with images and no batch of CIFAR; found {_contents(folder)}; "
-        "labels are a Parquet column or the class folders' names"
-    )
+    return None
 
 
 @dataclass(frozen=True)
@@ -232,15 +261,15 @@ class _Decoded:
     classes: tuple[str, ...]
 
 
-def _parquet_files(folder: Path) -> Files:
-    """The Parquet files of the first place that has a training split; nothing if none has."""
+def _parquet_files(folder: Path, first: Sequence[str] = ("train",)) -> Files:
+    """The Parquet files of the first place that has a split called as one of `first`; nothing if none has."""
 
     def splits(place: Path) -> Files:
         found = {
             s: sorted({*place.glob(f"{s}-*.parquet"), *place.glob(f"{s}.parquet")}) for s in ("train", *TEST_NAMES)
         }
-        test = next((found[s] for s in TEST_NAMES if found[s]), [])
-        return {"train": found["train"], **({"test": test} if test else {})} if found["train"] else {}
+        train, test = (next((found[s] for s in names if found[s]), []) for names in (first, TEST_NAMES))
+        return {"train": train, **({"test": test} if test and test != train else {})} if train else {}
 
     if files := splits(folder) or splits(folder / "data"):
         return files

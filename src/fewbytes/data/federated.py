@@ -181,6 +181,27 @@ def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0
     return _federated(dataset, parts, match_test(labels, parts, test_labels, RandomState(seed)))
 
 
+def federate_local(clients: Sequence[Dataset | None], test: Split, classes: Sequence[str]) -> FederatedData:
+    """Each client's own data set, whole; None for one whose data lie elsewhere, on its own node.
+
+    `test`: the server's test set, whose samples' shape all must have, be it empty. `classes`: how labels are numbered
+    everywhere. Raises UserError for samples of another shape, a class that is not in `classes`, and boxes.
+    """
+    nothing = ClientData(test.take([]), test.take([]))
+    held = []
+    for i, dataset in enumerate(clients):
+        if dataset is not None and dataset.train.boxes is not None:
+            raise UserError(f"client {i}: {dataset.name} holds objects to be found, which are dealt out only")
+        if dataset is not None and dataset.train.shape != test.shape:
+            raise UserError(
+                f"client {i}: samples of {dataset.name} have shape {dataset.train.shape}, the server's {test.shape}: "
+                "make them alike"
+            )
+        own = None if dataset is None else dataset.numbered(classes)
+        held.append(nothing if own is None else ClientData(own.train, own.test))
+    return FederatedData(tuple(held), test, tuple(classes))
+
+
 def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indices]) -> FederatedData:
     for i, part in enumerate(train):
         if not len(part):

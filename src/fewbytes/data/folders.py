@@ -25,7 +25,7 @@ def labelled_images(folder: Path) -> dict[str, Labelled]:
     """
     if (folder / "train").is_dir():
         train = _by_class(folder / "train")
-        test = next((found for name in TEST_NAMES if (found := _test(folder / name))), [])
+        test = test_images(folder)
         return {"train": train, **({"test": test} if test else {})} if train else {}
     places = subfolders(folder)
     if any(SPLITS.fullmatch(place.name) for place in places):  # splits that are named otherwise are no classes
@@ -38,6 +38,16 @@ def labelled_images(folder: Path) -> dict[str, Labelled]:
         )
     whole = flat or deep
     return {"train": whole} if len({name for _, name in whole}) > 1 else {}
+
+
+def test_images(folder: Path) -> Labelled:
+    """The images of a folder's test split, the first of TEST_NAMES that is there."""
+    return next((found for name in TEST_NAMES if (found := _test(folder / name))), [])
+
+
+def holds_classes(folder: Path) -> bool:
+    """Whether a folder is labelled images as `<class>/<image>`."""
+    return bool(_by_class(folder))
 
 
 def subfolders(folder: Path) -> list[Path]:

@@ -198,6 +198,20 @@ class Dataset:
         )
         return replace(self, train=train, test=test)
 
+    def numbered(self, classes: Sequence[str]) -> Dataset:
+        """The same samples, their labels numbered as in `classes`. Raises UserError for a class that is not in it."""
+        if tuple(classes) == self.classes:
+            return self
+        strange = [name for name in self.classes if name not in classes]
+        if strange:
+            raise UserError(
+                f"{self.name} has classes that the run has not: {_listed(strange)}; it has {_listed(self.classes)}, "
+                f"the run {_listed(classes)}: name classes alike everywhere (the server's are the run's)"
+            )
+        number = torch.tensor([list(classes).index(name) for name in self.classes])
+        train, test = (Split(s.x, number[s.y], s.rows, s.transform) for s in (self.train, self.test))
+        return Dataset(self.name, train, test, tuple(classes))
+
 
 @dataclass(frozen=True)
 class ClientData:
@@ -247,6 +261,10 @@ class FederatedData:
             "train": [count(client.train) for client in self.clients],
             "test": [count(client.test) for client in self.clients],
         }
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def transform_name(transform: Transform) -> str:

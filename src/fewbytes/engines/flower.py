@@ -33,7 +33,7 @@ from fewbytes.engines.drop import Drop, shared_memory
 from fewbytes.engines.grid import FlowerNetwork
 from fewbytes.engines.handlers import Done, handlers_of
 from fewbytes.engines.messages import read_content, write_content
-from fewbytes.engines.node import Node, Order
+from fewbytes.engines.node import TELL, Node, Order
 from fewbytes.errors import UserError
 from fewbytes.files import ScratchFolder
 from fewbytes.method import Method, Task
@@ -58,7 +58,8 @@ def client_app(
 
     `task`: with the data of this node's client (at least), or a function that makes it from Flower's context, called
     once in a process. A node's configuration may say `partition-id` (which client's data are here), `folder` (where
-    run folders go; default `folder`, or .fewbytes/nodes in the home directory) and `threads` (of torch; default 1).
+    run folders go; default `folder`, or .fewbytes/nodes in the home directory), `threads` (of torch; default 1) and
+    `tell` (what the server learns of data it does not have: `sizes`, the default, `labels` or `nothing`).
     """
     return _register(_Shared(_Client(method, task, folder)), app)
 
@@ -102,8 +103,7 @@ def make_client_app(
             return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
         text, frame = read_content(message.content, drop)
         order = msgspec.msgpack.decode(text, type=Order)
-        save = message.metadata.message_type == "query.save"
-        done, reply = _served(order, frame, save, context, find, folder, drop is None)
+        done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, drop is None)
         name = drop.put(reply) if drop is not None and reply else ""
         return Message(write_content(msgspec.msgpack.encode(done), reply, name), reply_to=message)
 
@@ -112,13 +112,14 @@ def make_client_app(
     app.evaluate("score")(serve)
     app.query("save")(serve)
     app.query("hello")(serve)
+    app.query("data")(serve)
     return app
 
 
 def _served(
     order: Order,
     frame: memoryview,
-    save: bool,
+    kind: str,
     context: Context,
     find: Callable[[Context], Found],
     folder: Path | str | None,
@@ -128,7 +129,10 @@ def _served(
     if here is not None and int(here) != job.client:
         wrong = f"this node holds client {int(here)}, it was asked as client {job.client}: its partition-id is wrong"
         return Done(job.number, error=wrong), b""
-    key, method, task = find(context)
+    try:
+        key, method, task = find(context)
+    except UserError as error:
+        return Done(job.number, error=str(error)), b""
     base = Path(str(context.node_config.get("folder") or folder or default_folder() / "nodes"))
     where = (key, str(base), order.run)
     if where not in _nodes:
@@ -136,7 +140,9 @@ def _served(
         threads = int(context.node_config.get("threads", 1))
         _nodes[where] = Node(method, task, base, order.run, threads, replies)
     node = _nodes[where]
-    if not save:
+    if kind == "query.data":
+        return node.held(order, str(context.node_config.get("tell", TELL[0]))), b""
+    if kind != "query.save":
         return node.answer(order, frame if len(frame) else None)
     about = msgspec.json.decode(frame)
     node.runner.save_model(job.client, job.version, job.round, node.folder / "models", about)

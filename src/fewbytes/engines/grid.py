@@ -26,7 +26,7 @@ from fewbytes.engines.messages import read_content, write_content
 from fewbytes.engines.node import DIFFERENT, Order, digest, in_common
 from fewbytes.errors import FrameError, UserError
 from fewbytes.method import Id, Method, Task
-from fewbytes.net import Handler, Ledger, LeftOut, Policy, TooFewReplies
+from fewbytes.net import Handler, Held, Ledger, LeftOut, Policy, TooFewReplies
 from fewbytes.wire import Frame
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
@@ -117,6 +117,7 @@ class FlowerNetwork(EngineNetwork):
         there = self._connected(set(self.clients))
         if self._known is None:
             self.clients = there
+        self._hear(there)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         return self
@@ -144,6 +145,26 @@ class FlowerNetwork(EngineNetwork):
             )
         return there
 
+    def _hear(self, clients: Sequence[Id]) -> None:
+        """Learn what clients hold whose data are not here, as far as their nodes tell.
+
+        Raises UserError for a node that cannot take part, unless a round has begun.
+        """
+        asked = [i for i in clients if i not in self.held and not len(self.task.data.clients[i].train)]
+        for client, answer in self._ask("query.data", asked, lambda i: _Question(self._order(self._job("data", i)))):
+            if answer.done.error and not self.t:
+                raise UserError(f"{self.called(client)} cannot take part: {_one_line(answer.done.error, 1000)}")
+            train, test = answer.done.held or (None, None)
+            self.held[client] = self._counts(train), self._counts(test)
+
+    def _counts(self, told: Held) -> Held:
+        """What a node told, where it can be; the sum where the classes are not those that are known here."""
+        if told is None or (isinstance(told, int) and told >= 0):
+            return told
+        if isinstance(told, int) or min(told, default=0) < 0:
+            return None
+        return told if len(told) == len(self.task.data.classes) else sum(told)
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         torch.set_num_threads(self._threads)
 
@@ -156,9 +177,12 @@ class FlowerNetwork(EngineNetwork):
     def arrivals(self, t: int) -> list[Id]:
         due = super().arrivals(t)
         if due and not self.clients:  # nobody is left to go on with, so they are waited for, as at the start
-            return self._connected(set(due))
-        self._refresh()
-        return [i for i in due if i in self._nodes]
+            there = self._connected(set(due))
+        else:
+            self._refresh()
+            there = [i for i in due if i in self._nodes]
+        self._hear(there)
+        return there
 
     def checkpointed(self) -> None:
         self._committed = dict(self.versions)
@@ -332,7 +356,7 @@ class FlowerNetwork(EngineNetwork):
                 raise UserError(different)
             return _Answer("failed", different[:600])
         if done.error:
-            return _Answer("failed", _one_line(done.error), frame=frame)
+            return _Answer("failed", _one_line(done.error), done, frame)
         return _Answer("answered", "", done, frame)
 
     def _difference(self, client: Id, text: str) -> str:
@@ -341,7 +365,9 @@ class FlowerNetwork(EngineNetwork):
         with suppress(msgspec.MsgspecError):
             theirs = msgspec.json.decode(text, type=dict[str, str])
         differing = [
-            f"{k}: {_one_line(theirs.get(k, 'none'))} there, {v} here" for k, v in ours.items() if theirs.get(k) != v
+            f"{_one_line(k)}: {_one_line(theirs.get(k, 'none'))} there, {ours.get(k, 'none')} here"
+            for k in ours | theirs
+            if theirs.get(k) != ours.get(k)
         ]
         return f"{self.called(client)} runs something else than this server: {'; '.join(differing)}"
 
@@ -405,6 +431,6 @@ class FlowerNetwork(EngineNetwork):
         return client
 
 
-def _one_line(text: str | None) -> str:
+def _one_line(text: str | None, most: int = 300) -> str:
     """Words of somebody else's, for a message of ours."""
-    return " ".join((text or "").split())[:300]
+    return " ".join((text or "").split())[:most]

@@ -14,7 +14,7 @@ from fewbytes.engines.store import ClientStore, state_class
 from fewbytes.errors import MethodError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models.files import save_model
-from fewbytes.net import Handler
+from fewbytes.net import Handler, Held
 from fewbytes.training import evaluate
 from fewbytes.wire import Base, Counted, Frame, Layout, counted, pack, unpack
 
@@ -48,6 +48,7 @@ class Done(msgspec.Struct, array_like=True):
     score: tuple[int, int] = (0, 0)  # correct, samples
     error: str = ""
     trace: str = ""
+    held: tuple[Held, Held] | None = None  # what a node tells of its client's training and test samples
 
 
 class Runner:

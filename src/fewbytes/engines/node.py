@@ -20,6 +20,8 @@ from fewbytes.files import lock, replacing
 from fewbytes.method import Id, Method, Task
 from fewbytes.wire.frame import MAJOR, Parsed
 
+TELL = ("sizes", "labels", "nothing")
+"""What a node may tell the server of its client's data before the run; methods may tell more, by what they send."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -52,6 +54,7 @@ def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
         "model (names, types and shapes of its entries)": task.layout(client).hash.hex(),
         "seed": str(task.seed),
         "precision": task.precision,
+        **task.agreed,
     }
 
 
@@ -83,14 +86,31 @@ class Node:
     def answer(self, order: Order, frame: memoryview | None) -> tuple[Done, bytes]:
         """Run the order's job, or give its stored reply: what came of it and the reply's frame (empty: none)."""
         job = order.job
-        if not 0 <= job.client < len(self.task.clients) or not len(self.task.data.clients[job.client].train):
-            return Done(job.number, error=f"the data of client {job.client} are not on this node"), b""
-        ours = in_common(self.method, self.task, job.client)
-        if digest(ours) != order.agreed:
-            return Done(job.number, error=DIFFERENT + msgspec.json.encode(ours).decode()), b""
+        if why := self._unable(order):
+            return Done(job.number, error=why), b""
         self.runner.coded = order.coded
         with self._alone(job.client):
             return self._answer(order, frame)
+
+    def held(self, order: Order, tell: str) -> Done:
+        """How many samples the client of the order's job has, as far as `tell`, one of TELL, lets it be told."""
+        number, client = order.job.number, order.job.client
+        if tell not in TELL:
+            return Done(number, error=f"tell is one of {', '.join(TELL)}, not {tell!r}, in this node's configuration")
+        if why := self._unable(order):
+            return Done(number, error=why)
+        counts = self.task.data.label_counts()
+        train, test = counts["train"][client], counts["test"][client]
+        told = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}
+        return Done(number, held=told[tell])
+
+    def _unable(self, order: Order) -> str:
+        """Why the order cannot be followed here; empty if it can."""
+        client = order.job.client
+        if not 0 <= client < len(self.task.clients) or not len(self.task.data.clients[client].train):
+            return f"the data of client {client} are not on this node"
+        ours = in_common(self.method, self.task, client)
+        return "" if digest(ours) == order.agreed else DIFFERENT + msgspec.json.encode(ours).decode()
 
     def _answer(self, order: Order, frame: memoryview | None) -> tuple[Done, bytes]:
         job = order.job

@@ -61,11 +61,12 @@ class Round(TypedDict):
 
 
 class Partition(TypedDict):
-    """`partition.json`: per client the number of samples of each class, in the train and in the test split."""
+    """`partition.json`: per client the number of samples of each class, in the train and in the test split; of data
+    that lie on the client's own node their number alone, or None, if that is all the node tells."""
 
     classes: list[str]
-    train: list[list[int]]
-    test: list[list[int]]
+    train: list[list[int] | int | None]
+    test: list[list[int] | int | None]
 
 
 class Accuracy(TypedDict, total=False):
@@ -378,7 +379,8 @@ def _ledger(file: Path) -> pa.Table:
 def _partition(file: Path) -> Partition:
     partition = msgspec.convert(json.loads(file.read_text("utf-8")), Partition)
     rows = partition["train"] + partition["test"]
-    if len(partition["train"]) != len(partition["test"]) or any(len(row) != len(partition["classes"]) for row in rows):
+    widths = {len(row) for row in rows if isinstance(row, list)}
+    if len(partition["train"]) != len(partition["test"]) or widths - {len(partition["classes"])}:
         raise ValueError("its counts do not fit its classes and clients")
     return partition
 

@@ -15,7 +15,7 @@ from fewbytes.errors import UserError
 from fewbytes.files import replacing
 from fewbytes.report import choice, leaks, left_out, notes, pictures, pieces
 from fewbytes.report.document import document
-from fewbytes.report.folder import Direction, Probe, Row, RunFolder, when
+from fewbytes.report.folder import Direction, Partition, Probe, Row, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.table import alike, badges, majority_rows, megabytes, percent, seconds
 
@@ -324,6 +324,9 @@ def _labels(runs: Sequence[RunFolder], charts: Charts) -> str:
     if not groups:
         return ""
     names = {str(index): ", ".join(run.label for run in group) for index, (group, _) in enumerate(groups)}
+    sizes = "".join(_sizes(names[str(index)], partition) for index, (_, partition) in enumerate(groups))
+    if not any(isinstance(row, list) for _, partition in groups for row in partition["train"]):
+        return f"<section>\n<h2>Samples</h2>\n{sizes}\n</section>"
     for split in ("train", "test"):
         charts[f"labels-{split}"] = {
             str(index): _heat_map(partition["classes"], partition["train" if split == "train" else "test"])
@@ -341,7 +344,24 @@ def _labels(runs: Sequence[RunFolder], charts: Charts) -> str:
 <p>How many samples of each class every client holds; the stronger the colour, the more.</p>
 {pieces.picker("partition", names)}
 <div class="pair">{maps}</div>
+{sizes}
 </section>"""
+
+
+def _sizes(name: str, partition: Partition) -> str:
+    """How many samples each client has, where their nodes do not tell the labels of all."""
+    if all(isinstance(row, list) for row in partition["train"]):
+        return ""
+    rows = ""
+    for client, pair in enumerate(zip(partition["train"], partition["test"], strict=True)):
+        numbers = [sum(held) if isinstance(held, list) else held for held in pair]
+        cells = "".join(f"<td>{'—' if number is None else f'{number:,}'}</td>" for number in numbers)
+        rows += f'<tr><th scope="row">{client}</th>{cells}</tr>'
+    return f"""<details open><summary>{_e(name)}: what the clients' own nodes tell of their data</summary>
+<div class="wide" role="region" aria-label="Samples of the clients of {_e(name)}" tabindex="0">
+<table class="narrow"><thead><tr><th scope="col">client</th><th scope="col">training samples</th>
+<th scope="col">test samples</th></tr></thead><tbody>{rows}</tbody></table>
+</div></details>"""
 
 
 def _configs(runs: Sequence[RunFolder]) -> str:
@@ -495,7 +515,7 @@ def _client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list
     }
 
 
-def _heat_map(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> tuple[list[Trace], Layout]:
+def _heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -> tuple[list[Trace], Layout]:
     names: list[str] = []
     for name in classes:
         name = pieces.plain(name, 24)
@@ -504,7 +524,7 @@ def _heat_map(classes: Sequence[str], counts: Sequence[Sequence[int]]) -> tuple[
         "type": "heatmap",
         "x": names,
         "y": list(range(len(counts))),
-        "z": counts,
+        "z": [held if isinstance(held, list) else [None] * len(names) for held in counts],
         "zmin": 0,
         "xgap": 1 if len(names) <= 50 else 0,
         "ygap": 1 if len(counts) <= 50 else 0,

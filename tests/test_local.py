@@ -1,0 +1,219 @@
+"""`--partition local`: each client has a data set of its own; its node tells the server no more than it agrees to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from commands import fewbytes
+from flower_grid import MemoryGrid
+from flwr.common.config import parse_config_args
+from PIL import Image
+from safetensors.torch import load_file
+
+import fewbytes as fb
+from fewbytes import app
+from fewbytes.engines import flower
+from fewbytes.experiment import make_experiment, make_method
+from fewbytes.report import read_runs, write_report
+
+SITES = {"east": {"benign": 20, "malignant": 15}, "north": {"malignant": 45}, "south": {"benign": 15, "malignant": 25}}
+TRAIN = [[16, 12], [0, 36], [12, 20]]  # of SITES; a fifth of each class is for testing
+TEST = [[4, 3], [0, 9], [3, 5]]
+
+
+def images(folder: Path, split: str, classes: dict[str, int], seed: int, side: int = 8) -> None:
+    rng = np.random.default_rng(seed)
+    for name, count in classes.items():
+        (folder / split / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.integers(0, 120, (side, side)) + 100 * (name == "malignant")
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / split / name / f"{i}.png")
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch) -> Path:
+    """120 images of three clients, as one machine has them in `sites`, and three hosts each as its `cells`.
+
+    The server's own `cells` are a test set.
+    """
+    monkeypatch.setenv("FEWBYTES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEWBYTES_DATA", str(tmp_path / "server"))
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    images(tmp_path / "server" / "cells", "test", {"benign": 5, "malignant": 5}, 9)
+    for seed, (name, classes) in enumerate(SITES.items()):
+        images(tmp_path / "sites" / name, "train", classes, seed)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cells").symlink_to(tmp_path / "sites" / name)
+    return tmp_path
+
+
+def options(places: Path) -> list[str | Path]:
+    return ["--dataset", "cells", "--partition", "local", "--client-data", places / "sites", "--set", "batch=10"]
+
+
+def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, told: bool = True, **given) -> Path:
+    """A run whose nodes are hosts with a FEWBYTES_DATA of their own; `node`: their configuration, by host's name.
+
+    `told`: whether the run config names the classes, as that of `fewbytes deploy` does.
+    """
+    settings = {"method": "fedavg", "dataset": "cells", "partition": "local", "clients": 3, "rounds": 1} | given
+    settings |= {"model": "mlp", "parameters": {"batch": 10}}
+    experiment, resume = make_experiment(settings), out.exists()
+    method, task = make_method("fedavg", experiment.parameters), experiment.task(here=())
+    run_config = app.write_run_config(experiment)
+    run_config |= {f"parameters.{key}": value for key, value in run_config.pop("parameters").items()}
+    if not told:
+        run_config.pop("class_names")
+
+    class Hosts(MemoryGrid):
+        """Every message starts a process on its host, as Flower's do."""
+
+        def answer(self, message):
+            host = list(SITES)[message.metadata.dst_node_id - 1000]
+            self.config = {"folder": str(places / host / "runs"), **(node or {}).get(host, {})}
+            self.run_config = run_config
+            with monkeypatch.context() as there:
+                there.setenv("FEWBYTES_DATA", str(places / host))
+                there.setattr(app, "_found", {})
+                there.setattr(flower, "_nodes", {})
+                return super().answer(message)
+
+    names = [f"site-{i}" for i in range(3)]
+    asked = experiment.run_settings(task, out, resume, fb.Watcher())
+    policy = fb.Policy(round_timeout=20, connect_timeout=5)
+    flower.serve_run(Hosts(app.client, 3, named=True), method, task, asked, policy, names, poll=0.001)
+    return out
+
+
+def of(out: Path, name: str):
+    return json.loads((out / name).read_text())
+
+
+def model(out: Path) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in load_file(out / "models" / "global.safetensors").items()}
+
+
+def test_every_image_of_each_clients_own_is_used(places, monkeypatch):
+    """On one machine, and with nodes that each have a folder of that name: the same model comes of both."""
+    done = fewbytes("run", "fedavg", *options(places), "--rounds", "1", "--out", places / "runs")
+    assert done.returncode == 0, done.stderr
+    (here,) = (places / "runs").iterdir()
+    assert of(here, "partition.json") == {"classes": ["benign", "malignant"], "train": TRAIN, "test": TEST}
+    node = {name: {"tell": "labels"} for name in SITES}
+    there = deployed(places, places / "deployed", monkeypatch, node)
+    assert of(there, "partition.json") == of(here, "partition.json")
+    assert of(there, "result.json")["majority_class_accuracy"] == of(here, "result.json")["majority_class_accuracy"]
+    assert of(there, "result.json")["uplink_bytes"] == of(here, "result.json")["uplink_bytes"]
+    assert model(there) == model(here)
+
+
+def test_a_node_tells_no_more_than_it_agrees_to(places, monkeypatch):
+    node = {"north": {"tell": "nothing"}, "south": {"tell": "labels"}}
+    out = deployed(places, places / "deployed", monkeypatch, node)
+    assert of(out, "partition.json")["train"] == [28, None, [12, 20]]
+    assert of(out, "partition.json")["test"] == [7, None, [3, 5]]
+    assert of(out, "result.json")["majority_class_accuracy"] == {}  # what the server does not know it does not guess
+    page = write_report(read_runs([out]), out / "report.html").read_text()
+    for row in ("0</th><td>28</td><td>7</td>", "1</th><td>—</td><td>—</td>", "2</th><td>32</td><td>8</td>"):
+        assert row in page
+    assert "Label distribution" in page
+    nobody = deployed(places, places / "nobody", monkeypatch)
+    page = write_report(read_runs([nobody]), nobody / "report.html").read_text()
+    assert "Label distribution" not in page
+    assert "1</th><td>36</td><td>9</td>" in page
+    with pytest.raises(fb.UserError, match=r"client 1 \(site-1\) cannot take part: tell is one of .* not 'all'"):
+        deployed(places, places / "other", monkeypatch, {"north": {"tell": "all"}})
+
+
+def test_a_class_that_only_one_site_has_is_refused_with_both_lists(places, monkeypatch):
+    images(places / "sites" / "south", "train", {"lesion": 5}, 4)
+    lists = r"classes that the run has not: lesion; it has benign, lesion, malignant, the run benign, malignant"
+    with pytest.raises(fb.UserError, match=rf"client 2 \(site-2\) cannot take part: cells has {lists}"):
+        deployed(places, places / "deployed", monkeypatch)
+    assert (places / "deployed" / "rounds.jsonl").read_text() == ""  # nobody has trained
+    done = fewbytes("run", "fedavg", *options(places), "--out", places / "runs")
+    assert done.returncode == 2
+    assert "the run benign, malignant" in " ".join(done.stderr.split())
+
+
+def test_a_config_may_name_classes_that_the_servers_test_set_lacks(places):
+    images(places / "sites" / "south", "train", {"lesion": 5}, 4)
+    settings = {"method": "fedavg", "dataset": "cells", "partition": "local", "client_data": str(places / "sites")}
+    data = make_experiment(settings | {"class_names": ["malignant", "lesion", "benign"]}).task().data
+    assert data.label_counts()["train"] == [[12, 0, 16], [36, 0, 0], [20, 4, 12]]
+    assert data.test.labels.tolist() == [2] * 5 + [0] * 5
+
+
+def test_nodes_that_are_told_no_classes_must_have_the_servers(places, monkeypatch):
+    """Of as many classes, sorted folders would give the same number to different ones."""
+    images(places / "sites" / "north", "train", {"normal": 5}, 4)
+    with pytest.raises(fb.UserError, match=r"client 1 .*: classes: malignant, normal there, benign, malignant here$"):
+        deployed(places, places / "deployed", monkeypatch, told=False)
+
+
+def test_samples_of_another_shape_are_refused(places, monkeypatch):
+    images(places / "large" / "cells", "train", {"benign": 5, "malignant": 5}, 4, side=9)
+    (places / "east" / "cells").unlink()
+    (places / "large" / "cells").rename(places / "east" / "cells")
+    with pytest.raises(fb.UserError, match=r"client 0 .*shape of a sample: \(1, 9, 9\) there, \(1, 8, 8\) here"):
+        deployed(places, places / "deployed", monkeypatch)
+
+
+def test_a_node_whose_samples_changed_is_not_gone_on_with(places, monkeypatch):
+    out = deployed(places, places / "deployed", monkeypatch)
+    images(places / "sites" / "east", "test", {"benign": 2}, 5)  # so that none is split off any more
+    with pytest.raises(fb.UserError, match="client 0 has 35 training samples and had 28 when the run began"):
+        deployed(places, out, monkeypatch)
+    (places / "sites" / "east" / "test").rename(places / "elsewhere")
+    deployed(places, out, monkeypatch)
+
+
+def test_nodes_whose_data_are_not_the_servers_are_told_of_it_where_data_are_dealt_out(places, monkeypatch):
+    images(places / "server" / "cells", "train", {"benign": 60, "malignant": 60}, 7)
+    words = r"--partition local leaves each node its own\): 28 training and 7 test .* there, 120 training and 10 test"
+    with pytest.raises(fb.UserError, match=f"client 0 .*{words}"):
+        deployed(places, places / "deployed", monkeypatch, partition="iid")
+    for name in SITES:
+        (places / name / "cells").unlink()
+        (places / name / "cells").symlink_to(places / "server" / "cells")
+    out = deployed(places, places / "alike", monkeypatch, partition="iid")
+    assert of(out, "result.json")["left_out"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"client_data": None}, "client_data names a folder that holds one for each client"),
+        ({"client_data": "nowhere"}, "there is no folder 'nowhere'"),
+        ({"clients": 4}, "holds data of 3 clients, not 4"),
+        ({"dataset": "none"}, "the dataset is the server's, and has a test set"),
+        ({"dataset": "digits"}, "it has benign, malignant, the run 0, 1, 2"),
+        ({"samples": "5/5"}, "samples says how a data set is dealt out"),
+        ({"newcomers": 1, "rounds": 4}, "newcomers says how a data set is dealt out"),
+        ({"public": 10}, "holds nothing out"),
+        ({"partition": "iid"}, "set partition local"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_line(places, given, words):
+    settings = {"method": "fedavg", "dataset": "cells", "partition": "local", "client_data": str(places / "sites")}
+    with pytest.raises(fb.UserError) as error:
+        make_experiment({key: value for key, value in (settings | given).items() if value is not None}).task()
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_prepared_host_tells_sizes_unless_it_says_otherwise(places):
+    hosts = ["--hosts", "north,south", "--address", "server.example:9092", "--print", "--out", places / "runs"]
+    done = fewbytes("deploy", "fedavg", "--dataset", "cells", "--partition", "local", *hosts)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (places / "runs").iterdir()
+    (command,) = (folder / "deployment" / "nodes" / "south" / "start.sh").read_text().splitlines()[-1:]
+    assert parse_config_args([shlex.split(command)[-1]]) == {"partition-id": 1, "folder": "runs", "tell": "sizes"}
