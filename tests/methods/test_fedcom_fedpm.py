@@ -171,7 +171,7 @@ def test_weights_stay_at_their_constants():
     """Only masks are learnt: every masked weight is 0, c or -c, and all else as first drawn."""
     task = fb.Task(Odd, tiny_data())
     assert masked_names(Odd()) == ["conv.weight", "hidden.weight", "fc.weight"]
-    first = task.first_state()
+    first = task.first_model().state_dict()
     for scored in ("threshold", "sampled"):
         model = fb.run(fb.FedPM(**LOCAL, scored=scored), task, rounds=2).global_model.state_dict()
         for name, value in model.items():
