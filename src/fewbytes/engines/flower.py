@@ -57,9 +57,10 @@ def client_app(
     """The method's client half as a Flower ClientApp, or added to an `app` of yours.
 
     `task`: with the data of this node's client (at least), or a function that makes it from Flower's context, called
-    once in a process, and anew where a process serves several nodes, as in Flower's simulation. A node's configuration may say `partition-id` (which client's data are here), `folder` (where
-    run folders go; default `folder`, or .fewbytes/nodes in the home directory), `threads` (of torch; default 1) and
-    `tell` (what the server learns of data it does not have: `sizes`, the default, `labels` or `nothing`).
+    once in a process, and anew where a process serves several nodes, as in Flower's simulation. A node's configuration
+    may say `partition-id` (which client's data are here), `folder` (where run folders go; default `folder`, or
+    .fewbytes/nodes in the home directory), `threads` (of torch; default 1) and `tell` (what the server learns of data
+    it does not have: `sizes`, the default, `labels` or `nothing`).
     """
     return _register(_Shared(_Client(method, task, folder)), app)
 
