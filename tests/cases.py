@@ -11,6 +11,7 @@ import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.generators.protocol import check_latents
 from fewbytes.methods.heterogeneous import Heterogeneous
+from fewbytes.streams import seed_all
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}
 KTL = {"generator": "cases:TinyGenerator", "server_epochs": 2, "server_batch": 8}
@@ -112,6 +113,13 @@ SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl", "fedbn"]
 """The cases that are also run with clients that come and go."""
 PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))
 """Of six clients: two leave before the last of four rounds, three come, two of them before the same round."""
+
+
+def opened(task: fb.Task, me: int, t: int, what: str) -> fb.Site:
+    """A site as an engine opens it for a handler: the global generators are seeded by its name."""
+    site = fb.Site(task, me, t, what)
+    seed_all(site.seed)
+    return site
 
 
 class TinyGenerator:

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from cases import CASES, TinyNet, tiny_data
+from cases import CASES, TinyNet, opened, tiny_data
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -33,7 +33,7 @@ def test_buffers_go_with_the_parameters_they_are_beside():
 
 def test_training_leaves_frozen_statistics_alone():
     task = fb.Task(FrozenStem, tiny_data())
-    site = fb.Site(task, 0, 1, "train")
+    site = opened(task, 0, 1, "train")
     model = site.model()
     before = copy.deepcopy(model.state_dict())
     site.fit(model, epochs=2, lr=0.1, batch=5)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import opened
 from torch import Tensor, nn
 
 import fewbytes as fb
@@ -36,7 +37,7 @@ def test_items_are_read_anew_in_every_epoch():
     task = fb.Task.of(lambda: nn.Linear(6, 2), [(own, Noisy(4))], Noisy(10))
     labels = len(own.reads)
     assert labels == 1 + 20  # the shape, and every label once
-    site = fb.Site(task, 0, 1, "train")
+    site = opened(task, 0, 1, "train")
     site.fit(site.model(), epochs=5, lr=0.1, batch=4)
     trained = own.reads[labels:]
     assert sorted(i for i, _ in trained) == sorted(5 * list(range(20)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import opened
 from commands import fewbytes
 from PIL import Image
 from test_laws import fingerprint
@@ -225,7 +226,7 @@ def test_a_frozen_part_sees_the_transformed_samples_of_every_epoch() -> None:
 
 def test_the_outputs_of_a_clients_samples_are_of_transformed_ones() -> None:
     data = with_transforms(image_data(), backdoor=1)
-    poisoned, clean = (fb.Site(fb.Task(small_net, data), client, 1, "statistics") for client in (0, 1))
+    poisoned, clean = (opened(fb.Task(small_net, data), client, 1, "statistics") for client in (0, 1))
     for site, changed in ((poisoned, True), (clean, False)):
         got, labels = site.outputs(nn.Identity())
         x, y = site.train.load()
@@ -235,7 +236,7 @@ def test_the_outputs_of_a_clients_samples_are_of_transformed_ones() -> None:
 
 def test_batches_reach_a_clients_model_channels_last() -> None:
     data = with_transforms(image_data(), crop_flip, backdoor=1)
-    site = fb.Site(fb.Task(small_net, data), 0, 1, "train")
+    site = opened(fb.Task(small_net, data), 0, 1, "train")
     model, seen = site.model(), []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     site.fit(model, **LOCAL)

@@ -19,8 +19,9 @@ from fewbytes.data.split import Items, LazySamples
 from fewbytes.errors import MethodError, UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.ranges import wrong
+from fewbytes.records import Records
 from fewbytes.state import State, load_state, mark_trained, state_of
-from fewbytes.streams import seed_all, seeded, stream, stream_seed, untouched
+from fewbytes.streams import seeded, stream, stream_seed, untouched
 from fewbytes.training import (
     FINDS_NO_OBJECTS,
     Loss,
@@ -82,7 +83,7 @@ class Method(ABC):
         """The task with the models this method trains; engines begin with it. Twice is the same as once."""
         if type(self).remodel is Method.remodel or task.remodel == self.remodel:
             return task
-        return dataclasses.replace(task, remodel=self.remodel, _kept={})
+        return dataclasses.replace(task, remodel=self.remodel)
 
     def server(self, task: Task) -> Any:
         """The server's state before the first round: a dataclass of packable fields, or None."""
@@ -151,7 +152,7 @@ class Task:
     device: str = "cpu"
     remodel: Callable[[nn.Module, int], nn.Module] | None = None
     agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
-    _kept: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -269,10 +270,11 @@ class Site:
         self.train: Split = task.data.clients[me].train
         self.test: Split = task.data.clients[me].test
         self.rng = stream(task.seed, "client", me, t, what)
-        """Named randomness of this handler (numpy); torch's global generator is seeded by the same name, and for
-        transforms of users' own data sets those of Python and numpy, too."""
-        seed_all(stream_seed(task.seed, "client", me, t, what))
-        self.records: dict[str, float] = {}
+        """Named randomness of this handler (numpy)."""
+        self.seed = stream_seed(task.seed, "client", me, t, what)
+        """By which the engine seeds the global generators before the handler runs: torch's, and, for transforms of
+        users' own data sets, Python's and numpy's."""
+        self.records = Records()
         self._models = {} if models is None else models
         self._taken = 0
         self._scored = scored
@@ -338,7 +340,7 @@ class Site:
         more: tuple[Tensor, Tensor] | None = None,
     ) -> float:
         """Train on this client's training samples, each batch transformed if `train` has a transform (see
-        `fewbytes.training.fit`); records the loss as `loss.train`. `more`: further samples (x, y), after its own."""
+        `fewbytes.training.fit`); records the loss as `train`. `more`: further samples (x, y), after its own."""
         x: Tensor | LazySamples
         x, y = self.samples(self.train) if self.train.boxes is None else self.train.lazy(self.device)
         if more is not None:
@@ -364,7 +366,7 @@ class Site:
                 f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
             ) from None
         if order == "shuffled" or len(y) > 1:
-            self.record("loss.train", value)
+            self.records.losses["train"] = value
         return value
 
     def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:
@@ -377,26 +379,24 @@ class Site:
             x = self.train.transform(x[:], y)
         return outputs(model, x, self.task.precision), y
 
-    def accuracy(self, model: nn.Module) -> float | None:
-        """In [0, 1], on this client's test split; None if that is empty."""
+    def accuracy(self, model: nn.Module, kind: str) -> float | None:
+        """In [0, 1], on this client's test split, for a method that goes by it; None if that is empty. Recorded as an
+        accuracy of that kind, in every round."""
         if not len(self.test):
             return None
         x, y = self.samples(self.test)
-        return evaluate(model, x, y, self.task.precision)[0] / len(y)
+        correct = evaluate(model, x, y, self.task.precision)[0]
+        self.records.scores[kind] = correct, len(y)
+        return correct / len(y)
 
-    def score(self, name: str, model: nn.Module, pooled: bool = False) -> None:
-        """Record `accuracy.<name>`: the model on this client's test split, in rounds that are scored.
-
-        `pooled`: the round has also `<name>_micro`, all clients' predictions together.
-        """
+    def score(self, kind: str, model: nn.Module) -> None:
+        """Record the accuracy, and the loss, of the model on this client's test split, in rounds that are scored."""
         if self._scored and len(self.test):
             x, y = self.samples(self.test)
             correct, loss = evaluate(model, x, y, self.task.precision)
-            self.record(f"accuracy.{name}", correct / len(y))
-            self.record(f"loss.{name}", loss / len(y))
-            if pooled:
-                self.record(f"tested.{name}", len(y))
+            self.records.scores[kind] = correct, len(y)
+            self.records.losses[kind] = loss / len(y)
 
-    def record(self, name: str, value: float) -> None:
-        """A measurement for people: travels beside the payload, uncounted, and steers nothing."""
-        self.records[name] = float(value)
+    def measure(self, name: str, value: float) -> None:
+        """Record a measurement for people: it travels beside the payload, uncounted, and steers nothing."""
+        self.records.measures[name] = float(value)

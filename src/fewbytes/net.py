@@ -18,6 +18,7 @@ from torch import Tensor
 from fewbytes import gallery
 from fewbytes.errors import FewbytesError, MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
+from fewbytes.records import Gathered
 from fewbytes.streams import stream
 from fewbytes.wire import Counted
 from fewbytes.wire.payload import check_fields
@@ -211,8 +212,8 @@ class Network(ABC):
         self.clients: list[Id] = task.data.present(1)
         """The clients the run knows and that have not left, in ascending order."""
         self.ledger = Ledger() if ledger is None else ledger
-        self.records: dict[str, dict[Id, float]] = {}
-        """What handlers recorded for people since the round began: name, client, value."""
+        self.records = Gathered()
+        """What handlers measured for people since the round began."""
         self.shown: dict[str, bytes] = {}
         """What the method showed people since the round began: files of the run's gallery by name."""
         self.left_out: list[LeftOut] = []
@@ -236,7 +237,7 @@ class Network(ABC):
 
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
         """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
-        self.t, self.scored, self.records, self.shown = t, scored, {}, {}
+        self.t, self.scored, self.records, self.shown = t, scored, Gathered(), {}
         self.left_out, self.notes, self.not_finite = [], {}, set()
         self.rng = stream(self.task.seed, "server", t, *names)
 

@@ -117,7 +117,7 @@ def make_plan(
     fraction = getattr(method, "fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
     probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
-    small = replace(task, data=replace(task.data, clients=few, presence=None), _kept={})
+    small = replace(task, data=replace(task.data, clients=few, presence=None))
     planned = method.planned_rounds(rounds)
     there = round(fmean(len(task.data.present(t)) for t in range(1, planned + 1)))
     ledger, seconds = _probe(probed, small, PROBED_ROUNDS, whole=False)
@@ -161,7 +161,7 @@ def _scant(task: Task) -> Task:
         labels = client.train.labels
         rows = [int(i) for c in labels.unique() for i in (labels == c).nonzero().flatten()[:2]]
         clients.append(replace(client, train=client.train.take(sorted(rows)), test=client.test.take([])))
-    return replace(task, data=replace(task.data, clients=tuple(clients), presence=None), _kept={})
+    return replace(task, data=replace(task.data, clients=tuple(clients), presence=None))
 
 
 class _Enough(Exception):

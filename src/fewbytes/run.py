@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import signal
 import threading
@@ -32,6 +31,7 @@ from fewbytes.files import ScratchFolder, lock, replacing
 from fewbytes.method import Id, Method, Task
 from fewbytes.models.files import save_model
 from fewbytes.net import Held, Ledger, LeftOut, Network, Policy, Refused, TooFewReplies
+from fewbytes.records import means
 from fewbytes.summary import summary
 from fewbytes.training import evaluate, prepared, ready
 from fewbytes.wire import pack, unpack
@@ -385,9 +385,9 @@ class _Loop:
         if perhaps and not within(self.budget, [*self.rows, {"phase": phase, **net.ledger.totals(before)}]):
             scored, self.rounds = True, t
         if perhaps and not scored:
-            net.records = {k: v for k, v in net.records.items() if not k.startswith("accuracy.")}
+            net.records.scores = {}
             net.shown = {}
-        accuracy, loss = _means(net.records, "accuracy.") | _pooled(net.records), _means(net.records, "loss.")
+        accuracy, pooled = net.records.accuracies(), net.records.pooled()
         if scored or (phase == "finish" and self.method.scored_after_finish):
             accuracy |= self._score(net)
         seconds = time.monotonic() - started
@@ -400,13 +400,13 @@ class _Loop:
                 **({"client": who[0]} if who else {}),
                 "cohort": cohort,
                 "accuracy": accuracy,
-                "loss": loss,
+                "loss": means(net.records.losses),
             }
-            measured = _means(net.records, "measured.")
+            row |= {"pooled": pooled} if pooled else {}
+            measured = means(net.records.measures)
             row |= {"measured": measured} if measured else {}
             row |= net.ledger.totals(before)
-            broken = [name for name, values in net.records.items() if not np.isfinite(list(values.values())).all()]
-            broken += [f"reply.{handler}" for handler in sorted(net.not_finite)]
+            broken = net.records.not_finite() + [f"reply.{handler}" for handler in sorted(net.not_finite)]
             row |= {"not_finite": broken} if broken else {}
             row |= {"left_out": [asdict(left) for left in net.left_out]} if net.left_out else {}
             row |= {"notes": net.notes} if net.notes else {}
@@ -502,28 +502,6 @@ def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config:
 def _write_text(path: Path, text: str) -> None:
     with replacing(path) as file:
         file.write(text.encode())
-
-
-def _means(records: dict[str, dict[Id, float]], prefix: str) -> dict[str, float]:
-    """Means over the clients that recorded a name, in ascending order of clients; none where one is not finite."""
-    means = {
-        name.removeprefix(prefix): float(np.mean([values[i] for i in sorted(values)]))
-        for name, values in records.items()
-        if name.startswith(prefix)
-    }
-    return {name: mean for name, mean in means.items() if math.isfinite(mean)}
-
-
-def _pooled(records: dict[str, dict[Id, float]]) -> dict[str, float]:
-    """The accuracy over all samples that clients tested on, where they recorded how many those are."""
-    pooled = {}
-    for name, samples in records.items():
-        kind = name.removeprefix("tested.")
-        if kind != name and f"accuracy.{kind}" in records:
-            clients = sorted(samples)
-            correct = [round(records[f"accuracy.{kind}"][i] * samples[i]) for i in clients]
-            pooled[f"{kind}_micro"] = sum(correct) / sum(samples[i] for i in clients)
-    return pooled
 
 
 @contextmanager

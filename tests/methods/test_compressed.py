@@ -9,12 +9,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import LOCAL, TinyNet, tiny_data, tiny_task
+from cases import LOCAL, TinyNet, opened, tiny_data, tiny_task
 from torch import nn
 
 import fewbytes as fb
 from fewbytes.data import federate, load_dataset
-from fewbytes.method import Site
 from fewbytes.methods.compressed import Residual
 from fewbytes.methods.dgc import Memory, clipped, remember
 from fewbytes.methods.fedavg import Model
@@ -97,8 +96,8 @@ def test_dgc_sends_everything_in_the_end():
     total: dict[str, torch.Tensor] = {}
     wanted: dict[str, torch.Tensor] = {}
     for t in (1, 2, 3):
-        change, _ = method.fitted(message, Site(task, 0, t, "train"), 0.0)
-        sent = method.train(state, message, Site(task, 0, t, "train")).change
+        change, _ = method.fitted(message, opened(task, 0, t, "train"), 0.0)
+        sent = method.train(state, message, opened(task, 0, t, "train")).change
         for name, value in sent.dense().items():
             total[name] = total.get(name, 0) + value
             wanted[name] = wanted.get(name, 0) + change[name]
@@ -114,7 +113,7 @@ def test_dgc_warms_up_as_its_paper_says():
     method, message = fb.DGC(**LOCAL, density=0.001, warmup=4), Model(fb.Dense(task.first_state()))
     parts = []
     for t in range(1, 8):
-        sent = method.train(Memory({}, {}), message, Site(task, 0, t, "train")).change
+        sent = method.train(Memory({}, {}), message, opened(task, 0, t, "train")).change
         parts.append(len(sent.indices["1.weight"]) / 6400)
     assert np.allclose(parts, [0.251, 0.063, 0.016, 0.004, 0.001, 0.001, 0.001], atol=3e-4)
 
@@ -188,8 +187,8 @@ def test_error_feedback_sends_everything_in_the_end():
         message = Model(fb.Dense(task.first_state()))
         balance = {}
         for t in (1, 2, 3):
-            change, _ = method.fitted(message, Site(task, 0, t, "train"), 0.0)
-            sent = method.train(state, message, Site(task, 0, t, "train")).change.dense()
+            change, _ = method.fitted(message, opened(task, 0, t, "train"), 0.0)
+            sent = method.train(state, message, opened(task, 0, t, "train")).change.dense()
             balance = {n: balance.get(n, 0) + value - sent[n] for n, value in change.items()}
         for n, value in balance.items():
             torch.testing.assert_close(state.error[n], value, rtol=1e-4, atol=1e-5)
@@ -251,7 +250,7 @@ def test_bytes_are_near_the_information_that_is_sent(name):
     task = fb.Task(Wide, tiny_data())
     layout = Layout.of(task.first_state())
     reply = method.train(
-        method.client(Site(task, 0, 1, "train")), Model(fb.Dense(task.first_state())), Site(task, 0, 1, "train")
+        method.client(opened(task, 0, 1, "train")), Model(fb.Dense(task.first_state())), opened(task, 0, 1, "train")
     )
     size = len(fb.pack(reply, layout=layout)) - sum(v.nbytes for v in reply.buffers.state.values())
     bound = bound_of(reply.change) / 8

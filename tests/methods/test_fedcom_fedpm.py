@@ -7,13 +7,12 @@ import math
 
 import pytest
 import torch
-from cases import LOCAL, TinyNet, tiny_data, tiny_task
+from cases import LOCAL, TinyNet, opened, tiny_data, tiny_task
 from torch import nn
 
 import fewbytes as fb
 from fewbytes.data import federate, load_dataset
 from fewbytes.experiment import make_method
-from fewbytes.method import Site
 from fewbytes.methods.fedavg import Model
 from fewbytes.methods.fedcom import Tracking
 from fewbytes.methods.fedpm import Stochastic, drawn, frozen_weights, masked_names, scores
@@ -73,14 +72,14 @@ def line_task() -> fb.Task:
 def test_gate_follows_its_equation():
     """delta_i + (mean D - D_i) / (lr tau), with D as it was sent; the clients' delta_i add up to nothing."""
     task, method = line_task(), fb.FedCOM(epochs=2, lr=0.1, batch=4, gate=True)
-    states = [method.client(Site(task, i, 1, "train")) for i in (0, 1)]
+    states = [method.client(opened(task, i, 1, "train")) for i in (0, 1)]
     theta, expected = {"w": torch.zeros(3)}, [torch.zeros(3), torch.zeros(3)]
     for t in (1, 2, 3):
         for i in (0, 1):
             delta = states[i].settled(theta, t, 1.0)
             torch.testing.assert_close(delta.get("w", torch.zeros(3)), expected[i], rtol=1e-4, atol=1e-6)
         sent = [
-            method.train(states[i], Model(fb.Dense(theta)), Site(task, i, t, "train")).change.dense()["w"]
+            method.train(states[i], Model(fb.Dense(theta)), opened(task, i, t, "train")).change.dense()["w"]
             for i in (0, 1)
         ]
         mean = (sent[0] + sent[1]) / 2
@@ -92,11 +91,11 @@ def test_gate_follows_its_equation():
 def test_gate_makes_clients_step_alike():
     """From the second round on both go where the mean gradient points, though their own gradients differ."""
     task, method = line_task(), fb.FedCOM(epochs=1, lr=0.001, batch=4, gate=True)
-    states = [method.client(Site(task, i, 1, "train")) for i in (0, 1)]
+    states = [method.client(opened(task, i, 1, "train")) for i in (0, 1)]
     theta, apart = {"w": torch.zeros(3)}, []
     for t in (1, 2):
         a, b = (
-            method.train(states[i], Model(fb.Dense(theta)), Site(task, i, t, "train")).change.dense()["w"]
+            method.train(states[i], Model(fb.Dense(theta)), opened(task, i, t, "train")).change.dense()["w"]
             for i in (0, 1)
         )
         apart.append(float((a - b).norm()))
@@ -211,7 +210,7 @@ def test_gradients_pass_the_draw_as_if_it_were_the_probability():
 
 
 def test_adams_first_step_is_the_learning_rate():
-    site, model = Site(line_task(), 0, 1, "train"), Line()
+    site, model = opened(line_task(), 0, 1, "train"), Line()
     site.fit(model, epochs=1, lr=0.25, batch=8, optimiser="adam")
     torch.testing.assert_close(model.w.detach(), torch.tensor([0.25, -0.25, -0.25]))
 
@@ -260,7 +259,7 @@ def test_bytes_are_near_the_information_that_is_sent(name):
     task = fb.Task(Wide, tiny_data())
     state = method.server(task)
     message = Model(fb.Dense(state.theta | state.buffers))
-    reply = method.train(None, message, Site(task, 0, 1, "train"))
+    reply = method.train(None, message, opened(task, 0, 1, "train"))
     size = len(fb.pack(reply, layout=Layout.of(task.first_state()))) - sum(b.nbytes for b in Wide().buffers())
     if name == "fedpm":
         flat = torch.cat([b.reshape(-1) for b in reply.mask.bits.values()])
@@ -277,7 +276,7 @@ def test_few_that_are_kept_take_their_entropy():
     method = fb.FedPM(epochs=1, batch=20, lr=1e-6)
     state = method.server(task)
     theta = {name: torch.full_like(p, 0.02) for name, p in state.theta.items()}
-    reply = method.train(None, Model(fb.Dense(theta | state.buffers)), Site(task, 0, 1, "train"))
+    reply = method.train(None, Model(fb.Dense(theta | state.buffers)), opened(task, 0, 1, "train"))
     size = len(fb.pack(reply, layout=Layout.of(task.first_state()))) - sum(b.nbytes for b in Wide().buffers())
     values = sum(p.numel() for p in theta.values())
     assert size <= 1.05 * values * entropy_bits(0.02) / 8 + 250

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import KTL, LOCAL, OwnNet, TinyGenerator, TinyNet, tiny_data
+from cases import KTL, LOCAL, OwnNet, TinyGenerator, TinyNet, opened, tiny_data
 from conftest import GOLDEN
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -499,7 +499,7 @@ def test_every_generated_image_is_trained_on(samples):
             return super().loss(scores, labels)
 
     own = ClientData(Split(torch.rand(samples, 1, 4, 4), torch.zeros(samples, dtype=torch.int64)), tiny_data().test)
-    site = fb.Site(fb.Task(TinyNet, replace(tiny_data(1), clients=(own,))), 0, 1, "train")
+    site = opened(fb.Task(TinyNet, replace(tiny_data(1), clients=(own,))), 0, 1, "train")
     learner = Listening(**LOCAL | KTL | {"transfer": "images", "epochs": 1, "batch": 10})
     message = Pairs(Images.of(torch.rand(2, 1, 4, 4)), ClassVectors.of(torch.zeros(2, 4), [1, 2]))
     learner.train(learner.client(site), message, site)

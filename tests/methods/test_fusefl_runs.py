@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from cases import TinyNet, tiny_data, tiny_task
+from cases import TinyNet, opened, tiny_data, tiny_task
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -46,7 +46,7 @@ def outputs(model, data):
 def test_one_client_and_one_block_is_plain_training():
     task = tiny_task(clients=1)
     fused = fb.run(fb.FuseFL(blocks=1, ccvr_samples=0, epochs=3, **LOCAL), task, rounds=1).global_model
-    site = fb.Site(task, 0, 1, "train")  # seeded as the client's handler is
+    site = opened(task, 0, 1, "train")  # seeded as the client's handler is
     plain = site.model()
     site.fit(plain, epochs=3, **LOCAL)
     (part,) = cut(plain, 1)
@@ -64,7 +64,7 @@ def test_one_client_that_averages_freezes_one_network_block_by_block():
     for k in range(3):
         for name, value in model.named_parameters():
             value.requires_grad_(name.split(".")[0] not in [f"fc{i + 1}" for i in range(k)])
-        fb.Site(task, 0, k + 1, "train").fit(model, epochs=1, **LOCAL)
+        opened(task, 0, k + 1, "train").fit(model, epochs=1, **LOCAL)
     torch.testing.assert_close(outputs(fused, task.data.test), outputs(model, task.data.test))
 
 
@@ -75,7 +75,7 @@ def test_one_block_is_isolated_networks_whose_features_are_summed(tmp_path):
     features, weights, biases = [], [], []
     for i in task.clients:
         model = task.model(i)
-        fb.Site(task, i, 1, "train").fit(model, epochs=2, **LOCAL)
+        opened(task, i, 1, "train").fit(model, epochs=2, **LOCAL)
         model.eval()
         with torch.no_grad():
             features.append(cut(model, 1)[0](x))

@@ -8,7 +8,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from cases import CASES, TinyNet, tiny_data, tiny_task
+from cases import CASES, TinyNet, opened, tiny_data, tiny_task
 from torch import Tensor, nn
 
 import fewbytes as fb
@@ -68,7 +68,7 @@ def step(golden):
     g = golden("fedktl/ktl_htfl_baselines")
     data = torch.from_numpy(g["x"]), torch.from_numpy(g["y"])
     task = fb.Task.of(lambda: Golden(g.state("init/aux")), [(data, data)])
-    return g, fb.Site(task, 0, 1, "train"), {"lr": float(g["lr"]), "batch": len(data[1])}
+    return g, opened(task, 0, 1, "train"), {"lr": float(g["lr"]), "batch": len(data[1])}
 
 
 def known(g, prefix: str) -> ClassVectors:
@@ -313,8 +313,8 @@ def test_lg_fedavg_weighs_by_samples():
     task, method = tiny_task(clients=2), fb.LG_FedAvg(batch=8)
     heads = []
     for i in task.clients:
-        state = method.client(fb.Site(task, i, 0, "client"))
-        heads.append(method.train(state, None, fb.Site(task, i, 1, "train")).theta.dense()["weight"])
+        state = method.client(opened(task, i, 0, "client"))
+        heads.append(method.train(state, None, opened(task, i, 1, "train")).theta.dense()["weight"])
     expected = (17 * heads[0] + 18 * heads[1]) / 35
     result = fb.run(method, task, rounds=1, workers=1)
     close(fb.load_model(result.folder, 1, build=TinyNet).fc.weight.detach(), expected)
@@ -490,10 +490,28 @@ def test_rows_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize(("name", "off", "size"), [("fedproto", "lambda_proto", 64), ("feddistill", "gamma", 3)])
 def test_without_its_term_a_client_trains_as_by_itself(name, off, size):
-    task, alone = tiny_task(), fb.Site(tiny_task(), 0, 1, "train")
+    task, alone = tiny_task(), opened(tiny_task(), 0, 1, "train")
     model = alone.model(fresh=True)
     alone.fit(model, epochs=1, lr=0.1, batch=8, order="stored")
     method = dataclasses.replace(CASES[name], **{off: 0.0})
-    state = method.client(fb.Site(task, 0, 0, "client"))
-    method.train(state, ClassVectors.of(torch.ones(3, size), [0, 1, 2]), fb.Site(task, 0, 1, "train"))
+    state = method.client(opened(task, 0, 0, "client"))
+    method.train(state, ClassVectors.of(torch.ones(3, size), [0, 1, 2]), opened(task, 0, 1, "train"))
     assert all(torch.equal(state.theta[key], value) for key, value in state_of(model).items())
+
+
+@pytest.mark.parametrize("name", ["lg_fedavg", "fedgh", "fedgen", "fedproto"])
+def test_what_the_server_sent_is_scored_over_all_samples_together(name, tmp_path):
+    """Clients with test sets of different sizes: a mean over them is another number than the share of all samples."""
+    data = tiny_data()
+    sizes = (6, 1, 3, 2)
+    clients = tuple(
+        dataclasses.replace(c, test=c.test.take(range(n))) for c, n in zip(data.clients, sizes, strict=True)
+    )
+    task = fb.Task(TinyNet, dataclasses.replace(data, clients=clients))
+    result = fb.run(dataclasses.replace(CASES[name], fraction=1.0), task, rounds=2, out=tmp_path / "run", workers=1)
+    models = [fb.load_model(tmp_path / "run", client=i, build=TinyNet) for i in range(4)]  # as the server left them
+    splits = [client.test.load() for client in clients]
+    correct = [int((model(x).argmax(1) == y).sum()) for model, (x, y) in zip(models, splits, strict=True)]
+    last = result.rounds[-1]
+    assert last["pooled"]["combined"] == sum(correct) / sum(sizes)
+    assert last["accuracy"]["combined"] == pytest.approx(np.mean([c / n for c, n in zip(correct, sizes, strict=True)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cases import CASES, Net3, TinyNet, tiny_data, tiny_task
+from cases import CASES, Net3, TinyNet, opened, tiny_data, tiny_task
 from torch import nn
 
 import fewbytes as fb
@@ -44,12 +44,12 @@ def test_a_step_of_self_distillation(golden, teacher):
     data = FederatedData((ClientData(Split(x, y), Split(x, y)),), Split(x, y), tuple(map(str, range(int(y.max()) + 1))))
     settings = {"lambda_kd": float(g["lambda"]), "temperature": float(g["temperature"]), "lr": float(g["lr"])}
     method = fb.PFedSD(epochs=1, batch=len(y), teacher=teacher, **settings)
-    state, site = Own(g.state("teacher")), Site(fb.Task(lambda: Net3(student), data), 0, 2, "train")
+    state, site = Own(g.state("teacher")), opened(fb.Task(lambda: Net3(student), data), 0, 2, "train")
     reply = method.train(state, Model(Dense(student)), site)  # with its statistics: they are not the teacher's here
     after = g.state(f"teacher_{teacher}/after")
     assert reply.theta.state.keys() == after.keys()
     assert all(torch.allclose(reply.theta.state[k].double(), after[k].double(), **TRAINED) for k in after)
-    assert site.records["loss.train"] == pytest.approx(float(g[f"teacher_{teacher}/loss"]), rel=1e-4)
+    assert site.records.losses["train"] == pytest.approx(float(g[f"teacher_{teacher}/loss"]), rel=1e-4)
 
 
 @pytest.mark.golden
@@ -102,7 +102,7 @@ def some_site(like: dict[str, torch.Tensor]) -> Site:
     """A site that has the golden files' network and no test samples to score it on."""
     nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
     data = FederatedData((ClientData(nothing, nothing),), nothing, ())
-    return Site(fb.Task(lambda: Net3(like), data), 0, 1, "receive")
+    return opened(fb.Task(lambda: Net3(like), data), 0, 1, "receive")
 
 
 def test_fedcac_s_cutoff_lets_more_values_be_critical():
@@ -147,7 +147,7 @@ def test_fedcac_sends_no_more_than_its_docstring_says():
 
 def test_fedper_s_classifiers_stay_with_their_clients(tmp_path):
     task, model = tiny_task(), TinyNet()
-    own = [fb.FedPer().client(Site(task, i, 0, "client")).theta for i in (0, 1)]
+    own = [fb.FedPer().client(opened(task, i, 0, "client")).theta for i in (0, 1)]
     assert own[0].keys() == set(classifier(model)) == {"fc.weight", "fc.bias"}
     assert not torch.equal(own[0]["fc.weight"], own[1]["fc.weight"])  # each its own draw
     method = fb.FedPer(epochs=1, lr=0.1, batch=8)
@@ -157,7 +157,7 @@ def test_fedper_s_classifiers_stay_with_their_clients(tmp_path):
     trained = [fb.load_model(tmp_path / "run", client=i, build=TinyNet) for i in task.clients]
     for i, theirs in enumerate(trained):
         assert (theirs.fc.weight - trained[i - 1].fc.weight).abs().max() > 0.01
-        start = fb.FedPer().client(Site(task, i, 0, "client")).theta["fc.weight"]
+        start = fb.FedPer().client(opened(task, i, 0, "client")).theta["fc.weight"]
         assert torch.corrcoef(torch.stack([start.flatten(), theirs.fc.weight.flatten()]))[0, 1] > 0.5
 
 
@@ -174,9 +174,9 @@ def batch_normed() -> nn.Module:
 def after_rounds(method: fb.FedAvg, rounds: int) -> list[torch.Tensor]:
     """A client's model, statistics last, after so many rounds with a server that moves what it gets."""
     task = fb.Task(batch_normed, tiny_data())
-    state, theta = method.client(Site(task, 0, 0, "client")), method.server(task).theta
+    state, theta = method.client(opened(task, 0, 0, "client")), method.server(task).theta
     for t in range(1, rounds + 1):
-        reply = method.train(state, Model(Dense(theta)), Site(task, 0, t, "train"))
+        reply = method.train(state, Model(Dense(theta)), opened(task, 0, t, "train"))
         theta = {name: 0.9 * value for name, value in reply.theta.state.items()}
     learnt = reply.theta.state
     return [*learnt.values(), *(state.theta[name] for name in sorted(state.theta.keys() - learnt.keys()))]
@@ -199,7 +199,7 @@ def test_pfedsd_without_its_weight_is_fedavg_bit_for_bit():
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_pfedsd_s_teacher_learns_nothing(mode):
-    method, site = fb.PFedSD(epochs=2, batch=8), Site(fb.Task(batch_normed, tiny_data()), 0, 2, "train")
+    method, site = fb.PFedSD(epochs=2, batch=8), opened(fb.Task(batch_normed, tiny_data()), 0, 2, "train")
     student, teacher = site.model(), site.model(fresh=True)
     before = [[p.detach().clone() for p in model.parameters()] for model in (student, teacher)]
     method.train_on(site, Taught(student, teacher, mode), method.loss)

@@ -77,8 +77,7 @@ class EngineNetwork(Network):
                 raise
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version
-        for name, record in done.records.items():
-            self.records.setdefault(name, {})[client] = record
+        self.records.add(client, done.records)
         row = Row(self.t, handler.name, client, letter.length, len(reply), letter.counted, Counted(*done.up))
         self.ledger.add(row)
         return value

@@ -15,6 +15,8 @@ from fewbytes.errors import MethodError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models.files import save_model
 from fewbytes.net import Handler, Held
+from fewbytes.records import Records
+from fewbytes.streams import seed_all
 from fewbytes.training import evaluate
 from fewbytes.wire import Base, Counted, Frame, Layout, counted, pack, unpack
 
@@ -44,7 +46,7 @@ class Done(msgspec.Struct, array_like=True):
     reply: bytes = b""
     length: int = 0
     up: tuple[int, int] = (0, 0)  # what papers count for the reply: value bytes, mask bits
-    records: dict[str, float] = {}
+    records: Records = msgspec.field(default_factory=Records)
     score: tuple[int, int] = (0, 0)  # correct, samples
     error: str = ""
     trace: str = ""
@@ -65,7 +67,8 @@ class Runner:
         """Run one job; the new state is stored before this returns. `message` is the frame the job names."""
         layout = self.task.layout(job.client)
         state = self._state(job)
-        site = Site(self.task, job.client, job.round, job.handler, self._models, job.scored)  # seeds torch: last
+        site = Site(self.task, job.client, job.round, job.handler, self._models, job.scored)
+        seed_all(site.seed)
         done = Done(job.number, version=job.version)
         if job.handler == SCORE:
             model = self.method.local_model(state, site)
@@ -95,6 +98,7 @@ class Runner:
         if type(self.method).local_model is Method.local_model:
             return
         site = Site(self.task, client, t, SAVE, scored=False)
+        seed_all(site.seed)
         model = self.method.local_model(self._state(Job(0, SAVE, client, t, False, version)), site)
         if model is not None:
             save_model(model, folder / f"client-{client}.safetensors", about)
@@ -104,7 +108,9 @@ class Runner:
             return None
         if job.version:
             return self.store.load(self.state_class, job.client, job.version)
-        return self.method.client(Site(self.task, job.client, 0, "client", self._models))
+        site = Site(self.task, job.client, 0, "client", self._models)
+        seed_all(site.seed)
+        return self.method.client(site)
 
     def _handler(self, name: str) -> Handler:
         if name not in self._handlers:

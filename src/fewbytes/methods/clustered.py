@@ -212,9 +212,7 @@ class Clustered(Method):
     def begin(self, state: Own, message: Model, site: Site) -> None:
         """A newcomer's first model: what it inherits, the rest as all newcomers draw it."""
         state.theta = dict(site.task.first_state(site.me, draw="newcomers")) | message.theta.dense()
-        accuracy = site.accuracy(site.model(state.theta))
-        if accuracy is not None:
-            site.record("accuracy.inherited", accuracy)
+        site.accuracy(site.model(state.theta), "inherited")
 
     def train(self, state: Own, message: Model, site: Site) -> Trained:
         theta = message.theta.dense()

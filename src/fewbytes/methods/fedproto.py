@@ -96,7 +96,7 @@ class FedProto(Heterogeneous):
     def receive(self, state: Own, message: ClassVectors | None, site: Site) -> None:
         if message is not None:
             state.prototypes = message
-            site.score("combined", self.network(state, message, site), pooled=True)
+            site.score("combined", self.network(state, message, site))
 
     def network(self, state: Own, prototypes: ClassVectors, site: Site) -> PrototypeNetwork:
         """The client's features with the prototypes that classify them."""

@@ -197,11 +197,11 @@ class GeneFL(Clustered):
         lowest = (self.order == "ascending") == (self.score == "cosine")  # of distances the smallest are kept
         gene = top_layers(scores, message.gamma, lowest)
         sent = [name for names, chosen in zip(layers.values(), gene, strict=True) if chosen for name in names]
-        accuracy = site.accuracy(model)
-        if accuracy is not None:
-            site.record("accuracy.cohort", accuracy)
-            accuracy *= 100
-        return LearnGene(Dense({name: state.theta[name] for name in sent}), scores.tolist(), accuracy)
+        accuracy = site.accuracy(model, "cohort")
+        return LearnGene(
+            Dense({name: state.theta[name] for name in sent}), scores.tolist(),
+            None if accuracy is None else 100 * accuracy,
+        )  # fmt: skip
 
     def global_model(self, state: Clusters, task: Task) -> None:
         """None: a cluster's model pulls its clients' and is never used as one."""
@@ -215,7 +215,7 @@ class GeneFL(Clustered):
         shared, fisher = set(self.shared(model)), fisher_diagonal(model, x, y, kind=self.fisher)
         information = normalised({n: f for n, f in fisher.items() if n in shared}, self.normalise == "per_tensor")
         keep = {name: value <= self.threshold for name, value in information.items()}
-        site.record("measured.low_information", float(torch.cat([m.flatten() for m in keep.values()]).float().mean()))
+        site.measure("low_information", float(torch.cat([m.flatten() for m in keep.values()]).float().mean()))
         return keep
 
 

@@ -138,7 +138,7 @@ def overwrite_head(state: Own, head: State, site: Site) -> None:
     model = site.model(state.theta)
     load_state(head_of(model), head)
     state.theta = state_of(model)
-    site.score("combined", model, pooled=True)
+    site.score("combined", model)
 
 
 class WithFeatures(nn.Module):

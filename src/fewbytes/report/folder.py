@@ -54,6 +54,7 @@ class Round(TypedDict):
     downlink_nominal_bytes: NotRequired[int]
     cohort: NotRequired[int]
     accuracy: NotRequired[dict[str, float | None]]
+    pooled: NotRequired[dict[str, float]]
     seconds: NotRequired[float]
     client: NotRequired[int]
     left_out: NotRequired[list[LeftOut]]

@@ -77,8 +77,8 @@ def settings(
 def received(run: RunFolder) -> float | None:
     """The best accuracy before local training, with what the server sent: the paper's measure. Where the server's
     answer leaves a client's model as it is, that is the accuracy after the last local training."""
-    sent = best("combined_micro")(run)
-    return best("micro")(run) if sent is None else sent
+    sent = [row["pooled"]["combined"] for row in run.rounds if "combined" in row.get("pooled", {})]
+    return 100 * max(sent) if sent else best("micro")(run)
 
 
 MEASURES: dict[str, Figure] = {"received": received, "trained": best("micro")}
