@@ -1006,3 +1006,11 @@ def test_real_data_sets(name: str, shape: tuple[int, ...], mean: float, monkeypa
         [1000] * 10 if name == "cifar10" else [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     )
     assert y.max() == 9
+
+
+def test_a_class_without_images_where_the_others_have_theirs_is_told(tmp_path: Path) -> None:
+    for place in ("train/a", "train/b", "train/c/photos"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("L", (4, 4)).save(tmp_path / place / "1.png")
+    with pytest.raises(UserError, match=r"train/c has no image in it"):
+        load_dataset(str(tmp_path))

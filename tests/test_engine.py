@@ -23,6 +23,7 @@ from fewbytes.files import ScratchFolder
 from fewbytes.methods.fedavg import Model, Trained
 from fewbytes.net import OUTCOMES
 from fewbytes.ranges import Positive, Share
+from fewbytes.records import Gathered, Records
 from fewbytes.streams import stream
 from fewbytes.training import batches, evaluate, fit
 
@@ -380,6 +381,31 @@ def test_a_run_of_which_too_many_replies_are_not_finite_stops():
         fb.run(method, tiny_task(), rounds=3)
     with pytest.warns(RuntimeWarning, match="client 3 rejected"):
         assert fb.run(method, tiny_task(), rounds=3, policy=fb.Policy(min_replies=0.25)).summary["left_out"] == 3
+
+
+@dataclass(frozen=True)
+class PoisonedNewcomer(fb.FedAvg):
+    """FedAvg whose newcomers greet with a number that is none."""
+
+    def join(self, state: object, net: fb.Network, client: int) -> None:
+        dict(net.call(self.greet, to=[client]))
+
+    def greet(self, state: None, message: None, site: fb.Site) -> Answer:
+        return Answer(1, float("nan"))
+
+
+def test_a_newcomer_whose_reply_is_not_finite_is_told_with_the_round():
+    result = fb.run(PoisonedNewcomer(**LOCAL), late_task(), rounds=3)
+    told = [[(left["client"], left["handler"]) for left in row.get("left_out", [])] for row in result.rounds]
+    assert told == [[], [(2, "greet")], [(2, "greet")]]
+    assert result.summary["left_out"] == 2
+
+
+def test_a_score_that_cannot_be_is_passed_over():
+    gathered = Gathered()
+    for client, scores in enumerate([{"own": (1, 2)}, {"own": (0, 0)}, {"own": (3, 2)}, {"own": (-1, 2)}]):
+        gathered.add(client, Records(scores))
+    assert gathered.accuracies() == gathered.pooled() == {"own": 0.5}
 
 
 def test_training_that_diverges_is_told_though_nothing_is_sent():

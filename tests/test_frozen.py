@@ -11,7 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fewbytes as fb
-from fewbytes.state import state_of, trained_entries
+from fewbytes.checkpoint import fingerprint
+from fewbytes.distillation import frozen
+from fewbytes.engines.node import in_common
+from fewbytes.methods.pfedsd import Taught
+from fewbytes.state import in_training, state_of, trained_entries
 
 
 class FrozenStem(TinyNet):
@@ -117,3 +121,81 @@ def test_a_backbone_never_travels_and_never_changes(name, tmp_path):
 def test_a_model_with_nothing_to_train_is_refused():
     with pytest.raises(fb.UserError, match="no parameter to train"):
         fb.run(fb.FedAvg(), fb.Task(Backbone, tiny_data()), rounds=1)
+
+
+def test_another_frozen_part_is_noticed():
+    """Nodes that hold other frozen weights, or a resumed run with others, would train on other features."""
+    tasks = []
+    for seed in (0, 0, 1):
+        weights = WithBackbone().backbone.state_dict()
+        g = torch.Generator().manual_seed(seed)
+        weights["wide.weight"] = torch.randn(3000, 16, generator=g)
+
+        def build(weights: dict[str, Tensor] = weights) -> nn.Module:
+            model = WithBackbone()
+            model.backbone.load_state_dict({k: v for k, v in weights.items() if k == "wide.weight"}, strict=False)
+            return model
+
+        tasks.append(fb.Task(lambda build=build: build(), tiny_data()))
+    agreed = [in_common(fb.FedAvg(), task, 0) for task in tasks]
+    assert agreed[0] == agreed[1] != agreed[2]
+    prints = [fingerprint(fb.FedAvg(), task, "") for task in tasks]
+    assert prints[0] == prints[1] != prints[2]
+
+
+class Still(TinyNet):
+    """A TinyNet behind frozen batch normalisation whose statistics are not those of any batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.BatchNorm2d(1)
+        self.before.running_mean.fill_(0.5)
+        self.before.running_var.fill_(4.0)
+        self.before.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.before.training
+        return super().forward(self.before(x))
+
+
+@pytest.mark.parametrize("teacher", ["train", "eval"])
+def test_no_training_loop_moves_frozen_statistics(teacher):
+    task = fb.Task(Still, tiny_data())
+    site = opened(task, 0, 1, "train")
+    student, taught = site.model(), site.model()
+    x, _ = site.tensors(site.train)
+    for model in (student, taught, Taught(student, taught, teacher)):
+        in_training(model)(x)
+    with frozen(student):
+        student(x)
+    student(x)
+    for model in (student, taught):
+        assert not model.seen
+        assert torch.equal(model.before.running_mean, torch.tensor([0.5]))
+
+
+class FrozenHead(TinyNet):
+    """A TinyNet with a classifier that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc.requires_grad_(False)
+
+
+class OnlyBiases(TinyNet):
+    """A TinyNet of which only biases and batch normalisation are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv.requires_grad_(False)
+        self.fc.weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("build", [FrozenHead, OnlyBiases])
+@pytest.mark.parametrize("name", CASES)
+def test_what_cannot_be_learnt_with_a_part_frozen_is_told_before_anything_is_written(name, build, tmp_path):
+    task = fb.Task(build, tiny_data())
+    try:
+        fb.run(CASES[name], task, rounds=2, out=tmp_path / "run", workers=1)
+    except fb.UserError:
+        assert not (tmp_path / "run").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,3 +114,43 @@ def test_integers_for_a_model_of_floats_are_told():
 def test_a_model_in_place_of_a_function_is_refused():
     with pytest.raises(fb.UserError, match=r"lambda: MyModel\(\).*not a Linear"):
         fb.Task.of(nn.Linear(2, 2), [((torch.rand(4, 2), torch.tensor([0, 1, 0, 1])),) * 2])  # type: ignore[arg-type]
+
+
+def test_integers_of_a_data_set_for_a_model_of_floats_are_told():
+    x, y = tokens(0)
+    task = fb.Task.of(lambda: nn.Linear(7, 2), [(torch.utils.data.StackDataset(x, y.tolist()), tokens(1))])
+    with pytest.raises(fb.FewbytesError, match="samples are integers"):
+        fb.run(fb.FedAvg(), task, rounds=1, workers=1)
+
+
+class Holding(Noisy):
+    """Keeps its file open, whose place forked processes would share."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(3)
+        self.file = path.open("rb")
+
+
+def test_a_data_set_that_holds_an_open_file_is_refused(tmp_path):
+    (tmp_path / "samples").write_bytes(b"123")
+    holding = Holding(tmp_path / "samples")
+    with holding.file, pytest.raises(fb.UserError, match=r"Holding holds an open file \(file\).*__getitem__"):
+        Split.of(holding)
+
+
+def test_a_server_s_noisy_test_set_is_scored_alike_every_time():
+    finals = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        task = fb.Task.of(lambda: nn.Linear(6, 2), [(Noisy(20, i), Noisy(4, i)) for i in range(2)], Very(30))
+        finals.append(fb.run(fb.FedAvg(lr=0.1), task, rounds=2, workers=1).accuracy)
+    assert finals[0] == finals[1]
+
+
+class Very(Noisy):
+    """So noisy that its accuracy hangs on what is drawn."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        x, y = super().__getitem__(i)
+        return x + 20 * torch.randn(6), y

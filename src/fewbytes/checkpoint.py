@@ -87,6 +87,7 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
         json.dumps(counts),
         *(layouts if len(set(layouts)) > 1 else layouts[:1]),
     ]
+    parts += sorted({frozen for client in task.clients if (frozen := task.frozen(client))})
     if task.data.presence is not None:
         parts.append(f"presence {json.dumps(task.data.presence)}")
     boxes = [split.targets.numpy().tobytes() for split in splits if split.boxes is not None]

@@ -148,7 +148,8 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Job | s
 
 def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
     """Every method on equal terms, or why there is no job for it. Raises UserError for what is wrong for all."""
-    settings = TERMS | settings
+    dealt = settings.get("partition") != "local"  # else nothing can be held out for servers that distil
+    settings = {key: value for key, value in TERMS.items() if dealt or key != "public"} | settings
     names, given = list(METHODS), dict(settings.pop("parameters", {}))
     given |= {"fraction": settings.pop("fraction")} if "fraction" in settings else {}
     training = _training({key: given.pop(key) for key in TRAINING if key in given})

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.data import Split
+from fewbytes.state import in_training
 from fewbytes.training import batches, ready
 
 # Losses on logits -----------------------------------------------------------------------------------------------------
@@ -221,7 +222,8 @@ def frozen(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        model.train(training)
+        if training:
+            in_training(model)
         for p in learnt:
             p.requires_grad_(True)
 

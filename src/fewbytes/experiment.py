@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -167,7 +168,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         data = federate_local([mine.get(i) for i in range(self.clients)], test, self.class_names)
         if self.public is not None and not here:
             data = dataclasses.replace(data, public=with_public(like, str(self.public), self.seed, self.image_size)[1])
-        return data, {"classes": ", ".join(self.class_names), "shape of a sample": str(test.shape)}
+        return data, {"classes": json.dumps(self.class_names), "shape of a sample": str(test.shape)}
 
     def _part(self, dataset: Dataset) -> Dataset:
         return dataset.part(self.part, self.seed) if self.part < 1 else dataset

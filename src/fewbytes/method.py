@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
+from blake3 import blake3
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fewbytes.data import ClientData, FederatedData, Split
@@ -20,7 +22,7 @@ from fewbytes.errors import MethodError, UserError
 from fewbytes.models.build import takes_argument
 from fewbytes.ranges import wrong
 from fewbytes.records import Records
-from fewbytes.state import State, load_state, mark_trained, state_of
+from fewbytes.state import State, copied, in_training, load_state, mark_trained, state_of
 from fewbytes.streams import seeded, stream, stream_seed, untouched
 from fewbytes.training import (
     FINDS_NO_OBJECTS,
@@ -250,6 +252,17 @@ class Task:
         first: State = self._kept[key]
         return first
 
+    def frozen(self, client: Id) -> str:
+        """A digest of what of the client's model is not trained, and so must be the same wherever it is made; empty if
+        all of it is trained."""
+        key = ("frozen", self.architecture(client))
+        if key not in self._kept:
+            entries, trained = self.model(client).state_dict(), self.first_state(client)
+            still = {name: copied(value) for name, value in entries.items() if name not in trained}
+            self._kept[key] = blake3(save(still)).hexdigest()[:32] if still else ""
+        digest: str = self._kept[key]
+        return digest
+
     def layout(self, client: Id) -> Layout:
         """The entries of the client's model, as both ends of the wire know them."""
         key = ("layout", self.architecture(client))
@@ -299,7 +312,7 @@ class Site:
         first = self._own_draw() if fresh else self.task.first_state(owner)
         given = state or {}
         load_state(model, {name: value for name, value in first.items() if name not in given} | given)
-        return model.train()
+        return in_training(model)
 
     def _own_draw(self) -> State:
         with seeded(self.task.seed, "client", self.me, "model"):
@@ -353,8 +366,7 @@ class Site:
                 transform=self.train.transform,
             )  # fmt: skip
         except RuntimeError as error:
-            integers = isinstance(x, Tensor) and not x.is_floating_point()
-            if integers and "type" in str(error):
+            if not x[:1].is_floating_point() and "type" in str(error):
                 raise UserError(
                     f"client {self.me}'s samples are integers, which this model does not take: give floats ({error})"
                 ) from None

@@ -51,7 +51,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def read_arrays(path: Path) -> Any:
-    """What a pickle of any protocol holds, if that is containers, numbers, text and NumPy arrays only.
+    """What a pickle of Python 2, or of protocol 3 and later, holds: containers, numbers, text and NumPy arrays only.
 
     Strings that Python 2 wrote are bytes. Memory and errors as of `read_pickle`.
     """

@@ -43,7 +43,7 @@ def wrong(kind: Any, value: Any) -> str:
             return f"is {NAMES[plain]}"
         if plain is float and not abs(value) <= sys.float_info.max:
             return "must be finite"
-        value = plain(value)  # NumPy's numbers, too
+        value = plain(value)  # such as NumPy's float64
     if limits:
         try:
             msgspec.convert(value, kind)

@@ -32,6 +32,7 @@ from fewbytes.method import Id, Method, Task
 from fewbytes.models.files import save_model
 from fewbytes.net import Held, Ledger, LeftOut, Network, Policy, Refused, TooFewReplies
 from fewbytes.records import means
+from fewbytes.streams import seeded
 from fewbytes.summary import summary
 from fewbytes.training import evaluate, prepared, ready
 from fewbytes.wire import pack, unpack
@@ -259,6 +260,7 @@ class _Loop:
         self._told: set[Id] = set()  # whose nodes' words are in the counts
         self.state: Any = None
         self.rows: list[dict[str, Any]] = []
+        self.missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
         self.refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
         self.seconds = 0.0
         self.status = "running"
@@ -368,6 +370,7 @@ class _Loop:
         except TooFewReplies:
             net.clients.remove(client)
             net.abandon()
+            self.missed += net.left_out  # told with the round: the step has no line of its own
         else:
             if client in self.refused:
                 self.watcher.refused(client, self.refused[client])
@@ -408,7 +411,8 @@ class _Loop:
             row |= net.ledger.totals(before)
             broken = net.records.not_finite() + [f"reply.{handler}" for handler in sorted(net.not_finite)]
             row |= {"not_finite": broken} if broken else {}
-            row |= {"left_out": [asdict(left) for left in net.left_out]} if net.left_out else {}
+            left_out, self.missed = [*self.missed, *net.left_out], []
+            row |= {"left_out": [asdict(left) for left in left_out]} if left_out else {}
             row |= {"notes": net.notes} if net.notes else {}
             row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
             self.rows.append(row)
@@ -444,7 +448,7 @@ class _Loop:
                 detection.show(net, found, test, self.task.data.classes)
         elif model is not None and len(test):
             model, correct = prepared(model), 0
-            with all_cores():
+            with all_cores(), seeded(self.task.seed, "score", net.t):
                 for start in range(0, len(test), 1000):
                     x, y = test.take(torch.arange(start, min(start + 1000, len(test)))).load(self.task.device)
                     correct += evaluate(model, ready(x), y, self.task.precision)[0]

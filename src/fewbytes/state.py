@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fewbytes.errors import MethodError
 
+M = TypeVar("M", bound=nn.Module)
 State = dict[str, Tensor]
 """A model's tensors by name (parameters and buffers), or any other named tensors."""
 
@@ -40,15 +42,15 @@ def trained_entries(model: nn.Module) -> State:
     }
 
 
-def still_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules with buffers that do not travel: they stay as they are while the rest is trained."""
-    if all(_trained(p) for p in model.parameters()):
-        return []
-    return [
-        module
-        for name, module in model.named_modules()
-        if any(True for _ in module.buffers(recurse=False)) and not _learns(model, name)
-    ]
+def in_training(model: M) -> M:
+    """The model in training mode, but for modules whose buffers do not travel: statistics that no other end of the
+    wire would have stand still, and normalise as they will when the model is used."""
+    model.train()
+    if not all(_trained(p) for p in model.parameters()):
+        for name, module in model.named_modules():
+            if any(True for _ in module.buffers(recurse=False)) and not _learns(model, name):
+                module.training = False
+    return model
 
 
 def _trained(parameter: nn.Parameter) -> bool:
@@ -76,9 +78,7 @@ def copied(value: Tensor) -> Tensor:
 def gradients_of(model: nn.Module) -> State:
     """A copy of the parameters' gradients, contiguous, on the CPU; zeros for a parameter that has none."""
     return {
-        name: torch.zeros(p.shape, dtype=p.dtype)
-        if p.grad is None
-        else p.grad.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        name: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else copied(p.grad)
         for name, p in model.named_parameters()
     }
 

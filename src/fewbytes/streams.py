@@ -40,15 +40,17 @@ def seed_all(seed: int) -> None:
 def untouched() -> Iterator[None]:
     """Whatever is drawn in the block, the global generators of torch (CPU), Python and numpy are then as before."""
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        yield
-    random.setstate(python)
-    np.random.set_state(numpy)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @contextmanager
 def seeded(seed: int, *names: int | str) -> Iterator[None]:
-    """What is drawn in the block comes from the named stream of torch; its global generator is then as before."""
-    with torch.random.fork_rng(devices=[]):
-        seed_torch(stream_seed(seed, *names))
+    """What is drawn in the block comes from the named stream; all global generators are then as before."""
+    with untouched():
+        seed_all(stream_seed(seed, *names))
         yield

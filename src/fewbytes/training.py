@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fewbytes.data import Transform
 from fewbytes.data.split import LazySamples
 from fewbytes.errors import UserError
-from fewbytes.state import still_modules
+from fewbytes.state import in_training
 
 M = TypeVar("M", bound=nn.Module)
 Precision = Literal["float32", "bf16"]
@@ -135,9 +135,7 @@ def fit(
     bounds = batches(len(y), batch) if order == "shuffled" else whole_batches(len(y), batch)
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
-    model.train()
-    for module in still_modules(model):
-        module.eval()  # statistics that do not travel stay as they are
+    in_training(model)
     if (
         frozen is not None
         and transform is None
@@ -219,7 +217,7 @@ def outputs(model: nn.Module, x: Tensor | LazySamples, precision: Precision = "f
                 layout = torch.channels_last if part.dim() == 4 else torch.contiguous_format
                 kept = torch.empty((len(x), *part.shape[1:]), device=x.device, memory_format=layout)
             kept[start : start + len(part)] = part
-    model.train(training)
+    in_training(model) if training else model.eval()
     return kept
 
 
@@ -240,5 +238,5 @@ def evaluate(
             labels = y[start : start + EVALUATION_BATCH]
             correct += int((outputs.argmax(1) == labels).sum())
             loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
-    model.train(training)
+    in_training(model) if training else model.eval()
     return correct, loss

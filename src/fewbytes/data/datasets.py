@@ -123,7 +123,7 @@ def client_folders(name: str) -> list[Path]:
         )
     places = subfolders(folder)
     parquet = any(any(place.glob("train*.parquet")) for place in (folder, folder / "data"))
-    if is_coco(folder) or parquet or (folder / "train").is_dir() or holds_classes(folder):
+    if is_coco(folder) or parquet or (folder / "train").is_dir() or holds_classes(folder) or cifar_files(folder):
         return [folder]
     if not places:
         raise UserError(f"client_data: {folder} is empty: it holds a folder for each client, each with train/<class>/")

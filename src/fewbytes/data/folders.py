@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fewbytes.errors import UserError
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 TEST_NAMES = ("test", "validation", "valid", "val")
 SPLITS = re.compile(r"(train|test|val|eval)(ing|id|idation|uation)?[^a-z]*", re.IGNORECASE)
 
@@ -25,6 +25,9 @@ def labelled_images(folder: Path) -> dict[str, Labelled]:
     """
     if (folder / "train").is_dir():
         train = _by_class(folder / "train")
+        held = {name for _, name in train}
+        if empty := [place for place in subfolders(folder / "train") if held and place.name not in held]:
+            raise UserError(f"{empty[0]} has no image in it, where those of other classes are: move them, or remove it")
         test = test_images(folder)
         return {"train": train, **({"test": test} if test else {})} if train else {}
     places = subfolders(folder)

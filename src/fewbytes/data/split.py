@@ -35,8 +35,10 @@ class Boxes:
 class Items:
     """The samples of a torch map-style data set, read item by item each time they are used.
 
-    So its transforms run each time, and only what is being used lies in memory. `labels`: int64 (n,), for which every
-    item is read once. Raises UserError for items that are not (x, integer label) with x a tensor or array of one shape.
+    So its transforms run each time, and only what is being used lies in memory. Worker processes are forked: like those
+    of torch's DataLoader they need a data set that opens its files where it reads. `labels`: int64 (n,), for which
+    every item is read once. Raises UserError for items that are not (x, integer label) with x a tensor or array of one
+    shape, and for a data set that holds an open file.
     """
 
     def __init__(self, data: TorchDataset[Any]) -> None:
@@ -44,10 +46,15 @@ class Items:
             raise UserError(f"cannot use {type(data).__name__} as data; give a pair (x, y) or a map-style data set")
         if not len(data):
             raise UserError(f"{type(data).__name__} is empty")
+        if open_files := [name for name, value in getattr(data, "__dict__", {}).items() if hasattr(value, "fileno")]:
+            raise UserError(
+                f"{type(data).__name__} holds an open file ({open_files[0]}), which processes that read at once would "
+                "share: open it in __getitem__"
+            )
         self._data = data
         with untouched():
             first = self._read(0)[0]
-            self.shape, self.dtype = (len(data), *first.shape), first.dtype
+            self.shape = (len(data), *first.shape)
             self.labels = torch.tensor([self._read(i)[1] for i in range(len(data))])
 
     def __len__(self) -> int:

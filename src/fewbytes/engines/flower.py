@@ -57,7 +57,7 @@ def client_app(
     """The method's client half as a Flower ClientApp, or added to an `app` of yours.
 
     `task`: with the data of this node's client (at least), or a function that makes it from Flower's context, called
-    once in a process, and anew where a process serves several nodes, as in Flower's simulation. A node's configuration
+    once in a process, and once a node where a process serves several, as in Flower's simulation. A node's configuration
     may say `partition-id` (which client's data are here), `folder` (where run folders go; default `folder`, or
     .fewbytes/nodes in the home directory), `threads` (of torch; default 1) and `tell` (what the server learns of data
     it does not have: `sizes`, the default, `labels` or `nothing`).
@@ -77,14 +77,14 @@ class _Client:
 
 def _register(shared: _Shared, app: ClientApp | None = None) -> ClientApp:
     client = shared.value
-    made: list[tuple[Any, Task]] = []  # the last task that was made, and for which node
+    made: dict[Any, Task] = {}  # by node
 
     def find(context: Context) -> Found:
         me = None if isinstance(client.task, Task) else context.node_config.get("partition-id")
-        if not made or made[0][0] != me:
+        if me not in made:
             task = client.task if isinstance(client.task, Task) else client.task(context)
-            made[:] = [(me, client.method.adapted(task))]
-        return f"{shared.key} {me}", client.method, made[0][1]
+            made[me] = client.method.adapted(task)
+        return f"{shared.key} {me}", client.method, made[me]
 
     app = _SharedApp(shared) if app is None else app
     return make_client_app(handlers_of(type(client.method)), find, client.folder, client.drop, app)
@@ -139,7 +139,8 @@ def _served(
     base = Path(str(context.node_config.get("folder") or folder or default_folder() / "nodes"))
     where = (key, str(base), order.run)
     if where not in _nodes:
-        _nodes.clear()  # one run at a time
+        for old in [place for place in _nodes if place[2] != order.run]:  # one run at a time
+            del _nodes[old]
         threads = int(context.node_config.get("threads", 1))
         _nodes[where] = Node(method, task, base, order.run, threads, replies)
     node = _nodes[where]

@@ -159,10 +159,11 @@ class FlowerNetwork(EngineNetwork):
 
     def _counts(self, told: Held) -> Held:
         """What a node told, where it can be; the sum where the classes are not those that are known here."""
-        if told is None or (isinstance(told, int) and told >= 0):
-            return told
-        if isinstance(told, int) or min(told, default=0) < 0:
+        counts = [told] if isinstance(told, int) else told
+        if counts is None or not all(0 <= count < 1 << 48 for count in counts):
             return None
+        if isinstance(told, int) or told is None:
+            return told
         return told if len(told) == len(self.task.data.classes) else sum(told)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

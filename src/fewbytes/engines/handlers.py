@@ -16,7 +16,7 @@ from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models.files import save_model
 from fewbytes.net import Handler, Held
 from fewbytes.records import Records
-from fewbytes.streams import seed_all
+from fewbytes.streams import seed_all, untouched
 from fewbytes.training import evaluate
 from fewbytes.wire import Base, Counted, Frame, Layout, counted, pack, unpack
 
@@ -98,8 +98,9 @@ class Runner:
         if type(self.method).local_model is Method.local_model:
             return
         site = Site(self.task, client, t, SAVE, scored=False)
-        seed_all(site.seed)
-        model = self.method.local_model(self._state(Job(0, SAVE, client, t, False, version)), site)
+        with untouched():  # a process of the user's own may be the one
+            seed_all(site.seed)
+            model = self.method.local_model(self._state(Job(0, SAVE, client, t, False, version)), site)
         if model is not None:
             save_model(model, folder / f"client-{client}.safetensors", about)
 

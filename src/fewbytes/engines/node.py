@@ -52,6 +52,7 @@ def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
         "frame format": str(MAJOR),
         "method": repr(method),
         "model (names, types and shapes of its entries)": task.layout(client).hash.hex(),
+        **({"model (values that are not trained)": frozen} if (frozen := task.frozen(client)) else {}),
         "seed": str(task.seed),
         "precision": task.precision,
         **task.agreed,

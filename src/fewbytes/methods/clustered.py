@@ -171,7 +171,7 @@ class Clustered(Method):
 
     def join(self, state: Clusters, net: Network, client: Id) -> None:
         found = dict(net.call(self.describe, to=[client])) if self.clusters > 1 else {}
-        near = self.nearest(state, found[client]) if found else 0
+        near = self.nearest(state, found[client]) if self.clusters > 1 else 0
         inherited = self.inheritance(state, near, net.task) if self.inherit != "nothing" else {}
         net.tell(self.begin, to=[client], send=Model(Dense(inherited)))
         k = self.of_newcomers(near)

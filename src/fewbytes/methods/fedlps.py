@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from fewbytes.errors import UserError
 from fewbytes.method import Site, Task
 from fewbytes.methods.clustered import Clustered, Clusters, Own
 from fewbytes.models.build import batch_norm_names
@@ -142,8 +143,12 @@ def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
     """
     own, batch_norm, mask = trained_entries(model), batch_norm_names(model), {}
     last = list(layers_of(model).values())[-1]
-    for names in layers_of(model).values():
+    for layer, names in layers_of(model).items():
         weight = names[0]
+        if not weight.endswith("weight"):
+            raise UserError(
+                f"FedLPS prunes weights, and those of {layer} are frozen: train them, or freeze its bias, too"
+            )
         if weight not in encoder:
             value = own[weight].detach().abs().cpu().float()
             outputs = largest(value.flatten(1).sum(1), 0.0 if names == last else ratio)

@@ -27,7 +27,7 @@ from torch import nn
 from fewbytes.errors import UserError
 from fewbytes.method import Id, Method, Site, Task
 from fewbytes.methods.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
-from fewbytes.models.blocks import Block, classifier_of, cut, shapes
+from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
 from fewbytes.models.fused import (
     AdaptorKind,
     FusedNetwork,
@@ -133,6 +133,8 @@ class FuseFL(Method):
         samples = [split for split in (task.data.test, *(c.train for c in task.data.clients)) if len(split)]
         if samples:  # what cannot be fused is told before anything is trained
             check_fusible(models, self.blocks, self.after, self.adaptor, self.final_reduce, samples[0].shape)
+        for model in models:
+            check_trains(classifier_of(model), model)
         return Global()
 
     def client(self, site: Site) -> Own:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fewbytes.errors import MethodError, UserError
 from fewbytes.method import Id, Method, Site, Task
-from fewbytes.models.blocks import features_of, has_units, head_of, head_sizes
+from fewbytes.models.blocks import check_trains, features_of, has_units, head_of, head_sizes
 from fewbytes.ranges import Count, Positive, Share
 from fewbytes.state import State, load_state, state_of
 from fewbytes.training import Order
@@ -110,6 +110,7 @@ def shared_head(task: Task) -> nn.Linear:
                 f"the classifiers of all clients must be one Linear with bias to be shared, a {type(model).__name__} "
                 "has another; fedktl, fml, fedkd, feddistill and fedproto take any"
             )
+        check_trains(head, model)
     return head_of(task.first_model())  # type: ignore[return-value]
 
 

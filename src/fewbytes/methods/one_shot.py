@@ -6,7 +6,6 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from fewbytes.cores import all_cores
@@ -15,8 +14,8 @@ from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models import LogitMean
 from fewbytes.net import Network
 from fewbytes.ranges import BelowOne, Count, Positive
-from fewbytes.state import State, load_state, state_of
-from fewbytes.streams import seed_torch
+from fewbytes.state import State, in_training, load_state, state_of
+from fewbytes.streams import seed_all, untouched
 from fewbytes.training import FINDS_NO_OBJECTS, prepared
 from fewbytes.wire import Dense, payload
 
@@ -72,11 +71,11 @@ class Distilled(OneShot):
     scored_after_finish: ClassVar[bool] = True
 
     def finish(self, state: Uploads, net: Network) -> None:
-        with torch.random.fork_rng(devices=[]), all_cores():
-            seed_torch(int(net.rng.integers(1 << 62)))
+        with untouched(), all_cores():
+            seed_all(int(net.rng.integers(1 << 62)))
             student = prepared(net.task.first_model(state.student))
             teacher = prepared(ensemble(state.models, net.task)).requires_grad_(False)
-            self.distil(student.train(), teacher, net.task)
+            self.distil(in_training(student), teacher, net.task)
         state.student, state.models = state_of(student), {}
 
     @abstractmethod

@@ -21,7 +21,7 @@ from fewbytes.distillation import distillation_loss
 from fewbytes.method import Site
 from fewbytes.methods.fedavg import FedAvg, Model, Own, Trained
 from fewbytes.ranges import BelowOne, Count, NotNegative, Positive
-from fewbytes.state import state_of
+from fewbytes.state import in_training, state_of
 from fewbytes.wire import Dense
 
 
@@ -72,4 +72,5 @@ class Taught(nn.Module):
         self.student, self.teacher, self.mode = student, teacher.requires_grad_(False), mode
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.student(x), self.teacher.train(self.mode == "train")(x)
+        teacher = in_training(self.teacher) if self.mode == "train" else self.teacher.eval()
+        return self.student(x), teacher(x)

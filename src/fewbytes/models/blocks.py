@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from itertools import chain, pairwise
 from typing import Protocol, TypeGuard
 
@@ -36,14 +36,14 @@ def is_splittable(model: nn.Module) -> TypeGuard[Splittable]:
 class Block(nn.Module):
     """Consecutive units of a model, sharing its parameters; its `state` has the names of the model's entries."""
 
-    def __init__(self, units: Sequence[nn.Module], names: dict[int, str]) -> None:
+    def __init__(self, units: Sequence[nn.Module], names: dict[int, str], travels: Set[str]) -> None:
         super().__init__()
         self.units = nn.Sequential(*units)
-        travels = {id(value) for value in trained_entries(self).values()}
-        own = [value for value in chain(self.parameters(), self.buffers()) if id(value) in travels]
+        saved = {id(value) for value in self.state_dict(keep_vars=True).values()}
+        own = [value for value in chain(self.parameters(), self.buffers()) if id(value) in saved]
         if any(id(value) not in names for value in own):
             raise UserError("units() gives layers that are not the model's: make them once, in its __init__")
-        self.names = [(names[id(value)], value) for value in own]
+        self.names = [(names[id(value)], value) for value in own if names[id(value)] in travels]
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.units(x)
@@ -146,6 +146,15 @@ def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "
     return found
 
 
+def check_trains(head: nn.Module, model: nn.Module) -> None:
+    """Raises UserError if the classifier of a model, which is to be sent, is frozen, be it in part."""
+    if trained_entries(head).keys() != head.state_dict().keys():
+        raise UserError(
+            f"the classifier of a {type(model).__name__} is frozen, and this method sends it: let all its parameters "
+            "require gradients"
+        )
+
+
 def has_units(model: nn.Module) -> bool:
     """Whether `units_of` finds any: the model is splittable, or a Sequential that ends in a Linear."""
     ends_linear = isinstance(model, nn.Sequential) and len(model) > 1 and isinstance(model[-1], nn.Linear)
@@ -153,7 +162,8 @@ def has_units(model: nn.Module) -> bool:
 
 
 def _block(units: Sequence[nn.Module], model: nn.Module) -> Block:
-    return Block(units, {id(v): n for n, v in chain(model.named_parameters(), model.named_buffers())})
+    names = {id(value): name for name, value in chain(model.named_parameters(), model.named_buffers())}
+    return Block(units, names, trained_entries(model).keys())
 
 
 def _default_ends(model: nn.Module, units: dict[str, nn.Module], blocks: int) -> list[int]:
