@@ -105,6 +105,12 @@ def test_token_ids_reach_an_embedding_and_are_learnt(method, as_items):
     assert fb.run(method, task, rounds=3, workers=1).accuracy > 0.8
 
 
+def test_feddf_makes_no_noise_of_token_ids():
+    task = fb.Task.of(Bag, [(tokens(0), tokens(1))], tokens(2))
+    with pytest.raises(fb.UserError, match="samples are integers: give some"):
+        fb.run(fb.FedDF(), task, rounds=1, workers=1)
+
+
 def test_integers_for_a_model_of_floats_are_told():
     task = fb.Task.of(lambda: nn.Linear(7, 2), [(tokens(0), tokens(1))], tokens(2))
     with pytest.raises(fb.FewbytesError, match="samples are integers"):

@@ -169,10 +169,13 @@ class Task:
     ) -> Task:
         """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
 
-        Each set is an (x, y) pair of tensors or a data set of (x, y) items. None stands for a client whose data lie
-        elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are optional
-        and ignored. `presence`: per client the first and the last round it is there (None: to the end); who comes after
-        round 1 is a newcomer. Raises UserError for other sets without labels.
+        Each set is an (x, y) pair of tensors or a torch data set of (x, y) items, which is read as it is used: once for
+        its labels, then in every epoch (see `fewbytes.data.split.Items`). A test set may be empty: `(x[:0], y[:0])`.
+        uint8 samples are images and divided by 255; other integers, such as token ids, stay as they are. Parameters of
+        the model that do not require gradients stay with each node and never travel. None stands for a client whose
+        data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are
+        optional and ignored. `presence`: per client the first and the last round it is there (None: to the end); who
+        comes after round 1 is a newcomer. Raises UserError for other sets without labels.
         """
         if not callable(model) or isinstance(model, nn.Module):
             raise UserError(

@@ -27,7 +27,7 @@ from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
 from fewbytes.methods.fedpm import masked_names
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
-from fewbytes.models.kgf import GeneratedConv2d, Kernels, with_generated_kernels
+from fewbytes.models.kgf import GeneratedConv2d, Kernels, left_alone, with_generated_kernels
 from fewbytes.models.layers import layers_of
 from fewbytes.run import Settings
 from fewbytes.state import EntryMeans
@@ -331,14 +331,18 @@ def test_layers_of_generated_kernels_are_layers():
     assert len(masked_names(model)) == len(layers_of(model))
 
 
-def test_what_is_frozen_or_shared_stays_so():
+def test_what_is_shared_stays_so_and_what_is_frozen_is_left_alone():
     net = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
     net[1].weight = net[0].weight
     net[2].weight.requires_grad_(False)
+    pretrained = net[2].weight
     with_generated_kernels(net, Kernels(2))
     assert net[1].weight is net[0].weight
     assert not torch.equal(net[1].alpha, net[0].alpha)
-    assert [p.requires_grad for p in (net[0].weight, net[2].weight)] == [True, False]
+    assert net[2].weight is pretrained
+    assert left_alone(net, 2) == {"2": "frozen"}
+    with pytest.raises(fb.UserError, match=r"no convolution.*\(frozen\)"):
+        with_generated_kernels(nn.Sequential(nn.Conv2d(4, 4, 3).requires_grad_(False), nn.Flatten()), Kernels(2))
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0.3}, {"common": "no"}, {"base": True}, {"lr": "x"}, {"owners": 1.5}])

@@ -218,7 +218,8 @@ def _check(partition: str, clients: int, samples: tuple[int, int] | None, seed: 
     if partition not in PARTITIONS and not partition.startswith("flwr:"):
         raise UserError(
             f"unknown partition {partition!r}{suggestion(partition, PARTITIONS)}; "
-            f"there are {', '.join(PARTITIONS)} and flwr:<Name> for those of flwr-datasets"
+            f"there are {', '.join(PARTITIONS)}, flwr:<Name> for those of flwr-datasets, and local for data of each "
+            "client's own"
         )
     if clients < 1:
         raise UserError(f"{clients} clients; there must be at least one")

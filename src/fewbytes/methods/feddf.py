@@ -42,6 +42,13 @@ class FedDF(Distilled):
     clip: Positive = 5.0  # the largest norm of a gradient
     noise: Several = 5_000  # samples of Gaussian noise, where the task has no public data
 
+    def server(self, task: Task) -> Uploads:
+        if task.data.public is None and not task.blank().is_floating_point():
+            raise UserError(
+                "FedDF distils on noise where there are no public data, and samples are integers: give some"
+            )
+        return super().server(task)
+
     def round(self, state: Uploads, net: Network, t: int) -> None:
         super().round(state, net, t)
         mean, layout = Mean(), net.task.layout

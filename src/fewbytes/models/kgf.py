@@ -127,7 +127,6 @@ class GeneratedConv2d(nn.Conv2d):
             nn.init.kaiming_normal_(self.weight)
         else:
             nn.init.uniform_(self.weight, -1, 1)
-        self.weight.requires_grad_(like.weight.requires_grad)
         self.bias = like.bias
         alpha, beta = constants(how.seed, layer, (like.out_channels - how.base, *shape[1:]))
         self.register_buffer("alpha", alpha if how.alpha else torch.zeros_like(alpha), persistent=False)
@@ -205,6 +204,7 @@ def left_alone(model: nn.Module, base: int) -> dict[str, str]:
                 "transposed": module.transposed,
                 f"a {type(module).__name__}": type(module) is not nn.Conv2d,
                 "the model itself": not name,
+                "frozen": not module.weight.requires_grad,
                 "with groups": module.groups > 1,
                 "padded otherwise than with zeros": module.padding_mode != "zeros",
                 "padding given by name": isinstance(module.padding, str),

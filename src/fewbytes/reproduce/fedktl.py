@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fewbytes.report.folder import Direction, RunFolder
-from fewbytes.reproduce.grid import Cell, Figure, Printed, Scale, Table, best, printed, traffic
+from fewbytes.reproduce.grid import Cell, Printed, Scale, Table, best, printed, traffic
 
 METHODS = {
     "Separate": "separate", "FedKTL without transfer": "fedktl",
@@ -21,6 +21,7 @@ OWN: dict[str, dict[str, Any]] = {
     "Separate": {"momentum": 0.0, "order": "stored"}, "FedKTL without transfer": {"transfer": "none"},
 }  # fmt: skip
 """What rows set besides the terms of all: those that are not the paper's, for comparison."""
+RECEIVED = ("lg_fedavg", "fedgen", "fedgh", "fedproto")  # whose servers send what clients classify by
 SMALL = {
     "HtFE8": "cnn4@64+resnet8:width=16@64+resnet10:width=8@64",
     "HtFE2": "cnn4@64+resnet18:width=8@64",
@@ -75,21 +76,18 @@ def settings(
 
 
 def received(run: RunFolder) -> float | None:
-    """The best accuracy before local training, with what the server sent: the paper's measure. Where the server's
-    answer leaves a client's model as it is, that is the accuracy after the last local training."""
+    """The best accuracy with what the server sent, before local training; None before the server has sent any."""
     sent = [row["pooled"]["combined"] for row in run.rounds if "combined" in row.get("pooled", {})]
-    return 100 * max(sent) if sent else best("micro")(run)
-
-
-MEASURES: dict[str, Figure] = {"received": received, "trained": best("micro")}
-"""Every row's two columns: before local training, as the paper measures, and after it."""
+    return 100 * max(sent) if sent else None
 
 
 def both(row: str, column: str, own: dict[str, Any], paper: Printed | None) -> list[Cell]:
-    """The two cells of a run."""
+    """The two cells of a run: before local training, as the paper measures, and after it."""
+    trained = best("micro")
+    before = received if METHODS[row] in RECEIVED else trained  # others leave a model as it was trained last
     return [
-        Cell(row, f"{column} {name}", own, figure, paper if name == "received" else None, "micro")
-        for name, figure in MEASURES.items()
+        Cell(row, f"{column} received", own, before, paper, "micro"),
+        Cell(row, f"{column} trained", own, trained, None, "micro"),
     ]
 
 
