@@ -155,7 +155,8 @@ def test_a_config_may_name_classes_that_the_servers_test_set_lacks(places):
 def test_nodes_that_are_told_no_classes_must_have_the_servers(places, monkeypatch):
     """Of as many classes, sorted folders would give the same number to different ones."""
     images(places / "sites" / "north", "train", {"normal": 5}, 4)
-    with pytest.raises(fb.UserError, match=r"client 1 .*: classes: malignant, normal there, benign, malignant here$"):
+    told = r'client 1 .*: classes: \["malignant", "normal"\] there, \["benign", "malignant"\] here$'
+    with pytest.raises(fb.UserError, match=told):
         deployed(places, places / "deployed", monkeypatch, told=False)
 
 
