@@ -51,7 +51,8 @@ class FedProx(fb.Method):
         model = site.model(start)
 
         def near(model: nn.Module) -> torch.Tensor:
-            return self.mu / 2 * sum((p - start[name]).square().sum() for name, p in model.named_parameters())
+            moved = [p - start[name] for name, p in model.named_parameters() if name in start]  # what is trained
+            return self.mu / 2 * sum(change.square().sum() for change in moved)
 
         site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, extra=near)
         return Trained(fb.Dense(fb.state_of(model)), len(site.train))
