@@ -58,13 +58,14 @@ def write_run_config(experiment: Experiment) -> dict[str, Any]:
 
 def _client_finds(context: Context) -> Found:
     settings = read_run_config(context.run_config)
-    experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
-    me = context.node_config.get("partition-id") if experiment.partition == "local" else None
-    if me is None and experiment.partition == "local":
+    local = settings.get("partition") == "local"
+    me = context.node_config.get("partition-id") if local else None
+    if local and me is None:
         raise UserError("a node with data of its own says whose they are: set its partition-id")
     config = {k: v for k, v in context.run_config.items() if k not in ("resume", "out")}
     key = json.dumps([config, me], sort_keys=True)
     if key not in _found:
+        experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
         method = make_method(experiment.method, experiment.parameters)
         task = experiment.task(None if me is None else (int(me),))
         _found[key] = (key, method, method.adapted(task))

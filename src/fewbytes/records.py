@@ -30,8 +30,8 @@ class Gathered:
     measures: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def add(self, client: int, records: Records) -> None:
-        """Add what a client's handler measured; of a name it measured before, the last counts. Scores that cannot be
-        are not a reply's fault, and are passed over."""
+        """Add what a client's handler measured; of a name it measured before, the last counts. Scores that cannot be,
+        which only a stranger's node tells, are passed over."""
         _add(self.scores, client, {kind: (c, n) for kind, (c, n) in records.scores.items() if 0 <= c <= n and n})
         _add(self.losses, client, records.losses)
         _add(self.measures, client, records.measures)

@@ -152,9 +152,9 @@ class FedKTL(Heterogeneous):
             bandwidth=self.bandwidth,
         )  # fmt: skip
         use_statistics_of(transformer, prototypes)
-        means = with_class_means(state.centroids, transformer, prototypes, labels)
-        state.transformer = state_of(transformer)
-        state.centroids = means if self.centroids == "means" else table
+        if self.centroids == "means":
+            table = with_class_means(state.centroids, transformer, prototypes, labels)
+        state.transformer, state.centroids = state_of(transformer), table
         state.known = sorted({*state.known, *labels.tolist()})
         usable = usable_classes(state.centroids, state.known, valid)
         if unusable := len(state.known) - len(usable):
