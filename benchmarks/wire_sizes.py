@@ -18,11 +18,11 @@ import torch
 from paper.fedpurin_table3 import base_bits, entropy, flat, plain_bits
 
 import fewbytes as fb
+from fewbytes.base.state import gradients_of
+from fewbytes.core.training import fit
 from fewbytes.data import load_dataset
 from fewbytes.methods.fedpurin import critical, scores, taking_part
 from fewbytes.models import build_model
-from fewbytes.state import gradients_of
-from fewbytes.training import fit
 from fewbytes.wire import Base, Layout, Parsed, counted
 
 

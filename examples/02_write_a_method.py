@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.core.ranges import Count, NotNegative, Positive
 from fewbytes.data import federate, load_dataset
 from fewbytes.models import build_model
-from fewbytes.ranges import Count, NotNegative, Positive
 
 
 @fb.payload

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.base.streams import seed_all
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.generators.protocol import check_latents
-from fewbytes.methods.heterogeneous import Heterogeneous
-from fewbytes.streams import seed_all
+from fewbytes.methods.parts.heterogeneous import Heterogeneous
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}
 KTL = {"generator": "cases:TinyGenerator", "server_epochs": 2, "server_batch": 8}

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-from fewbytes.cli import main
+from fewbytes.cli.app import main
 
 
 def fewbytes(

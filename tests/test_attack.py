@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import fewbytes as fb
-from fewbytes.attack import (
+from fewbytes.analysis.attack import (
     Attacking,
     attack,
     drawn,
@@ -27,13 +27,13 @@ from fewbytes.attack import (
     reconstruct,
     recovered_label,
 )
+from fewbytes.base.state import load_state
+from fewbytes.base.streams import seeded
 from fewbytes.data import load_dataset
-from fewbytes.experiment import make_experiment, make_method
+from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.models import build_model
 from fewbytes.models.small import LeNet
 from fewbytes.report import read_runs, write_report
-from fewbytes.state import load_state
-from fewbytes.streams import seeded
 
 QUICK = Attacking(images=2, iterations=5, restarts=0)
 DIGIT = (1, 8, 8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 from fewbytes.models import build_model
 from fewbytes.models.blocks import classifier_of, cut, features_of, head_of, shapes, units_of
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fewbytes as fb
-from fewbytes.run import HEADROOM, Watcher
-from fewbytes.units import parse_bytes, parse_rate
+from fewbytes.base.units import parse_bytes, parse_rate
+from fewbytes.running.loop import HEADROOM, Watcher
 
 METHOD = fb.FedAvg(**LOCAL)
 ROUNDS = 6

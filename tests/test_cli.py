@@ -19,10 +19,10 @@ import pytest
 from commands import fewbytes
 
 import fewbytes as fb
-from fewbytes import comparison
-from fewbytes.cli import main
-from fewbytes.display import Display
-from fewbytes.experiment import make_method
+from fewbytes.cli.app import main
+from fewbytes.experiments import compare as comparison
+from fewbytes.experiments.display import Display
+from fewbytes.experiments.settings import make_method
 from fewbytes.methods import METHODS
 
 QUICK = ["--dataset", "digits", "--clients", "4", "--alpha", "1", "--rounds", "3", "--set", "batch=20"]
@@ -47,7 +47,7 @@ def finished(tmp_path_factory) -> Path:
 
 def test_commands_import_only_what_they_need(tmp_path: Path) -> None:
     slow = "{'torchvision', 'sklearn', 'scipy', 'flwr', 'ray', 'torch._dynamo'}"
-    code = f"import sys, fewbytes.cli; print(sorted({slow} & sys.modules.keys()))"
+    code = f"import sys, fewbytes.cli.app; print(sorted({slow} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

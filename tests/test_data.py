@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from numpy.random import RandomState
 from PIL import Image
 
+from fewbytes.base.errors import UserError
 from fewbytes.data import (
     PARTITIONS,
     Dataset,
@@ -36,8 +37,7 @@ from fewbytes.data import (
     load_dataset,
     partition,
 )
-from fewbytes.errors import UserError
-from fewbytes.experiment import make_experiment
+from fewbytes.experiments.settings import make_experiment
 
 USERS_CACHE = os.environ.get("FEWBYTES_CACHE")
 

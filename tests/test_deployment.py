@@ -23,9 +23,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fewbytes.certificates import write_certificates, write_node_key
-from fewbytes.deployment import Deployment, _family, _running
-from fewbytes.errors import FewbytesError, UserError
+from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.processes import Deployment, _family, _running
 
 PYPROJECT = """
 [build-system]
@@ -273,7 +273,7 @@ def test_a_kill_leaves_nothing(tmp_path):
     script = f"""
 import os, signal, time
 from pathlib import Path
-from fewbytes.deployment import Deployment, _family
+from fewbytes.flower.processes import Deployment, _family
 with Deployment(Path({str(tmp_path)!r}), "127.0.0.1:0") as deployment:
     deployment.start_superlink()
     deployment.register(["a"])

@@ -18,16 +18,17 @@ from PIL import Image, ImageDraw
 from test_laws import fingerprint
 
 import fewbytes as fb
-from fewbytes import cli, detection
+from fewbytes.base.errors import UserError
+from fewbytes.cli import app as cli
+from fewbytes.core import detection
+from fewbytes.core.gallery import kept
+from fewbytes.core.training import fit
 from fewbytes.data import Dataset, federate, load_dataset
 from fewbytes.data.coco import letter_boxed
-from fewbytes.engines.flower import client_app, serve_run
-from fewbytes.errors import UserError
-from fewbytes.experiment import make_experiment, make_method
-from fewbytes.gallery import kept
+from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.flower.run import client_app, serve_run
 from fewbytes.models import build_model
-from fewbytes.run import Settings
-from fewbytes.training import fit
+from fewbytes.running.loop import Settings
 
 pytest.importorskip("yolox", reason="the extra `detection` is not installed")
 

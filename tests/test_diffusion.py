@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 from fewbytes.generators import ImageGenerator, load_generator
 from fewbytes.generators.diffusion import StableDiffusion
 

@@ -17,15 +17,15 @@ from msgspec import Meta
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.base.files import ScratchFolder
+from fewbytes.base.streams import stream
+from fewbytes.core.ledger import OUTCOMES
+from fewbytes.core.ranges import Positive, Share
+from fewbytes.core.records import Gathered, Records
+from fewbytes.core.training import batches, evaluate, fit
 from fewbytes.engines.local import LocalNetwork
 from fewbytes.engines.store import ClientStore
-from fewbytes.files import ScratchFolder
 from fewbytes.methods.fedavg import Model, Trained
-from fewbytes.net import OUTCOMES
-from fewbytes.ranges import Positive, Share
-from fewbytes.records import Gathered, Records
-from fewbytes.streams import stream
-from fewbytes.training import batches, evaluate, fit
 
 
 @fb.payload
@@ -260,7 +260,7 @@ def test_the_store_keeps_versions_until_told(tmp_path):
 
 
 def test_scratch_folders_go_with_their_process(tmp_path):
-    code = "import sys, os; from pathlib import Path; from fewbytes.files import ScratchFolder\n"
+    code = "import sys, os; from pathlib import Path; from fewbytes.base.files import ScratchFolder\n"
     code += "ScratchFolder('test', Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     (left,) = tmp_path.iterdir()

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 import torch.nn.utils.prune
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError
-from fewbytes.fisher import fisher_diagonal
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import load_state, state_of
 from fewbytes.models import build_model
+from fewbytes.models.fisher import fisher_diagonal
 from fewbytes.models.layers import layers_of
-from fewbytes.state import load_state, state_of
 
 
 def close(value: Tensor, expected: np.ndarray | Tensor) -> None:

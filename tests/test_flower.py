@@ -15,15 +15,15 @@ from cases import CASES, PRESENCE, TinyNet, scheduled_task, task_of, tiny_data, 
 from test_laws import COME_AND_GO, ROUNDS, fingerprint, scheduled, uninterrupted  # noqa: F401 (fixtures)
 
 import fewbytes as fb
-from fewbytes.run import Settings
+from fewbytes.running.loop import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flower_grid import MemoryGrid
 from flwr.app import Array, ArrayRecord, Message
 
-from fewbytes.engines.flower import client_app, serve_run
-from fewbytes.engines.messages import read_content
+from fewbytes.flower.messages import read_content
+from fewbytes.flower.run import client_app, serve_run
 
 CLIENTS = 4
 
@@ -459,7 +459,7 @@ def test_a_state_that_is_gone_from_its_node_leaves_its_client_out(tmp_path):
 
 @pytest.mark.parametrize("name", ["../../etc", "a/b", "", ".hidden", "x" * 200])
 def test_a_run_name_that_is_no_folder_is_refused_by_the_node(name, tmp_path):
-    from fewbytes.engines.node import Node
+    from fewbytes.flower.node import Node
 
     with pytest.raises(fb.FewbytesError, match="cannot name a folder"):
         Node(CASES["fedavg"], tiny_task(), tmp_path, name)

@@ -25,8 +25,8 @@ import fewbytes as fb
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
-from fewbytes.certificates import write_node_key
-from fewbytes.deployment import Deployment
+from fewbytes.flower.certificates import write_node_key
+from fewbytes.flower.processes import Deployment
 
 TESTS = Path(__file__).parent
 RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
@@ -56,7 +56,7 @@ sys.path.insert(0, {tests!r})
 from cases import CASES, late_task, tiny_task
 from flwr.serverapp import ServerApp
 import fewbytes as fb
-from fewbytes.engines.flower import client_app, serve
+from fewbytes.flower.run import client_app, serve
 server, method = ServerApp(), CASES[{case!r}]
 server = ServerApp()
 @server.main()

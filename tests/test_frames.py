@@ -18,7 +18,7 @@ from payloads import Album, Choice, Directions, Few, Parcel, Rounded
 from test_wire import same, take_apart, tensor
 from torch import Tensor
 
-from fewbytes.state import State
+from fewbytes.base.state import State
 from fewbytes.wire import (
     Base,
     Bits,

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fewbytes as fb
-from fewbytes.checkpoint import fingerprint
-from fewbytes.distillation import frozen
-from fewbytes.engines.node import in_common
+from fewbytes.base.state import in_training, state_of, trained_entries
+from fewbytes.flower.node import in_common
+from fewbytes.methods.parts.distillation import frozen
 from fewbytes.methods.pfedsd import Taught
-from fewbytes.state import in_training, state_of, trained_entries
+from fewbytes.running.checkpoint import fingerprint
 
 
 class FrozenStem(TinyNet):

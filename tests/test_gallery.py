@@ -16,7 +16,7 @@ from PIL import Image
 from test_laws import fingerprint
 
 import fewbytes as fb
-from fewbytes import gallery
+from fewbytes.core import gallery
 
 ROUNDS = 3
 FEDAVG: dict[str, Any] = {"epochs": 1, "lr": 0.1, "batch": 8}

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 from fewbytes.generators import ImageGenerator, load_generator
 from fewbytes.generators.compact import SHIPPED
 

@@ -16,8 +16,8 @@ from test_wire import Album, Case, GiB, assemble, cases, photographs, round_trip
 from torch import Tensor
 
 from fewbytes.data import load_dataset
-from fewbytes.inspect import inspect_frame
 from fewbytes.wire import Counted, Images, counted, pack, unpack
+from fewbytes.wire.inspect import inspect_frame
 
 
 @st.composite

@@ -9,6 +9,7 @@ from conftest import GOLDEN
 from torch import Tensor, nn
 
 import fewbytes as fb
+from fewbytes.core.training import fit
 from fewbytes.models.kgf import (
     GeneratedConv2d,
     Kernels,
@@ -18,7 +19,6 @@ from fewbytes.models.kgf import (
     kernel_bank,
     with_generated_kernels,
 )
-from fewbytes.training import fit
 
 golden = pytest.mark.golden
 

@@ -19,8 +19,8 @@ from cases import CASES, PRESENCE, SCHEDULED, TinyNet, scheduled_task, task_of, 
 from safetensors.torch import load_file
 
 import fewbytes as fb
-from fewbytes.checkpoint import read_checkpoint
 from fewbytes.methods import Clustered
+from fewbytes.running.checkpoint import read_checkpoint
 
 ROUNDS = 4
 TIMES = ("seconds", "seconds_scoring", "peak_memory_bytes")

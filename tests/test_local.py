@@ -19,9 +19,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import fewbytes as fb
-from fewbytes import app
-from fewbytes.engines import flower
-from fewbytes.experiment import make_experiment, make_method
+from fewbytes.flower import run as flower_run
+from fewbytes.experiments import app
+from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.report import read_runs, write_report
 
 SITES = {"east": {"benign": 20, "malignant": 15}, "north": {"malignant": 45}, "south": {"benign": 15, "malignant": 25}}
@@ -89,7 +89,7 @@ def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, tol
     names = [f"site-{i}" for i in range(3)]
     asked = experiment.run_settings(task, out, resume, fb.Watcher())
     policy = fb.Policy(round_timeout=20, connect_timeout=5)
-    flower.serve_run(Hosts(app.client, 3, named=True), method, task, asked, policy, names, poll=0.001)
+    flower_run.serve_run(Hosts(app.client, 3, named=True), method, task, asked, policy, names, poll=0.001)
     return out
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
+from fewbytes.core.training import prepared, ready
 from fewbytes.models import PooledFeatures, batch_norm_names, build_model, default_model
 from fewbytes.models.blocks import classifier_of, cut, features_of, head_of
 from fewbytes.models.build import MIXES, ModelBuilder
 from fewbytes.models.files import load_model, save_model
 from fewbytes.models.kgf import Kernels, with_generated_kernels
-from fewbytes.training import prepared, ready
 
 
 def size(model: nn.Module) -> int:
@@ -120,7 +120,7 @@ def test_narrow_shortcuts_overwrite_no_memory() -> None:
     script = """
 import torch
 from torch import nn
-from fewbytes.training import prepared, ready
+from fewbytes.core.training import prepared, ready
 
 torch.set_num_threads(1)
 for channels in (4, 7, 8, 15):

@@ -16,15 +16,7 @@ from commands import fewbytes
 from torch import nn
 
 import fewbytes as fb
-from fewbytes.data import Split
-from fewbytes.experiment import make_experiment, make_method
-from fewbytes.models.blocks import cut
-from fewbytes.models.files import save_model
-from fewbytes.models.fused import fused_network, make_adaptor
-from fewbytes.models.resnet import ResNet
-from fewbytes.models.small import Mlp
-from fewbytes.models.vgg import Vgg9
-from fewbytes.probe import (
+from fewbytes.analysis.probe import (
     Probes,
     Probing,
     descend,
@@ -39,8 +31,16 @@ from fewbytes.probe import (
     reconstruction_loss,
     rest_of,
 )
+from fewbytes.base.state import load_state
+from fewbytes.data import Split
+from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.models.blocks import cut
+from fewbytes.models.files import save_model
+from fewbytes.models.fused import fused_network, make_adaptor
+from fewbytes.models.resnet import ResNet
+from fewbytes.models.small import Mlp
+from fewbytes.models.vgg import Vgg9
 from fewbytes.report import read_runs, write_report
-from fewbytes.state import load_state
 
 HOW = Probing(epochs=1, linear_epochs=2, samples=400, batch=20)
 QUICK = ["--epochs", "1", "--linear-epochs", "2", "--samples", "400", "--batch", "20"]

@@ -27,10 +27,10 @@ from test_wire import (
 )
 from torch import Tensor
 
-from fewbytes.inspect import inspect_frame
-from fewbytes.state import State
+from fewbytes.base.state import State
 from fewbytes.wire import Base, Bits, Counted, Layout, Quantised, counted, pack, unpack
-from fewbytes.wire.payload import check_finite
+from fewbytes.wire.fields import check_finite
+from fewbytes.wire.inspect import inspect_frame
 from fewbytes.wire.quantised import dequantise, quantise
 
 

@@ -21,8 +21,8 @@ import torch
 from PIL import Image, PngImagePlugin
 from rich.console import Console
 
-from fewbytes import gallery
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
+from fewbytes.core import gallery
 from fewbytes.report import activations, pictures, read_run, read_runs, summary_table, write_report
 
 CLIENTS, ROUNDS = 8, 6

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import fewbytes as fb
-from fewbytes.cli import main
-from fewbytes.errors import UserError
-from fewbytes.experiment import make_experiment, make_method
-from fewbytes.files import lock
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import lock
+from fewbytes.cli.app import main
+from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.models import build_model
 from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.reproduce import TABLES, Table, reproduce
@@ -144,7 +144,7 @@ def test_a_table_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path) -> N
 
 
 def test_an_interrupted_cell_leaves_the_table_of_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fewbytes.display import Display
+    from fewbytes.experiments.display import Display
 
     scored = Display.scored
 

@@ -31,10 +31,10 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
+from fewbytes.base.pickles import Record, read_pickle
 from fewbytes.generators import ImageGenerator, load_generator
 from fewbytes.generators.stylegan import load_stylegan
-from fewbytes.pickles import Record, read_pickle
 
 NAMES = ["t", "r", "xl"]
 
@@ -373,7 +373,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_bombs_are_refused_at_little_cost(save: Save, bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fewbytes.pickles.INSTRUCTIONS", LIMIT)
+    monkeypatch.setattr("fewbytes.base.pickles.INSTRUCTIONS", LIMIT)
     path = save(BOMBS[bomb]())
     tracemalloc.start()
     with pytest.raises(UserError):

@@ -30,10 +30,10 @@ from test_wire import (
     take_apart,
 )
 
-from fewbytes.inspect import inspect_frame
-from fewbytes.state import State
+from fewbytes.base.state import State
 from fewbytes.wire import Base, Counted, FrameError, Layout, Packages, Signs, TopK, counted, pack, unpack
-from fewbytes.wire.payload import check_finite
+from fewbytes.wire.fields import check_finite
+from fewbytes.wire.inspect import inspect_frame
 from fewbytes.wire.topk import largest
 
 Letter = tuple[State, Layout | None, Base | None]

@@ -16,13 +16,13 @@ from test_laws import fingerprint
 from torch import Tensor, nn
 
 import fewbytes as fb
-from fewbytes import experiment
+from fewbytes.base.errors import UserError
+from fewbytes.core.training import fit
 from fewbytes.data import ClientData, Dataset, FederatedData, Split, chain, crop_flip, stamp_shapes, with_transforms
 from fewbytes.data.transforms import COLOURS, SHAPES, draw_shapes
-from fewbytes.errors import UserError
-from fewbytes.experiment import make_experiment
+from fewbytes.experiments import settings as experiment
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.models import build_model
-from fewbytes.training import fit
 
 FORMATS = (torch.channels_last, torch.contiguous_format)
 LOCAL = {"epochs": 2, "lr": 0.05, "batch": 8}

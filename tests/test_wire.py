@@ -34,8 +34,8 @@ from hypothesis import strategies as st
 from payloads import Album, Choice, Directions, Few, Parcel, Rounded
 from torch import Tensor
 
-from fewbytes.errors import MethodError
-from fewbytes.state import State
+from fewbytes.base.errors import MethodError
+from fewbytes.base.state import State
 from fewbytes.wire import (
     Base,
     Bits,
@@ -56,8 +56,8 @@ from fewbytes.wire import (
     payload,
     unpack,
 )
+from fewbytes.wire.fields import check_fields
 from fewbytes.wire.layout import DTYPES
-from fewbytes.wire.payload import check_fields
 
 CODES = {
     "truncated", "magic", "version", "checksum", "length", "header", "type", "layout", "base", "coding", "padding",

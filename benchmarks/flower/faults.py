@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import fewbytes as fb
-from fewbytes.deploy import Deployed, sites
-from fewbytes.experiment import make_experiment, make_method
+from fewbytes.experiments.deploy import Deployed, sites
+from fewbytes.experiments.settings import make_experiment, make_method
 
 FLIPPING = """
 from flwr.clientapp import ClientApp
-from fewbytes.app import client as honest, server
+from fewbytes.experiments.app import client as honest, server
 
 class Flipping(ClientApp):
     def __call__(self, message, context):

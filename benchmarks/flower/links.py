@@ -15,8 +15,8 @@ from pathlib import Path
 
 from proxied import deploy
 
-from fewbytes.experiment import make_experiment, make_method
-from fewbytes.plan import deployment_seconds, make_plan, parse_rate
+from fewbytes.experiments.plan import deployment_seconds, make_plan, parse_rate
+from fewbytes.experiments.settings import make_experiment, make_method
 
 
 def main() -> None:

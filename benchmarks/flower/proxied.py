@@ -10,8 +10,8 @@ from proxy import Proxy
 from sockets_peer import ProxiedDeployment, Snapshot, snapshot
 
 import fewbytes as fb
-from fewbytes.deploy import Deployed, sites
-from fewbytes.experiment import Experiment
+from fewbytes.experiments.deploy import Deployed, sites
+from fewbytes.experiments.settings import Experiment
 
 
 class Snapshots(fb.Watcher):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from proxied import deploy
 from sockets_peer import between
 
-from fewbytes.experiment import make_experiment
+from fewbytes.experiments.settings import make_experiment
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import tomli_w
 from proxy import Proxy
 
-from fewbytes.deployment import Deployment
+from fewbytes.flower.processes import Deployment
 from fewbytes.models import build_model
 
 HERE = Path(__file__).parent

@@ -17,7 +17,7 @@ from numpy.random import RandomState
 import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.data.partition import dirichlet
-from fewbytes.experiment import make_method
+from fewbytes.experiments.settings import make_method
 from fewbytes.generators import load_generator
 from fewbytes.models.build import ModelBuilder
 from fewbytes.reproduce.fedktl import METHODS, TABLE_5

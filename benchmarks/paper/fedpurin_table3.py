@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fewbytes.base.state import State, state_of
 from fewbytes.methods import fedavg, fedpurin
 from fewbytes.models import build_model
-from fewbytes.state import State, state_of
 from fewbytes.wire import Base, Layout, Masked, Parsed, unpack
 from fewbytes.wire.coding import ordered
 

@@ -22,12 +22,12 @@ import numpy as np
 from torch import nn
 
 import fewbytes as fb
-from fewbytes.checkpoint import read_checkpoint
 from fewbytes.data import federate, load_dataset
-from fewbytes.methods.one_shot import OneShot, Uploads
+from fewbytes.methods.parts.one_shot import OneShot, Uploads
 from fewbytes.models.build import ModelBuilder
 from fewbytes.reproduce.fusefl import ALPHAS, DATASETS, TABLE_2, TRAINED
 from fewbytes.reproduce.grid import printed
+from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack
 
 MORE = {"fusefl-4-mixed": (75.33, 82.71), "fusefl-4-average": (68.08, 80.35)}  # Table 3: CIFAR-10, alpha 0.1 and 0.5

@@ -21,7 +21,7 @@ from statistics import fmean
 
 import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, federate, load_dataset
-from fewbytes.experiment import make_method
+from fewbytes.experiments.settings import make_method
 from fewbytes.models.build import ModelBuilder
 
 METHODS = [

@@ -15,11 +15,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from fewbytes.base.state import state_of
+from fewbytes.core.training import fit
 from fewbytes.models.blocks import classifier_of, cut, shapes
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.fused import Gather, Prefix, fused_network, make_adaptor
-from fewbytes.state import state_of
-from fewbytes.training import fit
 
 IMAGE, CLASSES, BLOCKS = (3, 32, 32), 10, 4
 

@@ -19,13 +19,13 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from fewbytes.base.state import State, state_of
+from fewbytes.core.training import fit, prepared, ready
 from fewbytes.data import load_dataset
-from fewbytes.fisher import fisher_diagonal
 from fewbytes.methods.genefl import layer_scores, normalised, pulls
 from fewbytes.models import build_model
+from fewbytes.models.fisher import fisher_diagonal
 from fewbytes.models.layers import layers_of
-from fewbytes.state import State, state_of
-from fewbytes.training import fit, prepared, ready
 
 CASES = {"mlp": (128, 50), "resnet8": (128, 3), "resnet18": (64, 3)}  # samples of the client, repeats
 EPOCHS = 10

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fewbytes.core.training import fit, prepared, ready
 from fewbytes.engines.pool import keep_memory
 from fewbytes.models import build_model
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, with_generated_kernels
-from fewbytes.training import fit, prepared, ready
 
 
 def made(name: str, base: int) -> nn.Module:

@@ -1,8 +1,13 @@
 """fewbytes: federated learning over slow links, measured in the bytes that cross the wire."""
 
-from fewbytes.checkpoint import VERSION as __version__
-from fewbytes.errors import FewbytesError, FrameError, MethodError, UserError
-from fewbytes.method import Id, Method, Site, Task
+from fewbytes.base.errors import FewbytesError, FrameError, MethodError, UserError
+from fewbytes.base.state import Mean, State, state_of
+from fewbytes.core.ledger import Ledger
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network, Refused
+from fewbytes.core.policy import Policy
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.site import Site
 from fewbytes.methods import (
     DENSE,
     DGC,
@@ -41,9 +46,8 @@ from fewbytes.methods import (
     SmartIdx,
 )
 from fewbytes.models.files import load_model
-from fewbytes.net import Ledger, Network, Policy, Refused
-from fewbytes.run import Result, Watcher, run
-from fewbytes.state import Mean, State, state_of
+from fewbytes.running.checkpoint import VERSION as __version__
+from fewbytes.running.loop import Result, Watcher, run
 from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Signs, TopK, pack, payload, unpack
 
 __all__ = [

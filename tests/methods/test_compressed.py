@@ -14,10 +14,10 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.data import federate, load_dataset
-from fewbytes.methods.compressed import Residual
 from fewbytes.methods.dgc import Memory, clipped, remember
 from fewbytes.methods.fedavg import Model
 from fewbytes.methods.fedcams import Moments
+from fewbytes.methods.parts.compressed import Residual
 from fewbytes.methods.smartidx import packages
 from fewbytes.models.build import ModelBuilder
 from fewbytes.wire import Layout, TopK, counted

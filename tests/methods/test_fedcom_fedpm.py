@@ -11,13 +11,13 @@ from cases import LOCAL, TinyNet, opened, tiny_data, tiny_task
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.base.state import Mean, load_state, state_of
 from fewbytes.data import federate, load_dataset
-from fewbytes.experiment import make_method
+from fewbytes.experiments.settings import make_method
 from fewbytes.methods.fedavg import Model
 from fewbytes.methods.fedcom import Tracking
 from fewbytes.methods.fedpm import Stochastic, drawn, frozen_weights, masked_names, scores
 from fewbytes.models.build import ModelBuilder
-from fewbytes.state import Mean, load_state, state_of
 from fewbytes.wire import Layout
 
 

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fewbytes as fb
-from fewbytes.checkpoint import read_checkpoint
+from fewbytes.base.state import load_state, state_of
+from fewbytes.core.training import fit, outputs
 from fewbytes.data import ClientData, Split, federate, load_dataset
-from fewbytes.display import Display
+from fewbytes.experiments.display import Display
 from fewbytes.generators import load_generator
 from fewbytes.methods.fedktl import (
     Global,
@@ -38,13 +39,12 @@ from fewbytes.methods.fedktl import (
     use_statistics_of,
     with_class_means,
 )
-from fewbytes.methods.heterogeneous import ClassVectors, class_means, gathered
+from fewbytes.methods.parts.heterogeneous import ClassVectors, class_means, gathered
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.table import summary_table
-from fewbytes.state import load_state, state_of
-from fewbytes.training import fit, outputs
+from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import Images, unpack
 
 

@@ -14,8 +14,8 @@ from test_laws import fingerprint
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.core.problem import Task
 from fewbytes.data import ClientData, FederatedData, Split
-from fewbytes.method import Task
 from fewbytes.methods.fedpurin import (
     Critical,
     FedPURIN,

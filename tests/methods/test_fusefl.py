@@ -11,11 +11,11 @@ import torch
 from conftest import GOLDEN
 from torch import nn
 
-from fewbytes.methods.ccvr import class_statistics, merge, virtual_features, whole
+from fewbytes.core.training import fit
+from fewbytes.methods.parts.ccvr import class_statistics, merge, virtual_features, whole
 from fewbytes.models.blocks import cut, shapes
 from fewbytes.models.fused import Gather, Prefix, Stage, adaptor_of, fused_blocks, fused_network, make_adaptor
 from fewbytes.models.resnet import DEPTHS, ResNet
-from fewbytes.training import fit
 
 pytestmark = pytest.mark.golden
 KINDS = {"conv": "conv", "avg": "average"}

@@ -14,19 +14,19 @@ from torch import nn
 from torch.nn import functional as F
 
 import fewbytes as fb
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
+from fewbytes.core.training import evaluate
+from fewbytes.experiments.plan import make_plan
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut
 from fewbytes.models.build import ModelBuilder
-from fewbytes.plan import make_plan
-from fewbytes.run import Settings
-from fewbytes.training import evaluate
+from fewbytes.running.loop import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flower_grid import MemoryGrid
 
-from fewbytes.engines.flower import client_app, serve_run
+from fewbytes.flower.run import client_app, serve_run
 
 LOCAL = {"lr": 0.1, "batch": 8, "momentum": 0.0}
 

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fewbytes as fb
-from fewbytes.checkpoint import read_checkpoint
+from fewbytes.base.state import EntryMeans
+from fewbytes.core.training import evaluate, fit
 from fewbytes.data import ClientData, Split, federate, load_dataset
 from fewbytes.methods.clustered import (
     Clustered,
@@ -50,8 +51,7 @@ from fewbytes.methods.partialfed import PartialFed
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.layers import layers_of
-from fewbytes.state import EntryMeans
-from fewbytes.training import evaluate, fit
+from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack
 
 golden = pytest.mark.golden

@@ -12,15 +12,15 @@ from cases import CASES, TinyNet, opened, tiny_data, tiny_task
 from torch import Tensor, nn
 
 import fewbytes as fb
-from fewbytes.checkpoint import read_checkpoint
+from fewbytes.base.state import load_state, state_of
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.methods import fedgen, fedgh, fedkd, fedproto, fml, lg_fedavg
 from fewbytes.methods.fedkd import compress, restore
-from fewbytes.methods.heterogeneous import ClassVectors, Own, class_distance, gathered, with_means
+from fewbytes.methods.parts.heterogeneous import ClassVectors, Own, class_distance, gathered, with_means
 from fewbytes.models.blocks import head_of
 from fewbytes.models.build import ModelBuilder
-from fewbytes.run import Settings
-from fewbytes.state import load_state, state_of
+from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.loop import Settings
 from fewbytes.wire import counted, unpack
 
 NAMES = ["lg_fedavg", "fedproto", "feddistill", "fml", "fedkd", "fedgh", "fedgen"]
@@ -325,7 +325,7 @@ def test_a_client_that_does_not_answer_is_left_out(name, tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flower_grid import MemoryGrid
 
-    from fewbytes.engines.flower import client_app, serve_run
+    from fewbytes.flower.run import client_app, serve_run
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
@@ -345,7 +345,7 @@ def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flower_grid import MemoryGrid
 
-    from fewbytes.engines.flower import client_app, serve_run
+    from fewbytes.flower.run import client_app, serve_run
 
     task = tiny_task()
     grid = MemoryGrid(client_app(CASES["fedgen"], task, tmp_path), 4)

@@ -14,11 +14,13 @@ from cases import CASES, TinyNet, tiny_data, tiny_task
 from torch import nn
 
 import fewbytes as fb
-from fewbytes.checkpoint import fingerprint, read_checkpoint
-from fewbytes.cores import all_cores
+from fewbytes.base.cores import all_cores
+from fewbytes.base.state import Mean, state_of
 from fewbytes.data import ClientData, Dataset, FederatedData, Split, load_dataset, with_public
 from fewbytes.data.public import reshaped
-from fewbytes.distillation import (
+from fewbytes.experiments.plan import make_plan
+from fewbytes.experiments.settings import make_experiment
+from fewbytes.methods.parts.distillation import (
     Generator,
     Pool,
     activation_loss,
@@ -38,13 +40,11 @@ from fewbytes.distillation import (
     statistics_loss,
     total_variation,
 )
-from fewbytes.experiment import make_experiment
-from fewbytes.methods.one_shot import Uploads, ensemble
+from fewbytes.methods.parts.one_shot import Uploads, ensemble
 from fewbytes.models import LogitMean, Mlp
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.files import save_model
-from fewbytes.plan import make_plan
-from fewbytes.state import Mean, state_of
+from fewbytes.running.checkpoint import fingerprint, read_checkpoint
 from fewbytes.wire import unpack
 
 DISTILLED = ["feddf", "dense", "feddafl", "fedadi"]

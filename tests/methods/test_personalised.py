@@ -9,8 +9,8 @@ from cases import CASES, Net3, TinyNet, opened, tiny_data, tiny_task
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.core.site import Site
 from fewbytes.data import ClientData, FederatedData, Split
-from fewbytes.method import Site
 from fewbytes.methods.fedavg import Model, Own
 from fewbytes.methods.fedcac import FedCAC, Marked, Personal, sensitive
 from fewbytes.methods.fedper import classifier

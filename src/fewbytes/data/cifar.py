@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fewbytes.base.errors import UserError
+from fewbytes.base.pickles import read_arrays
 from fewbytes.data.folders import subfolders
-from fewbytes.errors import UserError
-from fewbytes.pickles import read_arrays
 
 SHAPE = 3, 32, 32
 

@@ -25,10 +25,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import replacing
 from fewbytes.data.images import cache_folder, open_image
 from fewbytes.data.split import Boxes, Dataset, Split
-from fewbytes.errors import UserError
-from fewbytes.files import replacing
 
 log = logging.getLogger(__name__)
 

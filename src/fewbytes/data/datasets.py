@@ -29,12 +29,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fewbytes.base.errors import UserError
 from fewbytes.data.cifar import cifar_files, read_cifar
 from fewbytes.data.coco import SIZE, is_coco, read_coco
 from fewbytes.data.folders import TEST_NAMES, Labelled, holds_classes, labelled_images, subfolders, test_images
 from fewbytes.data.images import Item, cache_folder, open_image, place_of, squared
 from fewbytes.data.split import Dataset, Split
-from fewbytes.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.random import RandomState
 
+from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.streams import stream
 from fewbytes.data.partition import (
     Indices,
     dirichlet,
@@ -22,8 +24,6 @@ from fewbytes.data.partition import (
     shards,
 )
 from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
-from fewbytes.errors import UserError, suggestion
-from fewbytes.streams import stream
 
 PARTITIONS = ("dirichlet", "iid", "main-category", "pathological", "shards")
 """The partitions `federate` knows by name, besides `flwr:<Name>`."""

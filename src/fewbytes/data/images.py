@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 

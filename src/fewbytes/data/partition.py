@@ -16,7 +16,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from fewbytes.errors import UserError, suggestion
+from fewbytes.base.errors import UserError, suggestion
 
 log = logging.getLogger(__name__)
 

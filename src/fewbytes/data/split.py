@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from fewbytes.errors import UserError
-from fewbytes.streams import stream, untouched
+from fewbytes.base.errors import UserError
+from fewbytes.base.streams import stream, untouched
 
 Transform = Callable[[Tensor, Tensor], Tensor]
 """(x, labels (n,)) to x, changed at random: float32 of the same shape, drawn from torch's global CPU generator."""

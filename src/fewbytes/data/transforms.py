@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from PIL import Image, ImageColor, ImageDraw
 from torch import Tensor
 
+from fewbytes.base.errors import UserError
 from fewbytes.data.split import ClientData, FederatedData, Split, Transform, transform_name
-from fewbytes.errors import UserError
 
 SIZE = 10
 """Shapes reach from their corner to this many pixels right of it and below, both ends included."""

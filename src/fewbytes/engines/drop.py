@@ -8,7 +8,7 @@ import re
 import uuid
 from pathlib import Path
 
-from fewbytes.errors import FrameError
+from fewbytes.base.errors import FrameError
 from fewbytes.wire import Frame
 
 SHARED = Path("/dev/shm")

@@ -10,14 +10,16 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from fewbytes.base.errors import MethodError
+from fewbytes.base.streams import seed_all, untouched
+from fewbytes.core.method import Method
+from fewbytes.core.network import Handler, Held
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.records import Records
+from fewbytes.core.site import Site
+from fewbytes.core.training import evaluate
 from fewbytes.engines.store import ClientStore, state_class
-from fewbytes.errors import MethodError
-from fewbytes.method import Id, Method, Site, Task
 from fewbytes.models.files import save_model
-from fewbytes.net import Handler, Held
-from fewbytes.records import Records
-from fewbytes.streams import seed_all, untouched
-from fewbytes.training import evaluate
 from fewbytes.wire import Base, Counted, Frame, Layout, counted, pack, unpack
 
 SCORE, SAVE = ":score", ":save"  # what an engine asks of a client besides the method's own handlers

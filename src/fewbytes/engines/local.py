@@ -11,14 +11,17 @@ from typing import Any, Self
 
 import torch
 
-from fewbytes.cores import available_cores
-from fewbytes.engines.exchange import EngineNetwork, Mail
+from fewbytes.base.cores import available_cores
+from fewbytes.base.errors import FrameError
+from fewbytes.core.ledger import Ledger, LeftOut
+from fewbytes.core.method import Method
+from fewbytes.core.network import Handler
+from fewbytes.core.policy import Policy
+from fewbytes.core.problem import Id, Task
+from fewbytes.engines.base import EngineNetwork, Mail
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import Pool, attempt, failed
 from fewbytes.engines.store import ClientStore
-from fewbytes.errors import FrameError
-from fewbytes.method import Id, Method, Task
-from fewbytes.net import Handler, Ledger, LeftOut, Policy
 
 AHEAD = 4  # replies per worker that may wait for their turn
 

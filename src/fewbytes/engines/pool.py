@@ -19,10 +19,10 @@ from multiprocessing.process import BaseProcess
 import msgspec
 import torch
 
+from fewbytes.base.errors import FewbytesError, MethodError, UserError
+from fewbytes.base.files import ScratchFolder
 from fewbytes.engines.drop import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
-from fewbytes.errors import FewbytesError, MethodError, UserError
-from fewbytes.files import ScratchFolder
 from fewbytes.wire import Frame
 
 INLINE_REPLY = 1 << 16  # bytes: shorter frames go through the pipe

@@ -8,12 +8,13 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from fewbytes.errors import FrameError, MethodError, UserError
-from fewbytes.files import replacing
-from fewbytes.method import Id, Method
-from fewbytes.net import required
+from fewbytes.base.errors import FrameError, MethodError, UserError
+from fewbytes.base.files import replacing
+from fewbytes.core.method import Method
+from fewbytes.core.network import required
+from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
-from fewbytes.wire.payload import check_fields
+from fewbytes.wire.fields import check_fields
 
 
 class ClientStore:

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError
-from fewbytes.files import replacing
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import replacing
 from fewbytes.generators.protocol import check_latents
 
 SHIPPED = Path(__file__).with_name("compact.safetensors")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 from fewbytes.generators.protocol import check_latents
 
 SCHEDULERS = ("DDIMScheduler", "PNDMScheduler")  # they draw no noise after the first, whose standard deviation is 1

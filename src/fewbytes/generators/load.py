@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
+from fewbytes.base.streams import seeded
 from fewbytes.generators.compact import SHIPPED, CompactGenerator
 from fewbytes.generators.diffusion import StableDiffusion
 from fewbytes.generators.protocol import ImageGenerator
 from fewbytes.generators.stylegan import load_stylegan
-from fewbytes.streams import seeded
 
 
 @cache

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 
 
 @runtime_checkable

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
+from fewbytes.base.pickles import Record, read_pickle
 from fewbytes.generators.protocol import check_latents
-from fewbytes.pickles import Record, read_pickle
 
 BATCH = 4  # images synthesised at a time
 LARGEST = 8192  # samples a side of any signal, layers, factors, taps: more than any real file asks for

@@ -1,6 +1,6 @@
 """The methods, one paper a file."""
 
-from fewbytes.method import Method
+from fewbytes.core.method import Method
 from fewbytes.methods.clustered import Clustered
 from fewbytes.methods.dense import DENSE
 from fewbytes.methods.dgc import DGC

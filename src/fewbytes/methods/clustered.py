@@ -29,13 +29,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError
-from fewbytes.method import Id, Method, Site, Task
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import EntryMeans, State, state_of, trained_entries
+from fewbytes.base.streams import stream_seed
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network, Refused
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.ranges import BelowOne, Count, Positive, Share
+from fewbytes.core.site import Site
 from fewbytes.methods.fedavg import Model, Trained
-from fewbytes.net import Network, Refused
-from fewbytes.ranges import BelowOne, Count, Positive, Share
-from fewbytes.state import EntryMeans, State, state_of, trained_entries
-from fewbytes.streams import stream_seed
 from fewbytes.wire import Dense, payload
 
 

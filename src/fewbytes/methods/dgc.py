@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewbytes.method import Site
-from fewbytes.methods.compressed import Compressed
+from fewbytes.base.state import State
+from fewbytes.core.ranges import BelowOne, NotNegative, Share, Whole
+from fewbytes.core.site import Site
+from fewbytes.core.training import annealed
 from fewbytes.methods.fedavg import Model
-from fewbytes.ranges import BelowOne, NotNegative, Share, Whole
-from fewbytes.state import State
-from fewbytes.training import annealed
+from fewbytes.methods.parts.compressed import Compressed
 from fewbytes.wire import Dense, TopK, payload
 from fewbytes.wire.topk import largest
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fewbytes.method import Task
-from fewbytes.methods.one_shot import OneShot, Uploads, ensemble
+from fewbytes.core.problem import Task
+from fewbytes.methods.parts.one_shot import OneShot, Uploads, ensemble
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.distillation import (
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Several
+from fewbytes.core.training import ready
+from fewbytes.methods.parts.distillation import (
     Pool,
     batch_norm_terms,
     competition_loss,
@@ -30,11 +33,8 @@ from fewbytes.distillation import (
     step,
     total_variation,
 )
-from fewbytes.method import Task
-from fewbytes.methods.one_shot import DataFree
+from fewbytes.methods.parts.one_shot import DataFree
 from fewbytes.models import LogitMean
-from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Several
-from fewbytes.training import ready
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fewbytes.distillation import (
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Several
+from fewbytes.core.training import prepared
+from fewbytes.methods.parts.distillation import (
     Generator,
     activation_loss,
     balance_loss,
@@ -25,11 +28,8 @@ from fewbytes.distillation import (
     one_hot_loss,
     step,
 )
-from fewbytes.method import Task
-from fewbytes.methods.one_shot import DataFree
+from fewbytes.methods.parts.one_shot import DataFree
 from fewbytes.models import LogitMean
-from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Several
-from fewbytes.training import prepared
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,13 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from fewbytes.method import Method, Site, Task
-from fewbytes.net import Network
-from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole
-from fewbytes.state import Mean, State, state_of, trained_entries, trained_parameters
-from fewbytes.training import Loss, annealed
+from fewbytes.base.state import Mean, State, state_of, trained_entries, trained_parameters
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole
+from fewbytes.core.site import Site
+from fewbytes.core.training import Loss, annealed
 from fewbytes.wire import Dense, payload
 
 

@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewbytes.base.state import trained_entries
+from fewbytes.core.ranges import BelowOne, Count, Share
 from fewbytes.methods.clustered import Clustered
-from fewbytes.ranges import BelowOne, Count, Share
-from fewbytes.state import trained_entries
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,13 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fewbytes.method import Id, Method, Site, Task
+from fewbytes.base.state import Mean, State, state_of, trained_parameters
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.ranges import BelowOne, Count, Positive, Share
+from fewbytes.core.site import Site
 from fewbytes.methods.fedpurin import collaborators, combine, critical, critical_means, overlap, scores
-from fewbytes.net import Network
-from fewbytes.ranges import BelowOne, Count, Positive, Share
-from fewbytes.state import Mean, State, state_of, trained_parameters
 from fewbytes.wire import Bits, Dense, payload
 
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewbytes.method import Site, Task
-from fewbytes.methods.compressed import Compressed, Global, Residual
+from fewbytes.base.state import State
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import BelowOne, Count, Positive
+from fewbytes.core.site import Site
 from fewbytes.methods.fedavg import Model
-from fewbytes.ranges import BelowOne, Count, Positive
-from fewbytes.state import State
+from fewbytes.methods.parts.compressed import Compressed, Global, Residual
 from fewbytes.wire import Dense, Signs, payload
 
 

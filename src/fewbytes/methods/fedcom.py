@@ -17,12 +17,12 @@ from typing import Literal
 
 from torch import nn
 
-from fewbytes.method import Site
-from fewbytes.methods.compressed import Compressed, Global
+from fewbytes.base.state import State
+from fewbytes.core.ranges import Positive
+from fewbytes.core.site import Site
+from fewbytes.core.training import annealed
 from fewbytes.methods.fedavg import Model
-from fewbytes.ranges import Positive
-from fewbytes.state import State
-from fewbytes.training import annealed
+from fewbytes.methods.parts.compressed import Compressed, Global
 from fewbytes.wire import Dense, Quantised, payload
 
 

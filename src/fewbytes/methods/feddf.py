@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fewbytes.distillation import distillation_loss, endless, logits_of, noise, step
-from fewbytes.errors import UserError
-from fewbytes.method import Task
-from fewbytes.methods.one_shot import Distilled, Uploads
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import Mean, load_state, state_of
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import Count, Positive, Several
+from fewbytes.core.training import ready
+from fewbytes.methods.parts.distillation import distillation_loss, endless, logits_of, noise, step
+from fewbytes.methods.parts.one_shot import Distilled, Uploads
 from fewbytes.models import LogitMean
-from fewbytes.net import Network
-from fewbytes.ranges import Count, Positive, Several
-from fewbytes.state import Mean, load_state, state_of
-from fewbytes.training import ready
 
 CHECK_EVERY = 100  # steps
 

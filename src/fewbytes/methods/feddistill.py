@@ -19,8 +19,12 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbytes.method import Site, Task
-from fewbytes.methods.heterogeneous import (
+from fewbytes.base.state import state_of
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import NotNegative
+from fewbytes.core.site import Site
+from fewbytes.methods.parts.heterogeneous import (
     ClassSums,
     ClassVectors,
     Heterogeneous,
@@ -30,9 +34,6 @@ from fewbytes.methods.heterogeneous import (
     number_of_classes,
     with_means,
 )
-from fewbytes.net import Network
-from fewbytes.ranges import NotNegative
-from fewbytes.state import state_of
 
 
 @dataclass

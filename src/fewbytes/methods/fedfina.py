@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewbytes.core.ranges import Count, Share
 from fewbytes.methods.clustered import Clustered
 from fewbytes.models.layers import hidden_layers, layers_of
-from fewbytes.ranges import Count, Share
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.errors import MethodError
-from fewbytes.method import Id, Site, Task
+from fewbytes.base.errors import MethodError
+from fewbytes.base.state import Mean, State, load_state, state_of
+from fewbytes.base.streams import seeded
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.ranges import Count, Positive, Several
+from fewbytes.core.site import Site
 from fewbytes.methods.fml import parameters_of
-from fewbytes.methods.heterogeneous import (
+from fewbytes.methods.parts.heterogeneous import (
     Head,
     Heterogeneous,
     Own,
@@ -38,10 +43,6 @@ from fewbytes.methods.heterogeneous import (
     shared_head,
 )
 from fewbytes.models.blocks import head_of, head_sizes, linear_of
-from fewbytes.net import Network
-from fewbytes.ranges import Count, Positive, Several
-from fewbytes.state import Mean, State, load_state, state_of
-from fewbytes.streams import seeded
 from fewbytes.wire import Dense, payload
 
 

@@ -17,8 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fewbytes.method import Site, Task
-from fewbytes.methods.heterogeneous import (
+from fewbytes.base.state import State, load_state, state_of
+from fewbytes.base.streams import seeded
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import Count, Positive, Several
+from fewbytes.core.site import Site
+from fewbytes.core.training import fit
+from fewbytes.methods.parts.heterogeneous import (
     ClassVectors,
     Head,
     Heterogeneous,
@@ -29,11 +35,6 @@ from fewbytes.methods.heterogeneous import (
     shared_head,
 )
 from fewbytes.models.blocks import features_of, head_of, linear_of
-from fewbytes.net import Network
-from fewbytes.ranges import Count, Positive, Several
-from fewbytes.state import State, load_state, state_of
-from fewbytes.streams import seeded
-from fewbytes.training import fit
 from fewbytes.wire import Dense
 
 

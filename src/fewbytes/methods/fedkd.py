@@ -26,14 +26,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.method import Site, Task
+from fewbytes.base.state import Mean, State, load_state, state_of
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import Count, Positive, UpToOne
+from fewbytes.core.site import Site
+from fewbytes.core.training import clip_each
 from fewbytes.methods.fml import Kl, mean_divergence, parameters_of
-from fewbytes.methods.heterogeneous import Heterogeneous, WithFeatures, feature_sizes, number_of_classes
+from fewbytes.methods.parts.heterogeneous import Heterogeneous, WithFeatures, feature_sizes, number_of_classes
 from fewbytes.models.blocks import head_sizes
-from fewbytes.net import Network
-from fewbytes.ranges import Count, Positive, UpToOne
-from fewbytes.state import Mean, State, load_state, state_of
-from fewbytes.training import clip_each
 from fewbytes.wire import Dense, payload
 
 

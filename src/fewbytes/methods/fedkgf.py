@@ -22,13 +22,15 @@ from typing import Literal, TypeVar
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fewbytes.method import Method, Site, Task
+from fewbytes.base.state import EntryMeans, state_of, trained_entries
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole
+from fewbytes.core.site import Site
+from fewbytes.core.training import annealed
 from fewbytes.methods.fedavg import Global
 from fewbytes.models.kgf import Kernels, generated_network
-from fewbytes.net import Network
-from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole
-from fewbytes.state import EntryMeans, state_of, trained_entries
-from fewbytes.training import annealed
 from fewbytes.wire import Dense, payload
 
 T = TypeVar("T")

@@ -24,12 +24,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import State, load_state, state_of
+from fewbytes.base.streams import seeded
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import Count, NotNegative, Positive, Several, Whole
+from fewbytes.core.site import Site
+from fewbytes.core.training import clip_each, ready
 from fewbytes.data.public import with_channels
-from fewbytes.distillation import endless
-from fewbytes.errors import UserError
 from fewbytes.generators import load_generator
-from fewbytes.method import Site, Task
-from fewbytes.methods.heterogeneous import (
+from fewbytes.methods.parts.distillation import endless
+from fewbytes.methods.parts.heterogeneous import (
     ClassVectors,
     Heterogeneous,
     class_means,
@@ -40,11 +46,6 @@ from fewbytes.methods.heterogeneous import (
 )
 from fewbytes.models.blocks import Block, features_of, head_of, head_sizes
 from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
-from fewbytes.net import Network
-from fewbytes.ranges import Count, NotNegative, Positive, Several, Whole
-from fewbytes.state import State, load_state, state_of
-from fewbytes.streams import seeded
-from fewbytes.training import clip_each, ready
 from fewbytes.wire import Images, payload
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # sigma of Eq. 3's kernels exp(-d^2 / (2 sigma)), the authors' code's

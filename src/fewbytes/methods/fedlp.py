@@ -17,10 +17,10 @@ from typing import ClassVar
 
 from torch import nn
 
-from fewbytes.method import Site
+from fewbytes.base.state import State
+from fewbytes.core.ranges import BelowOne, Count, Share
+from fewbytes.core.site import Site
 from fewbytes.methods.clustered import Clustered
-from fewbytes.ranges import BelowOne, Count, Share
-from fewbytes.state import State
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError
-from fewbytes.method import Site, Task
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import State, state_of, trained_entries
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import BelowOne, Count, Share
+from fewbytes.core.site import Site
 from fewbytes.methods.clustered import Clustered, Clusters, Own
 from fewbytes.models.build import batch_norm_names
 from fewbytes.models.layers import hidden_layers, layers_of
-from fewbytes.net import Network
-from fewbytes.ranges import BelowOne, Count, Share
-from fewbytes.state import State, state_of, trained_entries
 from fewbytes.wire import Dense, Masked, payload
 
 RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of clients by their number, where they differ

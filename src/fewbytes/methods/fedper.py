@@ -15,12 +15,12 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from fewbytes.errors import UserError
-from fewbytes.method import Site
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import state_of
+from fewbytes.core.ranges import BelowOne, Count, Positive
+from fewbytes.core.site import Site
 from fewbytes.methods.fedavg import FedAvg, Model, Own, Trained
 from fewbytes.models.layers import layers_of
-from fewbytes.ranges import BelowOne, Count, Positive
-from fewbytes.state import state_of
 from fewbytes.wire import Dense
 
 

@@ -25,15 +25,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fewbytes.errors import UserError
-from fewbytes.method import Method, Site, Task
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import Mean, State, load_state, state_of
+from fewbytes.base.streams import seeded
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import Count, Positive, Share, Whole
+from fewbytes.core.site import Site
+from fewbytes.core.training import annealed
 from fewbytes.methods.fedavg import Model
 from fewbytes.models import batch_norm_names
-from fewbytes.net import Network
-from fewbytes.ranges import Count, Positive, Share, Whole
-from fewbytes.state import Mean, State, load_state, state_of
-from fewbytes.streams import seeded
-from fewbytes.training import annealed
 from fewbytes.wire import Bits, Dense, payload
 
 CLIP = 0.01  # clients start at least so far from 0 and from 1

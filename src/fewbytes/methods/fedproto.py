@@ -22,8 +22,12 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbytes.method import Site, Task
-from fewbytes.methods.heterogeneous import (
+from fewbytes.base.state import State, state_of
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import NotNegative
+from fewbytes.core.site import Site
+from fewbytes.methods.parts.heterogeneous import (
     ClassSums,
     ClassVectors,
     Heterogeneous,
@@ -36,9 +40,6 @@ from fewbytes.methods.heterogeneous import (
 )
 from fewbytes.models.blocks import features_of, head_sizes
 from fewbytes.models.prototypes import PrototypeNetwork
-from fewbytes.net import Network
-from fewbytes.ranges import NotNegative
-from fewbytes.state import State, state_of
 
 
 @dataclass

@@ -23,11 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fewbytes.method import Id, Method, Site, Task
+from fewbytes.base.state import State, gradients_of, load_state, state_of, trained_parameters
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Share
+from fewbytes.core.site import Site
 from fewbytes.models import batch_norm_names
-from fewbytes.net import Network
-from fewbytes.ranges import BelowOne, Count, NotNegative, Positive, Share
-from fewbytes.state import State, gradients_of, load_state, state_of, trained_parameters
 from fewbytes.wire import Masked, payload
 
 WATCHED_CLIENTS = 20  # whose masks are counted: the first ones, as many as the paper has

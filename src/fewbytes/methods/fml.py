@@ -20,13 +20,14 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.distillation import divergence
-from fewbytes.method import Site, Task
-from fewbytes.methods.heterogeneous import Heterogeneous, Own, number_of_classes
-from fewbytes.net import Network
-from fewbytes.ranges import Positive, UpToOne
-from fewbytes.state import Mean, State, state_of
-from fewbytes.training import clip_each
+from fewbytes.base.state import Mean, State, state_of
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import Positive, UpToOne
+from fewbytes.core.site import Site
+from fewbytes.core.training import clip_each
+from fewbytes.methods.parts.distillation import divergence
+from fewbytes.methods.parts.heterogeneous import Heterogeneous, Own, number_of_classes
 from fewbytes.wire import Dense, payload
 
 Kl = Literal["mean", "batchmean"]

@@ -24,9 +24,14 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import nn
 
-from fewbytes.errors import UserError
-from fewbytes.method import Id, Method, Site, Task
-from fewbytes.methods.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import State, state_of
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.ranges import BelowOne, Count, Positive, Whole
+from fewbytes.core.site import Site
+from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
 from fewbytes.models.fused import (
     AdaptorKind,
@@ -41,9 +46,6 @@ from fewbytes.models.fused import (
     fused_network,
     make_adaptor,
 )  # fmt: skip
-from fewbytes.net import Network
-from fewbytes.ranges import BelowOne, Count, Positive, Whole
-from fewbytes.state import State, state_of
 from fewbytes.wire import Dense, payload
 
 

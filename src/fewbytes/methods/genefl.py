@@ -24,14 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError
-from fewbytes.fisher import fisher_diagonal
-from fewbytes.method import Site, Task
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import EntryMeans, State, state_of
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import BelowOne, NotNegative, Whole
+from fewbytes.core.site import Site
 from fewbytes.methods.clustered import Clustered, Clusters, Own
+from fewbytes.models.fisher import fisher_diagonal
 from fewbytes.models.layers import layers_of
-from fewbytes.net import Network
-from fewbytes.ranges import BelowOne, NotNegative, Whole
-from fewbytes.state import EntryMeans, State, state_of
 from fewbytes.wire import Dense, payload
 
 Norm = Literal["global", "per_tensor_sum", "squared"]

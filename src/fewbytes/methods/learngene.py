@@ -17,12 +17,12 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from fewbytes.method import Task
+from fewbytes.base.state import State
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.ranges import Count, Share
 from fewbytes.methods.clustered import Clustered, Clusters
 from fewbytes.models.layers import hidden_layers, layers_of, square_layers
-from fewbytes.net import Network
-from fewbytes.ranges import Count, Share
-from fewbytes.state import State
 
 GENES = 4  # layers of the learnGene
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fewbytes.method import Site, Task
-from fewbytes.methods.heterogeneous import Head, Heterogeneous, Own, TrainedHead, overwrite_head, shared_head
+from fewbytes.base.state import Mean, State, state_of
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Task
+from fewbytes.core.site import Site
+from fewbytes.methods.parts.heterogeneous import Head, Heterogeneous, Own, TrainedHead, overwrite_head, shared_head
 from fewbytes.models.blocks import head_of
-from fewbytes.net import Network
-from fewbytes.state import Mean, State, state_of
 from fewbytes.wire import Dense
 
 

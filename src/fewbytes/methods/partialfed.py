@@ -17,9 +17,9 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewbytes.core.ranges import Count, Share
 from fewbytes.methods.clustered import Clustered
 from fewbytes.models.layers import layers_of, square_layers
-from fewbytes.ranges import Count, Share
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.distillation import distillation_loss
-from fewbytes.method import Site
+from fewbytes.base.state import in_training, state_of
+from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive
+from fewbytes.core.site import Site
 from fewbytes.methods.fedavg import FedAvg, Model, Own, Trained
-from fewbytes.ranges import BelowOne, Count, NotNegative, Positive
-from fewbytes.state import in_training, state_of
+from fewbytes.methods.parts.distillation import distillation_loss
 from fewbytes.wire import Dense
 
 

@@ -12,11 +12,12 @@ from typing import ClassVar
 
 from torch import nn
 
-from fewbytes.method import Method, Site
-from fewbytes.net import Network
-from fewbytes.ranges import BelowOne, Count, Positive
-from fewbytes.state import State, state_of
-from fewbytes.training import Order
+from fewbytes.base.state import State, state_of
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.ranges import BelowOne, Count, Positive
+from fewbytes.core.site import Site
+from fewbytes.core.training import Order
 
 
 @dataclass

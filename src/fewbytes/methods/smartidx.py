@@ -23,11 +23,11 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fewbytes.method import Site
-from fewbytes.methods.compressed import Compressed, Residual
+from fewbytes.base.state import State
+from fewbytes.core.ranges import Share
+from fewbytes.core.site import Site
 from fewbytes.methods.fedavg import Model
-from fewbytes.ranges import Share
-from fewbytes.state import State
+from fewbytes.methods.parts.compressed import Compressed, Residual
 from fewbytes.wire import Dense, Packages, TopK, payload
 from fewbytes.wire.packages import LONGEST, kernel_size
 from fewbytes.wire.topk import largest

@@ -9,8 +9,8 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError, suggestion
-from fewbytes.state import State, copied, load_state, trained_entries
+from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.state import State, copied, load_state, trained_entries
 
 
 class Splittable(Protocol):

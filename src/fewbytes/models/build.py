@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewbytes.errors import UserError, suggestion
+from fewbytes.base.errors import UserError, suggestion
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.kgf import Kernels, with_generated_kernels
 from fewbytes.models.resnet import DEPTHS, ResNet

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fewbytes.state import State, load_state
+from fewbytes.base.state import State, load_state
 
 
 class LogitMean(nn.Module):

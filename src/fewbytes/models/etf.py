@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewbytes.base.state import State, load_state
 from fewbytes.models.blocks import features_of, head_sizes
-from fewbytes.state import State, load_state
 
 
 def simplex_frame(u: Tensor) -> Tensor:

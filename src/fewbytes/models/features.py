@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 from fewbytes.models.blocks import is_splittable, units_of
 
 

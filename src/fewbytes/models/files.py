@@ -11,8 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from fewbytes.errors import MethodError, UserError
-from fewbytes.files import replacing
+from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.files import replacing
+from fewbytes.base.state import copied, load_state
 from fewbytes.models.build import ModelBuilder, takes_argument
 from fewbytes.models.ensemble import logit_mean
 from fewbytes.models.etf import etf_network
@@ -20,7 +21,6 @@ from fewbytes.models.fused import network_of
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.kgf import network_of as kernels_of
 from fewbytes.models.prototypes import prototype_network
-from fewbytes.state import copied, load_state
 
 PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
     "fused": network_of,

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from torch.fx.proxy import TraceError
 
-from fewbytes.errors import MethodError, UserError
+from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.state import State, load_state
 from fewbytes.models.blocks import classifier_of, cut, linear_of, shapes
-from fewbytes.state import State, load_state
 
 AdaptorKind = Literal["conv", "average"]
 Reduce = Literal["sum", "mean", "concatenate"]

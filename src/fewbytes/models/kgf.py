@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fewbytes.errors import UserError
-from fewbytes.state import State, load_state
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import State, load_state
 
 CACHED = 1 << 17  # entries of a few tensors that stay in the cache together
 ALPHA, BETA = (1e-5, 0.1), (2.0, 10.0)  # ranges of the constants, which are uniform in them

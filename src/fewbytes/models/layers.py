@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from fewbytes.errors import UserError
-from fewbytes.state import trained_parameters
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import trained_parameters
 
 
 def layers_of(model: nn.Module) -> dict[str, list[str]]:

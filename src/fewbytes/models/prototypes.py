@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fewbytes.base.state import State, load_state
 from fewbytes.models.blocks import features_of
-from fewbytes.state import State, load_state
 
 
 class PrototypeNetwork(nn.Module):

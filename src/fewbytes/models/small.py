@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 
 
 class Cnn4(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 
 WIDTHS = (32, 64, 128, 128, 256, 256, 512, 512)  # channels of six convolutions, features of two layers
 

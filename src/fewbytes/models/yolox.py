@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 
 NAMES = ("yolox-nano", "yolox-tiny", "yolox-s", "yolox-m", "yolox-l", "yolox-x")
 STRIDE = 32  # pixels: images are a multiple of it high and wide

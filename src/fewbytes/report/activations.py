@@ -27,7 +27,7 @@ _OVERLAP = 1.6  # how high a ridge is at its peak, where the next one stands at 
 
 
 def parsed(data: bytes) -> dict[str, Rows]:
-    """The shares by layer and row from a file of `fewbytes.gallery.shares`. Raises ValueError for any other."""
+    """The shares by layer and row from a file of `fewbytes.core.gallery.shares`. Raises ValueError for any other."""
     share = Annotated[float, msgspec.Meta(ge=0, le=1)]
     layers: dict[str, Rows] = {}
     for row, told in msgspec.json.decode(data, type=dict[str, dict[str, list[share]]]).items():

@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 
 T = TypeVar("T")
 Row = dict[str, Any]  # a `Round`, and whatever else its line holds
@@ -96,7 +96,7 @@ class Result(TypedDict, total=False):
 
 
 class ProbePoint(TypedDict):
-    """What `fewbytes.probe` found after one unit; None where it could not be measured."""
+    """What `fewbytes.analysis.probe` found after one unit; None where it could not be measured."""
 
     point: str
     units: int

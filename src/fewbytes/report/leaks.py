@@ -13,7 +13,7 @@ from html import escape
 
 from PIL import Image
 
-from fewbytes.errors import UserError
+from fewbytes.base.errors import UserError
 from fewbytes.report.folder import Attack, RunFolder
 from fewbytes.report.table import decibels, percent
 

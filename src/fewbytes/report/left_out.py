@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 
-from fewbytes.net import numbers
+from fewbytes.base.units import listed
 from fewbytes.report.folder import RunFolder, when
 
 _LINES, _NAMES, _CHARACTERS = 200, 20, 300  # shown at most: of a table, of those who joined, of a reason
@@ -129,7 +129,7 @@ def _joined(run: RunFolder) -> list[str]:
     names = []
     for joined, clients in groups.items():
         known = [client for client in clients if client is not None]
-        names += [f"client{'s' if len(known) > 1 else ''} {numbers(known)} joined {joined}"] if known else []
+        names += [f"client{'s' if len(known) > 1 else ''} {listed(known)} joined {joined}"] if known else []
         names += [f"a client joined {joined}"] * (len(clients) - len(known))
     more = [f"{len(names) - _NAMES:,} more later"] if len(names) > _NAMES else []
     text = ", ".join(names[:_NAMES] + more)

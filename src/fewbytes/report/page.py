@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fewbytes.errors import UserError
-from fewbytes.files import replacing
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import replacing
 from fewbytes.report import choice, leaks, left_out, notes, pictures, pieces
 from fewbytes.report.document import document
 from fewbytes.report.folder import Direction, Partition, Probe, Row, RunFolder, when

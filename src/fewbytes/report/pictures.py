@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from fewbytes.errors import UserError
-from fewbytes.gallery import LIMIT, ROWS, kept
+from fewbytes.base.errors import UserError
+from fewbytes.core.gallery import LIMIT, ROWS, kept
 from fewbytes.report import activations, pieces
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace, cut, shown, spread

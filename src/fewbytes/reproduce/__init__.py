@@ -10,8 +10,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fewbytes.errors import UserError, suggestion
-from fewbytes.experiment import check_device, make_method
+from fewbytes.base.errors import UserError, suggestion
+from fewbytes.experiments.settings import check_device, make_method
 from fewbytes.methods import METHODS
 from fewbytes.reproduce import fedkgf, fedktl, fedpurin, fusefl, genefl
 from fewbytes.reproduce.grid import Cell, Scale, Table

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fewbytes.base.errors import UserError
 from fewbytes.data import load_dataset
-from fewbytes.display import Display, console
-from fewbytes.errors import UserError
-from fewbytes.experiment import Experiment, experiment_of, make_experiment
-from fewbytes.job import Job, begun, finished
+from fewbytes.experiments.display import Display, console
+from fewbytes.experiments.job import Job, begun, finished
+from fewbytes.experiments.settings import Experiment, experiment_of, make_experiment
 from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.reproduce.grid import Cell
 

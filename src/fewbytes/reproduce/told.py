@@ -13,9 +13,9 @@ from typing import Any
 import rich.table
 from rich.text import Text
 
-from fewbytes.errors import UserError
-from fewbytes.files import replacing
-from fewbytes.job import finished
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import replacing
+from fewbytes.experiments.job import finished
 from fewbytes.report import pictures, pieces
 from fewbytes.report.document import document
 from fewbytes.report.folder import RunFolder

@@ -52,15 +52,15 @@ anything decoded, into sizes taken from the receiver's own layout or bounded by 
 in one error class, `FrameError`.
 """
 
-from fewbytes.errors import FrameError
+from fewbytes.base.errors import FrameError
 from fewbytes.wire.bits import Bits
 from fewbytes.wire.dense import Dense
+from fewbytes.wire.fields import Base, Counted, WireValue, counted, pack, payload, unpack
 from fewbytes.wire.frame import Frame, Parsed
 from fewbytes.wire.images import Images
 from fewbytes.wire.layout import Entry, Layout
 from fewbytes.wire.masked import Masked
 from fewbytes.wire.packages import Packages
-from fewbytes.wire.payload import Base, Counted, WireValue, counted, pack, payload, unpack
 from fewbytes.wire.quantised import Quantised
 from fewbytes.wire.signs import Signs
 from fewbytes.wire.topk import TopK

@@ -8,9 +8,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from fewbytes.errors import FrameError
-from fewbytes.state import State
-from fewbytes.wire.payload import Counted, Reader, Writer
+from fewbytes.base.errors import FrameError
+from fewbytes.base.state import State
+from fewbytes.wire.fields import Counted, Reader, Writer
 
 
 @dataclass(frozen=True, eq=False)

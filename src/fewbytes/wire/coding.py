@@ -14,7 +14,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from fewbytes.errors import FrameError
+from fewbytes.base.errors import FrameError
 
 Array = NDArray[Any]
 Buffer = Array | bytes | memoryview

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fewbytes.state import State
-from fewbytes.wire.payload import Counted, Reader, Writer
+from fewbytes.base.state import State
+from fewbytes.wire.fields import Counted, Reader, Writer
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 from blake3 import blake3
 from crc32c import crc32c
 
-from fewbytes.errors import FrameError
+from fewbytes.base.errors import FrameError
 from fewbytes.wire.coding import Buffer
 
 MAGIC = b"FEWB"

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fewbytes.errors import FrameError
-from fewbytes.state import State
+from fewbytes.base.errors import FrameError
+from fewbytes.base.state import State
 from fewbytes.wire.coding import SECTION, Array, Buffer, size_of
-from fewbytes.wire.payload import Counted, Reader, Writer
+from fewbytes.wire.fields import Counted, Reader, Writer
 
 EDGE = 16383  # pixels: the longest side of a WebP file
 SHEET = 1 << 20  # pixels of a sheet at most: decoding one takes about 25 bytes for each

@@ -10,9 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from fewbytes.errors import FrameError
-from fewbytes.state import State
-from fewbytes.wire.payload import Counted, Reader, Writer
+from fewbytes.base.errors import FrameError
+from fewbytes.base.state import State
+from fewbytes.wire.fields import Counted, Reader, Writer
 from fewbytes.wire.topk import ALL, TopK
 
 MOST_PATTERNS = 256

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbytes.errors import FrameError
-from fewbytes.state import State
-from fewbytes.wire.payload import Counted, Reader, Writer
+from fewbytes.base.errors import FrameError
+from fewbytes.base.state import State
+from fewbytes.wire.fields import Counted, Reader, Writer
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbytes.errors import FrameError
-from fewbytes.state import State
+from fewbytes.base.errors import FrameError
+from fewbytes.base.state import State
+from fewbytes.wire.fields import Counted, Reader, Writer
 from fewbytes.wire.layout import DTYPES
-from fewbytes.wire.payload import Counted, Reader, Writer
 
 INDEX_BITS = 24  # what papers count for an index
 ALL = 16  # dimensions a tensor has at most

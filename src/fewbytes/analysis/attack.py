@@ -1,0 +1,285 @@
+"""Tells what a server could see of a client's images: gradient inversion (iDLG) of what a run's method uploads.
+
+Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020, as GENE-FL (arXiv 2504.14628, III-D and Eq. 13)
+uses it. The server knows a network's shared tensors and their gradients for one image of the client; the other tensors
+it draws at random. From noise x~ it descends to an image whose gradients match: L-BFGS on Eq. 13, summed over the
+shared tensors. The label is told by the classifier's bias. A high PSNR is a leak.
+
+Worst cases for the client: batches are of one image; a label that the upload does not tell is given to the attacker;
+so are batch normalisation's statistics, which are used, not updated (evaluation mode).
+
+Choices beside the authors' code: float64; a line search (strong Wolfe conditions), without which a third of the starts
+on a LeNet and CIFAR-10 diverges; small gradients must match to a smaller loss; batch normalisation starts as usual.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw, ImageFont
+from rich import box
+from rich.table import Table
+from torch import Tensor, nn
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import replacing
+from fewbytes.base.state import State, load_state, state_of
+from fewbytes.base.streams import seeded, stream, stream_seed
+from fewbytes.core.problem import Id, Task
+from fewbytes.experiments.settings import experiment_of, make_method
+from fewbytes.models.build import build_model
+from fewbytes.models.files import load_model
+from fewbytes.report.table import decibels, percent
+
+MATCHED = 1e-6  # of Eq. 13: gradients that differ by less match
+RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
+WEIGHTS = 0.5  # a network that is not the run's has layers of weights and biases U(-0.5, 0.5), as in the authors' code
+HISTORY = 100  # of L-BFGS
+
+Told = Callable[[int, int, str], None]
+"""Hears how it goes: (iterations done, iterations in all, text)."""
+
+
+@dataclass(frozen=True)
+class Attacking:
+    """How images are attacked. Raises UserError for values that cannot be."""
+
+    images: int = 20
+    iterations: int = 300  # of L-BFGS at most, each of 20 steps
+    restarts: int = 1  # further starts, where the gradients of one do not match
+    noise: float = 0.0  # sigma^2 of Gaussian noise on every gradient entry that is observed
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.images, self.iterations) < 1:
+            raise UserError(f"images ({self.images}) and iterations ({self.iterations}) must be at least 1")
+        if self.restarts < 0:
+            raise UserError(f"restarts must be at least 0, not {self.restarts}")
+        if not 0 <= self.noise < math.inf:
+            raise UserError(f"noise is a variance, at least 0, not {self.noise}")
+
+
+def attack(
+    run: Path, model: str = "lenet", client: Id = 0, how: Attacking | None = None, told: Told = lambda *_: None
+) -> dict[str, Any]:
+    """Attack training images of a client of a run; writes RUN/attack.json, which it returns, and RUN/attack.png.
+
+    `model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model that
+    the run saved: the client's own, else the global one. Which of its tensors are shared the run's method tells. The
+    same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
+    folder that is no run, data that are no images, too few images, and a method whose uploads are no gradients.
+    """
+    how = how or Attacking()
+    experiment = experiment_of(run)
+    method = make_method(experiment.method, experiment.parameters)
+    task = experiment.task()
+    if client not in task.clients:
+        raise UserError(f"there is no client {client}: the run has {len(task.clients)} clients")
+    split = task.data.clients[client].train
+    if len(split.shape) != 3 or split.shape[0] not in (1, 3):
+        raise UserError(f"only images can be attacked, and samples of {experiment.dataset} have shape {split.shape}")
+    if len(split) < how.images:
+        raise UserError(f"client {client} has {len(split)} training images, fewer than {how.images}: set --images")
+    victim, attacker = _networks(model, task, run, client, how.seed)
+    shared = method.observed(victim)
+    if not shared:
+        raise UserError(
+            f"{experiment.method} uploads no fixed tensors of a client's model, so the attack does not apply"
+        )
+    parameters = dict(victim.named_parameters())
+    load_state(attacker, state_of(victim, keep=lambda name: name in shared or name not in parameters))
+    if split.boxes is not None:
+        raise UserError("the attack infers an image and its label, and these images have boxes instead of one")
+    rows = sorted(stream(how.seed, "attack", "images").choice(len(split), how.images, replace=False).tolist())
+    images, labels = split.take(rows).load(task.device)
+    found: list[dict[str, Any]] = []
+    made = []
+    for i, (row, image, label) in enumerate(zip(rows, images.double(), labels.tolist(), strict=True)):
+        told(i, len(rows), f"image {i + 1}/{len(rows)}")
+        with seeded(how.seed, "attack", row):
+            observed = noisy(gradients(victim, image[None], label, shared), how.noise)
+            recovered = label_of(attacker, observed)
+            known = label if recovered is None else recovered
+            x, loss = reconstruct(attacker, observed, known, split.shape, how.iterations, how.restarts)
+        made.append(x[0].clamp(0, 1))
+        figures = {"loss": _finite(loss), "psnr": _finite(psnr(image, made[-1]))}
+        found.append({"sample": row, "label": label, "recovered_label": recovered} | figures)
+    told(len(rows), len(rows), "done")
+    values = [math.inf if row["psnr"] is None else row["psnr"] for row in found]
+    counts = {name: p.numel() for name, p in parameters.items()}
+    result = {
+        "method": experiment.method, "model": model, "client": client, **dataclasses.asdict(how),
+        "observed": shared, "observed_values": sum(counts[name] for name in shared), "values": sum(counts.values()),
+        "label": "given" if found[0]["recovered_label"] is None else "recovered",
+        "psnr_mean": _finite(statistics.fmean(values)), "psnr_median": _finite(statistics.median(values)),
+        "recognised": sum(value >= RECOGNISED for value in values) / len(values), "attacked": found,
+    }  # fmt: skip
+    with replacing(run / "attack.png") as picture, replacing(run / "attack.json") as file:
+        picture.write(drawn(list(images.cpu()), [image.cpu() for image in made], values))
+        file.write(json.dumps(result, indent=2).encode())
+    return result
+
+
+def attack_table(result: dict[str, Any]) -> Table:
+    """What `attack` returns as a table for the terminal: a row an image."""
+    mean, median = decibels(result["psnr_mean"]), decibels(result["psnr_median"])
+    caption = f"mean {mean}, median {median}; {percent(result['recognised'])} of images reach {RECOGNISED:.0f} dB"
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
+    for name in ("image", "label", "recovered label", "loss (Eq. 13)", "PSNR"):
+        table.add_column(name, justify="right")
+    for row in result["attacked"]:
+        recovered = "given" if row["recovered_label"] is None else str(row["recovered_label"])
+        loss = "—" if row["loss"] is None else f"{row['loss']:.1e}"
+        table.add_row(str(row["sample"]), str(row["label"]), recovered, loss, decibels(row["psnr"]))
+    return table
+
+
+def gradients(model: nn.Module, x: Tensor, label: int, names: Sequence[str], create_graph: bool = False) -> State:
+    """Of the cross-entropy of one sample x (1, ...), with respect to the named parameters.
+
+    `create_graph`: they can be derived again. The model is used in the mode it is in.
+    """
+    parameters = dict(model.named_parameters())
+    loss = F.cross_entropy(model(x), torch.tensor([label], device=x.device))
+    found = torch.autograd.grad(
+        loss, [parameters[name] for name in names], create_graph=create_graph, materialize_grads=True
+    )
+    return dict(zip(names, found, strict=True))
+
+
+def noisy(observed: Mapping[str, Tensor], variance: float) -> State:
+    """Gaussian noise N(0, variance) added to every entry, drawn from torch's global CPU generator."""
+    if not variance:
+        return dict(observed)
+    return {
+        name: value + math.sqrt(variance) * torch.randn(value.shape, dtype=value.dtype).to(value.device)
+        for name, value in observed.items()
+    }
+
+
+def recovered_label(bias_gradient: Tensor) -> int:
+    """The label of the one image by the gradient (classes,) of the classifier's bias: its only negative entry (iDLG).
+
+    That gradient is the softmax of the logits, minus one at the label.
+    """
+    return int(bias_gradient.argmin())
+
+
+def label_of(model: nn.Module, observed: Mapping[str, Tensor]) -> int | None:
+    """The label by the bias of the model's last Linear; None if that is not observed."""
+    biases = [f"{name}.bias" for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][-1:]
+    return recovered_label(observed[biases[0]]) if biases and biases[0] in observed else None
+
+
+def matching_loss(model: nn.Module, observed: Mapping[str, Tensor], x: Tensor, label: int) -> Tensor:
+    """GENE-FL, Eq. 13: the squared distance of the gradients at x (1, ...) from the observed ones, over the latter."""
+    own = gradients(model, x, label, list(observed), create_graph=True)
+    difference = torch.cat([(own[name] - value).flatten() for name, value in observed.items()])
+    return difference.dot(difference)
+
+
+def psnr(a: Tensor, b: Tensor) -> float:
+    """Peak signal-to-noise ratio in dB of two images with values in [0, 1], over all pixels and channels."""
+    error = float((a - b).square().mean())
+    return math.inf if error == 0 else -10 * math.log10(error)
+
+
+def reconstruct(
+    model: nn.Module, observed: Mapping[str, Tensor], label: int, shape: Sequence[int], iterations: int = 300,
+    restarts: int = 1,
+) -> tuple[Tensor, float]:  # fmt: skip
+    """An image (1, *shape) whose gradients match the observed ones, float64, not clamped, and its loss (Eq. 13).
+
+    Starts from N(0, 1), drawn from torch's global CPU generator, and again, `restarts` times, where the loss stays
+    above 1e-6, be it in a local minimum or because it is not finite any more; of all that were met the image with the
+    least loss is taken. Small gradients, of squared norm s < 1, must match to 1e-6 s. Parameters must be float64.
+    """
+    device = next(model.parameters()).device
+    scale = min(1.0, sum(float(value.square().sum()) for value in observed.values())) or 1.0
+    best, least = torch.empty(0), math.inf
+    for start in range(1 + restarts):
+        x = torch.randn(1, *shape, dtype=torch.float64).to(device)
+        found, loss = _descended(lambda x: matching_loss(model, observed, x, label) / scale, x, iterations)
+        if start == 0 or loss < least:
+            best, least = found, loss
+        if least < MATCHED:
+            break
+    return best, least * scale
+
+
+def _descended(loss_of: Callable[[Tensor], Tensor], x: Tensor, iterations: int) -> tuple[Tensor, float]:
+    """L-BFGS from x: where the loss was least, and that loss (infinite if it was never finite)."""
+    best, least = x.clone(), math.inf
+    x = x.requires_grad_()
+    optimiser = torch.optim.LBFGS([x], history_size=HISTORY, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def closure() -> float:
+        nonlocal best, least
+        loss = loss_of(x)
+        (x.grad,) = torch.autograd.grad(loss, x)
+        value = float(loss.detach())
+        if value < least:
+            best, least = x.detach().clone(), value
+        return value
+
+    for _ in range(iterations):
+        before = x.detach().clone()
+        optimiser.step(closure)
+        if least < MATCHED or not x.isfinite().all() or torch.equal(before, x):
+            break
+    return best, least
+
+
+def drawn(originals: Sequence[Tensor], reconstructions: Sequence[Tensor], values: Sequence[float]) -> bytes:
+    """A PNG file: originals (channels, height, width) in [0, 1], below each what was made of it and its PSNR in dB."""
+    height, width = originals[0].shape[1:]
+    zoom = max(1, -(-64 // height))  # tiles of at least 64 pixels
+    wide, high, line, columns = zoom * width + 6, zoom * height + 6, 22, min(10, len(originals))
+    rows = -(-len(originals) // columns)
+    sheet = Image.new("RGB", (columns * wide, rows * (2 * high + line)), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    for i, (pair, value) in enumerate(zip(zip(originals, reconstructions, strict=True), values, strict=True)):
+        left, top = i % columns * wide, i // columns * (2 * high + line)
+        for k, image in enumerate(pair):
+            pixels = (image.expand(3, -1, -1).permute(1, 2, 0) * 255).round().byte().numpy()
+            tile = Image.fromarray(pixels).resize((zoom * width, zoom * height), Image.Resampling.NEAREST)
+            sheet.paste(tile, (left + 3, top + k * high + 3))
+        pen.text((left + wide / 2, top + 2 * high + line / 2 - 3), decibels(value), "black", font, anchor="mm")
+    file = io.BytesIO()
+    sheet.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def _networks(model: str, task: Task, run: Path, client: Id, seed: int) -> tuple[nn.Module, nn.Module]:
+    """The client's network, and one like it with weights drawn otherwise; float64, in evaluation mode."""
+    if model == "run":
+        own = (run / "models" / f"client-{client}.safetensors").is_file()
+        victim = load_model(run, client if own else None)
+        other = dataclasses.replace(task, seed=stream_seed(seed, "attack", "attacker")).model(client)
+    else:
+        victim, other = (_untrained(model, task, seed, whose) for whose in ("victim", "attacker"))
+    return victim.to(task.device).double().eval(), other.to(task.device).double().eval()
+
+
+def _untrained(model: str, task: Task, seed: int, whose: str) -> nn.Module:
+    """A model by name. Batch normalisation stays as it is made: drawn too, it would let no gradient reach the image."""
+    with seeded(seed, "attack", whose):
+        made = build_model(model, task.sample_shape, len(task.data.classes))
+        for layer in made.modules():
+            for parameter in layer.parameters(recurse=False) if isinstance(layer, (nn.Conv2d, nn.Linear)) else ():
+                nn.init.uniform_(parameter, -WEIGHTS, WEIGHTS)
+    return made
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, files, named randomness, state, units."""

@@ -1,0 +1,37 @@
+"""The errors a user can mend, each told in one clear line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FewbytesError(Exception):
+    """Base of every error this package raises on purpose; its text is one line for the user."""
+
+
+class UserError(FewbytesError):
+    """The user's input was wrong: an option, a file, a data set. The command line exits with code 2."""
+
+
+class MethodError(FewbytesError):
+    """A method broke the contract of `fewbytes.core.method`, or one of its handlers raised."""
+
+
+class FrameError(FewbytesError):
+    """Bytes that are not a well-formed frame for this receiver: damaged, hostile or of another layout.
+
+    `code` names the cause in one word: `truncated`, `magic`, `version`, `checksum`, `length`, `header`,
+    `type`, `layout`, `base`, `coding`, `padding`, `values`.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{text} [{code}]")
+        self.code = code
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` for the known name closest to a misspelt one, or nothing."""
+    spelt = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(name.casefold(), list(spelt), n=1)
+    return f" (did you mean {spelt[close[0]]!r}?)" if close else ""

@@ -1,0 +1,343 @@
+"""Pickles read as plain data: a pickle is a program for a stack machine, followed without calling anything.
+
+NVIDIA's generators come as pickles that hold the source code of their classes, which unpickling would run; CIFAR comes
+as pickles, too. Here the instructions are followed by a machine of our own: what a pickle would call is either one of a
+few known ways to write down tensors, arrays and containers, or (of networks) becomes a `Record`, or is refused by name.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import pickletools
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbytes.base.errors import UserError
+
+INSTRUCTIONS = 1_000_000  # a real file has up to some 300,000; one costs a file a byte and us up to a hundred
+
+
+@dataclass(eq=False)
+class Record:
+    """An object whose class is not made: the class's name and the object's attributes."""
+
+    name: str
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Global:
+    """A class or function, by name only."""
+
+    name: str
+
+
+def read_pickle(path: Path) -> Any:
+    """What a pickle of networks (protocol 3 or later) holds: containers, numbers, tensors, arrays, `Record`s.
+
+    Modules and other objects of PyTorch and of the networks' own packages become records, sets become lists; sources
+    of classes are dropped. Memory while it is read: up to twice the file's size, and at most some 100 MB more.
+    Raises UserError for a file that is no pickle, is damaged, or names anything else.
+    """
+    return _read(path, _Machine(_networks(), _RECORDS), b"\x80")
+
+
+def read_arrays(path: Path) -> Any:
+    """What a pickle of Python 2, or of protocol 3 and later, holds: containers, numbers, text and NumPy arrays only.
+
+    Strings that Python 2 wrote are bytes. Memory and errors as of `read_pickle`.
+    """
+    return _read(path, _Machine(_arrays(), set()))
+
+
+def _read(path: Path, machine: _Machine, start: bytes = b"") -> Any:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if not content[:1].startswith(start):
+                raise UserError("is no pickle (of protocol 3 or later)")
+            return machine.run(content)
+    except UserError as error:
+        raise UserError(f"{path} {error}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    except Exception as error:  # the instructions are the file's, and so is every mistake in following them
+        raise UserError(f"{path} is a damaged or truncated pickle, or none") from error
+
+
+_LITERALS = {
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "UNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8",
+}  # fmt: skip
+_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # Python 2's, which pickletools decodes as Latin-1
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+# What makes a record. StyleGAN-XL's discriminators have hooks, which dill writes down as functions to be put together.
+_RECORDS = {
+    "torch", "torchvision", "timm", "dnnlib", "torch_utils", "training", "pg_modules", "feature_networks", "dill",
+    "builtins.getattr", "builtins.setattr",
+}  # fmt: skip
+
+
+class _Machine:
+    """The stack machine of the pickle format.
+
+    `meanings` says by name what a call stands for; of `records`, packages and names, a call becomes a `Record`.
+    """
+
+    def __init__(self, meanings: Mapping[str, Callable[..., Any]], records: Set[str]) -> None:
+        self._meanings, self._records = meanings, records
+
+    def run(self, stream: Any) -> Any:
+        """Follow the instructions up to STOP and return the value on top of the stack."""
+        stack: list[Any] = []
+        outer: list[list[Any]] = []  # the stacks below each mark
+        memo: dict[int, Any] = {}
+
+        def items() -> list[Any]:
+            nonlocal stack
+            above, stack = stack, outer.pop()
+            return above
+
+        argument: Any
+        for count, (code, argument, _) in enumerate(pickletools.genops(stream)):
+            if count == INSTRUCTIONS:
+                raise UserError(f"has more than {INSTRUCTIONS} instructions, which no such file needs")
+            name = code.name
+            if name in _LITERALS:
+                stack.append(argument)
+                continue
+            if name in _STRINGS:
+                stack.append(argument.encode("latin-1"))
+                continue
+            if name in _CONSTANTS:
+                stack.append(_CONSTANTS[name])
+                continue
+            match name:
+                case "PROTO" | "FRAME" | "BINPERSID":  # a persistent identifier stands for what it identifies
+                    pass
+                case "MARK":
+                    outer.append(stack)
+                    stack = []
+                case "POP":
+                    stack.pop()
+                case "POP_MARK":
+                    items()
+                case "DUP":
+                    stack.append(stack[-1])
+                case "PUT" | "BINPUT" | "LONG_BINPUT":
+                    memo[argument] = stack[-1]
+                case "MEMOIZE":
+                    memo[len(memo)] = stack[-1]
+                case "GET" | "BINGET" | "LONG_BINGET":
+                    stack.append(memo[argument])
+                case "EMPTY_LIST" | "EMPTY_SET":
+                    stack.append([])
+                case "EMPTY_DICT":
+                    stack.append({})
+                case "TUPLE" | "FROZENSET":
+                    above = items()
+                    stack.append(tuple(above))
+                case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                    size = int(name[-1])
+                    stack[-size:] = [tuple(stack[-size:])] if len(stack) >= size else _fail("too few items")
+                case "LIST":
+                    above = items()
+                    stack.append(above)
+                case "DICT":
+                    above = items()
+                    stack.append({})
+                    _set_items(stack[-1], above)
+                case "APPEND":
+                    value = stack.pop()
+                    _extend(stack[-1], [value])
+                case "APPENDS" | "ADDITEMS":
+                    above = items()
+                    _extend(stack[-1], above)
+                case "SETITEM":
+                    value, key = stack.pop(), stack.pop()
+                    _set_items(stack[-1], [key, value])
+                case "SETITEMS":
+                    above = items()
+                    _set_items(stack[-1], above)
+                case "GLOBAL":
+                    stack.append(self._global(*argument.split(" ", 1)))
+                case "STACK_GLOBAL":
+                    attribute, module = stack.pop(), stack.pop()
+                    stack.append(self._global(module, attribute))
+                case "REDUCE" | "NEWOBJ":
+                    arguments = stack.pop()
+                    stack.append(self._call(stack.pop(), arguments))
+                case "NEWOBJ_EX":
+                    _, arguments = stack.pop(), stack.pop()
+                    stack.append(self._call(stack.pop(), arguments))
+                case "BUILD":
+                    state = stack.pop()
+                    _build(stack[-1], state)
+                case "STOP":
+                    return stack.pop()
+                case _:
+                    _fail(f"instruction {name}")
+        return _fail("no end")  # pragma: no cover (genops raises first)
+
+    def _global(self, module: str, attribute: str) -> _Global:
+        name = f"{_name(module)}.{_name(attribute)}".replace("numpy._core.", "numpy.core.")
+        if module.startswith("dnnlib.tflib"):
+            raise UserError("is a pickle of the TensorFlow StyleGAN, which is not supported")
+        if name not in self._meanings and not {name, module.partition(".")[0]} & self._records:
+            raise UserError(f"asks for {name!r}, which no such file needs: refused, nothing was run")
+        return _Global(name)
+
+    def _call(self, called: Any, arguments: tuple[Any, ...]) -> Any:
+        if not isinstance(called, _Global):
+            return Record("")
+        meaning = self._meanings.get(called.name)
+        return meaning(*arguments) if meaning else Record(called.name)
+
+
+def _fail(reason: str) -> Any:
+    raise ValueError(reason)
+
+
+def _name(text: Any) -> str:
+    """A name with dots, short enough for a message."""
+    if not isinstance(text, str) or len(text) > 100 or not all(part.isidentifier() for part in text.split(".")):
+        _fail("no name")
+    return str(text)
+
+
+def _sizes(numbers: Any) -> tuple[int, ...]:
+    if not isinstance(numbers, tuple) or len(numbers) > 8 or not all(isinstance(n, int) for n in numbers):
+        _fail("no sizes")
+    return tuple(numbers)
+
+
+def _extend(target: Any, values: list[Any]) -> None:
+    if isinstance(target, list):
+        target.extend(values)
+    elif not isinstance(target, Record):  # a record of a class derived from list: its items are not kept
+        _fail("items for something that is no list")
+
+
+def _set_items(target: Any, pairs: list[Any]) -> None:
+    if isinstance(target, Record):
+        return
+    keys, values = pairs[::2], pairs[1::2]
+    # No tuples here, and nowhere is one hashed, compared or printed: tuples of the same tuples of ... take for ever.
+    if not isinstance(target, dict) or not all(
+        key is None or isinstance(key, str | bytes | int | float) for key in keys
+    ):
+        _fail("no dictionary, or a strange key")
+    target.update(zip(keys, values, strict=True))
+
+
+def _build(target: Any, state: Any) -> Any:
+    """Give an object its attributes. Nothing is copied, or one dictionary given to many would fill the memory."""
+    match target:
+        case Record():
+            target.state = state if isinstance(state, dict) else {}
+        case np.ndarray():
+            _, shape, dtype, _, content = state
+            if not isinstance(dtype, np.dtype) or not isinstance(content, bytes):
+                _fail("an array of something else")
+            if math.prod(_sizes(shape)) * dtype.itemsize != len(content):
+                _fail("an array of another size")
+            target.__setstate__(state)
+        case np.dtype():
+            if state[1] not in ("<", "|", b"<", b"|") or state[2:5] != (None, None, None):
+                _fail("numbers that are not little-endian")
+        case dict():
+            pass  # attributes of a dictionary
+        case _:
+            _fail("attributes for something that has none")
+    return target
+
+
+def _arrays() -> dict[str, Callable[..., Any]]:
+    """What each known call of NumPy makes of its arguments."""
+    return {
+        "numpy.ndarray": _fail,
+        "numpy.core.multiarray._reconstruct": lambda *_: np.empty(0, np.int8),
+        "numpy.core.numeric._frombuffer": lambda content, dtype, shape, _: _array(content, dtype).reshape(shape),
+        "numpy.core.multiarray.scalar": lambda dtype, content: _array(content, dtype)[0].item(),
+        "numpy.dtype": _dtype,
+    }
+
+
+def _networks() -> dict[str, Callable[..., Any]]:
+    """What each known call makes of its arguments."""
+    storages: dict[bytes, Tensor] = {}  # so that one storage asked for many times is held once
+
+    def storage(payload: bytes) -> Tensor:
+        if not isinstance(payload, bytes):
+            _fail("a storage of something else")
+        if payload not in storages:
+            storages[payload] = _storage(payload)
+        return storages[payload]
+
+    return _arrays() | {
+        "torch_utils.persistence._reconstruct_persistent_obj": _persistent,
+        "dnnlib.util.EasyDict": dict,
+        "collections.OrderedDict": dict,
+        "builtins.set": lambda items: items,
+        "__builtin__.set": lambda items: items,
+        "torch.storage._load_from_bytes": storage,
+        "torch._utils._rebuild_tensor_v2": _tensor,
+        "torch._utils._rebuild_parameter": lambda data, *_: data,
+        "dill._dill._create_array": lambda _made, _by, state, *_: _build(np.empty(0, np.int8), state),
+    }
+
+
+def _persistent(meta: dict[str, Any]) -> Record:
+    """An object of a class that travels as source code, which is left unread."""
+    return Record(_name(meta["class_name"]), meta["state"] if isinstance(meta["state"], dict) else {})
+
+
+def _dtype(code: str | bytes, *_: Any) -> np.dtype[Any]:
+    code = code.decode("latin-1") if isinstance(code, bytes) else code
+    known = ["b1", "i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8"]
+    return np.dtype(code) if isinstance(code, str) and code in known else _fail("a dtype")
+
+
+def _array(content: bytes, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    return np.frombuffer(content, dtype) if isinstance(dtype, np.dtype) else _fail("a dtype")
+
+
+_STORAGES = {
+    "torch.FloatStorage": torch.float32, "torch.DoubleStorage": torch.float64, "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16, "torch.LongStorage": torch.int64, "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16, "torch.CharStorage": torch.int8, "torch.ByteStorage": torch.uint8,
+    "torch.BoolStorage": torch.bool,
+}  # fmt: skip
+
+
+def _storage(payload: bytes) -> Tensor:
+    """The numbers of one storage, as `torch.save` wrote it before it wrote zip files.
+
+    Five pickles (magic number, version, system, the identifier of the storage, its key), an int64 count, the numbers.
+    """
+    stream = io.BytesIO(payload)
+    machine = _Machine({}, _RECORDS)
+    magic, version, system, identifier, keys = [machine.run(stream) for _ in range(5)]
+    kind, called, key, _, count, view = identifier
+    dtype = _STORAGES[called.name]
+    written = int.from_bytes(stream.read(8), "little")
+    content = bytearray(stream.read())
+    header = magic, version, kind, view
+    if header != (0x1950A86A20F9469CFC6C, 1001, "storage", None) or not isinstance(key, str) or keys != [key]:
+        _fail("no storage")
+    if not system["little_endian"] or written != count or len(content) != count * dtype.itemsize:
+        _fail("a storage of another size")
+    return torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+
+
+def _tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Tensor:
+    if math.prod(_sizes(size)) > len(storage):  # a stride of 0 would make much of little
+        _fail("a tensor that is larger than its storage")
+    return storage.as_strided(size, stride, offset)

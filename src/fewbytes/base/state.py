@@ -1,0 +1,182 @@
+"""Named tensors: taking them from a model, putting them back, averaging them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fewbytes.base.errors import MethodError
+
+M = TypeVar("M", bound=nn.Module)
+State = dict[str, Tensor]
+"""A model's tensors by name (parameters and buffers), or any other named tensors."""
+
+
+def mark_trained(model: nn.Module) -> None:
+    """Note of every parameter whether it is trained (requires gradients); what is not neither travels nor changes."""
+    for p in model.parameters():
+        p.trained = p.requires_grad  # type: ignore[attr-defined]
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained by name, of shared ones the first."""
+    return {name: p for name, p in model.named_parameters() if _trained(p)}
+
+
+def trained_entries(model: nn.Module) -> State:
+    """The model's own tensors that travel, by name: parameters that are trained, and the buffers beside them.
+
+    A buffer (batch normalisation's statistics) belongs to its module; where that has no parameters, to the innermost
+    module around it that has some. It travels if one of those is trained.
+    """
+    entries = model.state_dict(keep_vars=True)
+    if all(_trained(p) for p in model.parameters()):
+        return entries
+    return {
+        name: value
+        for name, value in entries.items()
+        if (_trained(value) if isinstance(value, nn.Parameter) else _learns(model, name.rpartition(".")[0]))
+    }
+
+
+def in_training(model: M) -> M:
+    """The model in training mode, but for modules whose buffers do not travel: statistics that no other end of the
+    wire would have stand still, and normalise as they will when the model is used."""
+    model.train()
+    if not all(_trained(p) for p in model.parameters()):
+        for name, module in model.named_modules():
+            if any(True for _ in module.buffers(recurse=False)) and not _learns(model, name):
+                module.training = False
+    return model
+
+
+def _trained(parameter: nn.Parameter) -> bool:
+    return bool(getattr(parameter, "trained", True))
+
+
+def _learns(model: nn.Module, name: str) -> bool:
+    """Whether a module's buffers travel."""
+    parameters = list(model.get_submodule(name).parameters())
+    if not parameters and name:
+        return _learns(model, name.rpartition(".")[0])
+    return not parameters or any(map(_trained, parameters))
+
+
+def state_of(model: nn.Module, keep: Callable[[str], bool] | None = None) -> State:
+    """A copy of the model's entries that travel (`trained_entries`), contiguous, on the CPU; `keep` chooses by name."""
+    return {name: copied(value) for name, value in trained_entries(model).items() if keep is None or keep(name)}
+
+
+def copied(value: Tensor) -> Tensor:
+    """A copy on the CPU, contiguous."""
+    return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def gradients_of(model: nn.Module) -> State:
+    """A copy of the parameters' gradients, contiguous, on the CPU; zeros for a parameter that has none."""
+    return {
+        name: torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else copied(p.grad)
+        for name, p in model.named_parameters()
+    }
+
+
+def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy `state` into the model's entries of the same names; the model's other entries stay as they are.
+
+    Raises MethodError for a name the model does not have or a shape that differs (nothing is broadcast).
+    """
+    own = model.state_dict()
+    with torch.no_grad():
+        for name, value in state.items():
+            if name not in own or own[name].shape != value.shape:
+                have = tuple(own[name].shape) if name in own else "no such entry"
+                raise MethodError(f"cannot load {name!r} of shape {tuple(value.shape)}: the model has {have}")
+            own[name].copy_(value)
+
+
+class Mean:
+    """The weighted mean of states, added one at a time: memory of one model, however many are added.
+
+    Floating-point entries are summed in their own type, in the order added; integer entries (counters) are
+    summed in float64 and rounded. Calling it returns the mean.
+    """
+
+    def __init__(self) -> None:
+        self._sum: State = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._weight = 0.0
+
+    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Add one state. Raises MethodError if its names or shapes differ from the first one's."""
+        if not weight > 0:
+            raise MethodError(f"a mean needs weights above 0, got {weight}")
+        first = not self._sum
+        if first:
+            self._dtypes = {name: value.dtype for name, value in state.items()}
+            self._sum = {
+                name: torch.zeros_like(value, dtype=None if value.is_floating_point() else torch.float64)
+                for name, value in state.items()
+            }
+        differ = [
+            name
+            for name in self._sum.keys() | state.keys()
+            if name not in self._sum or name not in state or self._sum[name].shape != state[name].shape
+        ]
+        if differ:
+            raise MethodError(
+                f"a mean needs the same entries in every state; these differ: {', '.join(sorted(differ))}"
+            )
+        floating = [name for name in self._sum if self._dtypes[name].is_floating_point]
+        if floating:
+            sums = [self._sum[name] for name in floating]
+            values = [state[name].to(self._sum[name].dtype) for name in floating]
+            torch._foreach_add_(sums, values, alpha=weight)
+        for name in self._sum.keys() - set(floating):
+            self._sum[name].add_(state[name].to(torch.float64), alpha=weight)
+        self._weight += weight
+
+    def __call__(self) -> State:
+        """The mean of what was added. Raises MethodError if nothing was."""
+        if not self._sum:
+            raise MethodError("a mean of nothing: no client replied")
+        mean = {}
+        for name, total in self._sum.items():
+            value = total / self._weight
+            mean[name] = value if self._dtypes[name].is_floating_point else value.round().to(self._dtypes[name])
+        return mean
+
+
+class EntryMeans:
+    """The weighted mean of each entry over the states that have it: memory of one model, however many are added.
+
+    The mean of one value is that value, bit for bit.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, float] = {}
+        self._sums: State = {}
+        self._only: State = {}
+
+    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Add one state, of any entries."""
+        for name, value in state.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(value, dtype=None if value.is_floating_point() else torch.float64)
+                self.weights[name], self._only[name] = 0.0, value.clone()
+            else:
+                self._only.pop(name, None)
+            self._sums[name].add_(value, alpha=weight)
+            self.weights[name] += weight
+
+    def over(self, old: State) -> State:
+        """The means in place of `old`'s entries; those nobody sent stay. Raises MethodError for others."""
+        if strange := self._sums.keys() - old.keys():
+            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
+        new = dict(old)
+        for name, total in self._sums.items():
+            mean = self._only.get(name, total / self.weights[name])
+            new[name] = mean if old[name].is_floating_point() else mean.round().to(old[name].dtype)
+        return new

@@ -1,0 +1,64 @@
+"""Amounts of data and rates of links as people write them (B: byte, b: bit, k: 1000, Ki: 1024); lists of clients."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from fewbytes.base.errors import UserError
+
+PREFIXES = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
+NUMBER = r"([0-9.]+)\s*(?:((?i:[kmgt]i?)?)"
+
+
+def parse_bytes(text: str | float) -> int:
+    """An amount in whole bytes: '200MB', '1.5 GiB', '800Mbit', '300000', 2e8.
+
+    Raises UserError for less than one, and for '200Mb', by which some mean bits and some bytes.
+    """
+    read = _amount(text if isinstance(text, str) else f"{text:f}", NUMBER + r"(B|(?i:bytes?|bits?)))?")
+    if not 1 <= read < math.inf:
+        raise UserError(
+            "budget is an amount of data of a byte or more, like 200MB, 300kB, 1.5GiB or, in bits, 800Mbit "
+            f"(Mb might be either), not {text!r}"
+        )
+    return int(read)
+
+
+def parse_rate(text: str) -> float:
+    """A link's rate in bytes per second: '1MB/s', '250kBps', '2MiB/s', '10Mbit/s', '10Mb/s', '10Mbps'.
+
+    Raises UserError.
+    """
+    rate = _amount(text, NUMBER + r"(B|b|(?i:bytes?|bits?)))(?i:\s*/\s*s(?:ec)?|ps)?")
+    if not 0 < rate < math.inf:
+        raise UserError(
+            f"cannot read the rate {text!r}: write bytes like 1MB/s, 250kBps or 1MiB/s (upper-case B), "
+            "or bits like 10Mbit/s, 10Mb/s or 10Mbps (lower-case b)"
+        )
+    return rate
+
+
+def _amount(text: str, pattern: str) -> float:
+    """The number times the prefix and the unit that the groups of `pattern` find, in bytes; 0 where they find none."""
+    match = re.fullmatch(pattern, text.strip(), re.ASCII)
+    if match is None:
+        return 0.0
+    number, prefix, unit = match[1], match[2] or "", match[3] or "B"
+    in_bits = unit == "b" or unit.lower().startswith("bit")
+    try:
+        return float(number) * PREFIXES[prefix.lower()] / (8 if in_bits else 1)
+    except ValueError:  # two points in a number
+        return 0.0
+
+
+def listed(clients: Iterable[int]) -> str:
+    """Clients as people write many of them: '3, 7, 10 to 59'."""
+    these = set(clients)
+    spans = zip(
+        sorted(i for i in these if i - 1 not in these), sorted(i for i in these if i + 1 not in these), strict=True
+    )
+    return ", ".join(str(a) if a == b else f"{a} to {b}" if b > a + 1 else f"{a}, {b}" for a, b in spans)

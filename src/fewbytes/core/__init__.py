@@ -1,0 +1,1 @@
+"""What a method, its network, its clients' sites and their training are."""

@@ -1,0 +1,112 @@
+"""Every exchange of a run: who, when, which handler, how many bytes each way, and how it ended."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fewbytes.core.problem import Id
+from fewbytes.wire import Counted
+
+OUTCOMES = ("answered", "unreachable", "late", "failed", "rejected", "surplus")
+"""How an exchange can end: with a reply; the node was not there; nothing came in time; its handler failed; what came
+was no valid reply; or more clients were asked than needed and others were faster."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One exchange with one client: frame lengths in bytes, what papers count for the same payloads, how it ended."""
+
+    round: int
+    handler: str
+    client: Id
+    bytes_down: int
+    bytes_up: int
+    down: Counted
+    up: Counted
+    outcome: str = "answered"  # one of OUTCOMES
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A client whose reply took no part in an exchange, and why in words."""
+
+    client: Id
+    handler: str
+    outcome: str
+    why: str
+
+
+class Ledger:
+    """Every exchange of a run, in order: who, when, which handler, how many bytes each way."""
+
+    COLUMNS = (
+        "round", "handler", "client", "bytes_down", "bytes_up",
+        "value_bytes_down", "value_bytes_up", "mask_bits_down", "mask_bits_up", "outcome",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._rows = array("q")
+        self.handlers: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._rows) // len(self.COLUMNS)
+
+    def add(self, row: Row) -> None:
+        if row.handler not in self.handlers:
+            self.handlers.append(row.handler)
+        self._rows.extend(
+            (row.round, self.handlers.index(row.handler), row.client, row.bytes_down, row.bytes_up,
+             row.down.value_bytes, row.up.value_bytes, row.down.mask_bits, row.up.mask_bits,
+             OUTCOMES.index(row.outcome))
+        )  # fmt: skip
+
+    def columns(self, start: int = 0) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
+        """The columns from row `start` on, int64; `handler` is a number into `handlers`, `outcome` into OUTCOMES."""
+        table = np.frombuffer(self._rows.tobytes(), np.int64).reshape(-1, len(self.COLUMNS))[start:]
+        return {name: table[:, i] for i, name in enumerate(self.COLUMNS)}
+
+    def totals(self, start: int = 0) -> dict[str, int]:
+        """Bytes from row `start` on: `uplink_bytes`, `downlink_bytes`, what papers count for them (nominal), and of
+        that the values alone."""
+        c = self.columns(start)
+        nominal = {way: c[f"value_bytes_{way}"] + (c[f"mask_bits_{way}"] + 7) // 8 for way in ("up", "down")}
+        return {
+            "uplink_bytes": int(c["bytes_up"].sum()),
+            "downlink_bytes": int(c["bytes_down"].sum()),
+            "uplink_nominal_bytes": int(nominal["up"].sum()),
+            "downlink_nominal_bytes": int(nominal["down"].sum()),
+            "uplink_value_bytes": int(c["value_bytes_up"].sum()),
+            "downlink_value_bytes": int(c["value_bytes_down"].sum()),
+        }
+
+    def write_parquet(self, path: Path) -> None:
+        """The ledger as a Parquet file."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = self.columns()
+        arrays: dict[str, Any] = {
+            name: pa.array(values, pa.int32() if name in ("round", "client") else pa.int64())
+            for name, values in columns.items()
+            if name not in ("handler", "outcome")
+        }
+        for name, words in (("handler", self.handlers or [""]), ("outcome", OUTCOMES)):
+            arrays[name] = pa.array(np.array(words, dtype=object)[columns[name]] if len(self) else [], pa.string())
+        pq.write_table(pa.table({name: arrays[name] for name in self.COLUMNS}), path)
+
+    def tobytes(self) -> bytes:
+        """The rows as bytes, for a checkpoint."""
+        return self._rows.tobytes()
+
+    @classmethod
+    def frombytes(cls, rows: bytes, handlers: list[str]) -> Ledger:
+        """Undo `tobytes`."""
+        ledger = cls()
+        ledger._rows.frombytes(rows)
+        ledger.handlers = list(handlers)
+        return ledger

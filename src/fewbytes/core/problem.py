@@ -1,0 +1,164 @@
+"""What is learned, by whom: the model, the clients' data, the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import State, copied, load_state, mark_trained, state_of
+from fewbytes.base.streams import seeded, untouched
+from fewbytes.core.training import (
+    Precision,
+)
+from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.models.build import takes_argument
+from fewbytes.wire import Layout
+
+Id = int
+"""A client: 0, 1, 2, …"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned, by whom: the model, the clients' data, the seed. Both ends of the wire hold the same task.
+
+    `build`: makes a model; called with a client's id if it takes an argument (models may differ), else with nothing.
+    If it has a method `architecture(client)`, clients for which that is equal start from the same weights. `remodel`:
+    what a method makes of each model, given the seed (`Method.remodel`). `agreed`: what else both ends must have in
+    common, in words for people, by what it is.
+    """
+
+    build: Callable[..., nn.Module]
+    data: FederatedData
+    seed: int = 0
+    precision: Precision = "float32"
+    device: str = "cpu"
+    remodel: Callable[[nn.Module, int], nn.Module] | None = None
+    agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
+    _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        model: Callable[..., nn.Module],
+        clients: Iterable[tuple[Any, Any] | None],
+        test: Any = None,
+        *,
+        public: Any = None,
+        presence: Sequence[tuple[int, int | None]] | None = None,
+        seed: int = 0,
+    ) -> Task:
+        """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
+
+        Each set is an (x, y) pair of tensors or a torch data set of (x, y) items, which is read as it is used: once for
+        its labels, then in every epoch (see `fewbytes.data.split.Items`). A test set may be empty: `(x[:0], y[:0])`.
+        uint8 samples are images and divided by 255; other integers, such as token ids, stay as they are. Parameters of
+        the model that do not require gradients stay with each node and never travel. None stands for a client whose
+        data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are
+        optional and ignored. `presence`: per client the first and the last round it is there (None: to the end); who
+        comes after round 1 is a newcomer. Raises UserError for other sets without labels.
+        """
+        if not callable(model) or isinstance(model, nn.Module):
+            raise UserError(
+                "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
+                f"not a {type(model).__name__}"
+            )
+        nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
+        pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
+        data = tuple(ClientData(*pair) for pair in pairs)
+        if not data or not all(len(train) or train is nothing for train, _ in pairs):
+            raise UserError("a task needs at least one client, and every client at least one training sample")
+        server = nothing if test is None else Split.of(test)
+        highest = max((int(s.labels.max()) for pair in pairs for s in (*pair, server) if len(s)), default=-1)
+        if isinstance(public, Tensor | np.ndarray):
+            public = (public, np.zeros(len(public), np.int64))
+        shared = None if public is None else Split.of(public)
+        classes, spans = tuple(map(str, range(highest + 1))), None if presence is None else tuple(presence)
+        return cls(model, FederatedData(data, server, classes, shared, spans), seed)
+
+    @property
+    def clients(self) -> list[Id]:
+        """All clients the task has data for."""
+        return list(range(len(self.data.clients)))
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample, from whatever data the task has here. Raises UserError if it has none."""
+        return self._some_split().shape
+
+    def blank(self) -> Tensor:
+        """A sample of zeros (1, …) as models take samples. Raises UserError if the task has no data here."""
+        with untouched():
+            return self._some_split().take([0]).load(self.device)[0].zero_()
+
+    def _some_split(self) -> Split:
+        for split in (self.data.test, *(client.train for client in self.data.clients)):
+            if len(split):
+                return split
+        raise UserError("the samples' shape cannot be known here: give the task a test set")
+
+    def architecture(self, client: Id) -> Any:
+        """A key that is equal for clients with the same model."""
+        if not takes_argument(self.build):
+            return 0
+        of = getattr(self.build, "architecture", None)
+        return client if of is None else of(client)
+
+    def model(self, client: Id, draw: str = "first model") -> nn.Module:
+        """A new model of the client's architecture, with the weights that all clients of it share by that draw."""
+        with seeded(self.seed, draw, self.architecture(client)):
+            return self.drawn(client).to(self.device)
+
+    def drawn(self, client: Id) -> nn.Module:
+        """A new model of the client's architecture, its weights drawn from torch's generator as it stands."""
+        model = self.build(client) if takes_argument(self.build) else self.build()
+        if not isinstance(model, nn.Module):
+            raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
+        if not any(p.requires_grad for p in model.parameters()):
+            raise UserError(f"a {type(model).__name__} has no parameter to train: let some require gradients")
+        model = model if self.remodel is None else self.remodel(model, self.seed)
+        mark_trained(model)
+        return model
+
+    def first_model(self, state: State | None = None) -> nn.Module:
+        """A new model with the first weights (the same at every node), or with `state`'s where it has them."""
+        model = self.model(0)
+        if state is not None:
+            load_state(model, state)
+        return model
+
+    def first_state(self, client: Id = 0, draw: str = "first model") -> State:
+        """The first weights of the client's architecture that are trained, or of another draw. Shared: do not change
+        them."""
+        key = (draw, self.architecture(client))
+        if key not in self._kept:
+            self._kept[key] = state_of(self.model(client, draw))
+        first: State = self._kept[key]
+        return first
+
+    def frozen(self, client: Id) -> str:
+        """A digest of what of the client's model is not trained, and so must be the same wherever it is made; empty if
+        all of it is trained."""
+        key = ("frozen", self.architecture(client))
+        if key not in self._kept:
+            entries, trained = self.model(client).state_dict(), self.first_state(client)
+            still = {name: copied(value) for name, value in entries.items() if name not in trained}
+            self._kept[key] = blake3(save(still)).hexdigest()[:32] if still else ""
+        digest: str = self._kept[key]
+        return digest
+
+    def layout(self, client: Id) -> Layout:
+        """The entries of the client's model, as both ends of the wire know them."""
+        key = ("layout", self.architecture(client))
+        if key not in self._kept:
+            self._kept[key] = Layout.of(self.first_state(client))
+        layout: Layout = self._kept[key]
+        return layout

@@ -1,0 +1,170 @@
+"""What a handler sees of its client: its data, its randomness, a model, the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import State, in_training, load_state, state_of
+from fewbytes.base.streams import seeded, stream, stream_seed
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.records import Records
+from fewbytes.core.training import (
+    FINDS_NO_OBJECTS,
+    Loss,
+    Optimiser,
+    Order,
+    evaluate,
+    fit,
+    outputs,
+    prepared,
+    ready,
+)
+from fewbytes.data import Split
+from fewbytes.data.split import Items, LazySamples
+
+
+class Site:
+    """What a handler sees of its client: its data, its randomness, a model to work with, the training loop."""
+
+    def __init__(
+        self, task: Task, me: Id, t: int, what: str, models: dict[Any, nn.Module] | None = None, scored: bool = True
+    ) -> None:
+        self.task, self.me, self.round = task, me, t
+        self.device = task.device
+        self.train: Split = task.data.clients[me].train
+        self.test: Split = task.data.clients[me].test
+        self.rng = stream(task.seed, "client", me, t, what)
+        """Named randomness of this handler (numpy)."""
+        self.seed = stream_seed(task.seed, "client", me, t, what)
+        """By which the engine seeds the global generators before the handler runs: torch's, and, for transforms of
+        users' own data sets, Python's and numpy's."""
+        self.records = Records()
+        self._models = {} if models is None else models
+        self._taken = 0
+        self._scored = scored
+        self._loaded: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def model(self, state: State | None = None, fresh: bool = False, of: Id | None = None) -> nn.Module:
+        """A model of this client's architecture with `state`'s entries; the others as in the task's first model.
+
+        `fresh`: weights drawn anew by this client instead of the first model's. `of`: another client's architecture.
+        Valid until the handler returns (the module object is used again by other clients); calling again gives a
+        second module.
+        """
+        owner = self.me if of is None else of
+        key = (self.task.architecture(owner), self._taken)
+        self._taken += 1
+        if key not in self._models:
+            self._models[key] = prepared(self.task.model(owner))
+        model = self._models[key]
+        for p in model.parameters():
+            p.requires_grad_(p.trained)  # type: ignore[attr-defined]
+            p.grad = None
+        first = self._own_draw() if fresh else self.task.first_state(owner)
+        given = state or {}
+        load_state(model, {name: value for name, value in first.items() if name not in given} | given)
+        return in_training(model)
+
+    def _own_draw(self) -> State:
+        with seeded(self.task.seed, "client", self.me, "model"):
+            return state_of(self.task.drawn(self.me))
+
+    def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
+        """All samples of `train` or `test` as (x, y) on the device: untransformed, images channels-last.
+
+        Raises UserError if what is learnt of them are boxes, which only `fit` knows how to use.
+        """
+        if data.boxes is not None:
+            raise UserError(FINDS_NO_OBJECTS)
+        if id(data) not in self._loaded:
+            x, y = data.load(self.device)
+            self._loaded[id(data)] = (ready(x), y)
+        return self._loaded[id(data)]
+
+    def samples(self, data: Split) -> tuple[Tensor | LazySamples, Tensor]:
+        """As `tensors`, but those of a data set of one's own are read as they are indexed."""
+        return data.lazy(self.device) if isinstance(data.x, Items) else self.tensors(data)
+
+    def fit(
+        self,
+        model: nn.Module,
+        *,
+        epochs: int,
+        lr: float,
+        batch: int,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        loss: Loss | None = None,
+        extra: Callable[[nn.Module], Tensor] | None = None,
+        frozen: nn.Module | None = None,
+        optimiser: Optimiser = "sgd",
+        order: Order = "shuffled",
+        before_step: Callable[[], None] | None = None,
+        after_step: Callable[[], None] | None = None,
+        more: tuple[Tensor, Tensor] | None = None,
+    ) -> float:
+        """Train on this client's training samples, each batch transformed if `train` has a transform (see
+        `fewbytes.core.training.fit`); records the loss as `train`. `more`: further samples (x, y), after its own."""
+        x: Tensor | LazySamples
+        x, y = self.samples(self.train) if self.train.boxes is None else self.train.lazy(self.device)
+        if more is not None:
+            x, y = torch.cat([x[:], ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
+        try:
+            value = fit(
+                model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
+                loss=loss, extra=extra, frozen=frozen, optimiser=optimiser, order=order,
+                before_step=before_step, after_step=after_step, precision=self.task.precision,
+                transform=self.train.transform,
+            )  # fmt: skip
+        except RuntimeError as error:
+            if not x[:1].is_floating_point() and "type" in str(error):
+                raise UserError(
+                    f"client {self.me}'s samples are integers, which this model does not take: give floats ({error})"
+                ) from None
+            raise
+        except ValueError as error:
+            if len(y) > 1 and batch > 1:
+                raise
+            raise UserError(
+                f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
+            ) from None
+        if order == "shuffled" or len(y) > 1:
+            self.records.losses["train"] = value
+        return value
+
+    def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """What the model gives for this client's training samples (n, …), in eval mode, and their labels.
+
+        The samples are transformed, once, if `train` has a transform.
+        """
+        x, y = self.samples(self.train)
+        if self.train.transform is not None:
+            x = self.train.transform(x[:], y)
+        return outputs(model, x, self.task.precision), y
+
+    def accuracy(self, model: nn.Module, kind: str) -> float | None:
+        """In [0, 1], on this client's test split, for a method that goes by it; None if that is empty. Recorded as an
+        accuracy of that kind, in every round."""
+        if not len(self.test):
+            return None
+        x, y = self.samples(self.test)
+        correct = evaluate(model, x, y, self.task.precision)[0]
+        self.records.scores[kind] = correct, len(y)
+        return correct / len(y)
+
+    def score(self, kind: str, model: nn.Module) -> None:
+        """Record the accuracy, and the loss, of the model on this client's test split, in rounds that are scored."""
+        if self._scored and len(self.test):
+            x, y = self.samples(self.test)
+            correct, loss = evaluate(model, x, y, self.task.precision)
+            self.records.scores[kind] = correct, len(y)
+            self.records.losses[kind] = loss / len(y)
+
+    def measure(self, name: str, value: float) -> None:
+        """Record a measurement for people: it travels beside the payload, uncounted, and steers nothing."""
+        self.records.measures[name] = float(value)

@@ -1,0 +1,1 @@
+"""Experiments as the command line and config files describe them: one run, a comparison, a plan, a deployment."""

@@ -1,0 +1,313 @@
+"""A run deployed with one command: an app written, Flower's processes started or told, the run followed to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.files import replacing
+from fewbytes.experiments.app import EVENTS, write_run_config
+from fewbytes.experiments.settings import Experiment
+from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.processes import Deployment
+from fewbytes.running.loop import Watcher, terminating
+
+LOOPBACK = "127.0.0.1:0"
+PLACES = "places.json"  # in the deployment's folder: --hosts and --address
+ENVIRONMENT = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
+QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
+
+AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a SuperNode again, and how many there are
+
+
+@dataclass(frozen=True)
+class Site:
+    """A client's node: its registered name, and whether `deploy` starts it itself."""
+
+    name: str
+    here: bool
+
+
+def host_names(hosts: str) -> list[str]:
+    """The names in a list with commas. Raises UserError if there is none, or one stands twice."""
+    names = [name.strip() for name in hosts.split(",") if name.strip()]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if not names or twice:
+        raise UserError(f"--hosts names {twice!r} twice" if twice else "--hosts names no node: give names with commas")
+    return names
+
+
+def remembered(folder: Path, hosts: str | None, address: str | None) -> tuple[str | None, str | None]:
+    """Where a deployment's nodes are, `--hosts` and `--address` as they were first given.
+
+    Raises UserError if they are given anew and differ: nothing is trained elsewhere than it was begun.
+    """
+    try:
+        there = json.loads((folder / "deployment" / PLACES).read_bytes())
+    except (OSError, ValueError):
+        raise UserError(f"{folder} is not the folder of a deployment (it has no deployment/{PLACES})") from None
+    for name, given in (("hosts", hosts), ("address", address)):
+        if given is not None and given != there[name]:
+            raise UserError(
+                f"{folder} was deployed with --{name} {there[name]}, not {given}: resume it as it was begun"
+            )
+    return there["hosts"], there["address"]
+
+
+def sites(experiment: Experiment, hosts: str | None) -> list[Site]:
+    """A node a client: on the hosts of a list with commas, or all on this machine. Raises UserError."""
+    count = experiment.clients + experiment.newcomers
+    if hosts is None:
+        return [Site(f"client-{i}", True) for i in range(count)]
+    names = host_names(hosts)
+    if len(names) != count:
+        raise UserError(f"--hosts takes a name for each of the run's {count} clients, with commas, not {len(names)}")
+    return [Site(name, False) for name in names]
+
+
+class Deployed:
+    """A run's deployment in `<run folder>/deployment`.
+
+    `address`: host:port where the nodes reach the SuperLink. Raises UserError for what the user got wrong.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, nodes: Sequence[Site], address: str, resume: bool) -> None:
+        self.experiment, self.out, self.nodes, self.resume = experiment, folder.absolute(), nodes, resume
+        self.folder = self.out / "deployment"
+        self._asked = address
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535:
+            raise UserError(f"address {address!r}: expected host:port, such as server.example:9092")
+        self.remote = not all(site.here for site in nodes)
+        if self.remote and port == "0":
+            raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
+        self.host = host.strip("[]")
+        self.deployment = Deployment(self.folder, f"0.0.0.0:{port}" if self.remote else address)
+        self._again: dict[str, tuple[int, float]] = {}  # SuperNodes that ended: attempts so far, not before
+        self.address = f"{host}:{self.deployment.address.rpartition(':')[2]}"
+
+    def prepare(self) -> None:
+        """Write everything and start nothing."""
+        with self.deployment:
+            self._write()
+
+    def _write(self) -> None:
+        """The app, the certificates, a folder for each node on another host; nothing of a stopped run's SuperLink."""
+        (self.out / EVENTS).unlink(missing_ok=True)
+        if not self.remote:  # a new SuperLink: an old one takes its nodes for connected for a minute more
+            for name in ("superlink.db", "superlink.db-wal", "superlink.db-shm", "nodes.json"):
+                (self.folder / name).unlink(missing_ok=True)
+        self._write_app()
+        hosts = ",".join(site.name for site in self.nodes) if self.remote else None
+        with replacing(self.folder / PLACES) as file:
+            file.write(json.dumps({"hosts": hosts, "address": self._asked}).encode())
+        self.deployment.write_link()
+        write_certificates(self.folder / "certificates", ["127.0.0.1", self.host])
+        for i, site in enumerate(self.nodes):
+            write_node_key(self.folder / "keys", site.name)
+            if not site.here:
+                self._write_node(i, site.name)
+
+    def commands(self) -> str:
+        """What to run where, for people."""
+        home = f"{self.folder}/flower-home"
+        lines = ["on this machine:", f"  export FLWR_HOME={home} {ENVIRONMENT}"]
+        lines.append(f"  {shlex.join(self.deployment.superlink_command())}")
+        for i, site in enumerate(self.nodes):
+            lines.append(f"  flwr supernode register {self.folder}/keys/{site.name}.pub fewbytes --name {site.name}")
+            if site.here:
+                command = self.deployment.supernode_command(site.name, self._node_config(i), port=9094 + i)
+                lines.append(f"  FLWR_HOME={self.folder}/homes/{site.name} {shlex.join(command)}")
+        lines.append(f"  flwr run {self.folder}/app fewbytes")
+        return "\n".join([*lines, *self.elsewhere()])
+
+    def elsewhere(self) -> list[str]:
+        """What to run on the other hosts, for people."""
+        names = [site.name for site in self.nodes if not site.here]
+        told = "on each other host, with this package installed, in a copy of its folder there: sh start.sh"
+        return [told, *(f"  {self.folder}/nodes/{name}" for name in names)] if names else []
+
+    def execute(self, watcher: Watcher, note: Callable[[str], None]) -> None:
+        """Start Flower, submit the run, follow it to its end. Raises what the run's server raised, in its words.
+
+        A KeyboardInterrupt, or a SuperLink that dies, leaves the run folder ready to be resumed.
+        """
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+        with terminating(), self.deployment:
+            self._write()
+            self.deployment.start_superlink([self.host])
+            self.deployment.register([site.name for site in self.nodes])
+            for i, site in enumerate(self.nodes):
+                if site.here:
+                    self.deployment.start_supernode(site.name, self._node_config(i))
+            if self.remote:
+                note("\n".join(self.elsewhere()))
+            number = self.deployment.submit(self.folder / "app")
+            try:
+                self._follow(number, watcher, note)
+            except FewbytesError as error:
+                if (self.out / "checkpoint" / "run.state").exists():
+                    raise type(error)(f"{error}; go on with: fewbytes deploy --resume {self.out}") from None
+                raise
+
+    def _follow(self, number: int, watcher: Watcher, note: Callable[[str], None]) -> None:
+        pid, dead, quiet = 0, 0, time.monotonic() + QUIET_SECONDS
+        self._again = {}
+        try:
+            for event in self._events():
+                if event is None:
+                    self.deployment.check()
+                    self._start_again(note, hopeless=not pid)
+                    dead = dead + 1 if pid and not _alive(pid) else 0
+                    if dead > 3:  # and has told nothing more
+                        raise FewbytesError(f"the run's server has died ({self.folder / 'logs'})")
+                    if time.monotonic() > quiet and not pid:
+                        quiet = time.monotonic() + QUIET_SECONDS
+                        status, details = self.deployment.run_status(number)
+                        if status.startswith("finished"):
+                            raise FewbytesError(f"the run's server ended without a word ({status} {details})".rstrip())
+                    continue
+                quiet = time.monotonic() + QUIET_SECONDS
+                match event.pop("event"):
+                    case "waiting":
+                        watcher.waiting(event["there"], event["wanted"])
+                    case "started":
+                        pid = event["pid"]
+                        watcher.started(self.out, event["rounds"], event["done"])
+                    case "replied":
+                        watcher.replied(event["client"])
+                    case "joined":
+                        watcher.joined(event["client"])
+                    case "refused":
+                        watcher.refused(event["client"], event["why"])
+                    case "moved":
+                        watcher.moved(event["up"], event["down"])
+                    case "scored":
+                        watcher.scored(event["row"])
+                    case "stopped":
+                        watcher.stopped(event["round"])
+                    case "failed":
+                        raise (UserError if event["mine"] else FewbytesError)(event["error"])
+                    case "ended":
+                        return
+        except KeyboardInterrupt:
+            if pid:  # let it write its result
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                deadline = time.monotonic() + 10
+                while _alive(pid) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+            raise
+
+    def _start_again(self, note: Callable[[str], None], hopeless: bool) -> None:
+        """Start SuperNodes again that have ended; Flower refuses those it still takes for connected, for a minute.
+
+        Raises FewbytesError when none comes up at all (`hopeless`: nothing has been heard of the run).
+        """
+        for ended in self.deployment.ended():
+            tries, when = self._again.get(ended.name, (0, 0.0))
+            if time.monotonic() < when:
+                continue
+            if not tries:
+                why = f"exit code {ended.exit_code}: {ended.reason}"
+                note(f"the SuperNode {ended.name} has ended ({why}); it is started again")
+            elif hopeless and tries > 2 and len(self._again) == len(self.nodes):
+                raise FewbytesError(f"no SuperNode stays up: {ended.name}: {ended.reason}")
+            elif tries == TRIES:
+                note(f"the SuperNode {ended.name} does not come up: {ended.reason}")
+            if tries < TRIES:
+                client = [site.name for site in self.nodes].index(ended.name)
+                self.deployment.start_supernode(ended.name, self._node_config(client))
+            self._again[ended.name] = (tries + 1, time.monotonic() + AGAIN_SECONDS)
+
+    def _events(self) -> Iterator[dict[str, Any] | None]:
+        """What the run's server tells, as it comes; None now and then while it tells nothing."""
+        path, position = self.out / EVENTS, 0
+        while True:
+            text = b""
+            with suppress(FileNotFoundError), open(path, "rb") as file:
+                file.seek(position)
+                text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            position += len(whole)
+            for line in whole.splitlines():
+                yield json.loads(line)
+            if not whole:
+                yield None
+                time.sleep(0.2)
+
+    def _node_config(self, client: int) -> dict[str, str | int]:
+        return {"partition-id": client, "folder": str(self.out.parent), "tell": "labels"}  # to their own machine
+
+    def _write_app(self) -> None:
+        app = self.folder / "app"
+        app.mkdir(exist_ok=True)
+        names = ",".join(site.name for site in self.nodes)
+        config = write_run_config(self.experiment) | {"out": str(self.out), "resume": self.resume, "names": names}
+        described = {
+            "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+            "project": {
+                "name": "fewbytes-run", "version": "1.0.0", "license": {"file": "LICENSE"},
+                "dependencies": ["flwr>=1.41", "fewbytes"],
+            },
+            "tool": {"flwr": {"app": {
+                "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.41.0",
+                "components": {"serverapp": "apps:server", "clientapp": "apps:client"},
+                "config": config,
+            }}},
+        }  # fmt: skip
+        for name, text in (
+            ("pyproject.toml", tomli_w.dumps(described)),
+            ("apps.py", 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'),
+            ("LICENSE", "Apache-2.0\n"),
+        ):
+            with replacing(app / name) as file:
+                file.write(text.encode())
+
+    def _write_node(self, client: int, name: str) -> None:
+        """What a host needs: the certificate that proves the SuperLink, the node's key, a script."""
+        folder = self.folder / "nodes" / name
+        for part in (f"keys/{name}", "certificates/ca.crt"):
+            (folder / part).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / part) as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write((self.folder / part).read_bytes())
+        config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
+        command = self.deployment.supernode_command(
+            name, config, superlink=self.address, folder=Path("."), port=9094 + client
+        )
+        script = "\n".join(
+            (
+                "#!/bin/sh",
+                f"# The node {name}. FEWBYTES_DATA names the folder of its data sets. Of data that are not dealt out",
+                "# the server learns beforehand what tell= says: sizes, labels (samples of each class), or nothing.",
+                'cd "$(dirname "$0")"',
+                "export FLWR_HOME=$PWD/flower-home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1",
+                "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05",
+                f"exec {shlex.join(command)}",
+            )
+        )
+        with replacing(folder / "start.sh") as file:
+            file.write(script.encode() + b"\n")
+
+
+def _alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and was not waited for does not."""
+    try:
+        os.kill(pid, 0)
+        return pid != 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:  # no /proc here
+        return True

@@ -1,0 +1,138 @@
+"""The live line of a run, or of other long work, in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fewbytes.base.units import listed
+from fewbytes.core.problem import Id
+from fewbytes.running.loop import Watcher
+
+PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+"""Of consoles that print text as it is: paths, names and errors may hold [brackets] or :colons:."""
+console = Console(stderr=True, **PLAIN)
+"""Where the command line talks to people."""
+printed = Console(**PLAIN)
+"""Standard output, which is for results."""
+
+
+def note(text: str) -> None:
+    """Print something worth knowing, above the live line if there is one."""
+    console.print(Text.assemble(("note:", "yellow"), f" {text}"), soft_wrap=True)
+
+
+class Display(Watcher):
+    """A live line: rounds done, accuracy by its kinds and megabytes so far; at the end what result.json says."""
+
+    def __init__(self, name: str, folder: Path, command: str = "run") -> None:
+        self._command = command
+        self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
+        self._name, self._rounds, self._when = name, 0, "round"
+        self._scores: dict[str, float] = {}
+        self._joined: list[Id] = []
+        self._noted: set[str] = set()
+        self._progress = _line(TimeElapsedColumn())
+        self._bar = self._progress.add_task(name, total=None, text="starting")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._replies = 0
+            self._show()
+        self._progress.stop()
+        if kind is KeyboardInterrupt:
+            console.print(f"interrupted; go on with: fewbytes {self._command} --resume {self._folder}", soft_wrap=True)
+
+    def waiting(self, there: int, wanted: int) -> None:
+        self._progress.update(self._bar, text=f"waiting for clients: {there} of {wanted} are connected")
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        self._rounds = rounds
+        self._progress.update(self._bar, total=rounds, completed=done, text=f"round {done}/{rounds}")
+
+    def note(self, text: str) -> None:
+        """As `note`."""
+        note(text)
+
+    def joined(self, client: Id) -> None:
+        self._joined.append(client)
+        self._replies = 0
+        self._progress.update(self._bar, text=f"joined: {self._joiners()}")
+
+    def refused(self, client: Id, why: str) -> None:
+        self.note(f"client {client} cannot join: {why}")
+
+    def _joiners(self) -> str:
+        return f"client{'s' if len(self._joined) > 1 else ''} {listed(self._joined)}"
+
+    def replied(self, client: Id) -> None:
+        self._replies += 1
+        self._show()
+
+    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
+        self._up, self._down = uplink_bytes, downlink_bytes
+
+    def scored(self, row: dict[str, Any]) -> None:
+        self._replies = 0
+        last = row["phase"] == "finish"
+        done = self._rounds if last else row["round"]
+        when = f"{'after ' if last else ''}round {done}"
+        if self._joined:
+            self.note(f"{when}: joined: {self._joiners()}")
+            self._joined = []
+        if row.get("not_finite"):
+            names = ", ".join(row["not_finite"])
+            self.note(f"{when}: {names} not finite (is lr too high?)")
+        for what, how_much in row.get("notes", {}).items():
+            if what not in self._noted:
+                self.note(f"{self._name}, {when}: {what} ({how_much})")
+                self._noted.add(what)
+        for left in row.get("left_out", []):
+            self.note(f"{when}: client {left['client']} {left['outcome']}: {left['why']}")
+        if row["accuracy"]:
+            self._when = "after round" if last else "round"
+            self._scores = (self._scores if last else {}) | row["accuracy"]
+        self._progress.update(self._bar, completed=done)
+        self._show()
+        due = row["accuracy"] if last else done % max(1, self._rounds // 5) == 0 or done == 1
+        if due and not console.is_terminal:
+            console.print(f"{self._name}: {self._text(done)}")
+
+    def stopped(self, t: int) -> None:
+        self._rounds = t
+        self._progress.update(self._bar, total=t)
+        self.note(f"{self._name} ends with round {t}: another would exceed the budget")
+
+    def _show(self) -> None:
+        done = int(self._progress.tasks[self._bar].completed)
+        self._progress.update(self._bar, text=self._text(done))
+
+    def _text(self, done: int) -> str:
+        now = f", client {self._replies} of this one" if self._replies else ""
+        scores = "  ".join(f"{kind} {value:.1%}" for kind, value in self._scores.items())
+        moved = f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
+        return f"{self._when} {done}/{self._rounds}{now}  {scores}  {moved}"
+
+
+@contextmanager
+def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A live line with the time left for work of a known length: told (steps done, steps, text), it shows them."""
+    with _line(TimeRemainingColumn(), transient=True, disable=not console.is_terminal) as line:
+        bar = line.add_task(name, total=None, text="starting")
+        yield lambda done, steps, text: line.update(bar, completed=done, total=steps, text=text)
+
+
+def _line(time: ProgressColumn, **how: bool) -> Progress:
+    name = TextColumn("{task.description}", style="bold", markup=False)
+    columns = name, BarColumn(bar_width=24), TextColumn("{task.fields[text]}", markup=False), time
+    return Progress(*columns, console=console, **how)  # type: ignore[arg-type]  # none of them but flags

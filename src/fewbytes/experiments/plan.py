@@ -1,0 +1,192 @@
+"""What a run will cost before it is run: bytes and time over given links, from real payloads of a few clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.table import Table
+
+from fewbytes.core.ledger import Ledger
+from fewbytes.core.method import Method
+from fewbytes.core.problem import Task
+from fewbytes.experiments.settings import Experiment
+from fewbytes.methods.parts.one_shot import Distilled
+from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.loop import HEADROOM, Watcher, run
+
+PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
+POLL_SECONDS = 3.0  # a SuperNode that found no message looks again after so long; who answers last has just looked
+HAND_OVER_SECONDS = 1.8  # measured: installing the app, handing message and reply between SuperNode and client
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cost of one client's round (bytes, seconds on this machine's core), and of the whole run.
+
+    `clients`: how many are there in a round, on average. `asked`: the rounds asked for; a budget may make them fewer.
+    """
+
+    clients: int
+    cohort: int
+    rounds: int
+    asked: int
+    probed: int
+    up: float
+    down: float
+    nominal_up: float
+    nominal_down: float
+    train_seconds: float
+    uplink: float
+    downlink: float
+    waiting_seconds: float = 0.0
+    over_budget: bool = False
+
+    @property
+    def round_seconds(self) -> float:
+        """Wait, download, train, upload; clients work side by side, each on its own link."""
+        return self.waiting_seconds + self.down / self.downlink + self.train_seconds + self.up / self.uplink
+
+    def table(self) -> Table:
+        """The plan for the terminal."""
+        table = Table("", "uplink", "downlink", title="the plan", title_justify="left")
+        mb = 1e6
+        for column in table.columns[1:]:
+            column.justify = "right"
+        table.add_row("MB per client and round", f"{self.up / mb:.3f}", f"{self.down / mb:.3f}")
+        table.add_row("  as papers count", f"{self.nominal_up / mb:.3f}", f"{self.nominal_down / mb:.3f}")
+        total = self.cohort * self.rounds / mb
+        table.add_row(
+            f"MB in all: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
+            + (f" (of {self.asked}, by the budget)" if self.rounds < self.asked else "")
+            + (": more than the budget" if self.over_budget else ""),
+            f"{self.up * total:,.1f}",
+            f"{self.down * total:,.1f}",
+        )
+        table.add_row(
+            "seconds per round on the link", f"{self.up / self.uplink:.2f}", f"{self.down / self.downlink:.2f}"
+        )
+        table.add_section()
+        if self.waiting_seconds:
+            table.add_row("seconds per round until Flower has started clients", f"{self.waiting_seconds:.2f}", "")
+        table.add_row("seconds per round with training", f"{self.round_seconds:.2f}", "")
+        table.add_row("hours in all", f"{self.round_seconds * self.rounds / 3600:.2f}", "")
+        table.caption = (
+            f"measured in real rounds of {self.probed} clients, each with one core of this "
+            f"machine ({self.train_seconds:.2f} s a round)"
+        )
+        return table
+
+
+def deployment_seconds(experiment: Experiment) -> float:
+    """Seconds an exchange takes on Flower's processes besides moving and training, a client's start measured here."""
+    code = (
+        "import json, sys; import flwr.supernode.runtime.run_clientapp, fewbytes.experiments.app; "
+        "from fewbytes.experiments.settings import make_experiment; make_experiment(json.load(sys.stdin)).task()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    text, taken = json.dumps(experiment.settings()), []
+    for _ in range(2):  # the first may read from the disk
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-c", code], input=text, text=True, check=True, env=environment)
+        taken.append(time.monotonic() - started)
+    return POLL_SECONDS + HAND_OVER_SECONDS + taken[-1]
+
+
+def make_plan(
+    method: Method,
+    task: Task,
+    rounds: int,
+    uplink: float,
+    downlink: float,
+    exchange_seconds: float = 0.0,
+    budget: int | None = None,
+) -> Plan:
+    """Run a few real rounds on the first few clients and extrapolate; links in bytes per second.
+
+    `exchange_seconds`: what an exchange takes besides (see `deployment_seconds`). `budget`: as in `fewbytes.run`.
+    """
+    fraction = getattr(method, "fraction", 1.0)
+    few = task.data.clients[:PROBED_CLIENTS]
+    probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
+    small = replace(task, data=replace(task.data, clients=few, presence=None))
+    planned = method.planned_rounds(rounds)
+    there = round(fmean(len(task.data.present(t)) for t in range(1, planned + 1)))
+    ledger, seconds = _probe(probed, small, PROBED_ROUNDS, whole=False)
+    if method.own_rounds:  # what is sent may depend on the number of clients: all of them, with little to train on
+        ledger, _ = _probe(_quick(method), _scant(task), planned, whole=not isinstance(method, Distilled))
+        measured, first = len(task.clients) * planned, 0
+    else:
+        measured, first = len(few), PROBED_ROUNDS
+    columns = ledger.columns()
+    rows = {name: values[columns["round"] >= first] for name, values in columns.items()}
+    up, cohort, fitting = rows["bytes_up"].sum() / measured, max(1, round(fraction * there)), planned
+    if budget is not None and up and not method.own_rounds:  # as a run ends before a round that might exceed it
+        fitting = min(planned, max(1, int(budget / (up * cohort) - (HEADROOM - 1))))
+    return Plan(
+        clients=there,
+        cohort=cohort,
+        rounds=fitting,
+        asked=planned,
+        probed=len(few),
+        up=up,
+        down=rows["bytes_down"].sum() / measured,
+        nominal_up=(rows["value_bytes_up"] + (rows["mask_bits_up"] + 7) // 8).sum() / measured,
+        nominal_down=(rows["value_bytes_down"] + (rows["mask_bits_down"] + 7) // 8).sum() / measured,
+        train_seconds=fmean(seconds[1:] or seconds) / len(few),
+        uplink=uplink,
+        downlink=downlink,
+        over_budget=bool(budget is not None and up * cohort * fitting > budget),
+        waiting_seconds=exchange_seconds * len(rows["bytes_up"]) / measured,
+    )
+
+
+def _quick(method: Method) -> Method:
+    """A method with a number of rounds of its own, with one local epoch in each."""
+    return replace(method, epochs=method.planned_rounds(1)) if hasattr(method, "epochs") else method  # type: ignore[type-var]
+
+
+def _scant(task: Task) -> Task:
+    """The task with a client's first two training samples of each class it holds, and no test samples."""
+    clients = []
+    for client in task.data.clients:
+        labels = client.train.labels
+        rows = [int(i) for c in labels.unique() for i in (labels == c).nonzero().flatten()[:2]]
+        clients.append(replace(client, train=client.train.take(sorted(rows)), test=client.test.take([])))
+    return replace(task, data=replace(task.data, clients=tuple(clients), presence=None))
+
+
+class _Enough(Exception):
+    """The last round that is measured is over."""
+
+
+def _probe(method: Method, task: Task, rounds: int, whole: bool) -> tuple[Ledger, list[float]]:
+    """The exchanges of a run, and the seconds of each round without scoring.
+
+    Unless `whole`, the run ends with its rounds: what methods do afterwards may take a server hours.
+    """
+
+    class Stop(Watcher):
+        def scored(self, row: dict[str, Any]) -> None:
+            if row["round"] == method.planned_rounds(rounds) and not whole:
+                raise _Enough
+
+    with tempfile.TemporaryDirectory() as folder:
+        with suppress(_Enough):
+            run(
+                method, task, rounds=rounds, out=folder, workers=1, evaluate_every=10**6, save_models=False,
+                watcher=Stop(),
+            )  # fmt: skip
+        checkpoint = read_checkpoint(Path(folder))
+    rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
+    seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
+    return Ledger.frombytes(checkpoint.ledger, checkpoint.handlers), seconds

@@ -1,0 +1,1 @@
+"""Methods on Flower: its simulation and its deployments. Nothing else imports flwr."""

@@ -1,0 +1,42 @@
+"""What a message of Flower's holds: what is asked or answered, and a frame, as one blob."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fewbytes.base.errors import FrameError
+from fewbytes.engines.drop import Drop
+from fewbytes.wire import Frame
+
+SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which costs the fewest requests
+
+
+def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = "") -> RecordDict:
+    """A message's content: what is asked or answered, and a frame, or its name in a Drop that both ends know."""
+    record = ConfigRecord({"order": order})
+    content = RecordDict({"fewbytes": record})
+    if name:
+        record["name"] = name
+    elif frame is not None and len(frame) > SMALL:
+        content["frame"] = ArrayRecord({"frame": Array("uint8", (len(frame),), "fewbytes.frame", bytes(frame))})
+    elif frame is not None and len(frame):
+        record["frame"] = bytes(frame)
+    return content
+
+
+def read_content(content: RecordDict, drop: Drop | None = None) -> tuple[bytes, memoryview]:
+    """Undo `write_content`; an empty view for no frame. Raises FrameError for anything else."""
+    try:
+        record = content.config_records["fewbytes"]
+        order, frame = record["order"], cast(Any, record.get("frame", b""))
+        if drop is not None and "name" in record:
+            frame = drop.get(str(record["name"]))
+        elif "frame" in content.array_records:
+            frame = content.array_records["frame"]["frame"].data
+    except (KeyError, TypeError, AttributeError):
+        order, frame = None, None
+    if not isinstance(order, bytes) or not isinstance(frame, bytes | memoryview):
+        raise FrameError("header", "a message of Flower's does not hold what this package writes")
+    return order, memoryview(frame)

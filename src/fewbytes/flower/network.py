@@ -1,0 +1,440 @@
+"""The network over a Flower grid: payloads as messages, replies waited for, read with suspicion, released in order."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+import torch
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable import inflatable_utils
+
+from fewbytes.base.errors import FrameError, UserError
+from fewbytes.core.ledger import Ledger, LeftOut
+from fewbytes.core.method import Method
+from fewbytes.core.network import Handler, Held
+from fewbytes.core.policy import Policy, TooFewReplies
+from fewbytes.core.problem import Id, Task
+from fewbytes.engines.base import EngineNetwork, Mail
+from fewbytes.engines.drop import Drop
+from fewbytes.engines.handlers import SCORE, Done, Job
+from fewbytes.engines.local import memory_bytes
+from fewbytes.flower.messages import read_content, write_content
+from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
+from fewbytes.wire import Frame
+
+WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
+HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
+LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
+NODE_UNAVAILABLE = 5  # Flower's error code for a node that is gone
+MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
+DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
+
+
+def look_often() -> None:
+    """Have Flower look for the rest of a reply every LOOK_SECONDS: of itself it waits 1, 2, 4, 8, 10 s, up to as long
+    again as a slow link's upload took."""
+    defaults = getattr(inflatable_utils.pull_objects, "__kwdefaults__", None) or {}
+    for name in ("initial_backoff", "backoff_cap"):
+        if name in defaults:
+            defaults[name] = LOOK_SECONDS
+
+
+class _Answer(NamedTuple):
+    """What came of asking a client: `outcome` is one of `fewbytes.core.network.OUTCOMES`; `frame` is the reply's."""
+
+    outcome: str
+    why: str = ""
+    done: Done = Done(0)
+    frame: memoryview = memoryview(b"")
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What a client is asked; the message's frame, or its name in the drop."""
+
+    order: Order
+    frame: Frame | bytes | None = None
+    name: str = ""
+
+
+class FlowerNetwork(EngineNetwork):
+    """Moves payloads as messages of a Flower grid. A context manager: entering it waits for the clients
+    that are to take part from the start, or again.
+
+    `run`: the run's name on the nodes. `names`: as in `server_app`. `poll`: seconds between looks for replies. `ahead`:
+    clients asked at a time (default: all). `drop`: where frames are handed over that need not travel. `stop`: ends
+    the run as Ctrl-C does. `waiting` is told how many clients are connected of how many, until all are.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        method: Method,
+        task: Task,
+        run: str,
+        policy: Policy,
+        names: Sequence[str] = (),
+        poll: float = 0.1,
+        ahead: int | None = None,
+        drop: Drop | None = None,
+        stop: threading.Event | None = None,
+        waiting: Callable[[int, int], None] = lambda there, wanted: None,
+        *,
+        coded: bool = True,
+        ledger: Ledger | None = None,
+        versions: dict[Id, int] | None = None,
+        known: list[Id] | None = None,
+        frames: Path | None = None,
+    ) -> None:
+        super().__init__(
+            method, task, policy, coded=coded, ledger=ledger, versions=versions, known=known, frames=frames
+        )
+        if names and len(names) != len(task.clients):
+            raise UserError(f"there are {len(names)} names of nodes for {len(task.clients)} clients")
+        self.grid, self.run, self.names = grid, run, list(names)
+        self.poll, self.ahead, self.drop = poll, ahead, drop
+        self._stop = threading.Event() if stop is None else stop
+        self._waiting = waiting
+        self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
+        self._known = known
+        self._committed = dict(self.versions)
+        self._nodes: dict[Id, int] = {}  # the node of each client that can be reached
+        self._clients: dict[int, Id] = {}  # the client of each node without a name
+        self._agreed: dict[Any, bytes] = {}
+        self._call = 0
+        self._cohort: tuple[set[Id], int] = (set(), 0)
+        self._heard = False  # whether a client has answered yet
+
+    def __enter__(self) -> Self:
+        look_often()
+        there = self._connected(set(self.clients))
+        if self._known is None:
+            self.clients = there
+        self._hear(there)
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        return self
+
+    def _connected(self, wanted: set[Id]) -> list[Id]:
+        """Those of the wanted clients that are connected, as soon as all are or connect_timeout is over.
+
+        Raises TooFewReplies, and UserError for a node that says what cannot be, unless a round has begun.
+        """
+        deadline, starting, told = time.monotonic() + self.policy.connect_timeout, not self.t, -1
+        self._refresh(starting)
+        while not wanted <= self._nodes.keys() and time.monotonic() < deadline:
+            if len(wanted & self._nodes.keys()) != told:
+                told = len(wanted & self._nodes.keys())
+                self._waiting(told, len(wanted))
+            self._wait(max(self.poll, 0.2))
+            self._refresh(starting)
+        there = sorted(wanted & self._nodes.keys())
+        needed = math.ceil(self.policy.min_replies * len(wanted))
+        if len(there) < needed:
+            raise TooFewReplies(
+                f"{len(there)} of {len(wanted)} clients connected within {self.policy.connect_timeout:g} s, at least "
+                f"{needed} are needed (min_replies = {self.policy.min_replies:g}); absent: "
+                f"{', '.join(self.called(i) for i in sorted(wanted - set(there))[:5])}"
+            )
+        return there
+
+    def _hear(self, clients: Sequence[Id]) -> None:
+        """Learn what clients hold whose data are not here, as far as their nodes tell.
+
+        Raises UserError for a node that cannot take part, unless a round has begun.
+        """
+        asked = [i for i in clients if i not in self.held and not len(self.task.data.clients[i].train)]
+        for client, answer in self._ask("query.data", asked, lambda i: _Question(self._order(self._job("data", i)))):
+            if answer.done.error and not self.t:
+                raise UserError(f"{self.called(client)} cannot take part: {_one_line(answer.done.error, 1000)}")
+            train, test = answer.done.held or (None, None)
+            self.held[client] = self._counts(train), self._counts(test)
+
+    def _counts(self, told: Held) -> Held:
+        """What a node told, where it can be; the sum where the classes are not those that are known here."""
+        counts = [told] if isinstance(told, int) else told
+        if counts is None or not all(0 <= count < 1 << 48 for count in counts):
+            return None
+        if isinstance(told, int) or told is None:
+            return told
+        return told if len(told) == len(self.task.data.classes) else sum(told)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        torch.set_num_threads(self._threads)
+
+    def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
+        super().begin(t, scored, *names)
+        self._call = 0
+        self._cohort = (set(), 0)
+        self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes(os.getpid()))
+
+    def arrivals(self, t: int) -> list[Id]:
+        due = super().arrivals(t)
+        if due and not self.clients:  # nobody is left to go on with, so they are waited for, as at the start
+            there = self._connected(set(due))
+        else:
+            self._refresh()
+            there = [i for i in due if i in self._nodes]
+        self._hear(there)
+        return there
+
+    def checkpointed(self) -> None:
+        self._committed = dict(self.versions)
+
+    def sample(self, fraction: float) -> list[Id]:
+        if not self.policy.over_selection:
+            return super().sample(fraction)
+        count = max(1, round(fraction * len(self.clients)))
+        chosen = super().sample(min(1.0, fraction * (1 + self.policy.over_selection)))
+        self._cohort = (set(chosen), count)
+        return chosen
+
+    def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
+        places = () if self.drop is None else (self.drop.put, self.drop.remove)
+        mail = Mail(self, handler, messages, asked, *places)
+        self._call += 1
+        cohort, count = self._cohort
+        enough = count if set(asked) == cohort else len(asked)
+        failed: list[LeftOut] = []
+        shared: dict[int, bytes] = {}  # frames that go to several clients, by their letter's number
+
+        def question(client: Id) -> _Question:
+            letter = mail.write(client)
+            job = self._job(handler.name, client)
+            job.message, job.message_length = letter.number, letter.length
+            if letter.frame is None or letter.left == 1 or letter.at:
+                return _Question(self._order(job), letter.frame, letter.at)
+            if letter.number not in shared:
+                shared[letter.number] = bytes(letter.frame)
+            return _Question(self._order(job), shared[letter.number])
+
+        for client, answer in self._ask(f"train.{handler.name}", asked, question, enough):
+            if answer.outcome == "answered":
+                try:
+                    value = self._accept(handler, client, mail, answer)
+                except FrameError as error:
+                    answer = answer._replace(outcome="rejected", why=_one_line(str(error)))
+            if answer.outcome == "answered":
+                yield client, value
+                continue
+            letter = mail.take(client) if client in mail.letters else None
+            self.leave_out(handler.name, client, letter, answer.outcome, answer.why, len(answer.frame))
+            if answer.outcome != "surplus":
+                failed.append(self.left_out[-1])
+                self.enough(handler.name, len(asked), failed, enough)
+
+    def _accept(self, handler: Handler, client: Id, mail: Mail, answer: _Answer) -> Any:
+        """The decoded reply, entered in the ledger. Raises FrameError for one that must not reach the method."""
+        job_version, done = self.versions.get(client, 0), answer.done
+        if done.version not in (job_version, job_version + 1):
+            raise FrameError("header", f"it is of state version {done.version}, asked was version {job_version}")
+        if not all(0 <= number < 1 << 62 for number in done.up):
+            raise FrameError("header", "its count of values is out of bounds")
+        limit = 16 * sum(v.nbytes for v in self.task.first_state(client).values()) + MARGIN
+        value = self.settle(handler, client, mail.letters[client], done, answer.frame, limit)
+        mail.take(client)
+        self._heard = True
+        return value
+
+    def score_clients(self) -> dict[Id, tuple[int, int]]:
+        if type(self.method).local_model is Method.local_model:
+            return {}
+        scores = {}
+        self._call += 1
+        for client, answer in self._ask(
+            "evaluate.score", self.clients, lambda i: _Question(self._order(self._job(SCORE, i)))
+        ):
+            correct, samples = answer.done.score
+            if answer.outcome != "answered":
+                self.left_out.append(LeftOut(client, SCORE, answer.outcome, answer.why))
+            elif 0 <= correct <= samples and samples:
+                scores[client] = (correct, samples)
+        return scores
+
+    def save_models(self, folder: Path, about: dict[str, Any]) -> None:
+        if type(self.method).local_model is Method.local_model:
+            return
+        words = msgspec.json.encode(about)
+        for _ in self._ask("query.save", self.ever(), lambda i: _Question(self._order(self._job("save", i)), words)):
+            pass
+
+    # ------------------------------------------------------------------------------------------ asking and waiting
+
+    def _ask(
+        self, kind: str, asked: Sequence[Id], question: Callable[[Id], _Question], enough: int | None = None
+    ) -> Iterator[tuple[Id, _Answer]]:
+        """Ask clients; yields what came of it in the order asked, one reply in memory (and WINDOW early ones).
+
+        With `enough` fewer than those asked: the first so many to answer are taken, the others are surplus.
+        """
+        deadline = time.monotonic() + self.policy.round_timeout
+        choosing = enough is not None and enough < len(asked)
+        ahead = len(asked) if self.ahead is None or choosing else self.ahead
+        ids: dict[Id, str | None] = {}  # what was sent to whom; None: it could not be
+        early: dict[str, Message] = {}
+        surplus = False
+        for turn, client in enumerate(asked):
+            for coming in asked[len(ids) : turn + ahead]:
+                ids[coming] = self._send(kind, coming, question)
+            if choosing and not turn:
+                surplus = self._first(enough or 0, [i for i in ids.values() if i], early, deadline)
+            wanted = ids[client]
+            if wanted is None:
+                yield client, _Answer("unreachable", "its node is not connected")
+                continue
+            while wanted not in early and not surplus:
+                coming_in = [i for c in asked[turn : len(ids)] if (i := ids[c]) and i not in early]
+                early |= self._pull(coming_in[:WINDOW])
+                if wanted in early or time.monotonic() >= deadline:
+                    break
+                self._wait(self.poll)
+            reply = early.pop(wanted, None)
+            if reply is not None:
+                yield client, self._answer(client, reply)
+            elif surplus:
+                yield client, _Answer("surplus", "others answered first")
+            else:
+                yield client, _Answer("late", f"no reply within {self.policy.round_timeout:g} s")
+
+    def _first(self, enough: int, ids: Sequence[str], early: dict[str, Message], deadline: float) -> bool:
+        """Collect replies until enough clients have answered; whether they have before the deadline."""
+        while True:
+            early |= self._pull([i for i in ids if i not in early])
+            if sum(not reply.has_error() for reply in early.values()) >= enough:
+                return True
+            if len(early) == len(ids) or time.monotonic() >= deadline:
+                return False
+            self._wait(self.poll)
+
+    def _send(self, kind: str, client: Id, question: Callable[[Id], _Question]) -> str | None:
+        if client not in self._nodes:
+            return None
+        asking = question(client)
+        content = write_content(msgspec.msgpack.encode(asking.order), asking.frame, asking.name)
+        return self._push(kind, self._nodes[client], content)
+
+    def _push(self, kind: str, node: int, content: RecordDict) -> str | None:
+        """Send a message; its id, or None if Flower does not take it."""
+        message = Message(content, node, kind, ttl=self.policy.round_timeout + 60, group_id=str(self.t))
+        return next(iter(self.grid.push_messages([message])), None)
+
+    def _pull(self, ids: Sequence[str]) -> dict[str, Message]:
+        """The replies that are there, by the ids of what they answer."""
+        return {m.metadata.reply_to_message_id: m for m in self.grid.pull_messages(ids)} if ids else {}
+
+    def _wait(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise KeyboardInterrupt
+
+    def _answer(self, client: Id, reply: Message) -> _Answer:
+        """A client's reply, read with suspicion.
+
+        Raises UserError if its node runs something else than the server and no client has answered yet; later on, one
+        client's mistake does not stop the others.
+        """
+        if reply.has_error():
+            outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
+            return _Answer(outcome, f"Flower's error {reply.error.code}: {_one_line(reply.error.reason)}")
+        try:
+            text, frame = read_content(reply.content, self.drop)
+            if self.drop is not None and "name" in reply.content.config_records["fewbytes"]:
+                self.drop.remove(str(reply.content.config_records["fewbytes"]["name"]))
+            if len(text) > DONE_LIMIT:
+                raise FrameError("length", f"{len(text)} bytes of measurements beside a reply")
+            done = msgspec.msgpack.decode(text, type=Done)
+        except (FrameError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return _Answer("rejected", _one_line(str(error)))
+        if done.error.startswith(DIFFERENT):
+            different = self._difference(client, done.error.removeprefix(DIFFERENT))
+            if not self._heard:
+                raise UserError(different)
+            return _Answer("failed", different[:600])
+        if done.error:
+            return _Answer("failed", _one_line(done.error), done, frame)
+        return _Answer("answered", "", done, frame)
+
+    def _difference(self, client: Id, text: str) -> str:
+        """What a node has else than this server, in one line."""
+        ours, theirs = in_common(self.method, self.task, client), {}
+        with suppress(msgspec.MsgspecError):
+            theirs = msgspec.json.decode(text, type=dict[str, str])
+        differing = [
+            f"{_one_line(k)}: {_one_line(theirs.get(k, 'none'))} there, {ours.get(k, 'none')} here"
+            for k in ours | theirs
+            if theirs.get(k) != ours.get(k)
+        ]
+        return f"{self.called(client)} runs something else than this server: {'; '.join(differing)}"
+
+    def _job(self, handler: str, client: Id) -> Job:
+        return Job(self.number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
+
+    def _order(self, job: Job) -> Order:
+        key = self.task.architecture(job.client)
+        if key not in self._agreed:
+            self._agreed[key] = digest(in_common(self.method, self.task, job.client))
+        return Order(self.run, self._agreed[key], job, self._call, self._committed.get(job.client, 0), self.coded)
+
+    def called(self, client: Id) -> str:
+        return f"client {client} ({self.names[client]})" if self.names else super().called(client)
+
+    def _refresh(self, starting: bool = False) -> None:
+        """Learn which clients can be reached: by their nodes' registered names, or by asking nodes without one.
+
+        Raises UserError for a node without a name that says what cannot be, if the run is `starting`; later on it is
+        passed over.
+        """
+        nodes, strangers = {}, []
+        for info in self.grid.get_nodes():
+            if self.names:
+                if info.name in self.names:
+                    nodes[self.names.index(info.name)] = info.node_id
+            elif info.node_id in self._clients:
+                nodes[self._clients[info.node_id]] = info.node_id
+            else:
+                strangers.append(info.node_id)
+        ids = {self._push("query.hello", node, RecordDict({})): node for node in strangers}
+        ids.pop(None, None)
+        deadline = time.monotonic() + min(self.policy.connect_timeout, 600.0 if starting else HELLO_SECONDS)
+        while ids and time.monotonic() < deadline:
+            for number, reply in self._pull([i for i in ids if i is not None]).items():
+                node = ids.pop(number)
+                client = self._claimed(reply)
+                wrong = client if isinstance(client, str) else ""
+                if client in nodes:
+                    wrong = f"two nodes say they hold client {client}: give each its own partition-id"
+                if wrong and starting:
+                    raise UserError(wrong)
+                if not wrong:
+                    nodes[int(client)] = node
+                    self._clients[node] = int(client)
+            if ids:
+                self._wait(self.poll)
+        self._nodes = nodes
+
+    def _claimed(self, reply: Message) -> Id | str:
+        """The client that a node says it holds, or what is wrong with that."""
+        if reply.has_error():
+            return f"a node does not start its app: {_one_line(reply.error.reason)}"
+        try:
+            client = msgspec.msgpack.decode(read_content(reply.content)[0], type=int)
+        except (FrameError, msgspec.MsgspecError):
+            return "a node does not run this package's app"
+        if client not in self.task.clients:
+            last = len(self.task.clients) - 1
+            return f"a node says it holds client {client}, not one of 0 to {last}: set its partition-id"
+        return client
+
+
+def _one_line(text: str | None, most: int = 300) -> str:
+    """Words of somebody else's, for a message of ours."""
+    return " ".join((text or "").split())[:most]

@@ -1,0 +1,169 @@
+"""A client's node: what it is asked it does once, and keeps its state and its last reply on its own disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from fewbytes.base.errors import FewbytesError, FrameError
+from fewbytes.base.files import lock, replacing
+from fewbytes.core.method import Method
+from fewbytes.core.problem import Id, Task
+from fewbytes.engines.handlers import SCORE, Done, Job, Runner
+from fewbytes.engines.pool import attempt, keep_memory
+from fewbytes.engines.store import ClientStore
+from fewbytes.running.checkpoint import VERSION
+from fewbytes.wire.frame import MAJOR, Parsed
+
+TELL = ("sizes", "labels", "nothing")
+"""What a node may tell the server of its client's data before the run; methods may tell more, by what they send."""
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Order(msgspec.Struct, array_like=True):
+    """What a server asks of a client's node. The message's frame travels beside it."""
+
+    run: str  # the run's name: the node's folder for it
+    agreed: bytes  # digest of what both ends must have in common
+    job: Job
+    call: int  # which call of the round this is
+    kept: int  # version of the client's state that the server may go back to
+    coded: bool
+
+
+class Kept(msgspec.Struct, array_like=True):
+    """The last thing a client did: which job, for what order (a digest), with what reply."""
+
+    number: int
+    asked: bytes
+    done: Done
+    frame: bytes
+
+
+def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
+    """What a server and a client's node must have in common to understand each other, in words for people."""
+    return {
+        "fewbytes version": VERSION.rpartition(".")[0],
+        "frame format": str(MAJOR),
+        "method": repr(method),
+        "model (names, types and shapes of its entries)": task.layout(client).hash.hex(),
+        **({"model (values that are not trained)": frozen} if (frozen := task.frozen(client)) else {}),
+        "seed": str(task.seed),
+        "precision": task.precision,
+        **task.agreed,
+    }
+
+
+def digest(common: dict[str, str]) -> bytes:
+    """16 bytes that are equal for equal `in_common`."""
+    return blake3(msgspec.json.encode(common)).digest()[:16]
+
+
+class Node:
+    """Answers orders of one run for the clients whose data are here.
+
+    `folder`: where run folders go on this node. The files of a client lie in `<run>/checkpoint/clients`: its state in
+    the versions the server may ask for, and its last reply, so that an order that comes twice is answered twice but
+    done once. `threads`: torch threads; results are equal bit for bit only at 1. `replies`: whether to keep them; a
+    simulation, whose server and nodes end together, need not.
+    """
+
+    def __init__(
+        self, method: Method, task: Task, folder: Path, run: str, threads: int = 1, replies: bool = True
+    ) -> None:
+        if not RUN_NAME.fullmatch(run):
+            raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
+        self.method, self.task, self.folder, self.replies = method, task, folder / run, replies
+        self.store = ClientStore(self.folder / "checkpoint" / "clients")
+        self.runner = Runner(method, task, self.store, True)
+        torch.set_num_threads(threads)
+        keep_memory()
+
+    def answer(self, order: Order, frame: memoryview | None) -> tuple[Done, bytes]:
+        """Run the order's job, or give its stored reply: what came of it and the reply's frame (empty: none)."""
+        job = order.job
+        if why := self._unable(order):
+            return Done(job.number, error=why), b""
+        self.runner.coded = order.coded
+        with self._alone(job.client):
+            return self._answer(order, frame)
+
+    def held(self, order: Order, tell: str) -> Done:
+        """How many samples the client of the order's job has, as far as `tell`, one of TELL, lets it be told."""
+        number, client = order.job.number, order.job.client
+        if tell not in TELL:
+            return Done(number, error=f"tell is one of {', '.join(TELL)}, not {tell!r}, in this node's configuration")
+        if why := self._unable(order):
+            return Done(number, error=why)
+        counts = self.task.data.label_counts()
+        train, test = counts["train"][client], counts["test"][client]
+        told = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}
+        return Done(number, held=told[tell])
+
+    def _unable(self, order: Order) -> str:
+        """Why the order cannot be followed here; empty if it can."""
+        client = order.job.client
+        if not 0 <= client < len(self.task.clients) or not len(self.task.data.clients[client].train):
+            return f"the data of client {client} are not on this node"
+        ours = in_common(self.method, self.task, client)
+        return "" if digest(ours) == order.agreed else DIFFERENT + msgspec.json.encode(ours).decode()
+
+    def _answer(self, order: Order, frame: memoryview | None) -> tuple[Done, bytes]:
+        job = order.job
+        asked = self._digest(order, frame)
+        kept = self._kept(job.client)
+        if kept is not None and kept.asked == asked and _whole(kept.frame):
+            return kept.done, kept.frame
+        if kept is not None and job.number < kept.number:
+            return Done(job.number, error="the order is older than one this client has already followed"), b""
+        if job.version and not self.store.path(job.client, job.version).exists():
+            return Done(job.number, error=f"the client's state (version {job.version}) is gone from its node"), b""
+        done, reply = attempt(lambda: self.runner.run(job, frame), job.number)
+        packed = b"" if reply is None else bytes(reply)
+        if not done.error and job.handler != SCORE:
+            record = Kept(job.number, asked, done, packed) if self.replies else Kept(job.number, b"", Done(0), b"")
+            with replacing(self._path(job.client)) as file:
+                file.write(msgspec.msgpack.encode(record))
+            self.store.keep_only_of(job.client, {order.kept, job.version, done.version})
+        return done, packed
+
+    def _digest(self, order: Order, frame: memoryview | None) -> bytes:
+        job = order.job
+        what = (order.agreed, order.coded, job.handler, job.client, job.round, order.call, job.scored, job.version)
+        return blake3(msgspec.msgpack.encode(what) + (b"" if frame is None else bytes(frame[-32:]))).digest()
+
+    def _path(self, client: Id) -> Path:
+        return self.store.folder / f"{client}.reply"
+
+    def _kept(self, client: Id) -> Kept | None:
+        try:
+            return msgspec.msgpack.decode(self._path(client).read_bytes(), type=Kept)
+        except (OSError, msgspec.MsgspecError):
+            return None  # nothing kept, or torn by a loss of power: doing it again gives the same
+
+    @contextmanager
+    def _alone(self, client: Id) -> Iterator[None]:
+        """One order at a time for a client, whichever process it reached: a straggler is waited for."""
+        held = lock(self.store.folder / f"{client}.lock", wait=True)
+        try:
+            yield
+        finally:
+            if held is not None:
+                held.close()
+
+
+def _whole(frame: bytes) -> bool:
+    """Whether a stored frame came through a loss of power undamaged; if not, doing it again gives the same."""
+    with suppress(FrameError):
+        return not frame or bool(Parsed(frame))
+    return False
+
+
+DIFFERENT = "different:"
+"""How an error begins that carries, as JSON, what the node has that the server was to have in common with it."""

@@ -1,0 +1,395 @@
+"""Flower's own processes and files for a deployment: certificates, keys, SuperLink, SuperNodes, the submitted run.
+
+TLS and the nodes' keys keep out eavesdroppers and strangers' nodes, but the port is for trusted networks only: whoever
+reaches it can also register nodes and submit and stop runs, for Flower's Control API shares it and knows no accounts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import tomli_w
+
+from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.files import lock
+from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
+
+START_SECONDS = 60  # for the SuperLink to answer
+COMMAND_SECONDS = 120  # for a `flwr` command, which takes about one
+GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
+DEFAULTS = {  # a user who sets one himself has asked for it
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds; 1 adds half a second to every message
+}
+
+
+class Ended(NamedTuple):
+    """A SuperNode whose process has ended on its own: its exit code (negative: a signal) and why, from its log."""
+
+    name: str
+    exit_code: int
+    reason: str
+
+
+class Deployment:
+    """Flower's processes over one folder and one address; leaving the context ends all it started, the logs stay.
+
+    In the folder: certificates/, keys/, flower-home/ and homes/ (FLWR_HOME of the SuperLink and of each SuperNode),
+    superlink.db and nodes.json (the registered nodes, who outlive a restart), logs/. `address` is where the SuperLink
+    listens, "host:port"; for port 0 a free one is in `.address`. On Linux all of it also ends when the thread ends that
+    started it, or this process is killed. Raises UserError for another address, a folder in use, or without Flower.
+    """
+
+    def __init__(self, folder: Path, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._host = host.strip("[]")
+        if not self._host or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{self._host}]"):
+            raise UserError(f"address {address!r}: expected host:port, such as 127.0.0.1:8000 or [::1]:8000")
+        self._port = int(port) or _free_port(self._host)
+        self.address = f"{host}:{self._port}"
+        self.folder, self._ports = folder.absolute(), {self._port}
+        self._superlink: _Process | None = None
+        self._nodes: dict[str, _Process] = {}
+        self._lock: BinaryIO | None = None
+
+    def __enter__(self) -> Deployment:
+        for command in ("flower-superlink", "flower-supernode", "flwr"):
+            _found(command)
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        self._lock = lock(self.folder / "lock")
+        if self._lock is None:
+            raise UserError(f"{self.folder}: another deployment is running there")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            _end(list(self._nodes.values()))  # first, for they sign off
+        finally:
+            _end([self._superlink] if self._superlink else [])
+            self._nodes, self._superlink = {}, None
+            if self._lock is not None:
+                self._lock.close()
+
+    @property
+    def local_address(self) -> str:
+        """Where this host reaches the SuperLink: its address, or loopback if it listens everywhere."""
+        local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self._host)
+        return f"{local}:{self._port}" if local else self.address
+
+    def superlink_command(self) -> list[str]:
+        """The SuperLink's command line."""
+        certificates = self.folder / "certificates"
+        return [
+            "flower-superlink", "--host", self._host, "--port", str(self._port), "--enable-supernode-auth",
+            "--ssl-ca-certfile", f"{certificates}/ca.crt", "--ssl-certfile", f"{certificates}/server.pem",
+            "--ssl-keyfile", f"{certificates}/server.key", "--database", f"{self.folder}/superlink.db",
+            "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+
+    def supernode_command(
+        self,
+        name: str,
+        node_config: Mapping[str, str | int],
+        superlink: str | None = None,
+        folder: Path | None = None,
+        port: int = 9094,
+    ) -> list[str]:
+        """A SuperNode's command line, for this host or another. Raises UserError for a value that Flower cannot take.
+
+        `superlink`: where that host reaches the SuperLink; `folder`: where it has certificates/ca.crt and keys/<name>;
+        `port`: a loopback port for each SuperNode of a host.
+        """
+        folder = folder or self.folder
+        return [
+            "flower-supernode", "--superlink", superlink or self.local_address, "--port", str(port),
+            "--root-certificates", str(folder / "certificates" / "ca.crt"),
+            "--auth-supernode-private-key", str(folder / "keys" / node_name(name)),
+            "--node-config", " ".join(f"{key}={_toml(key, value)}" for key, value in node_config.items()),
+        ]  # fmt: skip
+
+    def start_superlink(self, hosts: Sequence[str] = ()) -> None:
+        """Start the SuperLink and wait until it answers with TLS; its certificates are made if there are none.
+
+        `hosts`: more names and IPs by which nodes reach it. Raises UserError for a port in use or certificates that do
+        not cover the hosts, FewbytesError if it does not come up.
+        """
+        local = self.local_address.rpartition(":")[0].strip("[]")
+        write_certificates(self.folder / "certificates", [local, *hosts])
+        try:
+            _listen(self._host, self._port).close()
+        except OSError as error:
+            raise UserError(f"the SuperLink cannot listen on {self.address}: {_why(error)}") from None
+        home, ca = self.folder / "flower-home", str(self.folder / "certificates" / "ca.crt")
+        self.write_link()
+        try:
+            tls = ssl.create_default_context(cafile=ca)
+        except ssl.SSLError:
+            remedy = f"remove {Path(ca).parent} to have new ones made (every node then needs the new ca.crt)"
+            raise UserError(f"{ca} is not a certificate: {remedy}") from None
+        self._superlink = _Process(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            self.check()
+            with suppress(OSError), socket.create_connection((local, self._port), 5) as plain:
+                tls.wrap_socket(plain, server_hostname=local).close()
+                return
+            if time.monotonic() > deadline:
+                why = self._superlink.reason()
+                raise FewbytesError(f"the SuperLink did not answer on {self.address} in {START_SECONDS} s: {why}")
+            time.sleep(0.1)
+
+    def write_link(self) -> None:
+        """Tell `flwr`, with flower-home as its FLWR_HOME, where the SuperLink `fewbytes` is."""
+        home, ca = self.folder / "flower-home", str(self.folder / "certificates" / "ca.crt")
+        home.mkdir(exist_ok=True)
+        link = {"address": self.local_address, "root-certificates": ca}
+        described = tomli_w.dumps({"superlink": {"default": "fewbytes", "fewbytes": link}})
+        write_file(home / "config.toml", described.encode())
+
+    def check(self) -> None:
+        """Raise FewbytesError if the SuperLink has ended on its own."""
+        if self._superlink and (code := self._superlink.process.poll()) is not None:
+            why = f"{self._superlink.reason()} ({self._superlink.log})"
+            raise FewbytesError(f"the SuperLink ended with exit code {code}: {why}")
+
+    def ended(self) -> list[Ended]:
+        """The SuperNodes started here whose process has ended on its own."""
+        codes = {name: node.process.poll() for name, node in self._nodes.items()}
+        return [Ended(name, code, self._nodes[name].reason()) for name, code in codes.items() if code is not None]
+
+    def register(self, names: Sequence[str]) -> None:
+        """Register the nodes that are not yet; keys/<name>.pub is made, with its private key, if absent.
+
+        Raises FewbytesError with Flower's message.
+        """
+        there = self.node_status() if self._node_ids() else {}
+        ids = {name: node for name, node in self._node_ids().items() if name in there}
+        new = [name for name in dict.fromkeys(names) if name not in ids]
+        for name in new:
+            write_node_key(self.folder / "keys", name)
+        for pair in (new[start : start + 2] for start in range(0, len(new), 2)):  # two at a time: a second each
+            key = {name: str(self.folder / "keys" / f"{name}.pub") for name in pair}
+            answers = self._flwr(*(["supernode", "register", key[name], "fewbytes", "--name", name] for name in pair))
+            for name, answer in zip(pair, answers, strict=True):
+                if answer.get("success"):
+                    ids[name] = str(answer["node-id"])
+                elif "already in use" not in _message(answer):  # that key is registered: nodes.json was lost
+                    raise FewbytesError(f"registering {name}: {_message(answer)}")
+            write_file(self.folder / "nodes.json", json.dumps(ids, indent=1).encode())
+
+    def node_status(self) -> dict[str, str]:
+        """Each registered node's "registered" (never seen yet), "online" or "offline". Raises FewbytesError."""
+        listed = self._one("listing the nodes", "supernode", "ls", "fewbytes")["nodes"]
+        status = {node["node-id"]: str(node["status"]) for node in listed if node["status"] != "unregistered"}
+        return {name: status[node] for name, node in self._node_ids().items() if node in status}
+
+    def start_supernode(
+        self, name: str, node_config: Mapping[str, str | int], home: Path | None = None, superlink: str | None = None
+    ) -> None:
+        """Start a registered node's SuperNode, or start it again; `ended` tells its fate.
+
+        `home` is its FLWR_HOME, `superlink` where it finds the SuperLink, if not where this host does.
+
+        Flower refuses a node for a minute after a kill -9. Raises UserError if it runs already or has no private key.
+        """
+        key = self.folder / "keys" / node_name(name)
+        if not key.exists() or (name in self._nodes and self._nodes[name].process.poll() is None):
+            raise UserError(
+                f"the SuperNode {name} is running already" if key.exists() else f"{key}: no such private key"
+            )
+        port = _free_port("127.0.0.1", self._ports)
+        self._ports.add(port)
+        home = home or self.folder / "homes" / name
+        home.mkdir(parents=True, exist_ok=True)
+        command = self.supernode_command(name, node_config, superlink, port=port)
+        self._nodes[name] = _Process(command, home, self.folder / "logs" / f"{name}.log")
+
+    def submit(self, app: Path) -> int:
+        """Submit the Flower app in the folder `app`; its run's id. Raises FewbytesError with Flower's message."""
+        return int(self._one(f"submitting {app}", "run", str(app.absolute()), "fewbytes")["run-id"])
+
+    def run_status(self, run: int) -> tuple[str, str]:
+        """A run's status and details: pending, starting, running, finished:completed, …:failed, …:stopped.
+
+        Takes a second of processor time. Raises FewbytesError with Flower's message.
+        """
+        (row,) = self._one(f"run {run}", "ls", "fewbytes", "--run-id", str(run))["runs"]
+        return row["status"], "" if row["status-details"] == "N/A" else row["status-details"]
+
+    def stop(self, run: int) -> None:
+        """Stop a run. Raises FewbytesError with Flower's message, also if it has finished."""
+        self._one(f"stopping run {run}", "stop", str(run), "fewbytes")
+
+    def _node_ids(self) -> dict[str, str]:
+        path = self.folder / "nodes.json"
+        return dict(json.loads(path.read_bytes())) if path.exists() else {}
+
+    def _one(self, doing: str, *arguments: str) -> dict[str, Any]:
+        (answer,) = self._flwr(arguments)
+        if not answer.get("success"):
+            raise FewbytesError(f"{doing}: {_message(answer)}")
+        return answer
+
+    def _flwr(self, *commands: Sequence[str]) -> list[dict[str, Any]]:
+        """The JSON answers of `flwr` commands run at once. Their exit codes tell nothing: most failures' is 0."""
+        self.check()
+        home, pipe = self.folder / "flower-home", subprocess.PIPE
+        running = [_start(["flwr", *command, "--format", "json"], home, pipe, pipe) for command in commands]
+        try:
+            return [_answer(*process.communicate(timeout=COMMAND_SECONDS)) for process in running]
+        except subprocess.TimeoutExpired:
+            raise FewbytesError(f"flwr {' '.join(commands[0])}: no answer in {COMMAND_SECONDS} s") from None
+        finally:
+            for process in running:
+                process.kill()
+                process.communicate()
+
+
+class _Process:
+    """A lasting process that appends to its log."""
+
+    def __init__(self, command: Sequence[str], home: Path, log: Path) -> None:
+        self.log = log
+        with open(log, "ab") as file:
+            self._from = file.tell()
+            self.process = _start(command, home, file, subprocess.STDOUT)
+
+    def reason(self) -> str:
+        """Why it ended: the signal, Flower's exit message, the last error or, failing all that, the log's last line."""
+        if (self.process.returncode or 0) < 0:
+            return f"killed by {signal.Signals(-self.process.returncode).name}"
+        text = _plain(self.log.read_bytes()[self._from :][-(1 << 16) :])
+        if exits := re.findall(r"Exit Code: \d+\n(.+?)(?:\n\n|\Z)", text, re.DOTALL):
+            return " ".join(exits[-1].split())
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if re.search(r"\bERROR\b|^[\w.]+(Error|Exception)\b|: error: ", line)]
+        return (errors or lines or ["it said nothing"])[-1]
+
+
+def _start(command: Sequence[str], home: Path, output: Any, errors: Any) -> subprocess.Popen[bytes]:
+    """Start one of Flower's commands in a session of its own."""
+    # Flower finds flower-superexec, flwr-serverapp and flwr-clientapp on PATH
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    environment = {**DEFAULTS, **os.environ, "FLWR_HOME": str(home.absolute()), "PATH": path}
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def die_with_parent() -> None:
+        if sys.platform == "linux":
+            libc.prctl(1, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours are never used there
+        return subprocess.Popen(
+            [_found(command[0]), *command[1:]], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+            start_new_session=True, preexec_fn=die_with_parent,
+        )  # fmt: skip
+
+
+def _end(ending: list[_Process]) -> None:
+    """SIGTERM, and SIGKILL for what has not gone in time, to the processes and (Linux) all they started."""
+    alive = [each.process for each in ending if each.process.poll() is None]
+    family = _family({process.pid for process in alive})
+    for process in alive:
+        process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(process.poll() is None for process in alive) or family & _running().keys():
+        if time.monotonic() > deadline:
+            for process in alive:
+                process.kill()
+            for pid, _ in family & _running().keys():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _running() -> dict[tuple[int, str], int]:
+    """Every running process, by its id and start time, and its parent's id; nothing where there is no /proc."""
+    running = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent, *fields = path.read_text(errors="replace").rpartition(")")[2].split()
+            if state not in "ZX":
+                running[int(path.parent.name), fields[17]] = int(parent)
+    return running
+
+
+def _family(pids: set[int]) -> set[tuple[int, str]]:
+    """The processes of these ids and all they started."""
+    running, family = _running(), set[tuple[int, str]]()
+    while more := {each for each, parent in running.items() if each[0] in pids or parent in pids} - family:
+        family |= more
+        pids = {pid for pid, _ in more}
+    return family
+
+
+def _answer(output: bytes, errors: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        return dict(json.loads(output[output.index(b"{") :]))
+    return {"error-message": _plain(errors or output)}
+
+
+def _message(answer: Mapping[str, Any]) -> str:
+    """A failed answer's message in one line, without Flower's lines about what it is doing."""
+    lines = [line.strip("│╭╰╮╯─ ") for line in str(answer.get("error-message", answer)).splitlines()]
+    return " ".join(line for line in lines if line and not re.match(r"Using SuperLink:|.*\.\.\.$", line))
+
+
+def _plain(text: bytes) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.decode(errors="replace"))
+
+
+def _toml(key: str, value: str | int) -> str:
+    """A value as Flower's --node-config reads it: TOML, where a quote ends at the next of its kind."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", key):
+        raise UserError(f"node configuration: {key!r} is no key (letters, digits, '_', '-', '.')")
+    if not isinstance(value, str):
+        return str(value).lower()
+    if not value.isprintable() or ("'" in value and '"' in value):
+        raise UserError(f"node configuration: {key} has both kinds of quotes or a control character: {value!r}")
+    return f"'{value}'" if "'" not in value else '"{}"'.format(value.replace("\\", "\\\\"))
+
+
+def _found(command: str) -> str:
+    beside = Path(sys.executable).parent / command
+    found = str(beside) if beside.exists() else shutil.which(command)
+    if found is None:
+        raise UserError(f"{command} not found: a deployment needs Flower: pip install 'flwr>=1.41'")
+    return found
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def _free_port(host: str, taken: Iterable[int] = ()) -> int:
+    while True:
+        try:
+            with _listen(host, 0) as free:
+                port = int(free.getsockname()[1])
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}: {_why(error)}") from None
+        if port not in taken:
+            return port
+
+
+def _why(error: OSError) -> str:
+    return str(error.strerror).partition(" (")[0].lower()

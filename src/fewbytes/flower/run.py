@@ -1,0 +1,310 @@
+"""Flower as the engine: the same method object as a ServerApp and a ClientApp, simulated on Ray or deployed over TLS.
+
+A handler is the message `train.<name>`; a payload is one frame, which travels as one blob. The server's state and the
+ledger are checkpointed by the run's loop, a client's state by its node (`fewbytes.flower.node`): Flower keeps neither.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # Flower phones home unless told not to before it is imported
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fewbytes.base.cores import available_cores
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import ScratchFolder
+from fewbytes.core.method import Method
+from fewbytes.core.policy import Policy
+from fewbytes.core.problem import Task
+from fewbytes.engines.drop import Drop, shared_memory
+from fewbytes.engines.handlers import Done, handlers_of
+from fewbytes.flower.messages import read_content, write_content
+from fewbytes.flower.network import FlowerNetwork
+from fewbytes.flower.node import TELL, Node, Order
+from fewbytes.running.checkpoint import Checkpoint
+from fewbytes.running.loop import Result, Settings, carried_on, drive, terminating
+
+AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher looks every 0.1 s, and looks at each
+
+Found = tuple[str, Method, Task]
+"""What a client app runs: a key that names it in this process, the method, the task."""
+
+_nodes: dict[tuple[str, str, str], Node] = {}  # of this process, by what runs, where, and the run's name
+
+
+def client_app(
+    method: Method,
+    task: Task | Callable[[Context], Task],
+    folder: Path | str | None = None,
+    app: ClientApp | None = None,
+) -> ClientApp:
+    """The method's client half as a Flower ClientApp, or added to an `app` of yours.
+
+    `task`: with the data of this node's client (at least), or a function that makes it from Flower's context, called
+    once in a process, and once a node where a process serves several, as in Flower's simulation. A node's configuration
+    may say `partition-id` (which client's data are here), `folder` (where run folders go; default `folder`, or
+    .fewbytes/nodes in the home directory), `threads` (of torch; default 1) and `tell` (what the server learns of data
+    it does not have: `sizes`, the default, `labels` or `nothing`).
+    """
+    return _register(_Shared(_Client(method, task, folder)), app)
+
+
+@dataclass
+class _Client:
+    """What a client app is made of; `drop` is where a simulation hands frames over."""
+
+    method: Method
+    task: Task | Callable[[Context], Task]
+    folder: Path | str | None
+    drop: Drop | None = None
+
+
+def _register(shared: _Shared, app: ClientApp | None = None) -> ClientApp:
+    client = shared.value
+    made: dict[Any, Task] = {}  # by node
+
+    def find(context: Context) -> Found:
+        me = None if isinstance(client.task, Task) else context.node_config.get("partition-id")
+        if me not in made:
+            task = client.task if isinstance(client.task, Task) else client.task(context)
+            made[me] = client.method.adapted(task)
+        return f"{shared.key} {me}", client.method, made[me]
+
+    app = _SharedApp(shared) if app is None else app
+    return make_client_app(handlers_of(type(client.method)), find, client.folder, client.drop, app)
+
+
+def make_client_app(
+    names: Sequence[str],
+    find: Callable[[Context], Found],
+    folder: Path | str | None = None,
+    drop: Drop | None = None,
+    app: ClientApp | None = None,
+) -> ClientApp:
+    """A ClientApp that serves handlers of these names, of the method that `find` finds for a context."""
+    app = ClientApp() if app is None else app
+
+    def serve(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query.hello":
+            here = context.node_config.get("partition-id")
+            return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
+        text, frame = read_content(message.content, drop)
+        order = msgspec.msgpack.decode(text, type=Order)
+        done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, drop is None)
+        name = drop.put(reply) if drop is not None and reply else ""
+        return Message(write_content(msgspec.msgpack.encode(done), reply, name), reply_to=message)
+
+    for name in names:
+        app.train(name)(serve)
+    app.evaluate("score")(serve)
+    app.query("save")(serve)
+    app.query("hello")(serve)
+    app.query("data")(serve)
+    return app
+
+
+def _served(
+    order: Order,
+    frame: memoryview,
+    kind: str,
+    context: Context,
+    find: Callable[[Context], Found],
+    folder: Path | str | None,
+    replies: bool,
+) -> tuple[Done, bytes]:
+    job, here = order.job, context.node_config.get("partition-id")
+    if here is not None and int(here) != job.client:
+        wrong = f"this node holds client {int(here)}, it was asked as client {job.client}: its partition-id is wrong"
+        return Done(job.number, error=wrong), b""
+    try:
+        key, method, task = find(context)
+    except UserError as error:
+        return Done(job.number, error=str(error)), b""
+    base = Path(str(context.node_config.get("folder") or folder or default_folder() / "nodes"))
+    where = (key, str(base), order.run)
+    if where not in _nodes:
+        for old in [place for place in _nodes if place[2] != order.run]:  # one run at a time
+            del _nodes[old]
+        threads = int(context.node_config.get("threads", 1))
+        _nodes[where] = Node(method, task, base, order.run, threads, replies)
+    node = _nodes[where]
+    if kind == "query.data":
+        return node.held(order, str(context.node_config.get("tell", TELL[0]))), b""
+    if kind != "query.save":
+        return node.answer(order, frame if len(frame) else None)
+    about = msgspec.json.decode(frame)
+    node.runner.save_model(job.client, job.version, job.round, node.folder / "models", about)
+    return Done(job.number), b""
+
+
+def default_folder() -> Path:
+    """Where run folders go that nobody gave a place: FEWBYTES_HOME, or .fewbytes in the home directory."""
+    return Path(os.environ.get("FEWBYTES_HOME") or Path.home() / ".fewbytes")
+
+
+class _Shared:
+    """A value that Ray's actors get once each, not with every message; `key` is its name everywhere."""
+
+    def __init__(self, value: Any, key: str = "", stored: Any = None) -> None:
+        self.value = value
+        self.key = key or f"{os.getpid()}-{id(self)}-{time.time_ns()}"
+        self._stored = stored
+
+    def __reduce__(self) -> Any:
+        import ray
+
+        if self._stored is None:
+            self._stored = ray.put(self.value)
+        return _shared, (self.key, self._stored)
+
+
+@functools.cache
+def _shared(key: str, stored: Any) -> _Shared:
+    import ray
+
+    return _Shared(ray.get(stored), key, stored)
+
+
+class _SharedApp(ClientApp):
+    """A ClientApp that travels to Ray's actors as a name: its functions would be pickled with every message."""
+
+    def __init__(self, shared: _Shared) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def __reduce__(self) -> Any:
+        return _shared_app, (self._shared,)
+
+
+_apps: dict[str, ClientApp] = {}  # of this process
+
+
+def _shared_app(shared: _Shared) -> ClientApp:
+    if shared.key not in _apps:
+        _apps[shared.key] = _register(shared)
+    return _apps[shared.key]
+
+
+def server_app(method: Method, task: Task, **arguments: Any) -> ServerApp:
+    """The method's server half as a Flower ServerApp; `arguments` are those of `serve`."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(grid, method, task, **arguments)
+
+    return app
+
+
+def serve(
+    grid: Grid,
+    method: Method,
+    task: Task,
+    *,
+    rounds: int,
+    out: Path | str,
+    policy: Policy | None = None,
+    names: Sequence[str] = (),
+    **settings: Any,
+) -> Result:
+    """Run the method's server half over a Flower grid, from a ServerApp's main; leaves a run folder at `out`.
+
+    `task`: clients' data may lie elsewhere. `names`: the registered name of each client's node, in the order of the
+    clients; without names (no authentication) a node is asked for its partition-id. `settings`: the other fields of
+    `fewbytes.running.loop.Settings`, such as `resume`. Raises what `fewbytes.run` does, and TooFewReplies.
+    """
+    return serve_run(grid, method, task, Settings(rounds, Path(out), **settings), policy or Policy(), names)
+
+
+def serve_run(
+    grid: Grid,
+    method: Method,
+    task: Task,
+    settings: Settings,
+    policy: Policy,
+    names: Sequence[str] = (),
+    poll: float = 0.1,
+    ahead: int | None = None,
+    drop: Drop | None = None,
+    stop: threading.Event | None = None,
+) -> Result:
+    """`serve` for settings that are made already; for `poll`, `ahead`, `drop` and `stop` see FlowerNetwork."""
+    task = method.adapted(task)
+
+    def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerNetwork:
+        return FlowerNetwork(
+            grid, method, task, folder.resolve().name, policy, names, poll, ahead, drop, stop,
+            settings.watcher.waiting,
+            coded=settings.coded, frames=folder / "frames" if settings.keep_frames else None, **carried_on(checkpoint),
+        )  # fmt: skip
+
+    return drive(method, task, settings, connect)
+
+
+def simulate(method: Method, task: Task, settings: Settings, workers: int | None, policy: Policy) -> Result:
+    """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    from flwr.simulation import run_simulation
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    scratch = ScratchFolder("run") if settings.out is None else None
+    folder = settings.out or (scratch.path / "run" if scratch else Path())
+    settings = replace(settings, out=folder)
+    exchange = ScratchFolder("exchange", shared_memory())
+    drop = Drop(exchange.path)
+    stop, ended = threading.Event(), threading.Event()
+    outcome: list[Result | BaseException] = []
+    count = min(workers or available_cores(), len(task.clients))
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            outcome.append(
+                serve_run(grid, method, task, settings, policy, poll=0.01, ahead=AHEAD * count, drop=drop, stop=stop)
+            )
+        except BaseException as error:  # told by the thread that waits
+            outcome.append(error)
+        finally:
+            ended.set()
+
+    backend: Any = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
+    }
+    with terminating(stop):  # an interrupt inside Flower would shut Ray down while its threads use it: a crash
+        try:
+            there = _register(_Shared(_Client(method, task, folder.absolute().parent, drop)))
+            run_simulation(app, there, len(task.clients), backend_config=backend)
+        except KeyboardInterrupt:  # the second
+            ended.wait(30)
+        finally:
+            exchange.close()
+    ending = outcome[0] if outcome else KeyboardInterrupt()
+    if isinstance(ending, BaseException):
+        if scratch is not None:
+            scratch.close()
+        raise ending
+    if scratch is not None:
+        weakref.finalize(ending, scratch.close)
+    return ending

@@ -1,0 +1,122 @@
+"""CCVR: Luo, Chen, Hu, Zhang, Liang, Feng, "No Fear of Heterogeneity: Classifier Calibration for Federated Learning
+with Non-IID Data", NeurIPS 2021: statistics of features by class, merged over clients; virtual features from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbytes.base.state import State, state_of
+from fewbytes.base.streams import seed_torch
+from fewbytes.core.training import fit
+from fewbytes.models.blocks import linear_of
+from fewbytes.wire import Dense, payload
+
+Covariance = Literal["correct", "released"]
+
+
+@payload
+class ClassStatistics:
+    """What one client knows of its features, for the classes it holds, in ascending order.
+
+    `counts`: `n` (classes,) int64, zero where it holds none. `moments`: `mean` (held, D) and `scatter`
+    (held, D (D + 1) / 2), the lower triangles of sum (g - mean)(g - mean)^T; float32.
+    """
+
+    counts: Dense
+    moments: Dense
+
+
+def class_statistics(features: Tensor, labels: Tensor, classes: int) -> ClassStatistics:
+    """Statistics of features (n, D) with labels (n,), summed in float64."""
+    means, scatters, size = [], [], features.shape[1]
+    counts = torch.bincount(labels.cpu(), minlength=classes)
+    lower = torch.tril_indices(size, size)
+    for c in counts.nonzero().flatten():
+        held = features[labels == c].to("cpu", torch.float64)
+        mean = held.mean(0)
+        centred = held - mean
+        means.append(mean)
+        scatters.append((centred.T @ centred)[lower[0], lower[1]])
+    return ClassStatistics(
+        Dense({"n": counts}),
+        Dense({"mean": torch.stack(means).float(), "scatter": torch.stack(scatters).float()}),
+    )
+
+
+def whole(statistics: ClassStatistics) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts (C,), means (C, D) and scatter matrices (C, D, D) in float64; zeros for classes not held."""
+    counts = statistics.counts.state["n"]
+    mean, scatter = (statistics.moments.state[name].double() for name in ("mean", "scatter"))
+    classes, size = len(counts), mean.shape[1]
+    means, scatters = torch.zeros(classes, size).double(), torch.zeros(classes, size, size).double()
+    held, lower = counts.nonzero().flatten(), torch.tril_indices(size, size)
+    means[held] = mean
+    for row, c in enumerate(held):
+        scatters[c, lower[0], lower[1]] = scatter[row]
+        scatters[c, lower[1], lower[0]] = scatter[row]
+    return counts, means, scatters
+
+
+def merge(
+    counts: Tensor, means: Tensor, scatters: Iterable[Tensor], covariance: Covariance = "correct"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """N_c (C,), mu_c (C, D), Sigma_c (C, D, D) from clients' counts (M, C), means (M, C, D), scatters (C, D, D) each.
+
+    Sigma_c = (sum_m S_mc + sum_m n_mc (mu_mc - mu_c)(mu_mc - mu_c)^T) / (N_c - 1), which is CCVR's formula for unbiased
+    local covariances; zero where N_c = 1. Rows of classes nobody holds are not numbers. `released`: as FuseFL's code
+    computes it, with biased local covariances and without the last term, - N_c / (N_c - 1) mu_c mu_c^T.
+    """
+    n = counts.double()
+    total = n.sum(0)
+    mean = torch.einsum("mc,mcd->cd", n, means) / total[:, None]
+    cov = torch.zeros(*mean.shape, mean.shape[1]).double()
+    for i, scatter in enumerate(scatters):  # one at a time: they are large
+        if covariance == "released":
+            weight, apart = (n[i] - 1).clamp(min=0) / n[i].clamp(min=1), means[i]
+        else:
+            weight, apart = torch.ones_like(n[i]), means[i] - mean
+        cov += weight[:, None, None] * scatter + n[i, :, None, None] * apart[:, :, None] * apart[:, None, :]
+    cov /= (total - 1).clamp(min=1)[:, None, None]
+    cov[total == 0] = torch.nan
+    return total.long(), mean, cov
+
+
+def virtual_features(
+    totals: Tensor, means: Tensor, covariances: Tensor, samples: int, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Features (classes held * samples, D), float32, and labels: `samples` of N(mu_c, Sigma_c) for each class held.
+
+    Covariances may be rank-deficient: factored by eigenvalues, those below zero taken as zero.
+    """
+    drawn, labels = [], []
+    for c in totals.nonzero().flatten().tolist():
+        values, vectors = torch.linalg.eigh(covariances[c])
+        factor = vectors * values.clamp(min=0).sqrt()
+        noise = torch.from_numpy(rng.standard_normal((samples, len(values))))
+        drawn.append((means[c] + noise @ factor.T).float())
+        labels.append(torch.full((samples,), c))
+    return torch.cat(drawn), torch.cat(labels)
+
+
+def calibrated(
+    classifier: State, clients: Sequence[ClassStatistics], samples: int, covariance: Covariance, lr: float, batch: int,
+    rng: np.random.Generator,
+) -> State:  # fmt: skip
+    """The linear classifier after one epoch on virtual features of the clients' merged statistics.
+
+    Shuffled, plain SGD on the cross-entropy, without momentum.
+    """
+    counts, means = (torch.stack(part) for part in zip(*(whole(client)[:2] for client in clients), strict=True))
+    merged = merge(counts, means, (whole(client)[2] for client in clients), covariance)
+    x, y = virtual_features(*merged, samples, rng)
+    linear = linear_of(classifier)
+    with torch.random.fork_rng(devices=[]):
+        seed_torch(int(rng.integers(2**62)))
+        fit(linear, x, y, epochs=1, lr=lr, batch=batch)
+    return state_of(linear)

@@ -1,0 +1,268 @@
+"""What server-side distillation is made of: losses, a generator of samples, pools of them, the training of a student.
+
+Logits are (n, classes), images (n, channels, height, width) with values in 0..1. Randomness is torch's global one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fewbytes.base.state import in_training
+from fewbytes.core.training import batches, ready
+from fewbytes.data import Split
+
+# Losses on logits -----------------------------------------------------------------------------------------------------
+
+
+def divergence(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(softmax(t / T) || softmax(s / T)) of every sample, (n,)."""
+    log_p, log_q = F.log_softmax(teacher / temperature, 1), F.log_softmax(student / temperature, 1)
+    return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
+def distillation_loss(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+    """T^2 times the mean divergence; at T = 1 FedDF's loss."""
+    return temperature**2 * divergence(teacher, student, temperature).mean()
+
+
+def adversarial_loss(teacher: Tensor, student: Tensor, temperature: float = 1.0, masked: bool = True) -> Tensor:
+    """-T^2 times the mean divergence, `masked`: counting only samples the two give different classes (DENSE)."""
+    apart = divergence(teacher, student, temperature)
+    if masked:
+        apart = apart * (teacher.argmax(1) != student.argmax(1))
+    return -(temperature**2) * apart.mean()
+
+
+def jensen_shannon(teacher: Tensor, student: Tensor, temperature: float = 3.0) -> Tensor:
+    """DeepInversion's mean JS divergence, of probabilities clamped to [0.01, 0.99]."""
+    p, q = F.softmax(teacher / temperature, 1), F.softmax(student / temperature, 1)
+    p, q, middle = (v.clamp(0.01, 0.99) for v in (p, q, (p + q) / 2))
+    return (middle * (2 * middle.log() - p.log() - q.log())).sum(1).mean() / 2
+
+
+def competition_loss(teacher: Tensor, student: Tensor, temperature: float = 3.0) -> Tensor:
+    """1 - JS: what Adaptive DeepInversion adds so that teacher and student disagree."""
+    return 1 - jensen_shannon(teacher, student, temperature).clamp(0, 1)
+
+
+def one_hot_loss(teacher: Tensor) -> Tensor:
+    """DAFL: cross-entropy of the teacher's logits with its own decisions."""
+    return F.cross_entropy(teacher, teacher.argmax(1))
+
+
+def activation_loss(features: Tensor) -> Tensor:
+    """DAFL: minus the mean absolute value of the features."""
+    return -features.abs().mean()
+
+
+def balance_loss(teacher: Tensor) -> Tensor:
+    """DAFL: minus the entropy, in nats, of the batch's mean class probabilities."""
+    mean = F.softmax(teacher, 1).mean(0)
+    total: Tensor = torch.xlogy(mean, mean).sum()
+    return total
+
+
+# Losses on samples ----------------------------------------------------------------------------------------------------
+
+
+def statistics_loss(x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """DeepInversion, one layer: ||var(x) - variance|| + ||mean(x) - mean||, per channel of x (n, channels, ...)."""
+    var, mu = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+    distance: Tensor = (var - variance).norm() + (mu - mean).norm()
+    return distance
+
+
+def total_variation(x: Tensor) -> Tensor:
+    """The sum of the l2 norms, over the batch, of the differences of neighbours in four directions."""
+    down, right = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
+    falling, rising = x[..., 1:, 1:] - x[..., :-1, :-1], x[..., 1:, :-1] - x[..., :-1, 1:]
+    return torch.stack([step.norm() for step in (down, right, falling, rising)]).sum()
+
+
+@contextmanager
+def batch_norm_terms(model: nn.Module) -> Iterator[list[Tensor]]:
+    """A list to which every forward pass adds the statistics loss of each batch normalisation; empty it in between."""
+    terms: list[Tensor] = []
+
+    def compare(layer: nn.Module, args: tuple[Tensor]) -> None:
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.running_var is not None:
+            terms.append(statistics_loss(args[0], layer.running_mean, layer.running_var))
+
+    hooks = [m.register_forward_pre_hook(compare) for m in model.modules() if isinstance(m, _BatchNorm)]
+    try:
+        yield terms
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def classifier_inputs(models: nn.ModuleList) -> Iterator[list[Tensor]]:
+    """A list to which every forward pass adds what the last linear layer of each model is given."""
+    inputs: list[Tensor] = []
+    layers = [[m for m in model.modules() if isinstance(m, nn.Linear)][-1:] for model in models]
+    hooks = [m.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for last in layers for m in last]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# Samples --------------------------------------------------------------------------------------------------------------
+
+
+class Generator(nn.Module):
+    """Noise (n, latent) to images of `shape`: a linear layer to a quarter of the size, twice up-sampled and convolved.
+
+    Source: DENSE (Zhang et al. 2022), with its 64 basic channels.
+    """
+
+    def __init__(self, latent: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.start = (128, math.ceil(height / 4), math.ceil(width / 4))
+        self.linear = nn.Linear(latent, math.prod(self.start))
+        self.convolutions = nn.Sequential(
+            nn.BatchNorm2d(128),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(128, 128, 3, padding=1),
+            nn.BatchNorm2d(128),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Upsample(size=(height, width)),
+            nn.Conv2d(128, 64, 3, padding=1),
+            nn.BatchNorm2d(64),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Conv2d(64, channels, 3, padding=1),
+            nn.Sigmoid(),
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.normal_(module.weight, 0, 0.02)
+            elif isinstance(module, nn.BatchNorm2d):
+                nn.init.normal_(module.weight, 1, 0.02)
+            if isinstance(module, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+    def forward(self, z: Tensor) -> Tensor:
+        first = ready(self.linear(z).view(-1, *self.start))
+        images: Tensor = self.convolutions(first)
+        return images
+
+
+def shifted_and_flipped(x: Tensor) -> Tensor:
+    """Each image moved by up to an eighth of its size each way (4 pixels of 32), zeros from the border, and perhaps
+    mirrored: the random crop of a padded image."""
+    n, _, height, width = x.shape
+    theta = torch.zeros(n, 2, 3)
+    theta[:, 0, 0] = torch.randint(2, (n,)) * 2 - 1
+    theta[:, 1, 1] = 1
+    for row, size in ((0, width), (1, height)):
+        reach = size // 8
+        theta[:, row, 2] = torch.randint(-reach, reach + 1, (n,)) * (2 / size)
+    grid = F.affine_grid(theta.to(x.device), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, mode="nearest", align_corners=False)
+
+
+def rolled_and_flipped(x: Tensor, reach: int = 2) -> Tensor:
+    """The batch rolled by up to `reach` pixels each way and perhaps mirrored (DeepInversion's jitter)."""
+    down, right = (int(n) for n in torch.randint(-reach, reach + 1, (2,)))
+    x = x.roll((down, right), (2, 3))
+    return x.flip(3) if torch.rand(()) < 0.5 else x
+
+
+def noise(samples: int, shape: tuple[int, ...]) -> Split:
+    """Gaussian noise, every sample scaled to 0..1."""
+    x = torch.randn(samples, *shape)
+    flat = x.flatten(1)
+    low, high = flat.amin(1), flat.amax(1)
+    flat.sub_(low[:, None]).div_((high - low)[:, None])
+    return Split(x, torch.zeros(samples, dtype=torch.int64))
+
+
+class Pool:
+    """Samples made so far and the teacher's logits for them; room for `capacity`."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.filled = capacity, 0
+        self._x = self._logits = torch.empty(0)
+
+    def __len__(self) -> int:
+        return self.filled
+
+    def add(self, x: Tensor, logits: Tensor) -> None:
+        """Add samples (copied)."""
+        if not self.filled:
+            self._x, self._logits = (v.new_empty(self.capacity, *v.shape[1:]) for v in (x, logits))
+        stop = self.filled + len(x)
+        self._x[self.filled : stop], self._logits[self.filled : stop] = x, logits
+        self.filled = stop
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The samples and logits at `rows`."""
+        rows = rows.to(self._x.device)
+        return ready(self._x[rows]), self._logits[rows]
+
+
+# Teachers and students ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode and its parameters without gradients, then as they were before."""
+    training, learnt = model.training, [p for p in model.parameters() if p.requires_grad]
+    model.eval().requires_grad_(False)
+    try:
+        yield
+    finally:
+        if training:
+            in_training(model)
+        for p in learnt:
+            p.requires_grad_(True)
+
+
+def logits_of(model: nn.Module, data: Split, device: str, batch: int = 250) -> Tensor:
+    """The model's logits for all samples of a split, in eval mode, (n, classes)."""
+    with frozen(model), torch.no_grad():
+        parts = (data.take(range(i, min(i + batch, len(data)))) for i in range(0, len(data), batch))
+        return torch.cat([model(ready(part.load(device)[0])) for part in parts])
+
+
+def shuffled(samples: int, batch: int) -> Iterator[Tensor]:
+    """One pass over `samples` numbers in random order, in batches."""
+    order = torch.randperm(samples)
+    return (order[start:stop] for start, stop in batches(samples, batch))
+
+
+def endless(samples: int, batch: int) -> Iterator[Tensor]:
+    """Pass after pass of `shuffled`."""
+    while True:
+        yield from shuffled(samples, batch)
+
+
+def step(optimiser: torch.optim.Optimizer, loss: Tensor, clip: float | None = None) -> None:
+    """One step down the loss; `clip`: the largest norm its gradient may have."""
+    optimiser.zero_grad()
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], clip)
+    optimiser.step()
+
+
+def lowest(steps: int, objective: Callable[[], tuple[Tensor, Tensor]], optimiser: torch.optim.Optimizer) -> Tensor:
+    """Minimise `objective() -> (samples, loss)`; the samples of the step with the lowest loss."""
+    best, kept = math.inf, torch.empty(0)
+    for _ in range(steps):
+        samples, loss = objective()
+        value = float(loss.detach())
+        if value < best or not len(kept):
+            best, kept = value, samples.detach().clone()
+        step(optimiser, loss)
+    return kept

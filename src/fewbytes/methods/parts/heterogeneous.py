@@ -1,0 +1,235 @@
+"""What methods share whose clients keep models of their own, of any architecture, and exchange something smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.state import State, load_state, state_of
+from fewbytes.core.method import Method
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.ranges import Count, Positive, Share
+from fewbytes.core.site import Site
+from fewbytes.core.training import Order
+from fewbytes.models.blocks import check_trains, features_of, has_units, head_of, head_sizes
+from fewbytes.wire import Dense, payload
+
+
+@payload
+class ClassVectors:
+    """One vector a class, either way: the rows (n, d) of `vectors`, and whose they are."""
+
+    vectors: Dense
+    classes: list[int]
+
+    @classmethod
+    def of(cls, rows: Tensor, classes: list[int]) -> Self:
+        return cls(Dense({"": rows.detach().cpu().contiguous()}), classes)
+
+    @property
+    def rows(self) -> Tensor:
+        return self.vectors.state[""]
+
+
+@payload
+class Head:
+    """Server to client: a classifier's weight and bias."""
+
+    theta: Dense
+
+
+@payload
+class TrainedHead:
+    """Client to server: its classifier, and on how many samples it was trained."""
+
+    theta: Dense
+    samples: int
+
+
+@dataclass
+class Own:
+    """A client's state."""
+
+    theta: State  # its model
+
+
+@dataclass(frozen=True)
+class Heterogeneous(Method):
+    """Hyper-parameters of local training: FedKTL's, which its paper uses for every method it compares with."""
+
+    fraction: Share = 1.0  # rho
+    epochs: Count = 1
+    lr: Positive = 0.01
+    batch: Count = 10
+    order: Order = "stored"  # of samples, as the authors' code takes them; shuffled: anew each epoch
+
+    headline: ClassVar[str] = "personalised"
+
+    def train_on(self, site: Site, model: nn.Module, order: Order | None = None, **how: Any) -> None:
+        """Local training, in the method's order unless another is given; `how` as in `Site.fit`."""
+        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, order=order or self.order, **how)
+
+    def local_model(self, state: Any, site: Site) -> nn.Module | None:
+        return site.model(state.theta)
+
+
+def number_of_classes(task: Task) -> int:
+    """C, from the clients' models. Raises UserError if they differ."""
+    classes = {_outputs(model, task) for model in _models(task)}
+    if len(classes) > 1:
+        raise UserError(f"the clients' models must have the same classes, they give {_listed(classes)}")
+    return classes.pop()
+
+
+def feature_sizes(task: Task) -> set[int]:
+    """Every K' of the clients' models. Raises UserError if one gives no features."""
+    return {head_sizes(model)[0] for model in _models(task)}
+
+
+def feature_size(task: Task) -> int:
+    """K', from the clients' models. Raises UserError if they differ, or one gives no features."""
+    sizes = feature_sizes(task)
+    if len(sizes) > 1:
+        raise UserError(
+            f"the clients' models must have features of one size, not {_listed(sizes)}: name them with @512"
+        )
+    return sizes.pop()
+
+
+def shared_head(task: Task) -> nn.Linear:
+    """The classifier of client 0's first model. Raises UserError if not all clients have such a one."""
+    feature_size(task), number_of_classes(task)
+    for model in _models(task):
+        head = head_of(model)
+        if not isinstance(head, nn.Linear) or head.bias is None:
+            raise UserError(
+                f"the classifiers of all clients must be one Linear with bias to be shared, a {type(model).__name__} "
+                "has another; fedktl, fml, fedkd, feddistill and fedproto take any"
+            )
+        check_trains(head, model)
+    return head_of(task.first_model())  # type: ignore[return-value]
+
+
+def _outputs(model: nn.Module, task: Task) -> int:
+    """How many logits a model gives: by its head, or, if it has no parts, for a sample of zeros."""
+    if has_units(model):
+        return head_sizes(model)[1]
+    with torch.no_grad():
+        logits = model.eval()(task.blank())
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        raise UserError(f"a {type(model).__name__} must give logits (n, classes)")
+    return logits.shape[1]
+
+
+def _models(task: Task) -> Iterable[nn.Module]:
+    """A model of each architecture."""
+    return (task.model(client) for client in {task.architecture(i): i for i in reversed(task.clients)}.values())
+
+
+def _listed(numbers: set[int]) -> str:
+    return " and ".join(map(str, sorted(numbers)))
+
+
+def overwrite_head(state: Own, head: State, site: Site) -> None:
+    """Put the server's classifier into the client's model, and score that as `combined`."""
+    model = site.model(state.theta)
+    load_state(head_of(model), head)
+    state.theta = state_of(model)
+    site.score("combined", model)
+
+
+class WithFeatures(nn.Module):
+    """A model that gives its features (n, K') beside its logits (n, C); its parameters and buffers are the model's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._parts = features_of(model), head_of(model)  # in a tuple they are not registered once more
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features, head = self._parts
+        values = features(x)
+        return values, head(values)
+
+
+class ClassSums:
+    """Rows (n, d) summed by class, batch by batch while a model trains."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, Tensor] = {}
+        self._counts: dict[int, int] = {}
+
+    def add(self, values: Tensor, labels: Tensor) -> None:
+        """Add rows (n, d) of classes `labels` (n,)."""
+        values = values.detach().float()
+        for c in labels.unique().tolist():
+            rows = values[labels == c]
+            self._sums[c] = self._sums[c] + rows.sum(0) if c in self._sums else rows.sum(0)
+            self._counts[c] = self._counts.get(c, 0) + len(rows)
+
+    def means(self) -> ClassVectors:
+        """The mean of every class that was added."""
+        classes = sorted(self._sums)
+        rows = [self._sums[c] / self._counts[c] for c in classes]
+        return ClassVectors.of(torch.stack(rows) if rows else torch.empty(0, 0), classes)
+
+
+def class_means(rows: Tensor, labels: Tensor) -> ClassVectors:
+    """The mean of the rows (n, d) of every class in `labels` (n,)."""
+    classes = [int(c) for c in labels.unique()]
+    return ClassVectors.of(torch.stack([rows[labels == c].mean(0) for c in classes]), classes)
+
+
+def with_means(known: ClassVectors | None, rows: Tensor, labels: Tensor) -> ClassVectors | None:
+    """The mean of the rows (n, d) of every class in `labels` (n,); classes without a row keep what is `known`."""
+    if not len(labels):
+        return known
+    new = class_means(rows, labels)
+    vectors = dict(zip(known.classes, known.rows, strict=True)) if known is not None else {}
+    vectors |= dict(zip(new.classes, new.rows, strict=True))
+    classes = sorted(vectors)
+    return ClassVectors.of(torch.stack([vectors[c] for c in classes]), classes)
+
+
+def class_distance(values: Tensor, labels: Tensor, vectors: ClassVectors | None) -> Tensor:
+    """The mean squared distance of values (n, d) to the vectors of their classes; 0 for a class that has none.
+
+    The mean is over all n d components, those of such classes included.
+    """
+    values = values.float()
+    if vectors is None:
+        return values.new_zeros(())
+    rows, classes = vectors.rows.to(values.device), torch.tensor(vectors.classes, device=values.device)
+    at = torch.searchsorted(classes, labels).clamp(max=len(classes) - 1)
+    known = (classes[at] == labels)[:, None]
+    return F.mse_loss(values, torch.where(known, rows[at], values.detach()))
+
+
+def gathered(
+    uploads: Iterable[tuple[Id, ClassVectors]], classes: int, size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """All clients' rows one after another, (n, d), and their classes, (n,); n is 0 if nobody sent any.
+
+    Raises MethodError for a client whose rows are not one a class, of classes there are, as long as the others' (or
+    as `size`, d).
+    """
+    rows, labels = [torch.empty(0, 0)], list[int]()
+    for client, upload in uploads:
+        sent, known = upload.rows, upload.classes
+        fits = sent.dim() == 2 and len(sent) == len(set(known)) == len(known) and set(known) <= set(range(classes))
+        if not fits or (known and sent.shape[1] != (size or sent.shape[1])):
+            raise MethodError(
+                f"client {client} sent vectors of shape {tuple(sent.shape)} for {len(known)} classes of {classes}, "
+                "which do not go with the other clients' or the task's"
+            )
+        if known:
+            size = sent.shape[1]
+            rows.append(sent)
+            labels += known
+    return torch.cat(rows[1:] or rows), torch.tensor(labels, dtype=torch.int64)

@@ -1,0 +1,1 @@
+"""The loop every engine shares, and what a run leaves in its folder."""

@@ -1,0 +1,98 @@
+"""Checkpoints: all that a run needs to go on, and whether it may."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from torch import Tensor
+
+from fewbytes.base.errors import FrameError, UserError
+from fewbytes.core.method import Method
+from fewbytes.core.problem import Id, Task
+from fewbytes.data.split import transform_name
+from fewbytes.wire import unpack
+from fewbytes.wire.frame import MAJOR
+
+VERSION = version("fewbytes")
+
+
+@dataclass
+class Checkpoint:
+    """Everything a run needs to go on as if it had never stopped, but for the client states in the store."""
+
+    fewbytes: str
+    fingerprint: str
+    round: int  # the last whole round; 0: after the start
+    known: list[int]  # the clients that take part
+    finished: bool
+    server: bytes  # the server's state as a frame; empty: none
+    versions: Tensor  # of client states: (client, version) rows, int64
+    ledger: bytes
+    handlers: list[str]
+    rows: bytes  # rounds.jsonl so far
+    seconds: float
+    peak_memory_bytes: int
+
+    def state_versions(self) -> dict[Id, int]:
+        """The version of each client's state in the store."""
+        return {int(client): int(number) for client, number in self.versions}
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint of a run folder. Raises UserError if there is none, or it is damaged."""
+    path = folder / "checkpoint" / "run.state"
+    if not (folder / "config.toml").is_file():
+        raise UserError(f"{folder} is not a run folder (it has no config.toml): name one of those under runs/")
+    try:
+        return unpack(Checkpoint, path.read_bytes(), limit=1 << 40)
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no checkpoint to go on from: the run ended before its first round") from None
+    except FrameError as error:
+        raise UserError(f"the checkpoint {path} is damaged ({error}); remove {folder}, and begin anew") from None
+    except OSError as error:
+        raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
+
+
+def check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -> None:
+    """Raises UserError if a run of this fingerprint and length cannot go on from the checkpoint."""
+    if rounds < checkpoint.round or (checkpoint.finished and rounds > checkpoint.round):
+        state = "has ended" if checkpoint.finished else "is already further"
+        raise UserError(f"the run in {folder} {state}, after {checkpoint.round} rounds: start a new one for {rounds}")
+    if checkpoint.fewbytes.split(".")[:2] != VERSION.split(".")[:2]:
+        raise UserError(f"the checkpoint in {folder} was written by fewbytes {checkpoint.fewbytes}; this is {VERSION}")
+    if checkpoint.fingerprint != fingerprint:
+        raise UserError(
+            f"the checkpoint in {folder} is of another configuration (method, parameters, data, model or seed): "
+            "resume it with the configuration it was made with, or start a new run"
+        )
+
+
+def fingerprint(method: Method, task: Task, how: str) -> str:
+    """A digest of all that a run's numbers depend on: `how` is what the run adds to method and task."""
+    counts = task.data.label_counts()
+    splits = [client.train for client in task.data.clients]
+    if task.data.public is not None:
+        splits.append(task.data.public)
+    labels = [split.labels.numpy().tobytes() for split in splits]
+    layouts = [task.layout(client).hash.hex() for client in task.clients]
+    parts = [
+        repr(method),
+        how,
+        str(task.seed),
+        task.precision,
+        str(MAJOR),
+        json.dumps(counts),
+        *(layouts if len(set(layouts)) > 1 else layouts[:1]),
+    ]
+    parts += sorted({frozen for client in task.clients if (frozen := task.frozen(client))})
+    if task.data.presence is not None:
+        parts.append(f"presence {json.dumps(task.data.presence)}")
+    boxes = [split.targets.numpy().tobytes() for split in splits if split.boxes is not None]
+    transforms = [client.train.transform for client in task.data.clients]
+    if any(transforms):
+        parts.append(json.dumps([transform and transform_name(transform) for transform in transforms]))
+    return hashlib.sha256("\n".join(parts).encode() + b"".join(labels + boxes)).hexdigest()

@@ -1,0 +1,532 @@
+"""The loop every engine shares: rounds, scoring, the run folder, checkpoints and resuming from them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from fewbytes.base.cores import all_cores
+from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.files import ScratchFolder, lock, replacing
+from fewbytes.base.streams import seeded
+from fewbytes.core import detection, gallery
+from fewbytes.core.ledger import Ledger, LeftOut
+from fewbytes.core.method import Method
+from fewbytes.core.network import Held, Network, Refused
+from fewbytes.core.policy import Policy, TooFewReplies
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.records import means
+from fewbytes.core.training import evaluate, prepared, ready
+from fewbytes.engines.local import LocalNetwork
+from fewbytes.engines.store import state_class
+from fewbytes.models.files import save_model
+from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
+from fewbytes.running.summary import summary
+from fewbytes.wire import pack, unpack
+from fewbytes.wire.fields import check_fields
+
+
+class Watcher:
+    """What a run tells while it goes on; override what you want to hear."""
+
+    _warned = False
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        """The run begins, `done` rounds of `rounds` already behind it."""
+
+    def waiting(self, there: int, wanted: int) -> None:
+        """The run waits for `wanted` clients to connect; `there` have."""
+
+    def replied(self, client: Id) -> None:
+        """A client's exchange has ended."""
+
+    def joined(self, client: Id) -> None:
+        """A client the run did not know has been served."""
+
+    def refused(self, client: Id, why: str) -> None:
+        """A client the run did not know cannot be served; the run goes on without it."""
+
+    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
+        """Bytes that the whole run has moved so far: told when it begins, and after each of its steps."""
+
+    def scored(self, row: dict[str, Any]) -> None:
+        """A line of rounds.jsonl has been written: of a round, or of what came after the last (`row["phase"]`).
+
+        Unless overridden, warns of the first that was not finite.
+        """
+        if row.get("not_finite") and not self._warned:
+            self._warned = True
+            rejected = [left for left in row.get("left_out", []) if left["outcome"] == "rejected"]
+            why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
+            names = ", ".join(row["not_finite"])
+            text = f"round {row['round']}: {names} not finite: {why or 'is lr too high?'}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def stopped(self, t: int) -> None:
+        """Round t was the last: another would exceed the budget."""
+
+
+@dataclass
+class Result:
+    """What a run leaves: its summary (result.json), its rounds (rounds.jsonl), its ledger, its models."""
+
+    folder: Path
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    ledger: Ledger
+    global_model: nn.Module | None
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy the method's paper reports (`summary["accuracy"]["kind"]`), last round, in [0, 1]."""
+        return float(self.summary["accuracy"]["final"])
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is besides its method and task, whichever engine it runs on."""
+
+    rounds: int
+    out: Path | None = None  # the run folder; None: a temporary one that lives as long as the result
+    resume: bool = False  # go on from the checkpoint in it
+    coded: bool = True  # lossless coding of what travels
+    evaluate_every: int = 1
+    keep_frames: bool = False
+    save_models: bool = True
+    config: str | None = None  # text of config.toml; None: the method's parameters
+    about: dict[str, Any] = field(default_factory=dict)  # entries for result.json
+    watcher: Watcher = field(default_factory=Watcher)
+    budget: int | None = None  # most uplink bytes of the whole run, all clients together
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and (type(self.budget) is not int or self.budget < 1):
+            raise UserError(f"budget is a whole number of bytes, 1 or more, not {self.budget!r}")
+        if min(self.rounds, self.evaluate_every) < 1:
+            raise UserError(f"rounds ({self.rounds}) and evaluate_every ({self.evaluate_every}) must be at least 1")
+
+
+HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
+Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Network]]
+"""Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
+
+
+def run(
+    method: Method,
+    task: Task,
+    *,
+    rounds: int,
+    budget: int | None = None,
+    out: Path | str | None = None,
+    engine: Literal["local", "flower-simulation"] = "local",
+    workers: int | None = None,
+    policy: Policy | None = None,
+    resume: bool = False,
+    coded: bool = True,
+    evaluate_every: int = 1,
+    keep_frames: bool = False,
+    save_models: bool = True,
+    config: str | None = None,
+    about: dict[str, Any] | None = None,
+    watcher: Watcher | None = None,
+) -> Result:
+    """Run a method on a task on this machine; returns when `rounds` rounds are done.
+
+    `budget`: most uplink bytes of the whole run, all clients together; the run ends before a round that would exceed
+    it (see `within`), unless the method has a number of rounds of its own.
+    `out`: the run folder (default: a temporary one that lives as long as the result). `engine`: this package's own,
+    or Flower's simulation on Ray (the same results, bit for bit). `policy`: how many clients must reply with finite
+    numbers, and how long Flower waits for whom. `resume`: go on from the checkpoint in `out`. `coded`: lossless coding
+    of what travels. `config`: text of config.toml (default: the method's parameters). `about`: entries for result.json.
+    Raises UserError for a folder that cannot be used, MethodError when a handler fails, TooFewReplies by the `policy`;
+    a KeyboardInterrupt leaves the folder ready to be resumed.
+    """
+    if workers is not None and workers < 1:
+        raise UserError(f"workers must be at least 1, not {workers}")
+    if not isinstance(method, Method):
+        raise UserError(f"a method is an object like FedAvg(), not {method!r}")
+    task = method.adapted(task)
+    settings = Settings(
+        rounds, None if out is None else Path(out), resume, coded, evaluate_every, keep_frames, save_models, config,
+        about or {}, watcher or Watcher(), budget,
+    )  # fmt: skip
+    if engine == "flower-simulation":
+        from fewbytes.flower.run import simulate
+
+        return simulate(method, task, settings, workers, policy or Policy())
+    if engine != "local":
+        raise UserError(f"engine is local or flower-simulation, not {engine!r}")
+
+    def connect(folder: Path, checkpoint: Checkpoint | None) -> LocalNetwork:
+        return LocalNetwork(
+            method, task, folder / "checkpoint" / "clients", policy=policy, workers=workers, coded=coded,
+            frames=folder / "frames" if keep_frames else None, **carried_on(checkpoint),
+        )  # fmt: skip
+
+    return drive(method, task, settings, connect)
+
+
+def carried_on(checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """What an engine's network takes over from a checkpoint: `ledger`, `versions` and `known`."""
+    if checkpoint is None:
+        return {}
+    ledger = Ledger.frombytes(checkpoint.ledger, checkpoint.handlers)
+    return {"ledger": ledger, "versions": checkpoint.state_versions(), "known": checkpoint.known}
+
+
+def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> Result:
+    """Run the loop over an engine's network: what every engine calls. Errors as in `run`."""
+    scratch = ScratchFolder("run") if settings.out is None else None
+    try:
+        folder = settings.out if scratch is None and settings.out is not None else scratch.path  # type: ignore[union-attr]
+        loop = _Loop(method, task, settings, folder)
+        if not settings.resume:
+            loop.state = method.server(task)  # tells what cannot be before anything is written, as do the next lines
+            if loop.state is not None:
+                check_fields(type(loop.state))
+            state_class(method, "client")
+        with _held(folder):
+            checkpoint = loop.begin()
+            with connect(folder, checkpoint) as net:
+                summary = loop.run(net, checkpoint)
+                model = method.global_model(loop.state, task)
+                if settings.save_models:
+                    if model is not None:
+                        save_model(model, folder / "models" / "global.safetensors", settings.about)
+                    net.save_models(folder / "models", settings.about)
+            result = Result(folder, summary, loop.rows, net.ledger, model)
+    except BaseException:
+        if scratch is not None:
+            scratch.close()
+        raise
+    if scratch is not None:
+        weakref.finalize(result, scratch.close)
+    return result
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other processes from running in it. Raises UserError if one does."""
+    try:
+        (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{folder} cannot be a run folder: a file is in the way") from None
+    held = lock(folder / "checkpoint" / "lock")
+    if held is None:
+        raise UserError(f"another process is running in {folder}: wait for it, or choose another folder")
+    with held:
+        yield
+
+
+def within(budget: int | None, rows: list[dict[str, Any]]) -> bool:
+    """Whether another round fits a budget of uplink bytes after the phases of these rows of rounds.jsonl: one that
+    sends HEADROOM times what the largest so far has. The first round always fits."""
+    rounds = [i for i, row in enumerate(rows) if row["phase"] == "round"]
+    if budget is None or not rounds:
+        return True
+    so_far = sum(row["uplink_bytes"] for row in rows[: rounds[-1] + 1])  # not who joined later: resuming finds the same
+    return bool(so_far + HEADROOM * max(rows[i]["uplink_bytes"] for i in rounds) <= budget)
+
+
+class _Loop:
+    def __init__(self, method: Method, task: Task, settings: Settings, folder: Path) -> None:
+        self.method, self.task, self.folder = method, task, folder
+        self.rounds = self.planned = method.planned_rounds(settings.rounds)  # a budget may make the former fewer
+        self.evaluate_every = settings.evaluate_every
+        self.settings, self.watcher = settings, settings.watcher
+        how = f"coded {settings.coded}, evaluated every {settings.evaluate_every}"
+        how += f", budget {settings.budget}" if settings.budget is not None else ""
+        self.budget = None if method.own_rounds else settings.budget
+        self.fingerprint = fingerprint(method, task, how)
+        for t in range(1, self.rounds + 1):
+            if not task.data.present(t):
+                raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
+        self.counts: dict[str, Any] = task.data.label_counts()
+        for i, client in enumerate(task.data.clients):
+            if not len(client.train):  # its data lie elsewhere: what its node tells is entered once it is there
+                self.counts["train"][i] = self.counts["test"][i] = None
+        self._told: set[Id] = set()  # whose nodes' words are in the counts
+        self.state: Any = None
+        self.rows: list[dict[str, Any]] = []
+        self.missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
+        self.refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
+        self.seconds = 0.0
+        self.status = "running"
+
+    def begin(self) -> Checkpoint | None:
+        """The checkpoint to go on from, or a folder begun anew. Raises UserError if neither can be."""
+        if not self.settings.resume:
+            _begin_folder(self.folder, self.method, self.task, self.rounds, self.settings.config)
+            self._write_counts()
+            return None
+        checkpoint = read_checkpoint(self.folder)
+        self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
+        if not within(self.budget, self.rows):
+            self.rounds = min(self.rounds, checkpoint.round)
+        check(checkpoint, self.fingerprint, self.folder, self.rounds)
+        checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
+        return checkpoint
+
+    def run(self, net: Network, checkpoint: Checkpoint | None) -> dict[str, Any]:
+        done, finished = 0, False
+        self._enter_counts(net)
+        net.on_reply = self.watcher.replied
+        if checkpoint is not None:
+            kind = state_class(self.method, "server")
+            self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
+            left_out = [left for row in self.rows if row["phase"] == "join" for left in row.get("left_out", [])]
+            self.refused = {left["client"]: left["why"] for left in left_out if left["handler"] == "join"}
+            done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
+            net.peak_memory_bytes = checkpoint.peak_memory_bytes
+            _write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
+            gallery.forget_after(self.folder, done + finished)
+        self.watcher.started(self.folder, self.rounds, done)
+        if self.rounds < self.planned:
+            self.watcher.stopped(self.rounds)
+        self._tell_moved(net)
+        try:
+            with terminating():
+                if checkpoint is None:
+                    self._phase(net, 0, "start", lambda: self.method.start(self.state, net))
+                t = done
+                while (t := t + 1) <= self.rounds:
+                    net.clients = self._staying(net.clients, t)
+                    arrived = net.arrivals(t)
+                    self._enter_counts(net)
+                    for client in arrived:
+                        if client not in self.refused:
+                            self._join(net, t, client)
+                    if not net.clients:
+                        raise FewbytesError(f"round {t} cannot begin: every client has left or could not join")
+                    self._phase(net, t, "round", functools.partial(self.method.round, self.state, net, t))
+                if not finished:
+                    self._phase(net, self.rounds + 1, "finish", lambda: self.method.finish(self.state, net))
+            self.status = "done"
+        except KeyboardInterrupt:
+            self.status = "interrupted"
+            raise
+        finally:
+            if self.status != "running":
+                self._summarise(net)
+        return self._summary(net)
+
+    def _enter_counts(self, net: Network) -> None:
+        """Enter in partition.json what nodes told of data that lie there. Raises UserError where a run goes on and a
+        client's samples are not as many as they were."""
+        new = {i: held for i, held in net.held.items() if i not in self._told}
+        if not new:
+            return
+        if not self._told and self.settings.resume:
+            with suppress(OSError, ValueError):  # lost, or damaged
+                self.counts = json.loads((self.folder / "partition.json").read_text())
+        for client, held in new.items():
+            before = self.counts["train"][client], self.counts["test"][client]
+            for was, now, split in zip(map(_total, before), map(_total, held), ("training", "test"), strict=True):
+                if was and now and was != now:
+                    raise UserError(
+                        f"client {client} has {now} {split} samples and had {was} when the run began: give its node "
+                        "the data it had, or begin a new run"
+                    )
+            self.counts["train"][client], self.counts["test"][client] = held
+        self._told |= new.keys()
+        self._write_counts()
+
+    def _write_counts(self) -> None:
+        _write_text(self.folder / "partition.json", json.dumps(self.counts))
+
+    def _staying(self, clients: list[Id], t: int) -> list[Id]:
+        """Those of the clients that have not left before round t."""
+        present = set(self.task.data.present(t))
+        return [i for i in clients if i in present]
+
+    def _join(self, net: Network, t: int, client: Id) -> None:
+        """Serve a client the run did not know, before round t; one that is gone again may come back later."""
+        net.clients = sorted([*net.clients, client])
+
+        def serve() -> None:
+            try:
+                self.method.join(self.state, net, client)
+            except Refused as error:
+                net.abandon()
+                net.clients.remove(client)
+                net.versions.pop(client, None)  # its state is of no use any more
+                net.left_out.append(LeftOut(client, "join", "rejected", str(error)))
+                self.refused[client] = str(error)
+
+        try:
+            self._phase(net, t, "join", serve, client)
+        except TooFewReplies:
+            net.clients.remove(client)
+            net.abandon()
+            self.missed += net.left_out  # told with the round: the step has no line of its own
+        else:
+            if client in self.refused:
+                self.watcher.refused(client, self.refused[client])
+            else:
+                self.watcher.joined(client)
+
+    def _phase(self, net: Network, t: int, phase: str, step: Callable[[], None], *who: Id) -> None:
+        started, before = time.monotonic(), len(net.ledger)
+        scored = phase == "round" and (t % self.evaluate_every == 0 or t == self.rounds)
+        perhaps = phase == "round" and self.budget is not None  # what it sends tells whether it is the last round
+        net.begin(t, scored or perhaps or phase == "finish", *(f"join {client}" for client in who))
+        step()
+        net.idle()
+        exchanged = time.monotonic()
+        if perhaps and not within(self.budget, [*self.rows, {"phase": phase, **net.ledger.totals(before)}]):
+            scored, self.rounds = True, t
+        if perhaps and not scored:
+            net.records.scores = {}
+            net.shown = {}
+        accuracy, pooled = net.records.accuracies(), net.records.pooled()
+        if scored or (phase == "finish" and self.method.scored_after_finish):
+            accuracy |= self._score(net)
+        seconds = time.monotonic() - started
+        self.seconds += seconds
+        if phase in ("round", "join") or len(net.ledger) > before or accuracy:
+            cohort = len(np.unique(net.ledger.columns(before)["client"]))
+            row = {
+                "round": t,
+                "phase": phase,
+                **({"client": who[0]} if who else {}),
+                "cohort": cohort,
+                "accuracy": accuracy,
+                "loss": means(net.records.losses),
+            }
+            row |= {"pooled": pooled} if pooled else {}
+            measured = means(net.records.measures)
+            row |= {"measured": measured} if measured else {}
+            row |= net.ledger.totals(before)
+            broken = net.records.not_finite() + [f"reply.{handler}" for handler in sorted(net.not_finite)]
+            row |= {"not_finite": broken} if broken else {}
+            left_out, self.missed = [*self.missed, *net.left_out], []
+            row |= {"left_out": [asdict(left) for left in left_out]} if left_out else {}
+            row |= {"notes": net.notes} if net.notes else {}
+            row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
+            self.rows.append(row)
+        gallery.keep(self.folder, t, net.shown)
+        self._checkpoint(net, t, phase)
+        self._tell_moved(net)
+        if phase in ("round", "finish") and self.rows[-1]["phase"] == phase:
+            self.watcher.scored(self.rows[-1])
+        if phase == "round" and t == self.rounds < self.planned:
+            self.watcher.stopped(t)
+
+    def _tell_moved(self, net: Network) -> None:
+        totals = net.ledger.totals()
+        self.watcher.moved(totals["uplink_bytes"], totals["downlink_bytes"])
+
+    def _score(self, net: Network) -> dict[str, float]:
+        accuracy = {}
+        scores = {i: score for i, score in net.score_clients().items() if score[1]}  # 0 samples: no model yet
+        if scores:
+            accuracy["personalised"] = float(np.mean([correct / n for correct, n in scores.values()]))
+            accuracy["micro"] = sum(c for c, _ in scores.values()) / sum(n for _, n in scores.values())
+        first = set(self.task.data.present(1))
+        late = [correct / n for i, (correct, n) in scores.items() if i not in first]
+        if late and len(late) < len(scores):
+            accuracy["newcomers"] = float(np.mean(late))
+        model = self.method.global_model(self.state, self.task)
+        test = self.task.data.test
+        if model is not None and test.boxes is not None:
+            with all_cores():
+                found = detection.detections(model, test, self.task.device, self.task.precision)
+            accuracy |= detection.average_precision(found, test)
+            if net.t >= self.rounds:
+                detection.show(net, found, test, self.task.data.classes)
+        elif model is not None and len(test):
+            model, correct = prepared(model), 0
+            with all_cores(), seeded(self.task.seed, "score", net.t):
+                for start in range(0, len(test), 1000):
+                    x, y = test.take(torch.arange(start, min(start + 1000, len(test)))).load(self.task.device)
+                    correct += evaluate(model, ready(x), y, self.task.precision)[0]
+            accuracy["global"] = correct / len(test)
+        return accuracy
+
+    def _checkpoint(self, net: Network, t: int, phase: str) -> None:
+        rows = "".join(json.dumps(row) + "\n" for row in self.rows)
+        server = b"" if self.state is None else bytes(pack(self.state, coded=False))
+        whole = t - 1 if phase in ("join", "finish") else t
+        checkpoint = Checkpoint(
+            VERSION, self.fingerprint, whole, list(net.clients), phase == "finish", server,
+            torch.tensor(sorted(net.versions.items()), dtype=torch.int64).view(-1, 2), net.ledger.tobytes(),
+            net.ledger.handlers, rows.encode(), self.seconds, net.peak_memory_bytes,
+        )  # fmt: skip
+        with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
+            for part in pack(checkpoint, coded=False).parts:
+                file.write(part)
+        _write_text(self.folder / "rounds.jsonl", rows)
+        net.checkpointed()
+
+    def _summarise(self, net: Network) -> None:
+        with replacing(self.folder / "result.json") as file:
+            file.write(json.dumps(self._summary(net), indent=2).encode() + b"\n")
+        temporary = self.folder / ".ledger.tmp"
+        net.ledger.write_parquet(temporary)
+        os.replace(temporary, self.folder / "ledger.parquet")
+
+    def _summary(self, net: Network) -> dict[str, Any]:
+        budget = self.settings.budget
+        budgeted = {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
+        return summary(
+            self.method, self.task, self.rows, net.ledger, counts=self.counts, rounds=self.rounds,
+            about=self.settings.about | budgeted, status=self.status, refused=len(self.refused), seconds=self.seconds,
+            peak_memory_bytes=net.peak_memory_bytes,
+        )  # fmt: skip
+
+
+def _total(held: Held) -> int | None:
+    return sum(held) if isinstance(held, list) else held
+
+
+def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
+    if (folder / "config.toml").exists():
+        raise UserError(f"{folder} already holds a run: choose another folder, or resume it")
+    if (folder / "gallery").exists():
+        raise UserError(f"{folder} already holds a gallery, perhaps another run's: choose another folder")
+    if config is None:
+        made = {"method": type(method).__name__.lower(), "rounds": rounds, "seed": task.seed}
+        config = msgspec.toml.encode(made | {"parameters": asdict(method)}).decode()  # type: ignore[call-overload]
+    _write_text(folder / "config.toml", config)
+    _write_text(folder / "rounds.jsonl", "")
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def terminating(stop: threading.Event | None = None) -> Iterator[None]:
+    """Treat a polite request to end (SIGTERM) like Ctrl-C; with `stop`, the first of either only sets it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        if stop is None or stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    kinds = [signal.SIGTERM] if stop is None else [signal.SIGTERM, signal.SIGINT]
+    before = [signal.signal(kind, interrupt) for kind in kinds]
+    try:
+        yield
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
