@@ -19,9 +19,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import fewbytes as fb
-from fewbytes.flower import run as flower_run
 from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.flower import run as flower_run
 from fewbytes.report import read_runs, write_report
 
 SITES = {"east": {"benign": 20, "malignant": 15}, "north": {"malignant": 45}, "south": {"benign": 15, "malignant": 25}}
@@ -83,7 +83,7 @@ def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, tol
             with monkeypatch.context() as there:
                 there.setenv("FEWBYTES_DATA", str(places / host))
                 there.setattr(app, "_found", {})
-                there.setattr(flower, "_nodes", {})
+                there.setattr(flower_run, "_nodes", {})
                 return super().answer(message)
 
     names = [f"site-{i}" for i in range(3)]
