@@ -31,7 +31,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     cifar = load_dataset("cifar10")
     data = federate(cifar, "dirichlet", options.clients, alpha=0.1, samples=(20, 5), seed=1)
-    task = fb.Task(lambda: build_model("resnet8", cifar.train.shape, 10), data, 1)
+    task = fb.Task.on(data, lambda: build_model("resnet8", cifar.train.shape, 10), seed=1)
     for name in options.methods:
         folder = Path(tempfile.mkdtemp())
         result = fb.run(METHODS[name], task, rounds=2, out=folder / "run", save_models=False, evaluate_every=2)

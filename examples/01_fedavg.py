@@ -6,7 +6,7 @@ from fewbytes.models import build_model
 
 digits = load_dataset("digits")
 data = federate(digits, "dirichlet", clients=10, alpha=0.3, seed=0)
-task = fb.Task(lambda: build_model("mlp", digits.train.shape, len(digits.classes)), data, seed=0)
+task = fb.Task.on(data, lambda: build_model("mlp", digits.train.shape, len(digits.classes)), seed=0)
 
 result = fb.run(fb.FedAvg(epochs=2, lr=0.1, batch=20, momentum=0.9), task, rounds=10)
 

@@ -38,7 +38,7 @@ class FedProx(fb.Method):
     batch: Count = 20
 
     def server(self, task: fb.Task) -> Global:
-        return Global(task.first_state())
+        return Global(task.problem.first_state())
 
     def round(self, state: Global, net: fb.Network, t: int) -> None:
         mean = fb.Mean()
@@ -54,16 +54,16 @@ class FedProx(fb.Method):
             moved = [p - start[name] for name, p in model.named_parameters() if name in start]  # what is trained
             return self.mu / 2 * sum(change.square().sum() for change in moved)
 
-        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, extra=near)
+        site.fit(model, fb.Local(epochs=self.epochs, lr=self.lr, batch=self.batch), extra=near)
         return Trained(fb.Dense(fb.state_of(model)), len(site.train))
 
     def global_model(self, state: Global, task: fb.Task) -> nn.Module:
-        return task.first_model(state.theta)
+        return task.problem.first_model(state.theta)
 
 
 digits = load_dataset("digits")
 data = federate(digits, "dirichlet", clients=10, alpha=0.3, seed=0)
-task = fb.Task(lambda: build_model("mlp", digits.train.shape, len(digits.classes)), data, seed=0)
+task = fb.Task.on(data, lambda: build_model("mlp", digits.train.shape, len(digits.classes)), seed=0)
 for mu in (0.0, 0.1):
     result = fb.run(FedProx(mu=mu), task, rounds=10)
     print(f"mu={mu}: global {result.accuracy:.1%}, {result.summary['uplink_bytes'] / 1e6:.2f} MB up")

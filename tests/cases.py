@@ -11,11 +11,12 @@ import fewbytes as fb
 from fewbytes.base.streams import seed_all
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.generators.protocol import check_latents
-from fewbytes.methods.parts.heterogeneous import Heterogeneous
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}
 KTL = {"generator": "cases:TinyGenerator", "server_epochs": 2, "server_batch": 8}
-GENE = {"clusters": 2, "vectors": 2, "fraction": 0.75}
+CLUSTERS = {"clusters": 2, "vectors": 2}
+GENE = {**CLUSTERS, "fraction": 0.75}
+SOME = {**LOCAL, "fraction": 0.75}
 
 CASES: dict[str, fb.Method] = {
     "fedavg": fb.FedAvg(**LOCAL),
@@ -92,23 +93,25 @@ CASES: dict[str, fb.Method] = {
         fisher_samples=6,
         classifier="own",
     ),
-    "clustered": fb.Clustered(**LOCAL, **GENE),
+    "clustered": fb.Clustered(fb.FedAvg(**SOME, received=True), **CLUSTERS),
     "fedbn": fb.FedBN(**LOCAL),
     "partialfed": fb.PartialFed(**LOCAL),
-    "fedfina": fb.FedFina(**LOCAL, **GENE, convolutions=1),
+    "fedfina": fb.Clustered(fb.FedFina(**SOME, convolutions=1), **CLUSTERS),
     "fedlp": fb.FedLP(**LOCAL),
-    "fedlps": fb.FedLPS(**LOCAL, **GENE, ratios="adaptive"),
+    "fedlps": fb.Clustered(fb.FedLPS(**SOME, ratios="adaptive"), **CLUSTERS),
     "fedcom": fb.FedCOM(**LOCAL),
     "fedcom-gate": fb.FedCOM(**LOCAL, bits=8, gate=True, gamma=0.9, fraction=0.5, lr_rounds=5),
     "fedpm": fb.FedPM(**LOCAL),
     "fedpm-sampled": fb.FedPM(**LOCAL, fraction=0.5, scored="sampled", lr_rounds=5),
-    "learngene": fb.Learngene(**LOCAL, **GENE, select="updates", select_rounds=2),
+    "learngene": fb.Clustered(fb.Learngene(**SOME, select="updates", select_rounds=2), **CLUSTERS),
     "dgc": fb.DGC(**LOCAL),
-    "dgc-ablated": fb.DGC(**LOCAL, fraction=0.5, density=0.1, warmup=2, momentum=0.5, clip=3.0, lr_rounds=3),
+    "dgc-ablated": fb.DGC(**LOCAL, fraction=0.5, density=0.1, warmup=2, momentum=0.5, norm=3.0, lr_rounds=3),
     "fedcams": fb.FedCAMS(**LOCAL, fraction=0.5),
     "smartidx": fb.SmartIdx(**LOCAL, density=0.2, patterns=3),
 }
 
+ANY_MODELS = fb.FedKTL, fb.LG_FedAvg, fb.FedProto, fb.FedDistill, fb.FML, fb.FedKD, fb.FedGH, fb.FedGen
+"""Methods whose clients may have models of their own."""
 SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl", "fedbn"]
 """The cases that are also run with clients that come and go."""
 PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))
@@ -219,20 +222,20 @@ def tiny_data(clients: int = 4, seed: int = 0) -> FederatedData:
 
 
 def tiny_task(clients: int = 4, seed: int = 0) -> fb.Task:
-    return fb.Task(TinyNet, tiny_data(clients), seed)
+    return fb.Task.on(tiny_data(clients), TinyNet, seed=seed)
 
 
 def scheduled_task() -> fb.Task:
-    return fb.Task(TinyNet, dataclasses.replace(tiny_data(len(PRESENCE)), presence=PRESENCE))
+    return fb.Task.on(dataclasses.replace(tiny_data(len(PRESENCE)), presence=PRESENCE), TinyNet)
 
 
 def late_task() -> fb.Task:
     """Two clients from the start, a third from round 2 on."""
-    return fb.Task(TinyNet, dataclasses.replace(tiny_data(3), presence=((1, None), (1, None), (2, None))))
+    return fb.Task.on(dataclasses.replace(tiny_data(3), presence=((1, None), (1, None), (2, None))), TinyNet)
 
 
 def task_of(name: str, clients: int = 4) -> fb.Task:
     """The task a case runs on: a different model on every client where the method takes that."""
-    if isinstance(CASES[name], Heterogeneous):
-        return fb.Task(lambda client: OwnNet(2 + client), tiny_data(clients))
+    if isinstance(CASES[name], ANY_MODELS):
+        return fb.Task.on(tiny_data(clients), lambda client: OwnNet(2 + client))
     return tiny_task(clients)

@@ -20,7 +20,7 @@ from test_laws import fingerprint
 import fewbytes as fb
 from fewbytes.base.errors import UserError
 from fewbytes.cli import app as cli
-from fewbytes.core import detection
+from fewbytes.core import objective as detection
 from fewbytes.core.gallery import kept
 from fewbytes.core.training import fit
 from fewbytes.data import Dataset, federate, load_dataset
@@ -78,7 +78,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def task(data: Dataset, clients: int = 2) -> fb.Task:
-    return fb.Task(lambda: build_model("yolox-nano", (3, SIZE, SIZE), 2), federate(data, "iid", clients))
+    return fb.Task.on(federate(data, "iid", clients), lambda: build_model("yolox-nano", (3, SIZE, SIZE), 2))
 
 
 def true_boxes(data: fb.data.Split) -> list[torch.Tensor]:
@@ -245,7 +245,7 @@ def test_training_lowers_the_loss_and_leaves_the_packages_state(data: Dataset) -
     config.num_classes = 2
     assert list(model.state_dict()) == list(config.get_model().state_dict())
     x, y = data.train.load()
-    losses = [fit(model, x, y, epochs=2, lr=0.003, batch=2, momentum=0.9) for _ in range(3)]
+    losses = [fit(model, x, y, fb.Local(epochs=2, lr=0.003, batch=2, momentum=0.9)) for _ in range(3)]
     assert losses[-1] < 0.95 * losses[0]
     lazy = data.train.lazy()[0]
     assert torch.equal(lazy[torch.tensor([3, 1])], x[[3, 1]])
@@ -268,7 +268,7 @@ def test_diverged_training_is_told(data: Dataset) -> None:
     model = build_model("yolox-nano", (3, SIZE, SIZE), 2)
     x, y = data.train.load()
     with pytest.raises(UserError, match=r"training has diverged.*lower lr"):
-        fit(model, x, y, epochs=5, lr=1e6, batch=4)
+        fit(model, x, y, fb.Local(epochs=5, lr=1e6, batch=4))
 
 
 def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch, data: Dataset) -> None:

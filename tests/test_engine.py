@@ -20,12 +20,13 @@ import fewbytes as fb
 from fewbytes.base.files import ScratchFolder
 from fewbytes.base.streams import stream
 from fewbytes.core.ledger import OUTCOMES
+from fewbytes.core.objective import evaluate
 from fewbytes.core.ranges import Positive, Share
 from fewbytes.core.records import Gathered, Records
-from fewbytes.core.training import batches, evaluate, fit
-from fewbytes.engines.local import LocalNetwork
+from fewbytes.core.training import batches, fit
+from fewbytes.engines.local import LocalEngine
 from fewbytes.engines.store import ClientStore
-from fewbytes.methods.fedavg import Model, Trained
+from fewbytes.methods.parts.averaging import Model, Trained
 
 
 @fb.payload
@@ -85,7 +86,7 @@ class Probe(fb.Method):
 
 @pytest.fixture(params=[1, 3])
 def net(request, tmp_path):
-    with LocalNetwork(Probe(), tiny_task(clients=6), tmp_path / "clients", workers=request.param) as network:
+    with LocalEngine(Probe(), tiny_task(clients=6), tmp_path / "clients", workers=request.param) as network:
         network.begin(1)
         yield network
 
@@ -179,7 +180,7 @@ class Unpackable:
 
 
 class ServerKeepsASet(Probe):
-    def server(self, task: fb.Task) -> Unpackable:
+    def server(self, problem: fb.Problem) -> Unpackable:
         return Unpackable(set())
 
 
@@ -224,7 +225,7 @@ def test_a_handler_that_keeps_killing_its_worker_is_an_error(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     method = Deadly()
-    with LocalNetwork(method, tiny_task(), tmp_path / "clients", workers=2) as network:
+    with LocalEngine(method, tiny_task(), tmp_path / "clients", workers=2) as network:
         network.begin(1)
         with pytest.raises(
             fb.MethodError, match=r"client \d, round 1, handler 'told': its worker process died 3 times"
@@ -233,7 +234,7 @@ def test_a_handler_that_keeps_killing_its_worker_is_an_error(tmp_path):
 
 
 def test_samples_of_clients_are_seeded_ascending_and_of_the_right_size(tmp_path):
-    with LocalNetwork(Probe(), tiny_task(clients=10), tmp_path / "clients", workers=1) as network:
+    with LocalEngine(Probe(), tiny_task(clients=10), tmp_path / "clients", workers=1) as network:
         cohorts = []
         for t in range(20):
             network.begin(t)
@@ -323,7 +324,7 @@ def test_fit_is_sgd_with_momentum_and_leaves_the_last_gradient():
     theirs.load_state_dict(ours.state_dict())
     x, y = torch.randn(10, 4), torch.arange(10) % 3
     torch.manual_seed(5)
-    fit(ours, x, y, epochs=3, lr=0.1, batch=4, momentum=0.9, weight_decay=0.01)
+    fit(ours, x, y, fb.Local(epochs=3, lr=0.1, batch=4, momentum=0.9, weight_decay=0.01))
     torch.manual_seed(5)
     optimiser = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     for _ in range(3):
@@ -419,12 +420,12 @@ def test_models_may_differ_per_client():
     def build(client: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(16, widths[client]), nn.ReLU(), nn.Linear(widths[client], 3))
 
-    task = fb.Task(build, tiny_data())
+    task = fb.Task.on(tiny_data(), build)
     result = fb.run(fb.Separate(**LOCAL), task, rounds=2)
     saved = [fb.load_model(result.folder, client=i, build=lambda i=i: build(i)) for i in range(4)]
     assert [m[1].out_features for m in saved] == list(widths)
     with pytest.raises(fb.MethodError, match="the model has"):
-        fb.run(fb.FedAvg(**LOCAL), fb.Task(lambda i: build(i), tiny_data()), rounds=1)
+        fb.run(fb.FedAvg(**LOCAL), fb.Task.on(tiny_data(), lambda i: build(i)), rounds=1)
 
 
 def test_a_model_is_loaded_by_one_call(tmp_path):

@@ -39,7 +39,7 @@ def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, gri
     grid = grid or MemoryGrid(client_app(CASES[name], node_task or task, folder.parent), CLIENTS, fault)
     settings = Settings(**{"rounds": ROUNDS, "out": folder} | settings)
     policy = policy or fb.Policy(round_timeout=0.5, connect_timeout=0.5)
-    names = [f"site-{i}" for i in range(len(task.clients))] if grid.named else ()
+    names = [f"site-{i}" for i in range(len(task.problem.clients))] if grid.named else ()
     return serve_run(grid, CASES[name], task, settings, policy, names, poll=0.001), grid
 
 
@@ -339,7 +339,7 @@ def test_nodes_that_come_and_go_are_waited_for_only_while_they_are_due(name, sch
 
 
 def test_newcomers_are_waited_for_when_nobody_else_is_left(tmp_path):
-    task = fb.Task(TinyNet, dataclasses.replace(tiny_data(), presence=((1, 1), (1, 1), (2, None), (2, None))))
+    task = fb.Task.on(dataclasses.replace(tiny_data(), presence=((1, 1), (1, 1), (2, None), (2, None))), TinyNet)
     grid = MemoryGrid(client_app(CASES["fedavg"], task, tmp_path), CLIENTS)
     grid.present = [0, 1]
     waited = []
@@ -385,9 +385,9 @@ class OtherNet(TinyNet):
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        (fb.Task(OtherNet, tiny_data()), r"client 0 runs something else than this server: model .* there, .* here$"),
+        (fb.Task.on(tiny_data(), OtherNet), r"client 0 runs something else than this server: model .* there, .* here$"),
         (tiny_task(seed=3), "seed: 3 there, 0 here"),
-        (dataclasses.replace(tiny_task(), agreed={"classes": "a, b"}), "server: classes: a, b there, none here$"),
+        (fb.Task.on(tiny_data(), TinyNet, agreed={"classes": "a, b"}), "server: classes: a, b there, none here$"),
     ],
 )
 def test_a_node_with_another_task_is_told_in_one_line(task, words, tmp_path):

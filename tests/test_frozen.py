@@ -30,17 +30,17 @@ class FrozenStem(TinyNet):
 def test_buffers_go_with_the_parameters_they_are_beside():
     frozen = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).requires_grad_(False)
     without = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2, affine=False))  # its statistics are the block's
-    whole = fb.Task(lambda: nn.Sequential(frozen, without, nn.Flatten(), nn.Linear(2, 2)), tiny_data()).model(0)
+    whole = fb.Task.on(tiny_data(), lambda: nn.Sequential(frozen, without, nn.Flatten(), nn.Linear(2, 2))).model(0)
     statistics = [f"1.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
     assert list(trained_entries(whole)) == ["1.0.weight", "1.0.bias", *statistics, "3.weight", "3.bias"]
 
 
 def test_training_leaves_frozen_statistics_alone():
-    task = fb.Task(FrozenStem, tiny_data())
+    task = fb.Task.on(tiny_data(), FrozenStem)
     site = opened(task, 0, 1, "train")
     model = site.model()
     before = copy.deepcopy(model.state_dict())
-    site.fit(model, epochs=2, lr=0.1, batch=5)
+    site.fit(model, fb.Local(epochs=2, lr=0.1, batch=5))
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == set(state_of(model)) == {"fc.weight", "fc.bias"}
     assert model.drop.training  # only statistics stand still
@@ -106,11 +106,11 @@ class WithBackbone(TinyNet):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_backbone_never_travels_and_never_changes(name, tmp_path):
-    task = fb.Task(WithBackbone, tiny_data())
+    task = fb.Task.on(tiny_data(), WithBackbone)
     result = fb.run(CASES[name], task, rounds=2, out=tmp_path / "run", workers=1)
     columns = result.ledger.columns()
     assert max(columns["bytes_up"].max(), columns["bytes_down"].max()) < 250_000  # of the 392,000 it would take
-    first = task.first_model().state_dict()
+    first = task.problem.first_model().state_dict()
     saved = [load_file(path) for path in (tmp_path / "run" / "models").glob("*.safetensors")]
     frozen = {name: value for name, value in first.items() if name.startswith("backbone.")}
     whole = [state for state in saved if state.keys() >= frozen.keys()]
@@ -120,7 +120,7 @@ def test_a_backbone_never_travels_and_never_changes(name, tmp_path):
 
 def test_a_model_with_nothing_to_train_is_refused():
     with pytest.raises(fb.UserError, match="no parameter to train"):
-        fb.run(fb.FedAvg(), fb.Task(Backbone, tiny_data()), rounds=1)
+        fb.run(fb.FedAvg(), fb.Task.on(tiny_data(), Backbone), rounds=1)
 
 
 def test_another_frozen_part_is_noticed():
@@ -136,7 +136,7 @@ def test_another_frozen_part_is_noticed():
             model.backbone.load_state_dict({k: v for k, v in weights.items() if k == "wide.weight"}, strict=False)
             return model
 
-        tasks.append(fb.Task(lambda build=build: build(), tiny_data()))
+        tasks.append(fb.Task.on(tiny_data(), lambda build=build: build()))
     agreed = [in_common(fb.FedAvg(), task, 0) for task in tasks]
     assert agreed[0] == agreed[1] != agreed[2]
     prints = [fingerprint(fb.FedAvg(), task, "") for task in tasks]
@@ -160,7 +160,7 @@ class Still(TinyNet):
 
 @pytest.mark.parametrize("teacher", ["train", "eval"])
 def test_no_training_loop_moves_frozen_statistics(teacher):
-    task = fb.Task(Still, tiny_data())
+    task = fb.Task.on(tiny_data(), Still)
     site = opened(task, 0, 1, "train")
     student, taught = site.model(), site.model()
     x, _ = site.tensors(site.train)
@@ -194,7 +194,7 @@ class OnlyBiases(TinyNet):
 @pytest.mark.parametrize("build", [FrozenHead, OnlyBiases])
 @pytest.mark.parametrize("name", CASES)
 def test_what_cannot_be_learnt_with_a_part_frozen_is_told_before_anything_is_written(name, build, tmp_path):
-    task = fb.Task(build, tiny_data())
+    task = fb.Task.on(tiny_data(), build)
     try:
         fb.run(CASES[name], task, rounds=2, out=tmp_path / "run", workers=1)
     except fb.UserError:

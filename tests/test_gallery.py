@@ -41,7 +41,7 @@ class Shows(fb.FedAvg):
     def show(self, state, net, t):
         net.show_images(self.name, torch.full((3, 1, 4, 4), t, dtype=torch.uint8), ["a", "b", "a"])
         net.show_images("none", torch.zeros(0, 1, 4, 4, dtype=torch.uint8), [])
-        weights = self.global_model(state, net.task).fc.weight
+        weights = self.global_model(state, net.problem).fc.weight
         panels = {"weights": {"of classes": (weights, torch.arange(3)), "others": (torch.zeros(2, 64), None)}}
         net.show_points("map", panels | {"halves": {"of classes": (weights[:, :32], torch.arange(3))}})
 

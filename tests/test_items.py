@@ -39,7 +39,7 @@ def test_items_are_read_anew_in_every_epoch():
     labels = len(own.reads)
     assert labels == 1 + 20  # the shape, and every label once
     site = opened(task, 0, 1, "train")
-    site.fit(site.model(), epochs=5, lr=0.1, batch=4)
+    site.fit(site.model(), fb.Local(epochs=5, lr=0.1, batch=4))
     trained = own.reads[labels:]
     assert sorted(i for i, _ in trained) == sorted(5 * list(range(20)))
     assert len({noise for _, noise in trained}) == 100  # not the same draw twice

@@ -90,7 +90,7 @@ def test_it_trains_and_saves_no_constants():
     assert isinstance(model[0], GeneratedConv2d)
     x, y = torch.rand(64, 1, 4, 4), torch.arange(64) % 2
     x[:, 0, 0] += y[:, None]
-    assert fit(model, x, y, epochs=20, lr=0.1, batch=16) < 0.1
+    assert fit(model, x, y, fb.Local(epochs=20, lr=0.1, batch=16)) < 0.1
 
 
 def test_what_cannot_be_generated_is_left_alone():

@@ -19,7 +19,7 @@ from cases import CASES, PRESENCE, SCHEDULED, TinyNet, scheduled_task, task_of, 
 from safetensors.torch import load_file
 
 import fewbytes as fb
-from fewbytes.methods import Clustered
+from fewbytes.methods.clustered import Clustered
 from fewbytes.running.checkpoint import read_checkpoint
 
 ROUNDS = 4
@@ -38,7 +38,7 @@ def fingerprint(folder: Path) -> dict:
     checkpoint = read_checkpoint(folder)
     states = {
         client: (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes()
-        for client, version in checkpoint.state_versions().items()
+        for client, version in checkpoint.resumed().versions.items()
         if version
     }
     models = {p.name: load_file(p) for p in sorted((folder / "models").glob("*.safetensors"))}
@@ -169,7 +169,7 @@ def test_one_client_alone(name):
 def test_clients_without_test_samples_are_not_scored(name):
     task = task_of(name)
     clients = tuple(replace(client, test=client.test.take([])) for client in task.data.clients)
-    result = fb.run(CASES[name], replace(task, data=replace(task.data, clients=clients)), rounds=2)
+    result = fb.run(CASES[name], task.with_data(replace(task.data, clients=clients)), rounds=2)
     assert {kind for row in result.rounds for kind in row["accuracy"]} <= {"global"}
 
 
@@ -354,9 +354,9 @@ def test_a_newcomer_the_method_cannot_serve_stays_outside(scheduled):
 def test_a_schedule_that_leaves_a_round_empty_is_told_before_anything_is_written(tmp_path):
     data = replace(tiny_data(2), presence=((1, 2), (4, None)))
     with pytest.raises(fb.UserError, match="no client is there in round 3 of 4"):
-        fb.run(CASES["fedavg"], fb.Task(TinyNet, data), rounds=4, out=tmp_path / "run")
+        fb.run(CASES["fedavg"], fb.Task.on(data, TinyNet), rounds=4, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert fb.run(CASES["fedavg"], fb.Task(TinyNet, data), rounds=2).summary["status"] == "done"
+    assert fb.run(CASES["fedavg"], fb.Task.on(data, TinyNet), rounds=2).summary["status"] == "done"
 
 
 def test_a_run_is_not_gone_on_with_by_another_schedule(tmp_path):
@@ -368,4 +368,4 @@ def test_a_run_is_not_gone_on_with_by_another_schedule(tmp_path):
 def test_when_every_newcomer_is_refused_and_the_others_have_left_the_run_ends_in_one_line(tmp_path):
     data = replace(tiny_data(5), presence=((1, 1), (1, 1), (1, 1), (2, None), (2, None)))
     with pytest.raises(fb.FewbytesError, match="round 2 cannot begin: every client has left or could not join"):
-        fb.run(COME_AND_GO["choosy"], fb.Task(TinyNet, data), rounds=2, out=tmp_path / "run")
+        fb.run(COME_AND_GO["choosy"], fb.Task.on(data, TinyNet), rounds=2, out=tmp_path / "run")

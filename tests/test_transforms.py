@@ -205,7 +205,7 @@ def test_fit_transforms_every_batch_anew_and_splits_do_not_transform_what_they_l
     x, y = torch.arange(10.0)[:, None], torch.arange(10) % 2
     model, seen = nn.Linear(1, 2), []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    fit(model, x, y, epochs=2, lr=0.1, batch=4, transform=spy)
+    fit(model, x, y, fb.Local(epochs=2, lr=0.1, batch=4), transform=spy)
     assert [len(labels) for _, labels in batches] == [4, 4, 2] * 2
     assert all(torch.equal(inputs[:, 0].long() % 2, labels) for inputs, labels in batches)
     assert all(torch.equal(got, inputs + 1) for got, (inputs, _) in zip(seen, batches, strict=True))
@@ -219,14 +219,14 @@ def test_a_frozen_part_sees_the_transformed_samples_of_every_epoch() -> None:
     frozen, seen = nn.Identity(), []
     frozen.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     x, y = images(8, height=16, width=16), torch.arange(8) % 3
-    fit(small_net(), x, y, epochs=3, lr=0.1, batch=8, frozen=frozen, transform=stamp_shapes)
+    fit(small_net(), x, y, fb.Local(epochs=3, lr=0.1, batch=8), frozen=frozen, transform=stamp_shapes)
     assert len(seen) == 3
     assert len({tuple(batch.sum((1, 2, 3)).sort().values.tolist()) for batch in seen}) == 3
 
 
 def test_the_outputs_of_a_clients_samples_are_of_transformed_ones() -> None:
     data = with_transforms(image_data(), backdoor=1)
-    poisoned, clean = (opened(fb.Task(small_net, data), client, 1, "statistics") for client in (0, 1))
+    poisoned, clean = (opened(fb.Task.on(data, small_net), client, 1, "statistics") for client in (0, 1))
     for site, changed in ((poisoned, True), (clean, False)):
         got, labels = site.outputs(nn.Identity())
         x, y = site.train.load()
@@ -236,10 +236,10 @@ def test_the_outputs_of_a_clients_samples_are_of_transformed_ones() -> None:
 
 def test_batches_reach_a_clients_model_channels_last() -> None:
     data = with_transforms(image_data(), crop_flip, backdoor=1)
-    site = opened(fb.Task(small_net, data), 0, 1, "train")
+    site = opened(fb.Task.on(data, small_net), 0, 1, "train")
     model, seen = site.model(), []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    site.fit(model, **LOCAL)
+    site.fit(model, fb.Local(**LOCAL))
     assert len(seen) == 6
     assert all(x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous() for x in seen)
 
@@ -263,7 +263,9 @@ def test_only_training_samples_of_the_first_clients_are_backdoored() -> None:
 def test_any_number_of_workers_gives_the_same_run(method: fb.Method, tmp_path: Path) -> None:
     runs = {}
     for name, backdoor, workers in (("one", 2, 1), ("two", 2, 2), ("clean", 0, 1)):
-        task = fb.Task(lambda: build_model("cnn4", (3, 16, 16), 3), with_transforms(image_data(), crop_flip, backdoor))
+        task = fb.Task.on(
+            with_transforms(image_data(), crop_flip, backdoor), lambda: build_model("cnn4", (3, 16, 16), 3)
+        )
         fb.run(method, task, rounds=2, out=tmp_path / name, workers=workers)
         runs[name] = fingerprint(tmp_path / name)
     assert runs["one"] == runs["two"]
@@ -275,7 +277,7 @@ def test_any_number_of_workers_gives_the_same_run(method: fb.Method, tmp_path: P
 
 def test_a_run_goes_on_with_its_own_transforms_only(tmp_path: Path) -> None:
     def task(*given: Any) -> fb.Task:
-        return fb.Task(small_net, with_transforms(image_data(), *given))
+        return fb.Task.on(with_transforms(image_data(), *given), small_net)
 
     fb.run(fb.FedAvg(**LOCAL), task(crop_flip, 1), rounds=1, out=tmp_path / "run", workers=1)
     for given in ((), (crop_flip,), (None, 1), (crop_flip, 2)):

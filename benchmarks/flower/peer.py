@@ -48,7 +48,7 @@ def make_task(workload: str) -> fb.Task:
     dataset, clients, samples, *_ = WORK[workload]
     loaded = load_dataset(dataset)
     data = federate(loaded, "dirichlet", clients, alpha=0.1, samples=(samples, samples // 5), seed=1)
-    return fb.Task(lambda: build_model(workload, loaded.train.shape, len(loaded.classes)), data, 1)
+    return fb.Task.on(data, lambda: build_model(workload, loaded.train.shape, len(loaded.classes)), seed=1)
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def opened(workload: str) -> tuple[fb.Task, nn.Module]:
     """The task and a model to train; made once in each actor."""
     torch.set_num_threads(1)
     task = make_task(workload)
-    return task, task.model(0).to(memory_format=torch.channels_last)
+    return task, task.problem.model(0).to(memory_format=torch.channels_last)
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int, batch: int, lr: float) -> float:

@@ -53,7 +53,7 @@ def main() -> None:
         found = []
         for seed in args.seeds:
             data = federate(dataset, "iid", 1, samples=(args.samples, 100), seed=seed)
-            task = fb.Task(ModelBuilder("resnet8", dataset.train.shape, len(dataset.classes)), data, seed)
+            task = fb.Task.on(data, ModelBuilder("resnet8", dataset.train.shape, len(dataset.classes)), seed=seed)
             method = fb.FedAvg(fraction=1.0, epochs=1, lr=0.1, batch=100, momentum=0.9)
             result = fb.run(method, task, rounds=args.epochs, save_models=False)
             found.append(100 * result.summary["accuracy"]["all"]["global"]["best"])

@@ -97,7 +97,7 @@ class Statistics:
 
 def measure(name: str, task: fb.Task, rounds: int) -> None:
     method, reply_class, bound_of = METHODS[name]
-    layout, model = task.layout(0), task.first_model()
+    layout, model = task.problem.layout(0), task.problem.first_model()
     with tempfile.TemporaryDirectory() as folder:
         fb.run(method, task, rounds=rounds, out=Path(folder) / "run", keep_frames=True)
         for t in range(1, rounds + 1):
@@ -127,6 +127,6 @@ if __name__ == "__main__":
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(dataset.train)))
     train, test = dataset.train.take(order[: options.samples]), dataset.test.take(torch.arange(10))
     data = FederatedData((ClientData(train, test),), test, dataset.classes)
-    task = fb.Task(lambda: build_model(options.model, train.shape, len(dataset.classes)), data)
+    task = fb.Task.on(data, lambda: build_model(options.model, train.shape, len(dataset.classes)))
     for name in options.methods or METHODS:
         measure(name, task, options.rounds)

@@ -52,7 +52,7 @@ def make_task(args: argparse.Namespace, partition: str, row: str) -> fb.Task:
     data = federate(dataset, partition, args.clients, samples=(args.samples, 100), seed=args.seed)
     kernels = Kernels(16, args.seed) if row in KGF else None
     build = ModelBuilder(args.model, dataset.train.shape, len(dataset.classes), kernels)
-    return fb.Task(build, with_transforms(data, crop_flip), args.seed)
+    return fb.Task.on(with_transforms(data, crop_flip), build, seed=args.seed)
 
 
 def main() -> None:

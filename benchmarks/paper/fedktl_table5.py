@@ -64,7 +64,7 @@ def main() -> None:
         name, (up, down) = METHODS[row], theirs.split()
         own = {"generator": f"{__name__}:Generator", "server_epochs": 20} if name == "fedktl" else {}
         model = "cnn4@512" if name in ("fml", "fedkd") else "mlp@512"
-        task = fb.Task(ModelBuilder(model, (3, 32, 32), CLASSES), data)
+        task = fb.Task.on(data, ModelBuilder(model, (3, 32, 32), CLASSES))
         ledger = fb.run(make_method(name, own), task, rounds=2, save_models=False).ledger.columns()
         second = ledger["round"] == 2
         c = {key: int(values[second].sum()) for key, values in ledger.items() if key.startswith(("bytes", "value"))}

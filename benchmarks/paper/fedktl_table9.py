@@ -49,7 +49,7 @@ def main() -> None:
             train = dataset.train.take(rng.permutation(np.concatenate(rows)))
             test = dataset.test.take(rng.permutation(len(dataset.test))[: args.test])
             data = FederatedData((ClientData(train, test),), test, dataset.classes)
-            task = fb.Task(ModelBuilder(args.model, train.shape, len(dataset.classes)), data, seed)
+            task = fb.Task.on(data, ModelBuilder(args.model, train.shape, len(dataset.classes)), seed=seed)
             for name, values in found.items():
                 method = replace(fb.FedKTL(generator=args.generator, mu=args.mu, lr=0.01), **COLUMNS[name])
                 every = max(1, args.rounds // 20)

@@ -83,7 +83,7 @@ def make_task(args: argparse.Namespace, name: str, alpha: float, seed: int) -> f
     width = args.width if name.startswith("fusefl") else 2 * args.width
     depths = [10, 10, 26, 26, 18] if name.endswith("mixed") else [args.depth]  # the paper's mix of five
     names = "+".join(f"resnet{depth}:width={width},stem=3x3" for depth in depths)
-    return fb.Task(ModelBuilder(names, dataset.train.shape, len(dataset.classes)), data, seed)
+    return fb.Task.on(data, ModelBuilder(names, dataset.train.shape, len(dataset.classes)), seed=seed)
 
 
 def make_method(args: argparse.Namespace, name: str) -> fb.Method:
@@ -107,7 +107,7 @@ class OneShotFedAvg(OneShot):
         mean = fb.Mean()
         for theta in state.models.values():
             mean.add(theta)
-        return task.first_model(mean())
+        return task.problem.first_model(mean())
 
 
 def trained(folder: Path) -> Callable[[OneShot, Uploads, fb.Network, int], None]:

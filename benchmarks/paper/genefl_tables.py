@@ -69,7 +69,7 @@ def make_task(args: argparse.Namespace) -> fb.Task:
         for c, n in zip(data.clients, most, strict=True)
     )
     data = FederatedData(clients, data.test, data.classes, presence=data.presence)
-    return fb.Task(ModelBuilder(args.model, dataset.train.shape, len(dataset.classes)), data, args.seed)
+    return fb.Task.on(data, ModelBuilder(args.model, dataset.train.shape, len(dataset.classes)), seed=args.seed)
 
 
 def rows_of(args: argparse.Namespace, spec: str) -> list[dict]:

@@ -34,7 +34,7 @@ def raw_worker(
     task: fb.Task, clients: list[int], epochs: int, batch: int, lr: float, momentum: float, bf16: bool, pipe
 ) -> None:
     torch.set_num_threads(1)
-    model = task.model(0)
+    model = task.problem.model(0)
     image = any(isinstance(m, torch.nn.Conv2d) for m in model.modules())
     model = model.to(memory_format=torch.channels_last) if image else model
     first = {k: v.clone() for k, v in model.state_dict().items()}
@@ -60,7 +60,7 @@ class Raw:
         context, self.pipes = get_context("fork"), []
         for k in range(2):
             here, there = context.Pipe()
-            clients = task.clients[k::2]
+            clients = task.problem.clients[k::2]
             context.Process(target=raw_worker, args=(task, clients, *settings, there), daemon=True).start()
             self.pipes.append(here)
 
@@ -87,7 +87,7 @@ def measure(name: str, rounds: int, repeats: int, precision: str) -> dict[str, o
     dataset, model, clients, samples, epochs, batch, lr, momentum, goal_plain, goal_coded = WORK[name]
     loaded = load_dataset(dataset)
     data = federate(loaded, "dirichlet", clients, alpha=0.1, samples=(samples, samples // 5), seed=1)
-    task = fb.Task(lambda: build_model(model, loaded.train.shape, len(loaded.classes)), data, 1, precision)
+    task = fb.Task.on(data, lambda: build_model(model, loaded.train.shape, len(loaded.classes)), seed=1, precision=precision)
     method = fb.FedAvg(epochs=epochs, lr=lr, batch=batch, momentum=momentum)
     floor, plain, coded = [], [], []
     for _ in range(repeats):

@@ -44,7 +44,7 @@ def main() -> None:
     y = torch.arange(each) % 10
     empty = Split(x[0], y).take([])
     data = FederatedData(tuple(ClientData(Split(images, y), empty) for images in x), Split(x[0], y), ("",) * 10)
-    task = fb.Task(ModelBuilder(args.model, (3, 32, 32), 10), data)
+    task = fb.Task.on(data, ModelBuilder(args.model, (3, 32, 32), 10))
     result = fb.run(Timed(), task, rounds=args.rounds, save_models=False, evaluate_every=args.rounds + 1)
     rounds = [row["seconds"] - row["seconds_scoring"] for row in result.rounds if row["phase"] == "round"]
     part = median(server / whole for server, whole in zip(spent[1:], rounds[1:], strict=True))

@@ -6,14 +6,14 @@ from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network, Refused
 from fewbytes.core.policy import Policy
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.core.site import Site
+from fewbytes.core.training import Local
 from fewbytes.methods import (
     DENSE,
     DGC,
     FML,
     METHODS,
-    Clustered,
     Ensemble,
     FedADI,
     FedAvg,
@@ -45,6 +45,7 @@ from fewbytes.methods import (
     Separate,
     SmartIdx,
 )
+from fewbytes.methods.clustered import Clustered
 from fewbytes.models.files import load_model
 from fewbytes.running.checkpoint import VERSION as __version__
 from fewbytes.running.loop import Result, Watcher, run
@@ -54,8 +55,8 @@ __all__ = [
     "DENSE", "DGC", "FML", "METHODS", "Bits", "Clustered", "Dense", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAC",
     "FedCAMS", "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL",
     "FedLP", "FedLPS", "FedPM", "FedPURIN", "FedPer", "FedProto", "FewbytesError", "FrameError", "FuseFL", "GeneFL",
-    "Id", "Images", "LG_FedAvg", "Learngene", "Ledger", "Masked", "Mean", "Method", "MethodError", "Network", "PFedSD",
-    "Packages", "PartialFed", "Policy", "Quantised", "Refused", "Result", "Separate", "Signs", "Site", "SmartIdx",
+    "Id", "Images", "LG_FedAvg", "Learngene", "Ledger", "Local", "Masked", "Mean", "Method", "MethodError", "Network", "PFedSD",
+    "Packages", "PartialFed", "Policy", "Problem", "Quantised", "Refused", "Result", "Separate", "Signs", "Site", "SmartIdx",
     "State", "Task", "TopK", "UserError", "Watcher", "__version__", "load_model", "pack", "payload", "run", "state_of",
     "unpack",
 ]  # fmt: skip

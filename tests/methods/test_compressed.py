@@ -15,9 +15,9 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.data import federate, load_dataset
 from fewbytes.methods.dgc import Memory, clipped, remember
-from fewbytes.methods.fedavg import Model
 from fewbytes.methods.fedcams import Moments
-from fewbytes.methods.parts.compressed import Residual
+from fewbytes.methods.parts.averaging import Model
+from fewbytes.methods.parts.compressed import Residual, trained_change
 from fewbytes.methods.smartidx import packages
 from fewbytes.models.build import ModelBuilder
 from fewbytes.wire import Layout, TopK, counted
@@ -75,7 +75,7 @@ def equal_task(clients: int = 3) -> fb.Task:
     members = tuple(
         dataclasses.replace(member, train=member.train.take(torch.arange(16))) for member in data.clients
     )  # fmt: skip
-    return fb.Task(TinyNet, dataclasses.replace(data, clients=members))
+    return fb.Task.on(dataclasses.replace(data, clients=members), TinyNet)
 
 
 ALL_OF_IT = [fb.DGC(**LOCAL, density=1.0, momentum=0.0), fb.SmartIdx(**LOCAL, density=1.0, patterns=0)]
@@ -92,11 +92,14 @@ def test_all_values_are_fedavg(method):
 def test_dgc_sends_everything_in_the_end():
     """Without momentum, what was sent and what is left add up to all changes; vectors leave nothing."""
     task, method, state = tiny_task(), fb.DGC(**LOCAL, momentum=0.0, density=0.1), Memory({}, {})
-    message = Model(fb.Dense(task.first_state()))
+    message = Model(fb.Dense(task.problem.first_state()))
     total: dict[str, torch.Tensor] = {}
     wanted: dict[str, torch.Tensor] = {}
+    local = dataclasses.replace(method.local, momentum=0.0)
     for t in (1, 2, 3):
-        change, _ = method.fitted(message, opened(task, 0, t, "train"), 0.0)
+        change, _ = trained_change(
+            message, opened(task, 0, t, "train"), dataclasses.replace(method.local, momentum=0.0)
+        )
         sent = method.train(state, message, opened(task, 0, t, "train")).change
         for name, value in sent.dense().items():
             total[name] = total.get(name, 0) + value
@@ -109,8 +112,8 @@ def test_dgc_sends_everything_in_the_end():
 
 def test_dgc_warms_up_as_its_paper_says():
     """Densities of 25 %, 6.3 %, 1.6 %, 0.4 % and then 0.1 %."""
-    task = fb.Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 400)), tiny_data())
-    method, message = fb.DGC(**LOCAL, density=0.001, warmup=4), Model(fb.Dense(task.first_state()))
+    task = fb.Task.on(tiny_data(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 400)))
+    method, message = fb.DGC(**LOCAL, density=0.001, warmup=4), Model(fb.Dense(task.problem.first_state()))
     parts = []
     for t in range(1, 8):
         sent = method.train(Memory({}, {}), message, opened(task, 0, t, "train")).change
@@ -127,8 +130,8 @@ def test_clipping_is_of_all_tensors_together():
     assert clipped({"a": torch.zeros(2)}, 0.0)["a"].tolist() == [0, 0]
     task = tiny_task()
     loose, tight = (fb.run(fb.DGC(**LOCAL, clip=c), task, rounds=1).global_model.state_dict() for c in (0.0, 1e-6))
-    assert not torch.equal(loose["fc.weight"], task.first_state()["fc.weight"])
-    torch.testing.assert_close(tight["fc.weight"], task.first_state()["fc.weight"], rtol=0, atol=1e-6)
+    assert not torch.equal(loose["fc.weight"], task.problem.first_state()["fc.weight"])
+    torch.testing.assert_close(tight["fc.weight"], task.problem.first_state()["fc.weight"], rtol=0, atol=1e-6)
 
 
 def test_packages_of_a_change():
@@ -184,10 +187,13 @@ def test_error_feedback_sends_everything_in_the_end():
     for name in ("fedcams", "smartidx"):
         method = {"fedcams": fb.FedCAMS(**LOCAL), "smartidx": fb.SmartIdx(**LOCAL, density=0.1)}[name]
         task, state = tiny_task(), Residual({})
-        message = Model(fb.Dense(task.first_state()))
+        message = Model(fb.Dense(task.problem.first_state()))
         balance = {}
+        local = dataclasses.replace(method.local, momentum=0.0)
         for t in (1, 2, 3):
-            change, _ = method.fitted(message, opened(task, 0, t, "train"), 0.0)
+            change, _ = trained_change(
+                message, opened(task, 0, t, "train"), dataclasses.replace(method.local, momentum=0.0)
+            )
             sent = method.train(state, message, opened(task, 0, t, "train")).change.dense()
             balance = {n: balance.get(n, 0) + value - sent[n] for n, value in change.items()}
         for n, value in balance.items():
@@ -200,10 +206,10 @@ def test_what_does_not_learn_is_not_sent():
         model[1].requires_grad_(False)
         return model
 
-    task = fb.Task(build, tiny_data())
+    task = fb.Task.on(tiny_data(), build)
     for method in (fb.DGC(**LOCAL), fb.FedCAMS(**LOCAL), fb.SmartIdx(**LOCAL, density=0.5)):
         model = fb.run(method, task, rounds=2).global_model.state_dict()
-        for name, value in task.first_state().items():
+        for name, value in task.problem.first_state().items():
             assert torch.equal(model[name], value) == name.startswith("1."), (name, method)
 
 
@@ -247,10 +253,12 @@ BOUNDS = {
 def test_bytes_are_near_the_information_that_is_sent(name):
     """Frames of a real round; the bound counts 32 bits a value, which lossless coding undercuts."""
     method, bound_of = BOUNDS[name]
-    task = fb.Task(Wide, tiny_data())
-    layout = Layout.of(task.first_state())
+    task = fb.Task.on(tiny_data(), Wide)
+    layout = Layout.of(task.problem.first_state())
     reply = method.train(
-        method.client(opened(task, 0, 1, "train")), Model(fb.Dense(task.first_state())), opened(task, 0, 1, "train")
+        method.client(opened(task, 0, 1, "train")),
+        Model(fb.Dense(task.problem.first_state())),
+        opened(task, 0, 1, "train"),
     )
     size = len(fb.pack(reply, layout=layout)) - sum(v.nbytes for v in reply.buffers.state.values())
     bound = bound_of(reply.change) / 8
@@ -291,5 +299,5 @@ LEARNERS = [
 @pytest.mark.parametrize("method", LEARNERS, ids=lambda method: type(method).__name__)
 def test_it_learns_digits(method):
     data = federate(load_dataset("digits"), "iid", 4, seed=1)
-    task = fb.Task(ModelBuilder("mlp", data.test.shape, 10), data)
+    task = fb.Task.on(data, ModelBuilder("mlp", data.test.shape, 10))
     assert fb.run(method, task, rounds=10, evaluate_every=10).accuracy > 0.85

@@ -14,9 +14,9 @@ import fewbytes as fb
 from fewbytes.base.state import Mean, load_state, state_of
 from fewbytes.data import federate, load_dataset
 from fewbytes.experiments.settings import make_method
-from fewbytes.methods.fedavg import Model
 from fewbytes.methods.fedcom import Tracking
 from fewbytes.methods.fedpm import Stochastic, drawn, frozen_weights, masked_names, scores
+from fewbytes.methods.parts.averaging import Model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.wire import Layout
 
@@ -25,7 +25,7 @@ def equal_task(clients: int = 3) -> fb.Task:
     """Clients with as many samples each, so that plain and weighted means are the same."""
     data = tiny_data(clients)
     members = tuple(dataclasses.replace(m, train=m.train.take(torch.arange(16))) for m in data.clients)
-    return fb.Task(TinyNet, dataclasses.replace(data, clients=members))
+    return fb.Task.on(dataclasses.replace(data, clients=members), TinyNet)
 
 
 # FedCOM ---------------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def test_fedcom_is_fedavg_but_for_rounding(bits, near):
 
 def test_gamma_is_the_servers_step():
     task = tiny_task()
-    first = task.first_state()["fc.weight"]
+    first = task.problem.first_state()["fc.weight"]
     once, half = (
         fb.run(fb.FedCOM(**LOCAL, gamma=g), task, rounds=1).global_model.state_dict()["fc.weight"] - first
         for g in (1.0, 0.5)
@@ -168,9 +168,9 @@ class Odd(nn.Module):
 
 def test_weights_stay_at_their_constants():
     """Only masks are learnt: every masked weight is 0, c or -c, and all else as first drawn."""
-    task = fb.Task(Odd, tiny_data())
+    task = fb.Task.on(tiny_data(), Odd)
     assert masked_names(Odd()) == ["conv.weight", "hidden.weight", "fc.weight"]
-    first = task.first_model().state_dict()
+    first = task.problem.first_model().state_dict()
     for scored in ("threshold", "sampled"):
         model = fb.run(fb.FedPM(**LOCAL, scored=scored), task, rounds=2).global_model.state_dict()
         for name, value in model.items():
@@ -190,7 +190,7 @@ def test_weights_stay_at_their_constants():
 
 def test_gradients_pass_the_draw_as_if_it_were_the_probability():
     task = tiny_task()
-    model = task.first_model()
+    model = task.problem.first_model()
     load_state(model, frozen_weights(model))
     weight = model.fc.weight.detach().clone()
     theta = {"fc.weight": torch.full((3, 64), 0.3)}
@@ -211,7 +211,7 @@ def test_gradients_pass_the_draw_as_if_it_were_the_probability():
 
 def test_adams_first_step_is_the_learning_rate():
     site, model = opened(line_task(), 0, 1, "train"), Line()
-    site.fit(model, epochs=1, lr=0.25, batch=8, optimiser="adam")
+    site.fit(model, fb.Local(epochs=1, lr=0.25, batch=8, optimiser="adam"))
     torch.testing.assert_close(model.w.detach(), torch.tensor([0.25, -0.25, -0.25]))
 
 
@@ -256,11 +256,11 @@ def entropy_bits(p: float) -> float:
 @pytest.mark.parametrize("name", ["fedcom", "fedcom8", "fedpm"])
 def test_bytes_are_near_the_information_that_is_sent(name):
     method = {"fedcom": fb.FedCOM(**LOCAL), "fedcom8": fb.FedCOM(**LOCAL, bits=8), "fedpm": fb.FedPM(**LOCAL)}[name]
-    task = fb.Task(Wide, tiny_data())
-    state = method.server(task)
+    task = fb.Task.on(tiny_data(), Wide)
+    state = method.server(task.problem)
     message = Model(fb.Dense(state.theta | state.buffers))
     reply = method.train(None, message, opened(task, 0, 1, "train"))
-    size = len(fb.pack(reply, layout=Layout.of(task.first_state()))) - sum(b.nbytes for b in Wide().buffers())
+    size = len(fb.pack(reply, layout=Layout.of(task.problem.first_state()))) - sum(b.nbytes for b in Wide().buffers())
     if name == "fedpm":
         flat = torch.cat([b.reshape(-1) for b in reply.mask.bits.values()])
         bound = len(flat) * entropy_bits(float(flat.float().mean())) / 8
@@ -272,12 +272,12 @@ def test_bytes_are_near_the_information_that_is_sent(name):
 
 def test_few_that_are_kept_take_their_entropy():
     """A client whose probabilities are near 0 or 1 draws a mask of little information."""
-    task = fb.Task(Wide, tiny_data())
+    task = fb.Task.on(tiny_data(), Wide)
     method = fb.FedPM(epochs=1, batch=20, lr=1e-6)
-    state = method.server(task)
+    state = method.server(task.problem)
     theta = {name: torch.full_like(p, 0.02) for name, p in state.theta.items()}
     reply = method.train(None, Model(fb.Dense(theta | state.buffers)), opened(task, 0, 1, "train"))
-    size = len(fb.pack(reply, layout=Layout.of(task.first_state()))) - sum(b.nbytes for b in Wide().buffers())
+    size = len(fb.pack(reply, layout=Layout.of(task.problem.first_state()))) - sum(b.nbytes for b in Wide().buffers())
     values = sum(p.numel() for p in theta.values())
     assert size <= 1.05 * values * entropy_bits(0.02) / 8 + 250
 
@@ -296,7 +296,7 @@ def test_few_that_are_kept_take_their_entropy():
 )
 def test_it_learns_digits(method, model, least):
     data = federate(load_dataset("digits"), "iid", 4, seed=1)
-    task = fb.Task(ModelBuilder(model, data.test.shape, 10), data)
+    task = fb.Task.on(data, ModelBuilder(model, data.test.shape, 10))
     result = fb.run(method, task, rounds=5, evaluate_every=5)
     assert result.accuracy > least
-    assert set(state_of(result.global_model)) == set(task.first_state())
+    assert set(state_of(result.global_model)) == set(task.problem.first_state())

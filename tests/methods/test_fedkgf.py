@@ -181,7 +181,7 @@ def test_main_categories_of_unequal_classes(share):
 def test_a_round_uploads_one_model_in_all_whatever_the_permutation():
     method = fb.FedKGF(epochs=1, lr=0.1, batch=8, base=2)
     task = method.adapted(tiny_task(4))
-    state = task.first_state()
+    state = task.problem.first_state()
     assert [name for name in state if "alpha" in name or "beta" in name] == []
     whole = sum(value.nbytes for value in state.values())
     columns = fb.run(method, tiny_task(4), rounds=6).ledger.columns()
@@ -189,7 +189,7 @@ def test_a_round_uploads_one_model_in_all_whatever_the_permutation():
     by_round = [columns["value_bytes_up"][columns["round"] == t] for t in range(1, 7)]
     assert {int(up.sum()) for up in by_round} == {whole}
     assert len({tuple(up) for up in by_round}) > 1  # not always the same client
-    assert len(modules_of(task.first_model())) == 2
+    assert len(modules_of(task.problem.first_model())) == 2
     assert all((up == 0).sum() == 2 for up in by_round)  # two modules, four clients: two have nothing to upload
     twice = fb.run(fb.FedKGF(epochs=1, lr=0.1, batch=8, base=2, owners=2), tiny_task(4), rounds=1).ledger.columns()
     assert twice["value_bytes_up"].sum() == 2 * whole
@@ -204,7 +204,7 @@ def test_all_owners_is_averaging():
 
     one = fb.run(fb.FedKGF(base=3, owners=0, **rest), tiny_task(), rounds=3).global_model.state_dict()
     data = tiny_task().data
-    other = fb.run(fb.FedAvg(**rest), Task(build, data), rounds=3).global_model.state_dict()
+    other = fb.run(fb.FedAvg(**rest), Task.on(data, build), rounds=3).global_model.state_dict()
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -220,14 +220,14 @@ def test_a_group_whose_upload_is_lost_keeps_its_values(tmp_path):
     grid = MemoryGrid(client_app(method, task, tmp_path / "nodes"), 2, fault)
     policy = fb.Policy(min_replies=0.5, round_timeout=0.4, connect_timeout=0.4)
     result = serve_run(grid, method, task, Settings(1, tmp_path / "run"), policy, poll=0.001)
-    first, new = method.adapted(task).first_state(), result.global_model.state_dict()
+    first, new = method.adapted(task).problem.first_state(), result.global_model.state_dict()
     changed = [any(not torch.equal(first[n], new[n]) for n in names) for names in modules_of(result.global_model)]
     assert sorted(changed) == [False, True]
 
 
 def test_what_is_common_comes_from_all_clients():
     method = fb.FedKGF(epochs=1, lr=0.1, batch=8, base=2, common=True)
-    state = method.adapted(tiny_task()).first_state()
+    state = method.adapted(tiny_task()).problem.first_state()
     common = sum(value.nbytes for name, value in state.items() if name.startswith(("norm.", "fc.")))
     columns = fb.run(method, tiny_task(4), rounds=1).ledger.columns()
     kernels = sum(value.nbytes for name, value in state.items() if name.startswith("conv."))
@@ -240,20 +240,20 @@ def test_permuted_assembly_trains_on_clients_of_one_class_only_if_classifiers_ar
     accuracy = {}
     for common in (False, True):
         method = fb.FedKGF(batch=20, lr=0.05, lr_rounds=0, base=8, common=common)
-        task = Task(ModelBuilder("resnet4:width=16,stem=3x3", (1, 8, 8), 10), data)
+        task = Task.on(data, ModelBuilder("resnet4:width=16,stem=3x3", (1, 8, 8), 10))
         accuracy[common] = fb.run(method, task, rounds=12).accuracy
     assert accuracy[True] > accuracy[False] + 0.1
 
 
 def test_alpha_and_beta_come_from_the_seed_everywhere(tmp_path):
     method = CASES["fedkgf"]
-    one, two, other = (method.adapted(tiny_task(seed=seed)).model(0) for seed in (5, 5, 6))
+    one, two, other = (method.adapted(tiny_task(seed=seed)).problem.model(0) for seed in (5, 5, 6))
     assert torch.equal(one.conv.beta, two.conv.beta)
     assert not torch.equal(one.conv.beta, other.conv.beta)
     assert Layout.of(one.state_dict()).hash == Layout.of(other.state_dict()).hash
     fb.run(method, tiny_task(), rounds=1, out=tmp_path)
     loaded = fb.load_model(tmp_path, build=TinyNet)
-    assert torch.equal(loaded.conv.alpha, method.adapted(tiny_task()).model(0).conv.alpha)
+    assert torch.equal(loaded.conv.alpha, method.adapted(tiny_task()).problem.model(0).conv.alpha)
 
 
 @pytest.fixture

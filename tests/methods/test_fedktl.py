@@ -26,7 +26,7 @@ from fewbytes.experiments.display import Display
 from fewbytes.generators import load_generator
 from fewbytes.methods.fedktl import (
     Global,
-    Local,
+    Joint,
     Own,
     Pairs,
     align,
@@ -113,7 +113,7 @@ def test_two_local_steps(golden, case):
     mu, scale, margin = (float(v) for v in g[f"{case}/mu_s_m"])
     method = fb.FedKTL(mu=mu, scale=scale, margin=margin, lr=float(g["lr"]), batch=g["x"].shape[1])
     net = network(g.state("init/model"), torch.from_numpy(g["etf"]))
-    local, pairs = Local(net), None
+    local, pairs = Joint(net), None
     if len(g[f"{case}/mse"]):
         weight = g.state("init/proj")["weight"]
         local.mapping = nn.Linear(weight.shape[1], weight.shape[0])
@@ -127,18 +127,12 @@ def test_two_local_steps(golden, case):
         losses.append(float(arcface(scores, labels).detach()))
         return arcface(scores, labels)
 
-    clip = method.clipped(local)
-
     def before_step() -> None:
         norms.append([float(nn.utils.get_total_norm(p.grad for p in m.parameters())) for m in local.children()])
-        clip()
 
     x, y = torch.from_numpy(g["x"]).flatten(0, 1), torch.from_numpy(g["y"]).flatten()
     extra = None if pairs is None else method.transfer_loss(local, net.embedding.features, *pairs)
-    fit(
-        local, x, y, epochs=1, lr=method.lr, batch=method.batch, order=method.order, loss=loss, extra=extra,
-        before_step=before_step,
-    )  # fmt: skip
+    fit(local, x, y, method.local, loss=loss, extra=extra, before_step=before_step)
     close(torch.stack(logits)[0], g[f"{case}/logits"][0], rtol=1e-5, atol=1e-4)
     close(torch.stack(logits), g[f"{case}/logits"], rtol=2e-3, atol=1e-2)
     close(torch.tensor(losses), g[f"{case}/ce"], rtol=1e-3, atol=1e-3)
@@ -335,7 +329,7 @@ def server_state(folder: Path) -> Global:
 
 
 def client_state(folder: Path, client: int) -> Own:
-    version = read_checkpoint(folder).state_versions()[client]
+    version = read_checkpoint(folder).resumed().versions[client]
     return unpack(Own, (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes())
 
 
@@ -344,7 +338,7 @@ def method(**others: object) -> fb.FedKTL:
 
 
 def test_without_a_weight_pairs_change_only_what_batch_normalisation_has_seen(tmp_path):
-    task = fb.Task(PlainNet, tiny_data())
+    task = fb.Task.on(tiny_data(), PlainNet)
     for name, parameters in (("weightless", {"mu": 0.0}), ("without", {"transfer": "none"})):
         fb.run(method(**parameters), task, rounds=2, out=tmp_path / name, workers=1)
     with_pairs, without = (client_state(tmp_path / name, 1) for name in ("weightless", "without"))
@@ -354,7 +348,7 @@ def test_without_a_weight_pairs_change_only_what_batch_normalisation_has_seen(tm
 
 
 def test_the_ledger_is_the_count_of_table_5(tmp_path):
-    result = fb.run(method(), fb.Task(TinyNet, tiny_data()), rounds=3, out=tmp_path / "run", workers=1)
+    result = fb.run(method(), fb.Task.on(tiny_data(), TinyNet), rounds=3, out=tmp_path / "run", workers=1)
     columns = result.ledger.columns()
     held, classes, latent, dimension = 3, 3, TinyGenerator.latent_dim, 3
     assert (columns["value_bytes_up"] == 4 * dimension * held).all()
@@ -365,7 +359,7 @@ def test_the_ledger_is_the_count_of_table_5(tmp_path):
 def test_a_class_that_nobody_has_gets_no_picture(tmp_path):
     data = tiny_data()
     clients = tuple(ClientData(c.train.take((c.train.labels != 1).nonzero().flatten()), c.test) for c in data.clients)
-    fb.run(method(), fb.Task(TinyNet, replace(data, clients=clients)), rounds=2, out=tmp_path / "run", workers=1)
+    fb.run(method(), fb.Task.on(replace(data, clients=clients), TinyNet), rounds=2, out=tmp_path / "run", workers=1)
     state = server_state(tmp_path / "run")
     assert state.known == [0, 2]
     assert state.pairs.vectors.classes == [0, 2]
@@ -378,7 +372,7 @@ def test_clients_with_one_class_or_one_sample_take_part(tmp_path):
     labels = data.clients[0].train.labels
     one_class = ClientData(data.clients[0].train.take((labels == 2).nonzero().flatten()), data.clients[0].test)
     one_sample = ClientData(data.clients[1].train.take([0]), data.clients[1].test)
-    task = fb.Task(TinyNet, replace(data, clients=(one_class, one_sample, *data.clients[2:])))
+    task = fb.Task.on(replace(data, clients=(one_class, one_sample, *data.clients[2:])), TinyNet)
     result = fb.run(method(), task, rounds=2, out=tmp_path / "run", workers=1)
     columns = result.ledger.columns()
     up = {int(i): int(n) for i, n in zip(columns["client"], columns["value_bytes_up"], strict=True)}
@@ -388,10 +382,10 @@ def test_clients_with_one_class_or_one_sample_take_part(tmp_path):
 
 
 def test_every_client_may_have_another_model(tmp_path):
-    task = fb.Task(lambda client: [TinyNet, WideNet][client % 2](), tiny_data())
+    task = fb.Task.on(tiny_data(), lambda client: [TinyNet, WideNet][client % 2]())
     result = fb.run(method(), task, rounds=2, out=tmp_path / "run", workers=1)
     assert 0 < result.accuracy <= 1
-    models = [fb.load_model(tmp_path / "run", client=i, build=task.build) for i in (0, 1)]
+    models = [fb.load_model(tmp_path / "run", client=i, build=task.problem.build) for i in (0, 1)]
     assert [m.embedding.head.in_features for m in models] == [64, 32]
     x, y = task.data.clients[1].test.load()
     right = (models[1](x).argmax(1) == y).float().mean()
@@ -402,7 +396,7 @@ def test_every_client_may_have_another_model(tmp_path):
 
 def test_it_learns_digits_with_different_models(tmp_path):
     data = federate(load_dataset("digits"), "dirichlet", 4, alpha=0.3, seed=1)
-    task = fb.Task(ModelBuilder("mlp@32+mlp:layers=2", (1, 8, 8), 10), data, seed=1)
+    task = fb.Task.on(data, ModelBuilder("mlp@32+mlp:layers=2", (1, 8, 8), 10), seed=1)
     result = fb.run(fb.FedKTL(lr=0.05, epochs=2, server_epochs=10), task, rounds=3, out=tmp_path / "run", workers=1)
     assert result.accuracy > 0.8
     assert result.accuracy > result.summary["majority_class_accuracy"]["personalised"] + 0.1
@@ -414,14 +408,14 @@ def test_it_learns_digits_with_different_models(tmp_path):
 @pytest.mark.parametrize(
     ("task", "parameters", "words"),
     [
-        (lambda: fb.Task(TinyNet, tiny_data()), {"dimension": 2}, "dimension is 2"),
-        (lambda: fb.Task(TinyNet, tiny_data()), {"generator": "nobody"}, "no generator 'nobody'"),
-        (lambda: fb.Task(TinyNet, tiny_data()), {"generator": "cases:TinyNet"}, "made a TinyNet"),
-        (lambda: fb.Task(TinyNet, tiny_data()), {"generator": "cases:Nothing"}, "cannot be made"),
-        (lambda: fb.Task(lambda: nn.GRU(4, 4), tiny_data()), {}, "a GRU gives no features"),
+        (lambda: fb.Task.on(tiny_data(), TinyNet), {"dimension": 2}, "dimension is 2"),
+        (lambda: fb.Task.on(tiny_data(), TinyNet), {"generator": "nobody"}, "no generator 'nobody'"),
+        (lambda: fb.Task.on(tiny_data(), TinyNet), {"generator": "cases:TinyNet"}, "made a TinyNet"),
+        (lambda: fb.Task.on(tiny_data(), TinyNet), {"generator": "cases:Nothing"}, "cannot be made"),
+        (lambda: fb.Task.on(tiny_data(), lambda: nn.GRU(4, 4)), {}, "a GRU gives no features"),
         (lambda: fb.Task.of(lambda: nn.Linear(4, 2), [flat()], flat()[1]), {}, "shape \\(4,\\)"),
         (
-            lambda: fb.Task(lambda i: [TinyNet, WideNet][i % 2](), tiny_data()),
+            lambda: fb.Task.on(tiny_data(), lambda i: [TinyNet, WideNet][i % 2]()),
             {"classifier": "linear"},
             "features of one size",
         ),
@@ -476,7 +470,7 @@ def test_centroids_stay_among_valid_latents_and_every_class_has_its_pair(tmp_pat
 
 
 def test_pairs_that_cannot_be_used_are_told(tmp_path, capsys):
-    task = fb.Task(TinyNet, tiny_data())
+    task = fb.Task.on(tiny_data(), TinyNet)
     far = method(server_lr=1e3)  # throws the centroids out
     with Display("fedktl", tmp_path / "run") as display:
         result = fb.run(far, task, rounds=2, out=tmp_path / "run", workers=1, watcher=display)
@@ -499,7 +493,7 @@ def test_every_generated_image_is_trained_on(samples):
             return super().loss(scores, labels)
 
     own = ClientData(Split(torch.rand(samples, 1, 4, 4), torch.zeros(samples, dtype=torch.int64)), tiny_data().test)
-    site = opened(fb.Task(TinyNet, replace(tiny_data(1), clients=(own,))), 0, 1, "train")
+    site = opened(fb.Task.on(replace(tiny_data(1), clients=(own,)), TinyNet), 0, 1, "train")
     learner = Listening(**LOCAL | KTL | {"transfer": "images", "epochs": 1, "batch": 10})
     message = Pairs(Images.of(torch.rand(2, 1, 4, 4)), ClassVectors.of(torch.zeros(2, 4), [1, 2]))
     learner.train(learner.client(site), message, site)
@@ -523,7 +517,7 @@ class Stop(fb.Watcher):
     def scored(self, row):
         if row["round"] == 2:
             raise KeyboardInterrupt
-task = fb.Task(lambda client: OwnNet(2 + client), tiny_data(2))
+task = fb.Task.on(tiny_data(2), lambda client: OwnNet(2 + client))
 try:
     fb.run(fb.FedKTL(**LOCAL, server_epochs=2), task, rounds=4, out=sys.argv[2], workers=1, resume=len(sys.argv) > 3,
            watcher=fb.Watcher() if len(sys.argv) > 3 else Stop())
@@ -536,7 +530,7 @@ def test_a_run_resumed_by_a_new_process_ends_the_same(tmp_path):
     for more in ((), ("resume",)):  # the generator is loaded anew, at another point of the run
         arguments = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent.parent), str(tmp_path / "stopped"), *more]
         subprocess.run(arguments, check=True)
-    task = fb.Task(lambda client: OwnNet(2 + client), tiny_data(2))
+    task = fb.Task.on(tiny_data(2), lambda client: OwnNet(2 + client))
     whole = fb.run(fb.FedKTL(**LOCAL, server_epochs=2), task, rounds=4, out=tmp_path / "whole", workers=1)
     assert read_checkpoint(tmp_path / "stopped").server == read_checkpoint(tmp_path / "whole").server
     assert read_checkpoint(tmp_path / "stopped").ledger == whole.ledger.tobytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -129,7 +129,7 @@ def test_local_training(golden):
     g = golden("fedpurin/purin_local")
     x, y, init = torch.from_numpy(g["x"]), torch.from_numpy(g["y"]), g.state("init")
     data = FederatedData((ClientData(Split(x, y), Split(x, y)),), Split(x, y), tuple(map(str, range(int(y.max()) + 1))))
-    task = Task(lambda: Net3(init), data)
+    task = Task.on(data, lambda: Net3(init))
     after = g.state("after_train")
     epochs = int(after["pre_bn.num_batches_tracked"] - init["pre_bn.num_batches_tracked"])  # of one batch each
     method = FedPURIN(epochs=epochs, lr=0.1, momentum=0.9, batch=len(y), gradient_storage="float16")
@@ -195,7 +195,7 @@ SEEN: list[dict[int, dict[str, torch.Tensor]]] = []
 
 
 def test_activations_are_the_shares_of_rounds_and_change_nothing(tmp_path):
-    about = asdict(CASES["fedpurin-sampled"])
+    about = CASES["fedpurin-sampled"].parameters
     SEEN.clear()
     fb.run(Kept(**about), tiny_task(), rounds=5, out=tmp_path / "on", workers=1)
     told = json.loads((tmp_path / "on" / "gallery" / "6-activations.shares.json").read_text())

@@ -11,7 +11,7 @@ import torch
 from conftest import GOLDEN
 from torch import nn
 
-from fewbytes.core.training import fit
+from fewbytes.core.training import Local, fit
 from fewbytes.methods.parts.ccvr import class_statistics, merge, virtual_features, whole
 from fewbytes.models.blocks import cut, shapes
 from fewbytes.models.fused import Gather, Prefix, Stage, adaptor_of, fused_blocks, fused_network, make_adaptor
@@ -169,7 +169,7 @@ def test_training_steps_of_a_stage(mode, golden):
     size = len(batches[0][1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "randperm", torch.arange)  # the batches in the order they were made
-        fit(stage, x.double(), y, epochs=1, lr=lr, batch=size, momentum=momentum)
+        fit(stage, x.double(), y, Local(epochs=1, lr=lr, batch=size, momentum=momentum))
     outcome = f"o/{mode}"
     for i, value in enumerate(losses):
         close(value.detach(), np.asarray(vectors[f"{outcome}/loss{i}"]))
@@ -245,7 +245,7 @@ def test_calibration_steps(golden):
         linear.load_state_dict({"weight": torch.from_numpy(vectors["W0"]), "bias": torch.from_numpy(vectors["b0"])})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "randperm", torch.arange)
-            fit(linear, x, y, epochs=1, lr=float(vectors["lr"]), batch=batch)
+            fit(linear, x, y, Local(epochs=1, lr=float(vectors["lr"]), batch=batch))
         close(linear.weight.detach(), vectors[f"W_batch{batch}"])
         close(linear.bias.detach(), vectors[f"b_batch{batch}"])
 

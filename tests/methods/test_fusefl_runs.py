@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import fewbytes as fb
 from fewbytes.base.errors import UserError
-from fewbytes.core.training import evaluate
+from fewbytes.core.objective import evaluate
 from fewbytes.experiments.plan import make_plan
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut
@@ -48,7 +48,7 @@ def test_one_client_and_one_block_is_plain_training():
     fused = fb.run(fb.FuseFL(blocks=1, ccvr_samples=0, epochs=3, **LOCAL), task, rounds=1).global_model
     site = opened(task, 0, 1, "train")  # seeded as the client's handler is
     plain = site.model()
-    site.fit(plain, epochs=3, **LOCAL)
+    site.fit(plain, fb.Local(epochs=3, **LOCAL))
     (part,) = cut(plain, 1)
     same(fused.blocks[0].branches[0].block.state(), part.state())
     same(fused.classifier.state_dict(), plain.fc.state_dict())
@@ -57,14 +57,14 @@ def test_one_client_and_one_block_is_plain_training():
 def test_one_client_that_averages_freezes_one_network_block_by_block():
     """M = 1 with the average adaptor: the same network trained on, each time with one more block frozen."""
     task = tiny_task(clients=1)
-    task = fb.Task(lambda: build_model("mlp:layers=3,hidden=6", (1, 4, 4), 3), task.data)
+    task = fb.Task.on(task.data, lambda: build_model("mlp:layers=3,hidden=6", (1, 4, 4), 3))
     method = fb.FuseFL(blocks=3, adaptor="average", ccvr_samples=0, epochs=3, **LOCAL)
     fused = fb.run(method, task, rounds=1).global_model
-    model = task.model(0)
+    model = task.problem.model(0)
     for k in range(3):
         for name, value in model.named_parameters():
             value.requires_grad_(name.split(".")[0] not in [f"fc{i + 1}" for i in range(k)])
-        opened(task, 0, k + 1, "train").fit(model, epochs=1, **LOCAL)
+        opened(task, 0, k + 1, "train").fit(model, fb.Local(epochs=1, **LOCAL))
     torch.testing.assert_close(outputs(fused, task.data.test), outputs(model, task.data.test))
 
 
@@ -73,9 +73,9 @@ def test_one_block_is_isolated_networks_whose_features_are_summed(tmp_path):
     fused = fb.run(fb.FuseFL(blocks=1, ccvr_samples=0, epochs=2, **LOCAL), task, rounds=1).global_model
     x, _ = task.data.test.load()
     features, weights, biases = [], [], []
-    for i in task.clients:
-        model = task.model(i)
-        opened(task, i, 1, "train").fit(model, epochs=2, **LOCAL)
+    for i in task.problem.clients:
+        model = task.problem.model(i)
+        opened(task, i, 1, "train").fit(model, fb.Local(epochs=2, **LOCAL))
         model.eval()
         with torch.no_grad():
             features.append(cut(model, 1)[0](x))
@@ -117,7 +117,7 @@ def test_every_value_is_sent_once_and_the_ledger_is_the_formula():
     held = [len(set(client.train.labels.tolist())) for client in task.data.clients]
     statistics = [8 * 3 + h * 4 * (64 + 64 * 65 // 2) for h in held]
     columns = result.ledger.columns()
-    for i in task.clients:
+    for i in task.problem.clients:
         mine = columns["client"] == i
         assert columns["value_bytes_up"][mine].sum() == sum(blocks) + adaptor + classifier + statistics[i]
         assert columns["value_bytes_down"][mine].sum() == (clients - 1) * (sum(blocks) + adaptor) + classifier
@@ -161,7 +161,7 @@ def test_clients_with_different_models_are_fused(names, settings, tmp_path):
     two = fb.run(method, task, rounds=1, workers=2)
     same(one.global_model.state_dict(), two.global_model.state_dict())
     assert one.summary["accuracy"]["final"] > 0.6
-    loaded = fb.load_model(tmp_path / "one", build=task.build)
+    loaded = fb.load_model(tmp_path / "one", build=task.problem.build)
     same(loaded.state_dict(), one.global_model.state_dict())
 
 
@@ -184,9 +184,9 @@ def test_what_cannot_be_fused_is_told(tmp_path):
 
 def test_models_of_equal_name_start_alike_whoever_has_them():
     task = mixed_task("resnet10:width=2,stem=3x3+resnet18:width=2", clients=4)
-    same(task.model(0).state_dict(), task.model(2).state_dict())
-    same(task.model(1).state_dict(), task.model(3).state_dict())
-    assert task.architecture(0) != task.architecture(1)
+    same(task.problem.model(0).state_dict(), task.problem.model(2).state_dict())
+    same(task.problem.model(1).state_dict(), task.problem.model(3).state_dict())
+    assert task.problem.architecture(0) != task.problem.architecture(1)
 
 
 METHOD = fb.FuseFL(blocks=3, ccvr_samples=20, epochs=6, **LOCAL)
@@ -239,7 +239,7 @@ def test_the_fused_network_can_be_exported(tmp_path):
     task = mixed_task("resnet10:width=2,stem=3x3+resnet18:width=3")
     method = fb.FuseFL(final_reduce="concatenate", ccvr_samples=0, epochs=4, batch=8)
     result = fb.run(method, task, rounds=1, out=tmp_path / "run")
-    model = fb.load_model(tmp_path / "run", build=task.build)
+    model = fb.load_model(tmp_path / "run", build=task.problem.build)
     x, _ = task.data.test.load()
     file = tmp_path / "fused.onnx"
     torch.onnx.export(model, (x,), file, dynamic_shapes=({0: torch.export.Dim("n")},), dynamo=True)
@@ -272,7 +272,7 @@ def test_blocks_that_work_in_place_do_not_disturb_other_branches():
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), activation, nn.Linear(8, 8), activation, nn.Linear(8, 3))
 
     method = fb.FuseFL(cuts="1,3", adaptor="average", ccvr_samples=0, epochs=3, **LOCAL)
-    nets = [fb.run(method, fb.Task(lambda i=i: build(i), tiny_data()), rounds=1).global_model for i in (True, False)]
+    nets = [fb.run(method, fb.Task.on(tiny_data(), lambda i=i: build(i)), rounds=1).global_model for i in (True, False)]
     assert torch.equal(*(outputs(net, tiny_data().test) for net in nets))
 
 
@@ -318,15 +318,15 @@ class Wrong(TinyNet):
 def test_a_module_of_ones_own_that_is_wrong_is_told(how, words):
     blocks = 1 if how == "order" else 2
     with pytest.raises((UserError, RuntimeError), match=words):
-        fb.run(fb.FuseFL(blocks=blocks, epochs=2, **LOCAL), fb.Task(lambda: Wrong(how), tiny_data()), rounds=1)
+        fb.run(fb.FuseFL(blocks=blocks, epochs=2, **LOCAL), fb.Task.on(tiny_data(), lambda: Wrong(how)), rounds=1)
 
 
 def test_single_samples_and_batch_normalisation_do_not_go_together():
     data = tiny_data(2)
     one = dataclasses.replace(data.clients[0], train=data.clients[0].train.take([0]))
-    task = fb.Task(
-        ModelBuilder("resnet10:width=2,stem=3x3", (1, 4, 4), 3),
+    task = fb.Task.on(
         dataclasses.replace(data, clients=(one, data.clients[1])),
+        ModelBuilder("resnet10:width=2,stem=3x3", (1, 4, 4), 3),
     )
     with pytest.raises(fb.FewbytesError, match=r"client 0 trains on single samples, too few for batch normalisation"):
         fb.run(fb.FuseFL(epochs=4, **LOCAL), task, rounds=1)

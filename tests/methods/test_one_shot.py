@@ -209,7 +209,7 @@ def test_the_ensemble_answers_with_the_mean_of_the_clients_logits(tmp_path):
     result = fb.run(CASES["ensemble"], task, rounds=9, out=tmp_path / "run")
     models = uploads(tmp_path / "run").models
     x, y = task.data.test.load()
-    logits = torch.stack([task.first_model(theta).eval()(x) for theta in models.values()]).mean(0)
+    logits = torch.stack([task.problem.first_model(theta).eval()(x) for theta in models.values()]).mean(0)
     assert torch.equal(result.global_model(x), logits)
     assert result.accuracy == (logits.argmax(1) == y).double().mean()
     assert len(result.rounds) == 1
@@ -221,7 +221,7 @@ def test_models_of_different_kinds_make_one_ensemble(tmp_path):
     def build(client):
         return TinyNet() if client % 2 else Mlp((1, 4, 4), 3)
 
-    task = fb.Task(build, tiny_data(), 0)
+    task = fb.Task.on(tiny_data(), build, seed=0)
     result = fb.run(CASES["ensemble"], task, rounds=1, out=tmp_path / "run")
     x, _ = task.data.test.load()
     loaded = fb.load_model(tmp_path / "run", build=build)
@@ -242,9 +242,9 @@ def test_an_ensemble_of_a_named_model_is_loaded_by_its_name(tmp_path):
 
 def test_a_client_that_does_not_answer_is_no_member():
     task = tiny_task()
-    assert len(ensemble({1: task.first_state(), 3: task.first_state()}, task).members) == 2
+    assert len(ensemble({1: task.problem.first_state(), 3: task.problem.first_state()}, task.problem).members) == 2
     with pytest.raises(fb.MethodError, match="no client replied"):
-        ensemble({}, task)
+        ensemble({}, task.problem)
 
 
 def test_feddf_starts_from_the_unweighted_mean_and_learns_from_the_ensemble(tmp_path):
@@ -253,14 +253,14 @@ def test_feddf_starts_from_the_unweighted_mean_and_learns_from_the_ensemble(tmp_
     samples = Split(*map(torch.cat, zip(*(client.train.load() for client in data.clients), strict=True)))
     parts = [samples.take(np.flatnonzero(samples.y == c)) for c in range(3)]  # every client has one class
     clients = tuple(ClientData(part, part) for part in parts)
-    task = fb.Task(TinyNet, FederatedData(clients, data.test, data.classes, public=tiny_data(seed=7).test), 0)
+    task = fb.Task.on(FederatedData(clients, data.test, data.classes, public=tiny_data(seed=7).test), TinyNet, seed=0)
     fb.run(fb.Ensemble(**training), task, rounds=1, out=tmp_path / "run")
     mean = Mean()
     for theta in uploads(tmp_path / "run").models.values():
         mean.add(theta)
     result = fb.run(fb.FedDF(**training, server_steps=200), task, rounds=1)
     x, y = task.data.test.load()
-    averaged = task.first_model(mean()).eval()
+    averaged = task.problem.first_model(mean()).eval()
     assert result.rounds[0]["accuracy"]["global"] == (averaged(x).argmax(1) == y).double().mean()
     teacher = fb.load_model(tmp_path / "run", build=TinyNet)
     with torch.no_grad():
@@ -270,11 +270,16 @@ def test_feddf_starts_from_the_unweighted_mean_and_learns_from_the_ensemble(tmp_
 
 def test_feddf_stops_when_it_no_longer_learns_and_keeps_the_best():
     task = tiny_task()
-    student, teacher = task.first_model(), ensemble(dict.fromkeys(range(4), task.first_state()), task)
+    student, teacher = (
+        task.problem.first_model(),
+        ensemble(dict.fromkeys(range(4), task.problem.first_state()), task.problem),
+    )
     before = state_of(student)
     seen = []
     student.register_forward_hook(lambda module, args, out: seen.append(module.training))
-    dataclasses.replace(CASES["feddf"], server_steps=2000, patience=100, server_lr=1e-9).distil(student, teacher, task)
+    dataclasses.replace(CASES["feddf"], server_steps=2000, patience=100, server_lr=1e-9).distil(
+        student, teacher, task.problem
+    )
     assert sum(seen) < 2000
     assert torch.allclose(student.conv.weight, before["conv.weight"], atol=1e-5)
 
@@ -282,7 +287,7 @@ def test_feddf_stops_when_it_no_longer_learns_and_keeps_the_best():
 def test_feddf_learns_from_public_data_and_not_from_its_labels(tmp_path):
     data, public = tiny_data(), tiny_data(seed=7).test
     relabelled = Split(public.x, public.y.flip(0))
-    tasks = [fb.Task(TinyNet, dataclasses.replace(data, public=split)) for split in (None, public, relabelled)]
+    tasks = [fb.Task.on(dataclasses.replace(data, public=split), TinyNet) for split in (None, public, relabelled)]
     states = [state_of(fb.run(CASES["feddf"], task, rounds=1).global_model) for task in tasks]
     assert not torch.equal(states[0]["fc.weight"], states[1]["fc.weight"])
     assert all(torch.equal(states[1][name], states[2][name]) for name in states[1])
@@ -291,7 +296,7 @@ def test_feddf_learns_from_public_data_and_not_from_its_labels(tmp_path):
 
 def test_a_runs_fingerprint_is_of_every_clients_model():
     def of(names):
-        return fingerprint(CASES["ensemble"], fb.Task(ModelBuilder(names, (1, 4, 4), 3), tiny_data()), "")
+        return fingerprint(CASES["ensemble"], fb.Task.on(tiny_data(), ModelBuilder(names, (1, 4, 4), 3)), "")
 
     mixes = ["mlp", "mlp+mlp@8", "mlp+mlp@9", "mlp@8+mlp", "mlp+mlp@8+mlp@8"]
     assert len({of(names) for names in mixes}) == len(mixes)
@@ -303,7 +308,7 @@ def test_made_images_please_the_teacher(name):
     """What is made is nearer to the teacher's classes and batch-norm statistics the longer it is made."""
     task = tiny_task()
     x, y = task.data.test.load()
-    model = task.first_model()
+    model = task.problem.first_model()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         optimiser = torch.optim.Adam(model.parameters(), 0.01)
@@ -317,7 +322,7 @@ def test_made_images_please_the_teacher(name):
             field, make = ("generator_steps", "generate") if name == "dense" else ("pixel_steps", "dream")
             changed = {field: steps, "server_batch": 64}
             method = dataclasses.replace(CASES[name], **changed)
-            images = getattr(method, make)(task.first_model(), teacher, (1, 4, 4), "cpu")
+            images = getattr(method, make)(task.problem.first_model(), teacher, (1, 4, 4), "cpu")
             with batch_norm_terms(teacher) as terms:
                 teacher(images)
             statistics.append(float(terms[0]))
@@ -327,14 +332,17 @@ def test_made_images_please_the_teacher(name):
 @pytest.mark.parametrize("name", DISTILLED)
 def test_the_student_is_trained_and_the_teacher_is_not(name):
     task = tiny_task()
-    student, teacher = task.first_model(), ensemble(dict.fromkeys(range(2), task.first_state()), task)
+    student, teacher = (
+        task.problem.first_model(),
+        ensemble(dict.fromkeys(range(2), task.problem.first_state()), task.problem),
+    )
     teacher.requires_grad_(False)
     before = state_of(teacher)
-    CASES[name].distil(student.train(), teacher, task)
+    CASES[name].distil(student.train(), teacher, task.problem)
     assert all(torch.equal(value, before[key]) for key, value in state_of(teacher).items())
     assert student.training
     assert all(p.requires_grad for p in student.parameters())
-    assert not torch.equal(student.fc.weight, task.first_state()["fc.weight"])
+    assert not torch.equal(student.fc.weight, task.problem.first_state()["fc.weight"])
 
 
 def test_frozen_is_undone():

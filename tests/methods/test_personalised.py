@@ -11,23 +11,24 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.core.site import Site
 from fewbytes.data import ClientData, FederatedData, Split
-from fewbytes.methods.fedavg import Model, Own
+from fewbytes.methods.fedbn import without_batch_norm
 from fewbytes.methods.fedcac import FedCAC, Marked, Personal, sensitive
 from fewbytes.methods.fedper import classifier
 from fewbytes.methods.fedpurin import collaborators, overlap
+from fewbytes.methods.parts.averaging import Model, Own
 from fewbytes.methods.pfedsd import Taught
 from fewbytes.wire import Bits, Counted, Dense, counted
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 TRAINED = {"rtol": 1e-3, "atol": 1e-5}
-FAMILY = {"fedavg": fb.FedAvg(buffers="local"), "fedper": fb.FedPer(), "fedbn": fb.FedBN()}
+FAMILY = {"fedavg": fb.FedAvg(buffers="local").shared, "fedper": fb.FedPer().base, "fedbn": without_batch_norm}
 
 
 @pytest.mark.golden
 @pytest.mark.parametrize("name", FAMILY)
 def test_what_is_averaged(golden, name):
     g = golden("fedpurin/purin_fedavg_family")
-    names, mean = FAMILY[name].shared(Net3(g.state("theta/0"))), fb.Mean()
+    names, mean = FAMILY[name](Net3(g.state("theta/0"))), fb.Mean()
     assert sorted(names) == sorted(map(str, g[f"{name}/keys"]))
     for i, samples in enumerate(g["samples"]):
         theta = g.state(f"theta/{i}")
@@ -44,7 +45,7 @@ def test_a_step_of_self_distillation(golden, teacher):
     data = FederatedData((ClientData(Split(x, y), Split(x, y)),), Split(x, y), tuple(map(str, range(int(y.max()) + 1))))
     settings = {"lambda_kd": float(g["lambda"]), "temperature": float(g["temperature"]), "lr": float(g["lr"])}
     method = fb.PFedSD(epochs=1, batch=len(y), teacher=teacher, **settings)
-    state, site = Own(g.state("teacher")), opened(fb.Task(lambda: Net3(student), data), 0, 2, "train")
+    state, site = Own(g.state("teacher")), opened(fb.Task.on(data, lambda: Net3(student)), 0, 2, "train")
     reply = method.train(state, Model(Dense(student)), site)  # with its statistics: they are not the teacher's here
     after = g.state(f"teacher_{teacher}/after")
     assert reply.theta.state.keys() == after.keys()
@@ -102,7 +103,7 @@ def some_site(like: dict[str, torch.Tensor]) -> Site:
     """A site that has the golden files' network and no test samples to score it on."""
     nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
     data = FederatedData((ClientData(nothing, nothing),), nothing, ())
-    return opened(fb.Task(lambda: Net3(like), data), 0, 1, "receive")
+    return opened(fb.Task.on(data, lambda: Net3(like)), 0, 1, "receive")
 
 
 def test_fedcac_s_cutoff_lets_more_values_be_critical():
@@ -154,7 +155,7 @@ def test_fedper_s_classifiers_stay_with_their_clients(tmp_path):
     columns = fb.run(method, task, rounds=2, out=tmp_path / "run").ledger.columns()
     base = sum(p.nbytes for name, p in model.named_parameters() if name not in own[0])
     assert set(columns["value_bytes_up"]) == set(columns["value_bytes_down"]) == {base}
-    trained = [fb.load_model(tmp_path / "run", client=i, build=TinyNet) for i in task.clients]
+    trained = [fb.load_model(tmp_path / "run", client=i, build=TinyNet) for i in task.problem.clients]
     for i, theirs in enumerate(trained):
         assert (theirs.fc.weight - trained[i - 1].fc.weight).abs().max() > 0.01
         start = fb.FedPer().client(opened(task, i, 0, "client")).theta["fc.weight"]
@@ -163,7 +164,7 @@ def test_fedper_s_classifiers_stay_with_their_clients(tmp_path):
 
 def test_fedper_needs_more_than_one_layer():
     with pytest.raises(fb.UserError, match="one layer"):
-        fb.run(fb.FedPer(), fb.Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), tiny_data()), rounds=1)
+        fb.run(fb.FedPer(), fb.Task.on(tiny_data(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), rounds=1)
 
 
 def batch_normed() -> nn.Module:
@@ -173,8 +174,8 @@ def batch_normed() -> nn.Module:
 
 def after_rounds(method: fb.FedAvg, rounds: int) -> list[torch.Tensor]:
     """A client's model, statistics last, after so many rounds with a server that moves what it gets."""
-    task = fb.Task(batch_normed, tiny_data())
-    state, theta = method.client(opened(task, 0, 0, "client")), method.server(task).theta
+    task = fb.Task.on(tiny_data(), batch_normed)
+    state, theta = method.client(opened(task, 0, 0, "client")), method.server(task.problem).theta
     for t in range(1, rounds + 1):
         reply = method.train(state, Model(Dense(theta)), opened(task, 0, t, "train"))
         theta = {name: 0.9 * value for name, value in reply.theta.state.items()}
@@ -199,9 +200,9 @@ def test_pfedsd_without_its_weight_is_fedavg_bit_for_bit():
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_pfedsd_s_teacher_learns_nothing(mode):
-    method, site = fb.PFedSD(epochs=2, batch=8), opened(fb.Task(batch_normed, tiny_data()), 0, 2, "train")
+    method, site = fb.PFedSD(epochs=2, batch=8), opened(fb.Task.on(tiny_data(), batch_normed), 0, 2, "train")
     student, teacher = site.model(), site.model(fresh=True)
     before = [[p.detach().clone() for p in model.parameters()] for model in (student, teacher)]
-    method.train_on(site, Taught(student, teacher, mode), method.loss)
+    site.fit(Taught(student, teacher, mode), method.local, loss=method.loss)
     assert not any(torch.equal(*pair) for pair in zip(student.parameters(), before[0], strict=True))
     assert all(torch.equal(*pair) for pair in zip(teacher.parameters(), before[1], strict=True))

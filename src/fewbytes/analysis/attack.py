@@ -83,8 +83,8 @@ def attack(
     experiment = experiment_of(run)
     method = make_method(experiment.method, experiment.parameters)
     task = experiment.task()
-    if client not in task.clients:
-        raise UserError(f"there is no client {client}: the run has {len(task.clients)} clients")
+    if client not in task.problem.clients:
+        raise UserError(f"there is no client {client}: the run has {len(task.problem.clients)} clients")
     split = task.data.clients[client].train
     if len(split.shape) != 3 or split.shape[0] not in (1, 3):
         raise UserError(f"only images can be attacked, and samples of {experiment.dataset} have shape {split.shape}")
@@ -101,7 +101,7 @@ def attack(
     if split.boxes is not None:
         raise UserError("the attack infers an image and its label, and these images have boxes instead of one")
     rows = sorted(stream(how.seed, "attack", "images").choice(len(split), how.images, replace=False).tolist())
-    images, labels = split.take(rows).load(task.device)
+    images, labels = split.take(rows).load(task.problem.device)
     found: list[dict[str, Any]] = []
     made = []
     for i, (row, image, label) in enumerate(zip(rows, images.double(), labels.tolist(), strict=True)):
@@ -265,16 +265,16 @@ def _networks(model: str, task: Task, run: Path, client: Id, seed: int) -> tuple
     if model == "run":
         own = (run / "models" / f"client-{client}.safetensors").is_file()
         victim = load_model(run, client if own else None)
-        other = dataclasses.replace(task, seed=stream_seed(seed, "attack", "attacker")).model(client)
+        other = dataclasses.replace(task.problem, seed=stream_seed(seed, "attack", "attacker")).model(client)
     else:
         victim, other = (_untrained(model, task, seed, whose) for whose in ("victim", "attacker"))
-    return victim.to(task.device).double().eval(), other.to(task.device).double().eval()
+    return victim.to(task.problem.device).double().eval(), other.to(task.problem.device).double().eval()
 
 
 def _untrained(model: str, task: Task, seed: int, whose: str) -> nn.Module:
     """A model by name. Batch normalisation stays as it is made: drawn too, it would let no gradient reach the image."""
     with seeded(seed, "attack", whose):
-        made = build_model(model, task.sample_shape, len(task.data.classes))
+        made = build_model(model, task.problem.sample_shape, len(task.data.classes))
         for layer in made.modules():
             for parameter in layer.parameters(recurse=False) if isinstance(layer, (nn.Conv2d, nn.Linear)) else ():
                 nn.init.uniform_(parameter, -WEIGHTS, WEIGHTS)

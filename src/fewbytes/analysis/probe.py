@@ -125,11 +125,11 @@ def probe(
         units_of(model)  # tells before the data are read that it cannot be cut
     task = experiment.task()
     first = int(next(iter(model.recipe["takes"][0]))) if isinstance(model, FusedNetwork) else client or 0
-    chosen, skipped = points_of(model, task.model(first), task.data.test.shape, points)
-    train = pooled([one.train for one in task.data.clients], how, task.device)
-    test = task.data.test.load(task.device)
+    chosen, skipped = points_of(model, task.problem.model(first), task.data.test.shape, points)
+    train = pooled([one.train for one in task.data.clients], how, task.problem.device)
+    test = task.data.test.load(task.problem.device)
     classes = len(task.data.classes)
-    found = probed(model, chosen, partial(task.build, first), train, test, classes, how, told)
+    found = probed(model, chosen, partial(task.problem.build, first), train, test, classes, how, told)
     result = {
         "model": "global" if client is None else f"client {client}",
         "epochs": how.epochs, "linear_epochs": how.linear_epochs, "batch": how.batch, "lr": how.lr, "seed": how.seed,

@@ -127,7 +127,7 @@ def methods(as_json: AsJson = False) -> None:
     for name, cls in METHODS.items():
         text = inspect.getdoc(inspect.getmodule(cls)) or ""
         paper, idea, *_, cost = (" ".join(part.split()) for part in text.split("\n\n"))
-        fields = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        fields = cls.defaults()
         rows.append({"name": name, "paper": paper, "idea": idea, "bytes": cost, "parameters": fields})
         if not as_json:
             listed = ", ".join(f"{key}={value}" for key, value in fields.items())

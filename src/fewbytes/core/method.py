@@ -5,31 +5,55 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from abc import ABC, ABCMeta, abstractmethod
+from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.core.problem import Id, Task
-from fewbytes.core.ranges import wrong
+from fewbytes.core.network import Network, required
+from fewbytes.core.objective import Objective
+from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.ranges import check_ranges
 from fewbytes.core.site import Site
+from fewbytes.core.training import Local
+from fewbytes.wire.fields import check_fields
 
-if TYPE_CHECKING:
-    from fewbytes.core.network import Network
+TERMS = tuple(f.name for f in dataclasses.fields(Local))
+"""The terms of local training, which are set by their plain names."""
 
 
-class Method(ABC):
+class _Terms(ABCMeta):
+    """Lets the terms of local training be given by their plain names: `FedAvg(epochs=5)`, the others as its own."""
+
+    def __call__(cls, *values: Any, **parameters: Any) -> Any:
+        terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own_fields(cls)}
+        if terms and hasattr(cls, "local"):
+            parameters["local"] = dataclasses.replace(parameters.get("local", cls.local), **terms)
+        return super().__call__(*values, **parameters | ({} if hasattr(cls, "local") else terms))
+
+
+def own_fields(cls: type) -> set[str]:
+    """Names of the hyper-parameters that a method's class declares itself."""
+    return {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+
+
+class Method(ABC, metaclass=_Terms):
     """A federated method: a frozen dataclass of hyper-parameters. All that lasts is the server's and clients' state.
 
     A client handler is any method `(self, state, message, site) -> reply`; its type hints say what is packed: a
-    payload, or None for nothing. The server half reaches it with `net.call(self.handler, to=..., send=...)`.
+    payload, or None for nothing. The server half reaches it with `net.call(self.handler, to=..., send=...)`. A method
+    that trains has a field `local: Local`, whose terms may be given by their plain names.
     """
 
     headline: ClassVar[str] = "global"
     """The accuracy the method's paper reports: `global`, `personalised`, or a name its handlers score."""
     scored_after_finish: ClassVar[bool] = False
     """Whether `finish` changes the models the paper scores, so that they are scored once more after it."""
+    finish_exchanges: ClassVar[bool] = True
+    """Whether `finish` asks clients for something; if not, the server works on alone."""
+    needs: ClassVar[type[Objective]] = Objective  # type: ignore[type-abstract]
+    """What it can learn."""
 
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
         """Raises MethodError for a class that is no frozen dataclass, or adds hyper-parameters without being one."""
@@ -45,23 +69,50 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         """Check hyper-parameters by their types, which may say ranges (`fewbytes.core.ranges`). Raises UserError."""
-        hints = typing.get_type_hints(type(self), include_extras=True)
-        for f in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            if must := wrong(hints[f.name], value):
-                raise UserError(f"{f.name} {must}, not {value!r}")
+        check_ranges(self)
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line and in results."""
+        return type(self).__name__.lower()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """All hyper-parameters by their plain names, local training's terms among them."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        local = own.pop("local", None)
+        return ({} if local is None else dataclasses.asdict(local)) | own
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Every hyper-parameter by its plain name, and its default (`dataclasses.MISSING`: none)."""
+        own = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        local = own.pop("local", None)
+        return (dataclasses.asdict(local) if isinstance(local, Local) else {}) | own
+
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """The type of every hyper-parameter by its plain name."""
+        own, terms = typing.get_type_hints(cls), typing.get_type_hints(Local)
+        return {name: own.get(name, terms.get(name)) for name in cls.defaults()}
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
         """What the method trains in place of a client's model, made of it; `seed` is the task's. Default: itself."""
         return model
 
     def adapted(self, task: Task) -> Task:
-        """The task with the models this method trains; engines begin with it. Twice is the same as once."""
-        if type(self).remodel is Method.remodel or task.remodel == self.remodel:
-            return task
-        return dataclasses.replace(task, remodel=self.remodel)
+        """The task with the models this method trains; engines begin with it. Twice is the same as once.
 
-    def server(self, task: Task) -> Any:
+        Raises UserError if it is to learn what it cannot.
+        """
+        problem = task.problem
+        if not isinstance(problem.objective, self.needs):
+            raise UserError(problem.objective.suits)
+        if type(self).remodel is Method.remodel or problem.remodel == self.remodel:
+            return task
+        return dataclasses.replace(task, problem=dataclasses.replace(problem, remodel=self.remodel))
+
+    def server(self, problem: Problem) -> Any:
         """The server's state before the first round: a dataclass of packable fields, or None."""
         return None
 
@@ -79,6 +130,22 @@ class Method(ABC):
         """Whether a run takes a number of rounds of its own, whatever is asked."""
         return self.planned_rounds(1) == self.planned_rounds(2)
 
+    def state_class(self, half: Literal["server", "client"]) -> type[Any] | None:
+        """The class of the state that `server` or `client` makes, by its return type; None for no state.
+
+        Raises MethodError if the type does not say, or the state cannot be packed.
+        """
+        function = getattr(type(self), half)
+        if function is getattr(Method, half):
+            return None
+        kind = required(typing.get_type_hints(function).get("return", inspect.Signature.empty))
+        if kind is type(None):
+            return None
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            raise MethodError(f"{type(self).__name__}.{half} must say by its return type which dataclass the state is")
+        check_fields(kind)
+        return kind
+
     def start(self, state: Any, net: Network) -> None:
         """Before round 1: handshakes, clustering."""
 
@@ -87,7 +154,7 @@ class Method(ABC):
         """Round t = 1, 2, …: as many exchanges as the paper has; changes `state` in place."""
 
     def finish(self, state: Any, net: Network) -> None:
-        """After the last round: a last exchange, a calibration."""
+        """After the last round, and when all that waited has been delivered: a last exchange, a calibration."""
 
     def join(self, state: Any, net: Network, client: Id) -> None:
         """A client the run did not know, between rounds; those that left are no longer in `net.clients`.
@@ -95,7 +162,7 @@ class Method(ABC):
         Raises Refused (of `fewbytes.core.network`), before it changes the state, for one the method cannot serve.
         """
 
-    def global_model(self, state: Any, task: Task) -> nn.Module | None:
+    def global_model(self, state: Any, problem: Problem) -> nn.Module | None:
         """The model scored on the server's test set, if the method has one."""
         return None
 

@@ -1,9 +1,9 @@
-"""What is learned, by whom: the model, the clients' data, the seed."""
+"""What is learned and by whom: the problem, which both ends of the wire hold, and the task, which adds the data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.state import State, copied, load_state, mark_trained, state_of
-from fewbytes.base.streams import seeded, untouched
-from fewbytes.core.training import (
-    Precision,
-)
+from fewbytes.base.streams import seeded
+from fewbytes.core.objective import Objective, objective_of
+from fewbytes.core.training import Precision
 from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.data.split import classes_in
 from fewbytes.models.build import takes_argument
 from fewbytes.wire import Layout
 
@@ -27,17 +27,23 @@ Id = int
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is learned, by whom: the model, the clients' data, the seed. Both ends of the wire hold the same task.
+class Problem:
+    """What is learned and by whom, without anybody's data: what both ends of the wire must have in common.
 
     `build`: makes a model; called with a client's id if it takes an argument (models may differ), else with nothing.
-    If it has a method `architecture(client)`, clients for which that is equal start from the same weights. `remodel`:
-    what a method makes of each model, given the seed (`Method.remodel`). `agreed`: what else both ends must have in
-    common, in words for people, by what it is.
+    If it has a method `architecture(client)`, clients for which that is equal start from the same weights. `objective`:
+    what models learn. `present`: per client the first and the last round it is there (None: to the end). `classes`:
+    their names. `sample`: a sample of zeros (1, …) as models take samples, if one is known. `public`: samples that no
+    client owns. `remodel`: what a method makes of each model, given the seed (`Method.remodel`). `agreed`: what else
+    both ends must have in common, in words for people, by what it is.
     """
 
     build: Callable[..., nn.Module]
-    data: FederatedData
+    objective: Objective
+    present: tuple[tuple[int, int | None], ...]
+    classes: tuple[str, ...] = ()
+    sample: Tensor | None = field(default=None, compare=False)
+    public: Split | None = None
     seed: int = 0
     precision: Precision = "float32"
     device: str = "cpu"
@@ -45,65 +51,25 @@ class Task:
     agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @classmethod
-    def of(
-        cls,
-        model: Callable[..., nn.Module],
-        clients: Iterable[tuple[Any, Any] | None],
-        test: Any = None,
-        *,
-        public: Any = None,
-        presence: Sequence[tuple[int, int | None]] | None = None,
-        seed: int = 0,
-    ) -> Task:
-        """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
-
-        Each set is an (x, y) pair of tensors or a torch data set of (x, y) items, which is read as it is used: once for
-        its labels, then in every epoch (see `fewbytes.data.split.Items`). A test set may be empty: `(x[:0], y[:0])`.
-        uint8 samples are images and divided by 255; other integers, such as token ids, stay as they are. Parameters of
-        the model that do not require gradients stay with each node and never travel. None stands for a client whose
-        data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are
-        optional and ignored. `presence`: per client the first and the last round it is there (None: to the end); who
-        comes after round 1 is a newcomer. Raises UserError for other sets without labels.
-        """
-        if not callable(model) or isinstance(model, nn.Module):
-            raise UserError(
-                "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
-                f"not a {type(model).__name__}"
-            )
-        nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
-        pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
-        data = tuple(ClientData(*pair) for pair in pairs)
-        if not data or not all(len(train) or train is nothing for train, _ in pairs):
-            raise UserError("a task needs at least one client, and every client at least one training sample")
-        server = nothing if test is None else Split.of(test)
-        highest = max((int(s.labels.max()) for pair in pairs for s in (*pair, server) if len(s)), default=-1)
-        if isinstance(public, Tensor | np.ndarray):
-            public = (public, np.zeros(len(public), np.int64))
-        shared = None if public is None else Split.of(public)
-        classes, spans = tuple(map(str, range(highest + 1))), None if presence is None else tuple(presence)
-        return cls(model, FederatedData(data, server, classes, shared, spans), seed)
-
     @property
     def clients(self) -> list[Id]:
-        """All clients the task has data for."""
-        return list(range(len(self.data.clients)))
+        """All clients there are, will be or have been."""
+        return list(range(len(self.present)))
+
+    def clients_in(self, t: int) -> list[Id]:
+        """The clients that are there in round t, in ascending order."""
+        return [i for i, (first, last) in enumerate(self.present) if first <= t and (last is None or t <= last)]
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The shape of one sample, from whatever data the task has here. Raises UserError if it has none."""
-        return self._some_split().shape
+        """The shape of one sample. Raises UserError if it is not known."""
+        return tuple(self.blank().shape[1:])
 
     def blank(self) -> Tensor:
         """A sample of zeros (1, …) as models take samples. Raises UserError if the task has no data here."""
-        with untouched():
-            return self._some_split().take([0]).load(self.device)[0].zero_()
-
-    def _some_split(self) -> Split:
-        for split in (self.data.test, *(client.train for client in self.data.clients)):
-            if len(split):
-                return split
-        raise UserError("the samples' shape cannot be known here: give the task a test set")
+        if self.sample is None:
+            raise UserError("the samples' shape cannot be known here: give the task a test set")
+        return self.sample.to(self.device)
 
     def architecture(self, client: Id) -> Any:
         """A key that is equal for clients with the same model."""
@@ -111,6 +77,10 @@ class Task:
             return 0
         of = getattr(self.build, "architecture", None)
         return client if of is None else of(client)
+
+    def architectures(self) -> Iterator[Id]:
+        """A client of each architecture, the lowest of those that have it."""
+        return iter({self.architecture(i): i for i in reversed(self.clients)}.values())
 
     def model(self, client: Id, draw: str = "first model") -> nn.Module:
         """A new model of the client's architecture, with the weights that all clients of it share by that draw."""
@@ -162,3 +132,69 @@ class Task:
             self._kept[key] = Layout.of(self.first_state(client))
         layout: Layout = self._kept[key]
         return layout
+
+
+@dataclass(frozen=True)
+class Task:
+    """A problem and the data it is learned from, as far as they are here: a node holds its own client's only."""
+
+    problem: Problem
+    data: FederatedData
+
+    @classmethod
+    def on(cls, data: FederatedData, model: Callable[..., nn.Module], **how: Any) -> Task:
+        """A task on data dealt to clients; `how`: other fields of Problem, such as `seed` and `device`."""
+        return cls(Problem(model, **_known(data), **how), data)
+
+    @classmethod
+    def of(
+        cls,
+        model: Callable[..., nn.Module],
+        clients: Iterable[tuple[Any, Any] | None],
+        test: Any = None,
+        *,
+        public: Any = None,
+        presence: Sequence[tuple[int, int | None]] | None = None,
+        seed: int = 0,
+    ) -> Task:
+        """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
+
+        Each set is an (x, y) pair of tensors or a torch data set of (x, y) items, which is read as it is used: once for
+        its labels, then in every epoch (see `fewbytes.data.split.Items`). A test set may be empty: `(x[:0], y[:0])`.
+        uint8 samples are images and divided by 255; other integers, such as token ids, stay as they are. Parameters of
+        the model that do not require gradients stay with each node and never travel. None stands for a client whose
+        data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are
+        optional and ignored. `presence`: per client the first and the last round it is there (None: to the end); who
+        comes after round 1 is a newcomer. Raises UserError for other sets without labels.
+        """
+        if not callable(model) or isinstance(model, nn.Module):
+            raise UserError(
+                "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
+                f"not a {type(model).__name__}"
+            )
+        nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
+        pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
+        data = tuple(ClientData(*pair) for pair in pairs)
+        if not data or not all(len(train) or train is nothing for train, _ in pairs):
+            raise UserError("a task needs at least one client, and every client at least one training sample")
+        server = nothing if test is None else Split.of(test)
+        if isinstance(public, Tensor | np.ndarray):
+            public = (public, np.zeros(len(public), np.int64))
+        shared = None if public is None else Split.of(public)
+        classes = tuple(map(str, range(classes_in([*(s for pair in pairs for s in pair), server]))))
+        spans = None if presence is None else tuple(presence)
+        return cls.on(FederatedData(data, server, classes, shared, spans), model, seed=seed)
+
+    def with_data(self, data: FederatedData) -> Task:
+        """The same problem on other data."""
+        return Task(replace(self.problem, **_known(data)), data)
+
+
+def _known(data: FederatedData) -> dict[str, Any]:
+    """What of a problem follows from the data."""
+    splits = (data.test, *(client.train for client in data.clients))
+    some = next((split for split in splits if len(split)), None)
+    return {
+        "objective": objective_of(data), "classes": data.classes, "public": data.public,
+        "present": data.presence or ((1, None),) * len(data.clients), "sample": None if some is None else some.blank(),
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 import typing
@@ -9,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+
+from fewbytes.base.errors import UserError
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 UpToOne = Annotated[float, Meta(ge=0, le=1)]
@@ -20,6 +23,15 @@ Count = Annotated[int, Meta(ge=1)]
 Several = Annotated[int, Meta(ge=2)]
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def check_ranges(settings: Any) -> None:
+    """Raises UserError for a field of a dataclass that is not what its type says."""
+    hints = typing.get_type_hints(type(settings), include_extras=True)
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        if must := wrong(hints[f.name], value):
+            raise UserError(f"{f.name} {must}, not {value!r}")
 
 
 def wrong(kind: Any, value: Any) -> str:

@@ -1,9 +1,8 @@
-"""What a handler sees of its client: its data, its randomness, a model, the training loop."""
+"""What a handler sees of its client: its data, its randomness, a model to work with, local training, measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,19 +12,8 @@ from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
-from fewbytes.core.training import (
-    FINDS_NO_OBJECTS,
-    Loss,
-    Optimiser,
-    Order,
-    evaluate,
-    fit,
-    outputs,
-    prepared,
-    ready,
-)
-from fewbytes.data import Split
-from fewbytes.data.split import Items, LazySamples
+from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
+from fewbytes.data.split import LazySamples, Split
 
 
 class Site:
@@ -34,20 +22,20 @@ class Site:
     def __init__(
         self, task: Task, me: Id, t: int, what: str, models: dict[Any, nn.Module] | None = None, scored: bool = True
     ) -> None:
-        self.task, self.me, self.round = task, me, t
-        self.device = task.device
+        self.problem, self.me, self.round = task.problem, me, t
+        self.device = task.problem.device
         self.train: Split = task.data.clients[me].train
         self.test: Split = task.data.clients[me].test
-        self.rng = stream(task.seed, "client", me, t, what)
+        self.rng = stream(self.problem.seed, "client", me, t, what)
         """Named randomness of this handler (numpy)."""
-        self.seed = stream_seed(task.seed, "client", me, t, what)
+        self.seed = stream_seed(self.problem.seed, "client", me, t, what)
         """By which the engine seeds the global generators before the handler runs: torch's, and, for transforms of
         users' own data sets, Python's and numpy's."""
         self.records = Records()
         self._models = {} if models is None else models
         self._taken = 0
         self._scored = scored
-        self._loaded: dict[int, tuple[Tensor, Tensor]] = {}
+        self._loaded: dict[int, tuple[Tensor | LazySamples, Tensor]] = {}
 
     def model(self, state: State | None = None, fresh: bool = False, of: Id | None = None) -> nn.Module:
         """A model of this client's architecture with `state`'s entries; the others as in the task's first model.
@@ -57,70 +45,49 @@ class Site:
         second module.
         """
         owner = self.me if of is None else of
-        key = (self.task.architecture(owner), self._taken)
+        key = (self.problem.architecture(owner), self._taken)
         self._taken += 1
         if key not in self._models:
-            self._models[key] = prepared(self.task.model(owner))
+            self._models[key] = prepared(self.problem.model(owner))
         model = self._models[key]
         for p in model.parameters():
             p.requires_grad_(p.trained)  # type: ignore[attr-defined]
             p.grad = None
-        first = self._own_draw() if fresh else self.task.first_state(owner)
+        first = self._own_draw() if fresh else self.problem.first_state(owner)
         given = state or {}
         load_state(model, {name: value for name, value in first.items() if name not in given} | given)
         return in_training(model)
 
     def _own_draw(self) -> State:
-        with seeded(self.task.seed, "client", self.me, "model"):
-            return state_of(self.task.drawn(self.me))
+        with seeded(self.problem.seed, "client", self.me, "model"):
+            return state_of(self.problem.drawn(self.me))
 
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
         """All samples of `train` or `test` as (x, y) on the device: untransformed, images channels-last.
 
-        Raises UserError if what is learnt of them are boxes, which only `fit` knows how to use.
+        Raises UserError for an objective whose samples only `fit` knows how to use.
         """
-        if data.boxes is not None:
-            raise UserError(FINDS_NO_OBJECTS)
-        if id(data) not in self._loaded:
-            x, y = data.load(self.device)
-            self._loaded[id(data)] = (ready(x), y)
-        return self._loaded[id(data)]
+        x, y = self.samples(data)
+        return (x, y) if isinstance(x, Tensor) else self.problem.objective.tensors(data, self.device)
 
     def samples(self, data: Split) -> tuple[Tensor | LazySamples, Tensor]:
-        """As `tensors`, but those of a data set of one's own are read as they are indexed."""
-        return data.lazy(self.device) if isinstance(data.x, Items) else self.tensors(data)
+        """As `tensors`, but those of a data set of one's own are read as they are indexed; loaded once a handler."""
+        if id(data) not in self._loaded:
+            self._loaded[id(data)] = self.problem.objective.samples(data, self.device)
+        return self._loaded[id(data)]
 
     def fit(
-        self,
-        model: nn.Module,
-        *,
-        epochs: int,
-        lr: float,
-        batch: int,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        loss: Loss | None = None,
-        extra: Callable[[nn.Module], Tensor] | None = None,
-        frozen: nn.Module | None = None,
-        optimiser: Optimiser = "sgd",
-        order: Order = "shuffled",
-        before_step: Callable[[], None] | None = None,
-        after_step: Callable[[], None] | None = None,
-        more: tuple[Tensor, Tensor] | None = None,
+        self, model: nn.Module, local: Local, more: tuple[Tensor, Tensor] | None = None, **hooks: Unpack[Hooks]
     ) -> float:
         """Train on this client's training samples, each batch transformed if `train` has a transform (see
         `fewbytes.core.training.fit`); records the loss as `train`. `more`: further samples (x, y), after its own."""
-        x: Tensor | LazySamples
-        x, y = self.samples(self.train) if self.train.boxes is None else self.train.lazy(self.device)
+        x, y = self.samples(self.train)
         if more is not None:
             x, y = torch.cat([x[:], ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
+        hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"))
+        precision, transform = self.problem.precision, self.train.transform
         try:
-            value = fit(
-                model, x, y, epochs=epochs, lr=lr, batch=batch, momentum=momentum, weight_decay=weight_decay,
-                loss=loss, extra=extra, frozen=frozen, optimiser=optimiser, order=order,
-                before_step=before_step, after_step=after_step, precision=self.task.precision,
-                transform=self.train.transform,
-            )  # fmt: skip
+            value = fit(model, x, y, local, self.round, precision=precision, transform=transform, **hooks)
         except RuntimeError as error:
             if not x[:1].is_floating_point() and "type" in str(error):
                 raise UserError(
@@ -128,12 +95,12 @@ class Site:
                 ) from None
             raise
         except ValueError as error:
-            if len(y) > 1 and batch > 1:
+            if len(y) > 1 and local.batch > 1:
                 raise
             raise UserError(
                 f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
             ) from None
-        if order == "shuffled" or len(y) > 1:
+        if local.order == "shuffled" or len(y) > 1:
             self.records.losses["train"] = value
         return value
 
@@ -145,25 +112,32 @@ class Site:
         x, y = self.samples(self.train)
         if self.train.transform is not None:
             x = self.train.transform(x[:], y)
-        return outputs(model, x, self.task.precision), y
+        return outputs(model, x, self.problem.precision), y
 
     def accuracy(self, model: nn.Module, kind: str) -> float | None:
         """In [0, 1], on this client's test split, for a method that goes by it; None if that is empty. Recorded as an
         accuracy of that kind, in every round."""
         if not len(self.test):
             return None
-        x, y = self.samples(self.test)
-        correct = evaluate(model, x, y, self.task.precision)[0]
-        self.records.scores[kind] = correct, len(y)
-        return correct / len(y)
+        correct, n = self.records.scores[kind] = self.correct(model)
+        return correct / n
 
     def score(self, kind: str, model: nn.Module) -> None:
         """Record the accuracy, and the loss, of the model on this client's test split, in rounds that are scored."""
         if self._scored and len(self.test):
-            x, y = self.samples(self.test)
-            correct, loss = evaluate(model, x, y, self.task.precision)
-            self.records.scores[kind] = correct, len(y)
-            self.records.losses[kind] = loss / len(y)
+            correct, n, loss = self._evaluated(model)
+            self.records.scores[kind] = correct, n
+            self.records.losses[kind] = loss / n
+
+    def correct(self, model: nn.Module) -> tuple[int, int]:
+        """How many of this client's test samples the model predicts rightly, and of how many."""
+        correct, n, _ = self._evaluated(model)
+        return correct, n
+
+    def _evaluated(self, model: nn.Module) -> tuple[int, int, float]:
+        x, y = self.samples(self.test)
+        correct, loss = self.problem.objective.evaluate(model, x, y, self.problem.precision)
+        return correct, len(y), loss
 
     def measure(self, name: str, value: float) -> None:
         """Record a measurement for people: it travels beside the payload, uncounted, and steers nothing."""

@@ -1,19 +1,20 @@
-"""The one training loop and the one evaluation loop."""
+"""Local training: its terms, and the one loop."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.errors import UserError
 from fewbytes.base.state import in_training
+from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Whole, check_ranges
 from fewbytes.data import Transform
 from fewbytes.data.split import LazySamples
 
@@ -24,11 +25,6 @@ Loss = Callable[[Any, Tensor], Tensor]
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
 """Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch."""
-Optimiser = Literal["sgd", "adam"]
-FINDS_NO_OBJECTS = (
-    "objects are found by detectors, such as the model yolox-s, and by methods that train a client's model by its own "
-    "loss and do not look at labels or logits, such as fedavg: take such a model and method"
-)
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
 
 
@@ -96,43 +92,79 @@ def clip_each(norm: float, *modules: nn.Module) -> None:
         nn.utils.clip_grad_norm_(module.parameters(), norm)
 
 
+@dataclass(frozen=True)
+class Local:
+    """The terms of local training, the same for every method; each has its own defaults.
+
+    Raises UserError for a value that cannot be.
+    """
+
+    epochs: Count = 1
+    lr: Positive = 0.01
+    batch: Count = 10  # samples
+    momentum: BelowOne = 0.0  # of SGD
+    weight_decay: NotNegative = 0.0
+    optimiser: Literal["sgd", "adam"] = "sgd"  # Adam has 0.9 and 0.999
+    lr_rounds: Whole = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    clip: NotNegative = 0.0  # the largest norm of a gradient; 0: any
+    order: Order = "shuffled"  # of samples, anew each epoch; stored: as they are, without the incomplete last batch
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def lr_in(self, t: int) -> float:
+        """The learning rate of round t = 1, 2, …"""
+        return annealed(self.lr, t, self.lr_rounds)
+
+
+class Hooks(TypedDict, total=False):
+    """What a method may add to the training of a model.
+
+    `loss`: of a batch's outputs and targets; by default the model's own, a method `loss(outputs, targets)`, if it has
+    one, else the cross-entropy of labels. `extra(model)` is added to every batch's loss. Samples first pass `frozen`,
+    in eval mode and without gradients; what that gives is computed once for all epochs if there is no transform and it
+    takes at most `KEPT_BYTES`. `before_step` is called when a batch's gradients are there, and `after_step` when the
+    parameters have moved.
+    """
+
+    loss: Loss
+    extra: Callable[[nn.Module], Tensor] | None
+    frozen: nn.Module | None
+    before_step: Callable[[], None] | None
+    after_step: Callable[[], None] | None
+
+
+def own_loss(model: nn.Module) -> Loss | None:
+    """The loss that a model brings, a method `loss(outputs, targets)`."""
+    brought = getattr(model, "loss", None)
+    return brought if callable(brought) else None
+
+
 def fit(
     model: nn.Module,
     x: Tensor | LazySamples,
     y: Tensor,
+    local: Local,
+    t: int = 1,
     *,
-    epochs: int,
-    lr: float,
-    batch: int,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    loss: Loss | None = None,
-    extra: Callable[[nn.Module], Tensor] | None = None,
-    frozen: nn.Module | None = None,
-    optimiser: Optimiser = "sgd",
-    order: Order = "shuffled",
-    before_step: Callable[[], None] | None = None,
-    after_step: Callable[[], None] | None = None,
     precision: Precision = "float32",
     transform: Transform | None = None,
+    **hooks: Unpack[Hooks],
 ) -> float:
-    """Train `model` in place on (x, y); returns the mean loss over the last epoch's batches (0 for none).
+    """Train `model` in place on (x, y), by the terms of round t; returns the mean loss over the last epoch's batches (0 for none).
 
-    `loss`: by default the model's own, a method `loss(outputs, y)`, if it has one, else the cross-entropy of labels.
-    Shuffled from torch's global generator; the optimiser starts anew. `momentum` is SGD's; Adam has 0.9 and 0.999.
-    `extra(model)` is added to every batch's loss. `before_step` is called when a batch's gradients are there, for
-    example to clip them, and `after_step` when the parameters have moved. Afterwards each parameter's `.grad` is the
-    gradient of the very last batch. Parameters that do not require gradients, or have none in the first batch, stay as
-    they are. `transform` is applied to every batch as it is cut; then samples pass `frozen`, in eval mode and without
-    gradients. What that gives is computed once for all epochs if there is no transform and it takes at most
-    `KEPT_BYTES`. Raises UserError if objects' boxes are to be learnt by a loss or a model for labels.
+    Shuffled from torch's global generator; the optimiser starts anew. `transform` is applied to every batch as it is
+    cut. Gradients are clipped as one vector, or, where the model has `apart`, modules of it, each one's by itself.
+    Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters that do not require
+    gradients, or have none in the first batch, stay as they are.
     """
-    objective = loss_of(model, y, loss)
+    loss = hooks.get("loss") or own_loss(model) or F.cross_entropy
+    extra, frozen = hooks.get("extra"), hooks.get("frozen")
+    before_step, after_step = hooks.get("before_step"), hooks.get("after_step")
     model.to(x.device)
-    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-    velocity: list[Tensor] | None = None
-    adam = torch.optim.Adam(parameters, lr, weight_decay=weight_decay) if optimiser == "adam" else None
-    bounds = batches(len(y), batch) if order == "shuffled" else whole_batches(len(y), batch)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    step = stepper(parameters, local, local.lr_in(t))
+    bounds = batches(len(y), local.batch) if local.order == "shuffled" else whole_batches(len(y), local.batch)
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
     in_training(model)
@@ -140,65 +172,68 @@ def fit(
         frozen is not None
         and transform is None
         and isinstance(x, Tensor)
-        and epochs > 1
-        and len(y) * _output_bytes(frozen, x[:1], precision) <= KEPT_BYTES
+        and local.epochs > 1
+        and len(y) * outputs(frozen, x[:1], precision).nbytes <= KEPT_BYTES
     ):
         x, frozen = outputs(frozen, x, precision), None
-    for _ in range(epochs):
-        chosen = torch.randperm(len(y)).to(x.device) if order == "shuffled" else None
+    for _ in range(local.epochs):
+        chosen = torch.randperm(len(y)).to(x.device) if local.order == "shuffled" else None
         total = torch.zeros((), device=x.device)
         for start, stop in bounds:
             rows = slice(start, stop) if chosen is None else chosen[start:stop]
-            samples, labels = x[rows], y[rows]
+            samples, targets = x[rows], y[rows]
             if transform is not None:
-                samples = transform(samples, labels)
+                samples = transform(samples, targets)
             for p in parameters:
                 p.grad = None
             if frozen is not None:
                 samples = outputs(frozen, samples, precision)
             with context:
-                value = objective(model(samples), labels)
+                value = loss(model(samples), targets)
                 if extra is not None:
                     value = value + extra(model)
             value.backward()
             total += value.detach()
             if before_step is not None:
                 before_step()
-            if adam is not None:
-                adam.step()
-            else:
-                moved = [p for p in parameters if p.grad is not None]
-                velocity = _sgd(moved, velocity, lr, momentum, weight_decay)
+            if local.clip:
+                clip_each(local.clip, *getattr(model, "apart", [model]))
+            step()
             if after_step is not None:
                 after_step()
     return float(total) / len(bounds) if bounds else 0.0
 
 
-def loss_of(model: nn.Module, y: Tensor, given: Loss | None) -> Loss:
-    """What to train `model` with on targets `y`, as `fit` says. Raises UserError."""
-    brought = getattr(model, "loss", None)
-    own: Loss | None = brought if callable(brought) else None
-    if y.dim() == 3 and (given is not None or own is None):
-        raise UserError(FINDS_NO_OBJECTS)
-    return given or own or F.cross_entropy
+def stepper(parameters: Sequence[nn.Parameter], local: Local, lr: float) -> Callable[[], object]:
+    """A function that moves the parameters by their gradients, each time it is called."""
+    if local.optimiser == "adam":
+        return torch.optim.Adam(parameters, lr, weight_decay=local.weight_decay).step
+    velocity: list[Tensor] | None = None
+
+    def step() -> None:
+        nonlocal velocity
+        moved = [p for p in parameters if p.grad is not None]
+        velocity = _sgd(moved, velocity, local, lr)
+
+    return step
 
 
 @torch.no_grad()
 def _sgd(
-    moved: list[Tensor], velocity: list[Tensor] | None, lr: float, momentum: float, weight_decay: float
+    moved: Sequence[Tensor], velocity: list[Tensor] | None, local: Local, lr: float
 ) -> list[Tensor] | None:
     """One step, in place; returns the velocity to come back with."""
     step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
-    if weight_decay:
-        step = list(torch._foreach_add(step, moved, alpha=weight_decay))
-    if momentum:
+    if local.weight_decay:
+        step = list(torch._foreach_add(step, list(moved), alpha=local.weight_decay))
+    if local.momentum:
         if velocity is None:
             velocity = [g.clone() for g in step]
         else:
-            torch._foreach_mul_(velocity, momentum)
+            torch._foreach_mul_(velocity, local.momentum)
             torch._foreach_add_(velocity, step)
         step = velocity
-    torch._foreach_add_(moved, step, alpha=-lr)
+    torch._foreach_add_(list(moved), step, alpha=-lr)
     return velocity
 
 
@@ -219,24 +254,3 @@ def outputs(model: nn.Module, x: Tensor | LazySamples, precision: Precision = "f
             kept[start : start + len(part)] = part
     in_training(model) if training else model.eval()
     return kept
-
-
-def _output_bytes(model: nn.Module, x: Tensor, precision: Precision) -> int:
-    return outputs(model, x, precision).nbytes
-
-
-def evaluate(
-    model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
-) -> tuple[int, float]:
-    """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode."""
-    training = model.training
-    model.to(x.device).eval()
-    correct, loss = 0, 0.0
-    with torch.no_grad(), arithmetic(precision, str(x.device)):
-        for start in range(0, len(y), EVALUATION_BATCH):
-            outputs = model(x[start : start + EVALUATION_BATCH]).float()
-            labels = y[start : start + EVALUATION_BATCH]
-            correct += int((outputs.argmax(1) == labels).sum())
-            loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
-    in_training(model) if training else model.eval()
-    return correct, loss

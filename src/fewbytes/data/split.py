@@ -54,7 +54,7 @@ class Items:
         self._data = data
         with untouched():
             first = self._read(0)[0]
-            self.shape = (len(data), *first.shape)
+            self.shape, self.dtype = (len(data), *first.shape), first.dtype
             self.labels = torch.tensor([self._read(i)[1] for i in range(len(data))])
 
     def __len__(self) -> int:
@@ -139,6 +139,12 @@ class Split:
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample, for example (3, 32, 32)."""
         return tuple(self.x.shape[1:])
+
+    def blank(self) -> Tensor:
+        """A sample of zeros (1, …), as `load` gives samples; none is read."""
+        kind = str(self.x.dtype).removeprefix("torch.")
+        integers = "int" in kind and kind != "uint8"
+        return torch.zeros(1, *self.shape, dtype=torch.int64 if integers else torch.float32)
 
     def take(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> Split:
         """The samples at `indices` of this view, in that order; nothing is copied."""
@@ -272,6 +278,11 @@ class FederatedData:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def classes_in(splits: Sequence[Split]) -> int:
+    """How many classes there are by the highest label of all samples; 0 without any."""
+    return max((int(split.labels.max()) for split in splits if len(split)), default=-1) + 1
 
 
 def transform_name(transform: Transform) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,28 @@ from torch import nn
 from fewbytes.base.errors import MethodError
 from fewbytes.base.streams import seed_all, untouched
 from fewbytes.core.method import Method
-from fewbytes.core.network import Handler, Held
+from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
 from fewbytes.core.site import Site
-from fewbytes.core.training import evaluate
-from fewbytes.engines.store import ClientStore, state_class
+from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
 from fewbytes.wire import Base, Counted, Frame, Layout, counted, pack, unpack
 
 SCORE, SAVE = ":score", ":save"  # what an engine asks of a client besides the method's own handlers
+
+
+Held = list[int] | int | None
+"""What a node says of a split of its client's: samples of each class, their number, or nothing."""
+
+
+class Part(msgspec.Struct, array_like=True):
+    """A message that comes with a job: for which handler, its number, where its frame lies and how long that is."""
+
+    handler: str
+    number: int
+    at: str
+    length: int
 
 
 class Job(msgspec.Struct, array_like=True):
@@ -34,10 +45,14 @@ class Job(msgspec.Struct, array_like=True):
     round: int
     scored: bool
     version: int  # of the client's state; 0: none yet
-    message: int = 0  # the number of the message to answer; 0: nothing was sent
-    message_at: str = ""  # where its frame lies
-    message_length: int = 0
+    waited: list[Part] = []  # messages that waited for this request, whose handlers run first
+    message: Part | None = None  # the message to answer; None: nothing was sent
     reply_to: str = ""  # where a long reply may be written
+
+    @property
+    def parts(self) -> list[Part]:
+        """All messages, in the order of their frames."""
+        return [*self.waited, *([] if self.message is None else [self.message])]
 
 
 class Done(msgspec.Struct, array_like=True):
@@ -60,40 +75,48 @@ class Runner:
 
     def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool) -> None:
         self.method, self.task, self.store, self.coded = method, task, store, coded
-        self.state_class = state_class(method, "client")
+        self.state_class = method.state_class("client")
         self._models: dict[Any, nn.Module] = {}
         self._handlers: dict[str, Handler] = {}
-        self._message: tuple[int, Any, Base] | None = None
+        self._messages: dict[int, tuple[Any, Base]] = {}  # of the last job, by number: the next may get the same
 
-    def run(self, job: Job, message: memoryview | None) -> tuple[Done, Frame | None]:
-        """Run one job; the new state is stored before this returns. `message` is the frame the job names."""
-        layout = self.task.layout(job.client)
+    def run(self, job: Job, frames: Sequence[memoryview]) -> tuple[Done, Frame | None]:
+        """Run one job; the new state is stored before this returns. `frames`: of the job's messages."""
+        layout = self.task.problem.layout(job.client)
         state = self._state(job)
-        site = Site(self.task, job.client, job.round, job.handler, self._models, job.scored)
-        seed_all(site.seed)
         done = Done(job.number, version=job.version)
         if job.handler == SCORE:
+            site = self._site(job, SCORE, done)
             model = self.method.local_model(state, site)
             if model is not None and len(site.test):
-                x, y = site.samples(site.test)
-                done.score = (evaluate(model, x, y, self.task.precision)[0], len(y))
+                done.score = site.correct(model)
             return done, None
+        received = self._received(job, frames, layout)
+        for part in job.waited:
+            getattr(self.method, part.handler)(state, received[part.number][0], self._site(job, part.handler, done))
         handler = self._handler(job.handler)
-        received, base = self._received(job, handler, message, layout)
-        reply = getattr(self.method, handler.name)(state, received, site)
-        unchanged(base)
+        message = None if job.message is None else received[job.message.number][0]
+        reply = getattr(self.method, handler.name)(state, message, self._site(job, handler.name, done))
+        bases = [base for _, base in received.values()]
+        unchanged(*bases)
         frame: Frame | None = None
         if handler.reply is not None:
             if type(reply) is not handler.reply:
                 raise MethodError(f"it must reply a {handler.reply.__name__}, it replied a {type(reply).__name__}")
-            frame = pack(reply, layout=layout, base=base, coded=self.coded)
+            frame = pack(reply, layout=layout, base=Base.together(bases), coded=self.coded)
             count = counted(reply)
             done.up = (count.value_bytes, count.mask_bits)
         if state is not None:
             done.version = job.version + 1
             self.store.save(state, job.client, done.version)
-        done.records = site.records
         return done, frame
+
+    def _site(self, job: Job, handler: str, done: Done) -> Site:
+        """What a handler of the job sees, which measures into `done`; the global generators are seeded for it."""
+        site = Site(self.task, job.client, job.round, handler, self._models, job.scored)
+        site.records = done.records
+        seed_all(site.seed)
+        return site
 
     def save_model(self, client: Id, version: int, t: int, folder: Path, about: dict[str, Any]) -> None:
         """Save a client's own model, if the method has one."""
@@ -120,34 +143,27 @@ class Runner:
             self._handlers[name] = Handler.of(getattr(self.method, name))
         return self._handlers[name]
 
-    def _received(
-        self, job: Job, handler: Handler, message: memoryview | None, layout: Layout
-    ) -> tuple[Any, Base | None]:
-        """The message, decoded once however many clients it goes to, and the base it makes for the reply."""
-        if not job.message or message is None:
-            return None, None
-        if self._message is None or self._message[0] != job.message:
-            if handler.message is None:
+    def _received(self, job: Job, frames: Sequence[memoryview], layout: Layout) -> dict[int, tuple[Any, Base]]:
+        """The messages by number, each decoded once however many clients it goes to, and what replies are coded
+        against."""
+        known, self._messages = self._messages, {}
+        for part, frame in zip(job.parts, frames, strict=True):
+            kind = self._handler(part.handler).message
+            if kind is None:
                 raise MethodError("it is sent a message, but its type hints say None")
-            received = unpack(handler.message, message, layout=layout)
-            self._message = (job.message, received, Base.of(bytes(message[-32:]), received))
-        return self._message[1:]
+            if part.number in known:
+                self._messages[part.number] = known[part.number]
+            else:
+                received = unpack(kind, frame, layout=layout)
+                self._messages[part.number] = received, Base.of(bytes(frame[-32:]), received)
+        return self._messages
 
 
-def handlers_of(method: type[Method]) -> list[str]:
-    """The names of a method's client handlers: what takes (state, message, site: Site)."""
-    names = []
-    for name, function in inspect.getmembers(method, inspect.isfunction):
-        if list(inspect.signature(function).parameters)[3:] and not hasattr(Method, name):
-            with suppress(MethodError, TypeError):
-                names.append(Handler.of(function).name)
-    return names
-
-
-def unchanged(base: Base | None) -> None:
+def unchanged(*bases: Base | None) -> None:
     """Raises MethodError if a message's tensors were changed in place while both ends count on them."""
-    if base is not None and base.changed():
-        raise MethodError(f"the message's {base.changed()[0]!r} was changed in place: change a copy")
+    for base in bases:
+        if base is not None and base.changed():
+            raise MethodError(f"the message's {base.changed()[0]!r} was changed in place: change a copy")
 
 
 def packed(handler: Handler, message: Any, layout: Layout, coded: bool) -> tuple[Frame | None, Counted]:

@@ -13,12 +13,12 @@ import torch
 
 from fewbytes.base.cores import available_cores
 from fewbytes.base.errors import FrameError
-from fewbytes.core.ledger import Ledger, LeftOut
+from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
-from fewbytes.engines.base import EngineNetwork, Mail
+from fewbytes.engines.base import Engine, Requests, Resumed
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import Pool, attempt, failed
 from fewbytes.engines.store import ClientStore
@@ -26,7 +26,7 @@ from fewbytes.engines.store import ClientStore
 AHEAD = 4  # replies per worker that may wait for their turn
 
 
-class LocalNetwork(EngineNetwork):
+class LocalEngine(Engine):
     """Moves payloads as frames between this process and its workers; every byte counted is a byte handed over.
 
     `workers`: processes (default: one per core; with a GPU, or where processes cannot be forked safely, handlers
@@ -39,18 +39,13 @@ class LocalNetwork(EngineNetwork):
         method: Method,
         task: Task,
         store: Path,
-        *,
-        policy: Policy | None = None,
         workers: int | None = None,
+        policy: Policy | None = None,
         coded: bool = True,
-        ledger: Ledger | None = None,
-        versions: dict[Id, int] | None = None,
-        known: list[Id] | None = None,
         frames: Path | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
-        super().__init__(
-            method, task, policy or Policy(), coded=coded, ledger=ledger, versions=versions, known=known, frames=frames
-        )
+        super().__init__(method, task, policy or Policy(), coded, frames, resumed)
         self.store = ClientStore(store)
         for client, number in self.versions.items():
             if number:
@@ -60,10 +55,10 @@ class LocalNetwork(EngineNetwork):
         self._measure_again = 0.0
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)  # so that no result depends on the machine's core count
-        for client in task.clients:
-            task.layout(client)  # made once, before the workers inherit it
-        forked = sys.platform == "linux" and task.device == "cpu"
-        count = min(workers or available_cores(), len(task.clients))
+        for client in self.problem.clients:
+            self.problem.layout(client)  # made once, before the workers inherit it
+        forked = sys.platform == "linux" and self.problem.device == "cpu"
+        count = min(workers or available_cores(), len(self.problem.clients))
         self.pool = Pool(self.runner, count) if forked else None
 
     def __enter__(self) -> Self:
@@ -76,18 +71,18 @@ class LocalNetwork(EngineNetwork):
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
         if self.pool is None:
-            mail = Mail(self, handler, messages, asked)
+            requests = Requests(self, handler, messages, asked)
         else:
-            mail = Mail(self, handler, messages, asked, self.pool.exchange.put, self.pool.exchange.free)
+            requests = Requests(self, handler, messages, asked, self.pool.exchange.put, self.pool.exchange.free)
         failed: list[LeftOut] = []
-        for job, done, reply in self._run(handler.name, asked, mail):
-            letter = mail.take(job.client)
+        for job, done, reply in self._run(handler.name, asked, requests):
+            request = requests.take(job.client)
             try:
-                value = self.settle(handler, job.client, letter, done, reply)
+                value = self.settle(handler, job.client, request, done, reply)
             except FrameError as error:
                 if error.code != "values":
                     raise
-                self.leave_out(handler.name, job.client, letter, "rejected", str(error), len(reply))
+                self.leave_out(handler.name, job.client, request, "rejected", str(error), len(reply))
                 failed.append(self.left_out[-1])
                 self.enough(handler.name, len(asked), failed)
                 continue
@@ -106,10 +101,10 @@ class LocalNetwork(EngineNetwork):
         for client in self.ever():
             self.runner.save_model(client, self.versions.get(client, 0), self.t, folder, about)
 
-    def _run(self, name: str, asked: list[Id], mail: Mail | None) -> Iterator[tuple[Job, Done, memoryview]]:
+    def _run(self, name: str, asked: list[Id], requests: Requests | None) -> Iterator[tuple[Job, Done, memoryview]]:
         """Run jobs on the workers, ahead of the reader but not far; yields results in the order asked."""
         if self.pool is None:
-            yield from self._run_here(name, asked, mail)
+            yield from self._run_here(name, asked, requests)
             return
         jobs: dict[int, Job] = {}
         ended: dict[int, Done] = {}
@@ -118,7 +113,7 @@ class LocalNetwork(EngineNetwork):
         ahead, sent = AHEAD * len(self.pool.pids()), 0
         for turn in range(len(asked)):
             while sent < min(len(asked), turn + ahead):
-                job = self._job(first + sent, name, asked[sent], mail)
+                job = self._job(first + sent, name, asked[sent], requests)
                 jobs[job.number] = job
                 self.pool.submit(job)
                 sent += 1
@@ -130,25 +125,26 @@ class LocalNetwork(EngineNetwork):
             yield job, done, self.pool.reply(job, done)
             self.pool.release(job)
 
-    def _run_here(self, name: str, asked: list[Id], mail: Mail | None) -> Iterator[tuple[Job, Done, memoryview]]:
+    def _run_here(
+        self, name: str, asked: list[Id], requests: Requests | None
+    ) -> Iterator[tuple[Job, Done, memoryview]]:
         for client in asked:
             self._numbers += 1
-            job = self._job(self._numbers, name, client, mail)
-            letter = None if mail is None else mail.letters[client]
-            message = None if letter is None or letter.frame is None else memoryview(bytes(letter.frame))
-            done, reply = attempt(lambda job=job, message=message: self.runner.run(job, message), job.number)  # type: ignore[misc]
+            job = self._job(self._numbers, name, client, requests)
+            sent = [] if requests is None else requests.open[client].parts
+            frames = [memoryview(bytes(part.frame)) for part in sent if part.frame is not None]
+            done, reply = attempt(self.runner, job, frames)
             if done.error:
                 raise failed(job, done)
             yield job, done, memoryview(b"" if reply is None else bytes(reply))
             self._measure()
 
-    def _job(self, number: int, name: str, client: Id, mail: Mail | None) -> Job:
+    def _job(self, number: int, name: str, client: Id, requests: Requests | None) -> Job:
         job = Job(number, name, client, self.t, self.scored, self.versions.get(client, 0))
         if self.pool is not None:
             job.reply_to = self.pool.exchange.new()
-        if mail is not None:
-            letter = mail.write(client)
-            job.message, job.message_at, job.message_length = letter.number, letter.at, letter.length
+        if requests is not None:
+            requests.write(client).fill(job)
         return job
 
     def _measure(self) -> None:

@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -95,7 +95,7 @@ class Pool:
             self._workers.append(self._fork())
 
     def submit(self, job: Job) -> None:
-        """Queue a job; its message lies in the exchange."""
+        """Queue a job; its messages lie in the exchange."""
         self._queue.append(job)
         self._feed()
 
@@ -210,14 +210,14 @@ def failed(job: Job, done: Done) -> Exception:
     return error
 
 
-def attempt(run: Callable[[], tuple[Done, Frame | None]], number: int) -> tuple[Done, Frame | None]:
+def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Done, Frame | None]:
     """Run a job; what it raises becomes its result."""
     try:
-        return run()
+        return runner.run(job, frames)
     except (Exception, SystemExit) as error:  # whatever a handler raises is reported with its client and round
         text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
         trace = "" if isinstance(error, UserError) else traceback.format_exc()  # a user's mistake needs none
-        return Done(number, error=text.replace("\n", " ") or type(error).__name__, trace=trace), None
+        return Done(job.number, error=text.replace("\n", " ") or type(error).__name__, trace=trace), None
 
 
 def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[Connection], parent: int) -> None:
@@ -235,8 +235,7 @@ def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[
             job = msgspec.msgpack.decode(pipe.recv_bytes(), type=Job)
         except EOFError:
             os._exit(0)
-        message = exchange.read(job.message_at, job.message_length) if job.message else None
-        done, frame = attempt(lambda job=job, message=message: runner.run(job, message), job.number)  # type: ignore[misc]
+        done, frame = attempt(runner, job, [exchange.read(part.at, part.length) for part in job.parts])
         if frame is not None:
             if len(frame) <= INLINE_REPLY:
                 done.reply = bytes(frame)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import typing
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.errors import FrameError, MethodError, UserError
+from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.files import replacing
-from fewbytes.core.method import Method
-from fewbytes.core.network import required
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
-from fewbytes.wire.fields import check_fields
 
 
 class ClientStore:
@@ -62,20 +56,3 @@ class ClientStore:
         for file in self.folder.glob(f"{client}-*.state"):
             if file.name not in wanted:
                 file.unlink(missing_ok=True)
-
-
-def state_class(method: Method, half: str) -> type[Any] | None:
-    """The class of the state that `method.server` or `method.client` makes, by its return type; None for no state.
-
-    Raises MethodError if the type does not say, or the state cannot be packed.
-    """
-    function = getattr(type(method), half)
-    if half not in vars(type(method)) and function is getattr(Method, half):
-        return None
-    kind = required(typing.get_type_hints(function).get("return", inspect.Signature.empty))
-    if kind is type(None):
-        return None
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise MethodError(f"{type(method).__name__}.{half} must say by its return type which dataclass the state is")
-    check_fields(kind)
-    return kind

@@ -19,10 +19,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fewbytes.base.errors import UserError
 from fewbytes.core.problem import Id
-from fewbytes.engines.handlers import handlers_of
 from fewbytes.experiments.settings import CLASS_LISTS, Experiment, make_experiment, make_method
 from fewbytes.flower.run import Found, default_folder, make_client_app, serve_run
-from fewbytes.methods import METHODS
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.loop import Watcher
 
@@ -72,7 +70,7 @@ def _client_finds(context: Context) -> Found:
     return _found[key]
 
 
-client = make_client_app(sorted({name for cls in METHODS.values() for name in handlers_of(cls)}), _client_finds)
+client = make_client_app(_client_finds)
 server = ServerApp()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ SERVERS: dict[str, dict[str, Any]] = {
 def equal_parameters(name: str, rounds: int, training: dict[str, Any]) -> dict[str, Any]:
     """The parameters of a method on these terms; who trains but once trains as many epochs as the others in all."""
     cls = METHODS[name]
-    fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = cls.defaults()
     parameters = {key: value for key, value in training.items() if key in fields} | SERVERS.get(name, {})
     if cls().own_rounds and "epochs" in fields:
         parameters["epochs"] *= rounds
@@ -51,7 +50,7 @@ def equal_parameters(name: str, rounds: int, training: dict[str, Any]) -> dict[s
 def _training(given: dict[str, Any]) -> dict[str, Any]:
     """TRAINING with what is given, numbers or their text, instead. Raises UserError."""
     method = make_method("fedavg", TRAINING | given)
-    return {key: getattr(method, key) for key in TRAINING}
+    return {key: method.parameters[key] for key in TRAINING}
 
 
 def _told(rounds: int, training: dict[str, Any]) -> str:
@@ -171,7 +170,7 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
     """Parameters of each method: METHOD.KEY for one, KEY for all that have it. Raises UserError if none has."""
 
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
-    fields = {name: {f.name for f in dataclasses.fields(make_method(name, {}))} for name in names}  # type: ignore[arg-type]
+    fields = {name: set(make_method(name, {}).parameters) for name in names}
     for key, value in parameters.items():
         name, dot, rest = key.rpartition(".")
         if dot and name not in names:
@@ -188,7 +187,7 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
 def _note_unequal_training(jobs: Sequence[Job]) -> None:
     """Say which settings of local training differ between the methods compared."""
     for key in ("epochs", "lr", "batch", "momentum", "fraction"):
-        values = {job.experiment.method: getattr(job.method, key) for job in jobs if hasattr(job.method, key)}
+        values = {job.method.name: job.method.parameters[key] for job in jobs if key in job.method.parameters}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{name} {value}" for name, value in values.items())
             note(f"{key} differs: {listed} (--set {key}=VALUE makes it equal)")

@@ -59,7 +59,7 @@ class Job:
 
 def _left_alone(task: Task) -> Iterator[str]:
     """Which convolutions keep all their kernels where others' are generated, by the reason."""
-    model = task.first_model()
+    model = task.problem.first_model()
     names: dict[str, list[str]] = {}
     for name, why in left_alone(model, base).items() if (base := generated(model)) else ():
         names.setdefault(why, []).append(name)

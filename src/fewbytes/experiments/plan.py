@@ -20,7 +20,6 @@ from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
 from fewbytes.experiments.settings import Experiment
-from fewbytes.methods.parts.one_shot import Distilled
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.running.loop import HEADROOM, Watcher, run
 
@@ -118,13 +117,13 @@ def make_plan(
     fraction = getattr(method, "fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
     probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
-    small = replace(task, data=replace(task.data, clients=few, presence=None))
+    small = task.with_data(replace(task.data, clients=few, presence=None))
     planned = method.planned_rounds(rounds)
-    there = round(fmean(len(task.data.present(t)) for t in range(1, planned + 1)))
+    there = round(fmean(len(task.problem.clients_in(t)) for t in range(1, planned + 1)))
     ledger, seconds = _probe(probed, small, PROBED_ROUNDS, whole=False)
     if method.own_rounds:  # what is sent may depend on the number of clients: all of them, with little to train on
-        ledger, _ = _probe(_quick(method), _scant(task), planned, whole=not isinstance(method, Distilled))
-        measured, first = len(task.clients) * planned, 0
+        ledger, _ = _probe(_quick(method), _scant(task), planned, whole=method.finish_exchanges)
+        measured, first = len(task.problem.clients) * planned, 0
     else:
         measured, first = len(few), PROBED_ROUNDS
     columns = ledger.columns()
@@ -152,7 +151,9 @@ def make_plan(
 
 def _quick(method: Method) -> Method:
     """A method with a number of rounds of its own, with one local epoch in each."""
-    return replace(method, epochs=method.planned_rounds(1)) if hasattr(method, "epochs") else method  # type: ignore[type-var]
+    if not hasattr(method, "local"):
+        return method
+    return replace(method, local=replace(method.local, epochs=method.planned_rounds(1)))  # type: ignore[type-var]
 
 
 def _scant(task: Task) -> Task:
@@ -162,7 +163,7 @@ def _scant(task: Task) -> Task:
         labels = client.train.labels
         rows = [int(i) for c in labels.unique() for i in (labels == c).nonzero().flatten()[:2]]
         clients.append(replace(client, train=client.train.take(sorted(rows)), test=client.test.take([])))
-    return replace(task, data=replace(task.data, clients=tuple(clients), presence=None))
+    return task.with_data(replace(task.data, clients=tuple(clients), presence=None))
 
 
 class _Enough(Exception):

@@ -93,7 +93,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def settings(self) -> dict[str, Any]:
         """Every setting that has a value, but for those of UNSAID; the method's parameters with their defaults."""
         settings = {k: v for k, v in msgspec.to_builtins(self).items() if v != UNSAID.get(k)}
-        settings["parameters"] = dataclasses.asdict(make_method(self.method, self.parameters))  # type: ignore[call-overload]
+        settings["parameters"] = make_method(self.method, self.parameters).parameters
         return settings
 
     def toml(self) -> str:
@@ -124,13 +124,13 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         shape, classes = data.test.shape, len(data.classes)
         name = self.model = self.model or ("yolox-s" if detects else default_model(shape))
         build = ModelBuilder(name, shape, classes, Kernels(self.kgf, self.seed) if self.kgf else None)
-        task = Task(build, data, self.seed, self.precision, self.device, agreed=agreed)
+        task = Task.on(data, build, seed=self.seed, precision=self.precision, device=self.device, agreed=agreed)
         try:
             for client in range(min(len(data.clients), len(build.names))):
-                task.layout(client)  # so that a wrong model is told before anything is written
+                task.problem.layout(client)  # so that a wrong model is told before anything is written
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None
-        if detects and not all(hasattr(task.model(i), "loss") for i in range(len(build.names))):
+        if detects and not all(hasattr(task.problem.model(i), "loss") for i in range(len(build.names))):
             raise UserError(f"{self.dataset} holds objects to be found: take a detector, such as yolox-s, not {name}")
         if not detects and set(build.names) & set(DETECTORS):
             raise UserError(f"{name} finds objects, and {self.dataset} has no boxes of any: take another model")
@@ -199,7 +199,7 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def about(self, task: Task) -> dict[str, Any]:
         """What result.json says of the task."""
-        shape = task.sample_shape
+        shape = task.problem.sample_shape
         said = {key: getattr(self, key) for key, unsaid in UNSAID.items() if getattr(self, key) != unsaid}
         said |= {"seed": self.seed} if self.kgf else {}  # which alpha and beta come from
         return said | {
@@ -317,8 +317,8 @@ def make_method(name: str, parameters: dict[str, Any]) -> Method:
     if name not in METHODS:
         raise UserError(f"unknown method {name!r}{suggestion(name, METHODS)}; `fewbytes methods` lists them")
     cls = METHODS[name]
-    hints = typing.get_type_hints(cls)
-    fields = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    hints = cls.kinds()
+    fields = list(hints)
     values = {}
     for key, value in parameters.items():
         if key not in fields:

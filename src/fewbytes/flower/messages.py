@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -24,6 +26,14 @@ def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = 
     elif frame is not None and len(frame):
         record["frame"] = bytes(frame)
     return content
+
+
+def split_frames(blob: memoryview, lengths: Sequence[int]) -> list[memoryview]:
+    """Frames that travelled one after another. Raises FrameError for other lengths in all."""
+    ends = list(itertools.accumulate(lengths))
+    if (ends[-1] if ends else 0) != len(blob) or min(lengths, default=0) < 0:
+        raise FrameError("length", f"{len(blob)} bytes came for frames of {list(lengths)}")
+    return [blob[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def read_content(content: RecordDict, drop: Drop | None = None) -> tuple[bytes, memoryview]:

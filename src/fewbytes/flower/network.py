@@ -19,18 +19,17 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable import inflatable_utils
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.core.ledger import Ledger, LeftOut
+from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
-from fewbytes.core.network import Handler, Held
+from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
-from fewbytes.engines.base import EngineNetwork, Mail
+from fewbytes.engines.base import Engine, Request, Requests, Resumed
 from fewbytes.engines.drop import Drop
-from fewbytes.engines.handlers import SCORE, Done, Job
+from fewbytes.engines.handlers import SCORE, Done, Held, Job
 from fewbytes.engines.local import memory_bytes
 from fewbytes.flower.messages import read_content, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
-from fewbytes.wire import Frame
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
@@ -60,14 +59,13 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class _Question:
-    """What a client is asked; the message's frame, or its name in the drop."""
+    """What a client is asked, and the frames of its messages one after another, unless they are handed over here."""
 
     order: Order
-    frame: Frame | bytes | None = None
-    name: str = ""
+    frames: bytes = b""
 
 
-class FlowerNetwork(EngineNetwork):
+class FlowerEngine(Engine):
     """Moves payloads as messages of a Flower grid. A context manager: entering it waits for the clients
     that are to take part from the start, or again.
 
@@ -89,24 +87,19 @@ class FlowerNetwork(EngineNetwork):
         drop: Drop | None = None,
         stop: threading.Event | None = None,
         waiting: Callable[[int, int], None] = lambda there, wanted: None,
-        *,
         coded: bool = True,
-        ledger: Ledger | None = None,
-        versions: dict[Id, int] | None = None,
-        known: list[Id] | None = None,
         frames: Path | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
-        super().__init__(
-            method, task, policy, coded=coded, ledger=ledger, versions=versions, known=known, frames=frames
-        )
-        if names and len(names) != len(task.clients):
-            raise UserError(f"there are {len(names)} names of nodes for {len(task.clients)} clients")
+        super().__init__(method, task, policy, coded, frames, resumed)
+        if names and len(names) != len(self.problem.clients):
+            raise UserError(f"there are {len(names)} names of nodes for {len(self.problem.clients)} clients")
         self.grid, self.run, self.names = grid, run, list(names)
         self.poll, self.ahead, self.drop = poll, ahead, drop
         self._stop = threading.Event() if stop is None else stop
-        self._waiting = waiting
+        self._tell_waiting = waiting
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
-        self._known = known
+        self._new = resumed is None
         self._committed = dict(self.versions)
         self._nodes: dict[Id, int] = {}  # the node of each client that can be reached
         self._clients: dict[int, Id] = {}  # the client of each node without a name
@@ -118,7 +111,7 @@ class FlowerNetwork(EngineNetwork):
     def __enter__(self) -> Self:
         look_often()
         there = self._connected(set(self.clients))
-        if self._known is None:
+        if self._new:
             self.clients = there
         self._hear(there)
         self._threads = torch.get_num_threads()
@@ -135,7 +128,7 @@ class FlowerNetwork(EngineNetwork):
         while not wanted <= self._nodes.keys() and time.monotonic() < deadline:
             if len(wanted & self._nodes.keys()) != told:
                 told = len(wanted & self._nodes.keys())
-                self._waiting(told, len(wanted))
+                self._tell_waiting(told, len(wanted))
             self._wait(max(self.poll, 0.2))
             self._refresh(starting)
         there = sorted(wanted & self._nodes.keys())
@@ -167,7 +160,7 @@ class FlowerNetwork(EngineNetwork):
             return None
         if isinstance(told, int) or told is None:
             return told
-        return told if len(told) == len(self.task.data.classes) else sum(told)
+        return told if len(told) == len(self.problem.classes) else sum(told)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         torch.set_num_threads(self._threads)
@@ -191,58 +184,60 @@ class FlowerNetwork(EngineNetwork):
     def checkpointed(self) -> None:
         self._committed = dict(self.versions)
 
-    def sample(self, fraction: float) -> list[Id]:
+    def _drawn(self, fraction: float) -> list[Id]:
         if not self.policy.over_selection:
-            return super().sample(fraction)
+            return super()._drawn(fraction)
         count = max(1, round(fraction * len(self.clients)))
-        chosen = super().sample(min(1.0, fraction * (1 + self.policy.over_selection)))
+        chosen = super()._drawn(min(1.0, fraction * (1 + self.policy.over_selection)))
         self._cohort = (set(chosen), count)
         return chosen
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
         places = () if self.drop is None else (self.drop.put, self.drop.remove)
-        mail = Mail(self, handler, messages, asked, *places)
+        requests = Requests(self, handler, messages, asked, *places)
         self._call += 1
         cohort, count = self._cohort
         enough = count if set(asked) == cohort else len(asked)
         failed: list[LeftOut] = []
-        shared: dict[int, bytes] = {}  # frames that go to several clients, by their letter's number
+        shared: dict[int, bytes] = {}  # frames that go to several clients, by their message's number
 
         def question(client: Id) -> _Question:
-            letter = mail.write(client)
-            job = self._job(handler.name, client)
-            job.message, job.message_length = letter.number, letter.length
-            if letter.frame is None or letter.left == 1 or letter.at:
-                return _Question(self._order(job), letter.frame, letter.at)
-            if letter.number not in shared:
-                shared[letter.number] = bytes(letter.frame)
-            return _Question(self._order(job), shared[letter.number])
+            request, job = requests.write(client), self._job(handler.name, client)
+            request.fill(job)
+            travelling = [part for part in request.parts if part.frame is not None and not part.at]
+            frames = []
+            for part in travelling:
+                frame = shared.get(part.number) or bytes(part.frame or b"")
+                if part.left > 1:
+                    shared[part.number] = frame
+                frames.append(frame)
+            return _Question(self._order(job), frames[0] if len(frames) == 1 else b"".join(frames))
 
-        for client, answer in self._ask(f"train.{handler.name}", asked, question, enough):
+        for client, answer in self._ask("train.handler", asked, question, enough):
             if answer.outcome == "answered":
                 try:
-                    value = self._accept(handler, client, mail, answer)
+                    value = self._accept(handler, client, requests.open[client], answer)
+                    requests.take(client)
                 except FrameError as error:
                     answer = answer._replace(outcome="rejected", why=_one_line(str(error)))
             if answer.outcome == "answered":
                 yield client, value
                 continue
-            letter = mail.take(client) if client in mail.letters else None
-            self.leave_out(handler.name, client, letter, answer.outcome, answer.why, len(answer.frame))
+            request = requests.take(client) if client in requests.open else None
+            self.leave_out(handler.name, client, request, answer.outcome, answer.why, len(answer.frame))
             if answer.outcome != "surplus":
                 failed.append(self.left_out[-1])
                 self.enough(handler.name, len(asked), failed, enough)
 
-    def _accept(self, handler: Handler, client: Id, mail: Mail, answer: _Answer) -> Any:
+    def _accept(self, handler: Handler, client: Id, request: Request, answer: _Answer) -> Any:
         """The decoded reply, entered in the ledger. Raises FrameError for one that must not reach the method."""
         job_version, done = self.versions.get(client, 0), answer.done
         if done.version not in (job_version, job_version + 1):
             raise FrameError("header", f"it is of state version {done.version}, asked was version {job_version}")
         if not all(0 <= number < 1 << 62 for number in done.up):
             raise FrameError("header", "its count of values is out of bounds")
-        limit = 16 * sum(v.nbytes for v in self.task.first_state(client).values()) + MARGIN
-        value = self.settle(handler, client, mail.letters[client], done, answer.frame, limit)
-        mail.take(client)
+        limit = 16 * sum(v.nbytes for v in self.problem.first_state(client).values()) + MARGIN
+        value = self.settle(handler, client, request, done, answer.frame, limit)
         self._heard = True
         return value
 
@@ -320,7 +315,7 @@ class FlowerNetwork(EngineNetwork):
         if client not in self._nodes:
             return None
         asking = question(client)
-        content = write_content(msgspec.msgpack.encode(asking.order), asking.frame, asking.name)
+        content = write_content(msgspec.msgpack.encode(asking.order), asking.frames)
         return self._push(kind, self._nodes[client], content)
 
     def _push(self, kind: str, node: int, content: RecordDict) -> str | None:
@@ -379,7 +374,7 @@ class FlowerNetwork(EngineNetwork):
         return Job(self.number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
 
     def _order(self, job: Job) -> Order:
-        key = self.task.architecture(job.client)
+        key = self.problem.architecture(job.client)
         if key not in self._agreed:
             self._agreed[key] = digest(in_common(self.method, self.task, job.client))
         return Order(self.run, self._agreed[key], job, self._call, self._committed.get(job.client, 0), self.coded)
@@ -429,8 +424,8 @@ class FlowerNetwork(EngineNetwork):
             client = msgspec.msgpack.decode(read_content(reply.content)[0], type=int)
         except (FrameError, msgspec.MsgspecError):
             return "a node does not run this package's app"
-        if client not in self.task.clients:
-            last = len(self.task.clients) - 1
+        if client not in self.problem.clients:
+            last = len(self.problem.clients) - 1
             return f"a node says it holds client {client}, not one of 0 to {last}: set its partition-id"
         return client
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,7 +27,7 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Order(msgspec.Struct, array_like=True):
-    """What a server asks of a client's node. The message's frame travels beside it."""
+    """What a server asks of a client's node. Its messages' frames travel beside it."""
 
     run: str  # the run's name: the node's folder for it
     agreed: bytes  # digest of what both ends must have in common
@@ -52,11 +52,11 @@ def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
         "fewbytes version": VERSION.rpartition(".")[0],
         "frame format": str(MAJOR),
         "method": repr(method),
-        "model (names, types and shapes of its entries)": task.layout(client).hash.hex(),
-        **({"model (values that are not trained)": frozen} if (frozen := task.frozen(client)) else {}),
-        "seed": str(task.seed),
-        "precision": task.precision,
-        **task.agreed,
+        "model (names, types and shapes of its entries)": task.problem.layout(client).hash.hex(),
+        **({"model (values that are not trained)": frozen} if (frozen := task.problem.frozen(client)) else {}),
+        "seed": str(task.problem.seed),
+        "precision": task.problem.precision,
+        **task.problem.agreed,
     }
 
 
@@ -85,14 +85,15 @@ class Node:
         torch.set_num_threads(threads)
         keep_memory()
 
-    def answer(self, order: Order, frame: memoryview | None) -> tuple[Done, bytes]:
-        """Run the order's job, or give its stored reply: what came of it and the reply's frame (empty: none)."""
+    def answer(self, order: Order, frames: Sequence[memoryview]) -> tuple[Done, bytes]:
+        """Run the order's job with the frames of its messages, or give its stored reply: what came of it and the
+        reply's frame (empty: none)."""
         job = order.job
         if why := self._unable(order):
             return Done(job.number, error=why), b""
         self.runner.coded = order.coded
         with self._alone(job.client):
-            return self._answer(order, frame)
+            return self._answer(order, frames)
 
     def held(self, order: Order, tell: str) -> Done:
         """How many samples the client of the order's job has, as far as `tell`, one of TELL, lets it be told."""
@@ -109,14 +110,14 @@ class Node:
     def _unable(self, order: Order) -> str:
         """Why the order cannot be followed here; empty if it can."""
         client = order.job.client
-        if not 0 <= client < len(self.task.clients) or not len(self.task.data.clients[client].train):
+        if not 0 <= client < len(self.task.problem.clients) or not len(self.task.data.clients[client].train):
             return f"the data of client {client} are not on this node"
         ours = in_common(self.method, self.task, client)
         return "" if digest(ours) == order.agreed else DIFFERENT + msgspec.json.encode(ours).decode()
 
-    def _answer(self, order: Order, frame: memoryview | None) -> tuple[Done, bytes]:
+    def _answer(self, order: Order, frames: Sequence[memoryview]) -> tuple[Done, bytes]:
         job = order.job
-        asked = self._digest(order, frame)
+        asked = self._digest(order, frames)
         kept = self._kept(job.client)
         if kept is not None and kept.asked == asked and _whole(kept.frame):
             return kept.done, kept.frame
@@ -124,7 +125,7 @@ class Node:
             return Done(job.number, error="the order is older than one this client has already followed"), b""
         if job.version and not self.store.path(job.client, job.version).exists():
             return Done(job.number, error=f"the client's state (version {job.version}) is gone from its node"), b""
-        done, reply = attempt(lambda: self.runner.run(job, frame), job.number)
+        done, reply = attempt(self.runner, job, frames)
         packed = b"" if reply is None else bytes(reply)
         if not done.error and job.handler != SCORE:
             record = Kept(job.number, asked, done, packed) if self.replies else Kept(job.number, b"", Done(0), b"")
@@ -133,10 +134,10 @@ class Node:
             self.store.keep_only_of(job.client, {order.kept, job.version, done.version})
         return done, packed
 
-    def _digest(self, order: Order, frame: memoryview | None) -> bytes:
+    def _digest(self, order: Order, frames: Sequence[memoryview]) -> bytes:
         job = order.job
         what = (order.agreed, order.coded, job.handler, job.client, job.round, order.call, job.scored, job.version)
-        return blake3(msgspec.msgpack.encode(what) + (b"" if frame is None else bytes(frame[-32:]))).digest()
+        return blake3(msgspec.msgpack.encode(what) + b"".join(bytes(frame[-32:]) for frame in frames)).digest()
 
     def _path(self, client: Id) -> Path:
         return self.store.folder / f"{client}.reply"

@@ -1,7 +1,8 @@
 """Flower as the engine: the same method object as a ServerApp and a ClientApp, simulated on Ray or deployed over TLS.
 
-A handler is the message `train.<name>`; a payload is one frame, which travels as one blob. The server's state and the
-ledger are checkpointed by the run's loop, a client's state by its node (`fewbytes.flower.node`): Flower keeps neither.
+A call of a handler is the message `train.handler`; payloads are frames, which travel as one blob. The server's state
+and the ledger are checkpointed by the run's loop, a client's state by its node (`fewbytes.flower.node`): Flower keeps
+neither.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.drop import Drop, shared_memory
-from fewbytes.engines.handlers import Done, handlers_of
-from fewbytes.flower.messages import read_content, write_content
-from fewbytes.flower.network import FlowerNetwork
+from fewbytes.engines.handlers import Done
+from fewbytes.flower.messages import read_content, split_frames, write_content
+from fewbytes.flower.network import FlowerEngine
 from fewbytes.flower.node import TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
-from fewbytes.running.loop import Result, Settings, carried_on, drive, terminating
+from fewbytes.running.loop import Result, Settings, drive, terminating
 
 AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher looks every 0.1 s, and looks at each
 
@@ -88,17 +89,16 @@ def _register(shared: _Shared, app: ClientApp | None = None) -> ClientApp:
         return f"{shared.key} {me}", client.method, made[me]
 
     app = _SharedApp(shared) if app is None else app
-    return make_client_app(handlers_of(type(client.method)), find, client.folder, client.drop, app)
+    return make_client_app(find, client.folder, client.drop, app)
 
 
 def make_client_app(
-    names: Sequence[str],
     find: Callable[[Context], Found],
     folder: Path | str | None = None,
     drop: Drop | None = None,
     app: ClientApp | None = None,
 ) -> ClientApp:
-    """A ClientApp that serves handlers of these names, of the method that `find` finds for a context."""
+    """A ClientApp that serves the handlers of the method that `find` finds for a context."""
     app = ClientApp() if app is None else app
 
     def serve(message: Message, context: Context) -> Message:
@@ -107,12 +107,11 @@ def make_client_app(
             return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
         text, frame = read_content(message.content, drop)
         order = msgspec.msgpack.decode(text, type=Order)
-        done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, drop is None)
+        done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, drop)
         name = drop.put(reply) if drop is not None and reply else ""
         return Message(write_content(msgspec.msgpack.encode(done), reply, name), reply_to=message)
 
-    for name in names:
-        app.train(name)(serve)
+    app.train("handler")(serve)
     app.evaluate("score")(serve)
     app.query("save")(serve)
     app.query("hello")(serve)
@@ -127,7 +126,7 @@ def _served(
     context: Context,
     find: Callable[[Context], Found],
     folder: Path | str | None,
-    replies: bool,
+    drop: Drop | None,
 ) -> tuple[Done, bytes]:
     job, here = order.job, context.node_config.get("partition-id")
     if here is not None and int(here) != job.client:
@@ -143,12 +142,14 @@ def _served(
         for old in [place for place in _nodes if place[2] != order.run]:  # one run at a time
             del _nodes[old]
         threads = int(context.node_config.get("threads", 1))
-        _nodes[where] = Node(method, task, base, order.run, threads, replies)
+        _nodes[where] = Node(method, task, base, order.run, threads, replies=drop is None)
     node = _nodes[where]
     if kind == "query.data":
         return node.held(order, str(context.node_config.get("tell", TELL[0]))), b""
     if kind != "query.save":
-        return node.answer(order, frame if len(frame) else None)
+        if drop is not None:
+            return node.answer(order, [drop.get(part.at) for part in job.parts])
+        return node.answer(order, split_frames(frame, [part.length for part in job.parts]))
     about = msgspec.json.decode(frame)
     node.runner.save_model(job.client, job.version, job.round, node.folder / "models", about)
     return Done(job.number), b""
@@ -245,14 +246,15 @@ def serve_run(
     drop: Drop | None = None,
     stop: threading.Event | None = None,
 ) -> Result:
-    """`serve` for settings that are made already; for `poll`, `ahead`, `drop` and `stop` see FlowerNetwork."""
+    """`serve` for settings that are made already; for `poll`, `ahead`, `drop` and `stop` see FlowerEngine."""
     task = method.adapted(task)
 
-    def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerNetwork:
-        return FlowerNetwork(
+    def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerEngine:
+        return FlowerEngine(
             grid, method, task, folder.resolve().name, policy, names, poll, ahead, drop, stop,
             settings.watcher.waiting,
-            coded=settings.coded, frames=folder / "frames" if settings.keep_frames else None, **carried_on(checkpoint),
+            coded=settings.coded, frames=folder / "frames" if settings.keep_frames else None,
+            resumed=None if checkpoint is None else checkpoint.resumed(),
         )  # fmt: skip
 
     return drive(method, task, settings, connect)
@@ -274,7 +276,7 @@ def simulate(method: Method, task: Task, settings: Settings, workers: int | None
     drop = Drop(exchange.path)
     stop, ended = threading.Event(), threading.Event()
     outcome: list[Result | BaseException] = []
-    count = min(workers or available_cores(), len(task.clients))
+    count = min(workers or available_cores(), len(task.problem.clients))
     app = ServerApp()
 
     @app.main()
@@ -295,7 +297,7 @@ def simulate(method: Method, task: Task, settings: Settings, workers: int | None
     with terminating(stop):  # an interrupt inside Flower would shut Ray down while its threads use it: a crash
         try:
             there = _register(_Shared(_Client(method, task, folder.absolute().parent, drop)))
-            run_simulation(app, there, len(task.clients), backend_config=backend)
+            run_simulation(app, there, len(task.problem.clients), backend_config=backend)
         except KeyboardInterrupt:  # the second
             ended.wait(30)
         finally:

@@ -1,7 +1,6 @@
 """The methods, one paper a file."""
 
 from fewbytes.core.method import Method
-from fewbytes.methods.clustered import Clustered
 from fewbytes.methods.dense import DENSE
 from fewbytes.methods.dgc import DGC
 from fewbytes.methods.ensemble import Ensemble
@@ -42,7 +41,7 @@ METHODS: dict[str, type[Method]] = {
         FedAvg, GeneFL, FedPURIN, FedKGF, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
         FedPer, PFedSD, FedCAC,
         LG_FedAvg, FedProto, FedDistill, FML, FedKD, FedGH, FedGen,
-        Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
+        FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
         FedCOM, FedPM,
         DGC, FedCAMS, SmartIdx,
     )
@@ -50,7 +49,7 @@ METHODS: dict[str, type[Method]] = {
 """Every method by its name on the command line."""
 
 __all__ = [
-    "DENSE", "DGC", "FML", "METHODS", "Clustered", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAC", "FedCAMS",
+    "DENSE", "DGC", "FML", "METHODS", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAC", "FedCAMS",
     "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP",
     "FedLPS", "FedPM", "FedPURIN", "FedPer", "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PFedSD",
     "PartialFed", "Separate", "SmartIdx",

@@ -13,14 +13,19 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.core.problem import Task
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
 from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Several
-from fewbytes.core.training import prepared
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local, prepared
 from fewbytes.methods.parts.distillation import (
     Generator,
     Pool,
@@ -33,14 +38,15 @@ from fewbytes.methods.parts.distillation import (
     shuffled,
     step,
 )
-from fewbytes.methods.parts.one_shot import DataFree
+from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, check_images, distil, student_of, train_once
 from fewbytes.models import LogitMean
 
 
 @dataclass(frozen=True)
-class DENSE(DataFree):
+class DENSE(Method):
     """Hyper-parameters of DENSE; its code's values."""
 
+    local: Local = LONG
     server_epochs: Count = 200  # a new generator, and a pass over all images, each
     generator_steps: Count = 30  # T_G
     server_batch: Several = 256  # images a generator makes; images a student's step
@@ -53,11 +59,35 @@ class DENSE(DataFree):
     server_momentum: BelowOne = 0.9
     temperature: Positive = 20.0
 
-    def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
+    headline: ClassVar[str] = "global"
+    scored_after_finish: ClassVar[bool] = True
+    finish_exchanges: ClassVar[bool] = False
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Uploads:
+        check_images(problem, "DENSE")
+        return Uploads()
+
+    def planned_rounds(self, asked: int) -> int:
+        return 1
+
+    def round(self, state: Uploads, net: Network, t: int) -> None:
+        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
+
+    def train(self, state: None, message: None, site: Site) -> Trained:
+        return train_once(site, self.local)
+
+    def finish(self, state: Uploads, net: Network) -> None:
+        distil(state, net, self.distil)
+
+    def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
+        return student_of(state, problem)
+
+    def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
         pool = Pool(self.server_epochs * self.server_batch)
         optimiser = torch.optim.SGD(student.parameters(), self.server_lr, self.server_momentum)
         for _ in range(self.server_epochs):
-            made = self.generate(student, teacher, task.sample_shape, task.device)
+            made = self.generate(student, teacher, problem.sample_shape, problem.device)
             with torch.no_grad():
                 pool.add(made, teacher(made))
             for rows in shuffled(len(pool), self.server_batch):

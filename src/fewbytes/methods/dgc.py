@@ -15,17 +15,21 @@ tensor.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewbytes.base.state import State
-from fewbytes.core.ranges import BelowOne, NotNegative, Share, Whole
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import NotNegative, Share, Whole
 from fewbytes.core.site import Site
-from fewbytes.core.training import annealed
-from fewbytes.methods.fedavg import Model
-from fewbytes.methods.parts.compressed import Compressed
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import compressed
+from fewbytes.methods.parts.averaging import Model
+from fewbytes.methods.parts.compressed import Global
 from fewbytes.wire import Dense, TopK, payload
 from fewbytes.wire.topk import largest
 
@@ -47,33 +51,45 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class DGC(Compressed):
+class DGC(Method):
     """Hyper-parameters of DGC."""
 
+    fraction: Share = 1.0
+    local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.9)  # momentum: m, of what is sent
     density: Share = 1 / 32  # part of each tensor's values that is sent; the paper's is 0.001
     warmup: Whole = 0  # rounds until it is: density^(t / (warmup + 1)) in round t before; the paper has 4
-    momentum: BelowOne = 0.9  # m
-    clip: NotNegative = 0.0  # norm to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
+    norm: NotNegative = 0.0  # to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
+
+    def server(self, problem: Problem) -> Global:
+        return compressed.first_global(problem)
 
     def client(self, site: Site) -> Memory:
         return Memory({}, {})
 
+    def round(self, state: Global, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
+        state.theta = compressed.moved(state.theta, compressed.take_means(state, replies))
+
     def train(self, state: Memory, message: Model, site: Site) -> Sparse:
-        g, buffers = self.fitted(message, site, momentum=0.0)
-        if self.clip:
-            clients = self.fraction * len(site.task.clients)
-            g = clipped(g, self.clip * annealed(self.lr, site.round, self.lr_rounds) / math.sqrt(clients))
+        m = self.local.momentum
+        g, buffers = compressed.trained_change(message, site, replace(self.local, momentum=0.0))
+        if self.norm:
+            clients = self.fraction * len(site.problem.clients)
+            g = clipped(g, self.norm * self.local.lr_in(site.round) / math.sqrt(clients))
         density = self.density ** (min(site.round, self.warmup + 1) / (self.warmup + 1))
         sent, places = {}, {}
         for name, value in g.items():
             u = state.u.get(name, torch.zeros_like(value))
             if value.dim() < 2:
-                sent[name] = state.u[name] = self.momentum * u + value
+                sent[name] = state.u[name] = m * u + value
                 places[name] = torch.arange(value.numel())
             else:
                 v, k = state.v.get(name, torch.zeros_like(value)), math.ceil(density * value.numel())
-                places[name], sent[name], state.u[name], state.v[name] = remember(u, v, value, self.momentum, k)
+                places[name], sent[name], state.u[name], state.v[name] = remember(u, v, value, m, k)
         return Sparse(TopK.of(sent, places), buffers)
+
+    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+        return compressed.whole(state, problem)
 
 
 def remember(u: Tensor, v: Tensor, g: Tensor, momentum: float, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -13,14 +13,19 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.core.problem import Task
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
 from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Several
-from fewbytes.core.training import ready
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local, ready
 from fewbytes.methods.parts.distillation import (
     Pool,
     batch_norm_terms,
@@ -33,14 +38,15 @@ from fewbytes.methods.parts.distillation import (
     step,
     total_variation,
 )
-from fewbytes.methods.parts.one_shot import DataFree
+from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, check_images, distil, student_of, train_once
 from fewbytes.models import LogitMean
 
 
 @dataclass(frozen=True)
-class FedADI(DataFree):
+class FedADI(Method):
     """Hyper-parameters of Fed-ADI; the paper's code's for its CIFAR-10 models, the student's as in Fed-DAFL."""
 
+    local: Local = LONG
     server_epochs: Count = 200  # batches of images
     pixel_steps: Count = 1_000  # Adam steps to a batch of images
     pixel_lr: Positive = 0.1
@@ -55,7 +61,31 @@ class FedADI(DataFree):
     server_weight_decay: NotNegative = 1e-4
     temperature: Positive = 20.0
 
-    def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
+    headline: ClassVar[str] = "global"
+    scored_after_finish: ClassVar[bool] = True
+    finish_exchanges: ClassVar[bool] = False
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Uploads:
+        check_images(problem, "FedADI")
+        return Uploads()
+
+    def planned_rounds(self, asked: int) -> int:
+        return 1
+
+    def round(self, state: Uploads, net: Network, t: int) -> None:
+        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
+
+    def train(self, state: None, message: None, site: Site) -> Trained:
+        return train_once(site, self.local)
+
+    def finish(self, state: Uploads, net: Network) -> None:
+        distil(state, net, self.distil)
+
+    def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
+        return student_of(state, problem)
+
+    def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
         pool = Pool(self.server_epochs * self.server_batch)
         optimiser = torch.optim.SGD(
             student.parameters(), self.server_lr, self.server_momentum, weight_decay=self.server_weight_decay
@@ -63,7 +93,7 @@ class FedADI(DataFree):
         steps = self.server_epochs * self.server_steps
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         for _ in range(self.server_epochs):
-            made = self.dream(student, teacher, task.sample_shape, task.device)
+            made = self.dream(student, teacher, problem.sample_shape, problem.device)
             with torch.no_grad():
                 pool.add(made, teacher(made))
             for _, rows in zip(range(self.server_steps), endless(len(pool), self.server_batch), strict=False):

@@ -12,13 +12,18 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from fewbytes.core.problem import Task
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
 from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Several
-from fewbytes.core.training import prepared
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local, prepared
 from fewbytes.methods.parts.distillation import (
     Generator,
     activation_loss,
@@ -28,14 +33,15 @@ from fewbytes.methods.parts.distillation import (
     one_hot_loss,
     step,
 )
-from fewbytes.methods.parts.one_shot import DataFree
+from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, check_images, distil, student_of, train_once
 from fewbytes.models import LogitMean
 
 
 @dataclass(frozen=True)
-class FedDAFL(DataFree):
+class FedDAFL(Method):
     """Hyper-parameters of Fed-DAFL; those of the re-implementation that DENSE's code builds on."""
 
+    local: Local = LONG
     server_steps: Count = 80_000  # of the student, SGD, learning rate by cosine down to 0
     student_steps: Count = 5  # of them to one of the generator
     server_batch: Several = 256
@@ -49,8 +55,32 @@ class FedDAFL(DataFree):
     server_weight_decay: NotNegative = 1e-4
     temperature: Positive = 20.0
 
-    def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
-        generator = prepared(Generator(self.latent, task.sample_shape)).to(task.device)
+    headline: ClassVar[str] = "global"
+    scored_after_finish: ClassVar[bool] = True
+    finish_exchanges: ClassVar[bool] = False
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Uploads:
+        check_images(problem, "FedDAFL")
+        return Uploads()
+
+    def planned_rounds(self, asked: int) -> int:
+        return 1
+
+    def round(self, state: Uploads, net: Network, t: int) -> None:
+        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
+
+    def train(self, state: None, message: None, site: Site) -> Trained:
+        return train_once(site, self.local)
+
+    def finish(self, state: Uploads, net: Network) -> None:
+        distil(state, net, self.distil)
+
+    def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
+        return student_of(state, problem)
+
+    def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
+        generator = prepared(Generator(self.latent, problem.sample_shape)).to(problem.device)
         generating = torch.optim.Adam(generator.parameters(), self.generator_lr, (0.5, 0.999))
         optimiser = torch.optim.SGD(
             student.parameters(), self.server_lr, self.server_momentum, weight_decay=self.server_weight_decay
@@ -59,12 +89,12 @@ class FedDAFL(DataFree):
         for number in range(self.server_steps):
             if number % self.student_steps == 0:
                 with classifier_inputs(teacher.members) as features:
-                    t = teacher(generator(torch.randn(self.server_batch, self.latent).to(task.device)))
+                    t = teacher(generator(torch.randn(self.server_batch, self.latent).to(problem.device)))
                 activation = sum(map(activation_loss, features)) / len(teacher.members)
                 loss = self.lambda_oh * one_hot_loss(t) + self.lambda_act * activation
                 step(generating, loss + self.lambda_bal * balance_loss(t))
             with torch.no_grad():
-                x = generator(torch.randn(self.server_batch, self.latent).to(task.device))
+                x = generator(torch.randn(self.server_batch, self.latent).to(problem.device))
                 t = teacher(x)
             step(optimiser, distillation_loss(t, student(x), self.temperature))
             schedule.step()

@@ -16,43 +16,15 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from fewbytes.base.state import Mean, State, state_of, trained_entries, trained_parameters
+from fewbytes.base.state import Mean, state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
-from fewbytes.core.training import Loss, annealed
-from fewbytes.wire import Dense, payload
-
-
-@payload
-class Model:
-    """Server to client: w_t."""
-
-    theta: Dense
-
-
-@payload
-class Trained:
-    """Client to server: w_{t+1}^k and n_k."""
-
-    theta: Dense
-    samples: int
-
-
-@dataclass
-class Global:
-    """The server's state."""
-
-    theta: State  # w_t
-
-
-@dataclass
-class Own:
-    """A client's state."""
-
-    theta: State  # what of its model it keeps from round to round: its batch-norm statistics, if they stay local
+from fewbytes.core.training import Local
+from fewbytes.methods.parts.averaging import Global, Model, Own, Trained, first_shared, parameters_among, whole_model
+from fewbytes.wire import Dense
 
 
 @dataclass(frozen=True)
@@ -60,19 +32,14 @@ class FedAvg(Method):
     """Hyper-parameters of FedAvg."""
 
     fraction: Share = 1.0  # C, the part of the clients that takes part in a round
-    epochs: Count = 1  # E
-    lr: Positive = 0.01  # eta
-    batch: Count = 10  # B
-    momentum: BelowOne = 0.0
-    weight_decay: NotNegative = 0.0
-    lr_rounds: Whole = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    local: Local = Local(epochs=1, lr=0.01, batch=10)  # E, eta, B
     buffers: Literal["averaged", "local"] = "averaged"  # batch-norm statistics; local: never sent (FedPURIN's tables)
+    received: bool = False  # whether clients also score the model as they receive it
 
     headline: ClassVar[str] = "global"
 
-    def server(self, task: Task) -> Global:
-        shared = set(self.shared(task.first_model()))
-        return Global({name: v.clone() for name, v in task.first_state().items() if name in shared})
+    def server(self, problem: Problem) -> Global:
+        return first_shared(problem, self.shared(problem.first_model()))
 
     def shared(self, model: nn.Module) -> list[str]:
         """Names of the model's entries that travel."""
@@ -88,25 +55,18 @@ class FedAvg(Method):
         state.theta = mean()
 
     def train(self, state: Own | None, message: Model, site: Site) -> Trained:
-        model = site.model(message.theta.dense() | (state.theta if state else {}))
-        self.train_on(site, model)
+        received = message.theta.dense()
+        model = site.model(received | (state.theta if state else {}))
+        if self.received:
+            site.score("combined", model)
+        site.fit(model, self.local)
         site.score("personalised", model)
-        sent = state_of(model, keep=message.theta.dense().__contains__)
         if state is not None:
-            state.theta = state_of(model, keep=lambda name: name not in sent)
-        return Trained(Dense(sent), len(site.train))
+            state.theta = state_of(model, keep=lambda name: name not in received)
+        return Trained(Dense(state_of(model, keep=received.__contains__)), len(site.train))
 
-    def train_on(self, site: Site, model: nn.Module, loss: Loss | None = None) -> None:
-        """Train by the settings of local training."""
-        site.fit(
-            model, epochs=self.epochs, lr=annealed(self.lr, site.round, self.lr_rounds), batch=self.batch,
-            momentum=self.momentum, weight_decay=self.weight_decay, loss=loss,
-        )  # fmt: skip
-
-    def global_model(self, state: Global, task: Task) -> nn.Module | None:
-        model = task.first_model(state.theta)
-        return model if state.theta.keys() == trained_entries(model).keys() else None
+    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+        return whole_model(state, problem)
 
     def observed(self, model: nn.Module) -> list[str]:
-        shared = set(self.shared(model))
-        return [name for name, p in model.named_parameters() if name in shared and p.requires_grad]
+        return parameters_among(model, self.shared(model))

@@ -2,11 +2,10 @@
 ICLR 2021.
 
 Batch normalisation, its parameters as well as its statistics, stays with each client, whose features may be
-distributed differently; everything else is averaged as in FedAvg. All clients take part in every round. With clusters=4
-and fraction=0.2 it runs inside clusters (`clustered`), as GENE-FL runs it.
+distributed differently; everything else is averaged as in FedAvg. All clients take part in every round.
 
-Bytes per client, before lossless coding: in a round 4 D down and 4 D up, where D counts the model's values without
-batch normalisation; a newcomer gets 4 D once.
+Bytes per client and round, before lossless coding: 4 D down and 4 D up, where D counts the model's values without
+batch normalisation.
 """
 
 from __future__ import annotations
@@ -17,24 +16,47 @@ from typing import ClassVar
 from torch import nn
 
 from fewbytes.base.state import trained_entries
-from fewbytes.core.ranges import BelowOne, Count, Share
-from fewbytes.methods.clustered import Clustered
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Share
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import averaging
+from fewbytes.methods.parts.averaging import Global, Model, Own, Trained
+from fewbytes.wire import Dense
 
 
 @dataclass(frozen=True)
-class FedBN(Clustered):
-    """Hyper-parameters of local training, with the values of the authors' code, and of clusters to run it inside of."""
+class FedBN(Method):
+    """Hyper-parameters of local training, with the values of the authors' code."""
 
-    clusters: Count = 1
     fraction: Share = 1.0
-    epochs: Count = 1  # E
-    batch: Count = 32
-    momentum: BelowOne = 0.0
+    local: Local = Local(epochs=1, lr=0.01, batch=32)
 
     headline: ClassVar[str] = "personalised"
 
-    def shared(self, model: nn.Module) -> list[str]:
-        return without_batch_norm(model)
+    def server(self, problem: Problem) -> Global:
+        return averaging.first_shared(problem, without_batch_norm(problem.first_model()))
+
+    def client(self, site: Site) -> Own:
+        return Own({})
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta)))
+        state.theta = averaging.means_over(state.theta, replies)
+
+    def train(self, state: Own, message: Model, site: Site) -> Trained:
+        return averaging.train_shared(state, message, site, self.local)
+
+    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+        return averaging.whole_model(state, problem)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module | None:
+        return averaging.own_model(state, site)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return averaging.parameters_among(model, without_batch_norm(model))
 
 
 def without_batch_norm(model: nn.Module) -> list[str]:

@@ -19,7 +19,7 @@ after round beta 4 (D - n_i).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -28,9 +28,10 @@ from torch import nn
 from fewbytes.base.state import Mean, State, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Id, Task
-from fewbytes.core.ranges import BelowOne, Count, Positive, Share
+from fewbytes.core.problem import Id
+from fewbytes.core.ranges import Count, Share
 from fewbytes.core.site import Site
+from fewbytes.core.training import Local
 from fewbytes.methods.fedpurin import collaborators, combine, critical, critical_means, overlap, scores
 from fewbytes.wire import Bits, Dense, payload
 
@@ -53,13 +54,6 @@ class Marked:
 
 
 @dataclass
-class Waiting:
-    """The server's state: what each client gets when it is next asked."""
-
-    combined: dict[Id, Combined] = field(default_factory=dict)
-
-
-@dataclass
 class Personal:
     """A client's state."""
 
@@ -74,28 +68,16 @@ class FedCAC(Method):
     tau: Share = 0.5  # part of each layer that is critical, in (0, 1]
     beta: Count = 100  # last round with collaboration on critical values
     fraction: Share = 1.0
-    epochs: Count = 5
-    lr: Positive = 0.1
-    batch: Count = 100
-    momentum: BelowOne = 0.9
+    local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
 
     headline: ClassVar[str] = "personalised"
 
-    def server(self, task: Task) -> Waiting:
-        return Waiting()
-
     def client(self, site: Site) -> Personal:
-        return Personal(dict(site.task.first_state(site.me)), {})
+        return Personal(dict(site.problem.first_state(site.me)), {})
 
-    def round(self, state: Waiting, net: Network, t: int) -> None:
-        cohort = net.sample(self.fraction)
-        replies = dict(net.call(self.train, to={i: state.combined.get(i) for i in cohort}))
-        waiting = {i: combined for i, combined in state.combined.items() if i not in replies}
-        state.combined = waiting | self.aggregate(replies, t)
-
-    def finish(self, state: Waiting, net: Network) -> None:
-        net.tell(self.receive, to=state.combined)
-        state.combined = {}
+    def round(self, state: None, net: Network, t: int) -> None:
+        replies = dict(net.call(self.train, to=net.sample(self.fraction)))
+        net.tell(self.receive, to=self.aggregate(replies, t), when="next")
 
     def aggregate(self, replies: Mapping[Id, Marked], t: int) -> dict[Id, Combined]:
         """What each client gets back; nothing for a client alone, whose model would be its own."""
@@ -114,19 +96,16 @@ class FedCAC(Method):
             sent = [combine(delta, mean, mask) for delta, mask in zip(deltas, masks, strict=True)]
         return {i: Combined(Dense(theta), t > self.beta) for i, theta in zip(replies, sent, strict=True)}
 
-    def train(self, state: Personal, message: Combined | None, site: Site) -> Marked:
-        self.receive(state, message, site)
+    def train(self, state: Personal, message: None, site: Site) -> Marked:
         model = site.model(state.theta)
-        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)
+        site.fit(model, self.local)
         after = state_of(model)
         theta = {name: after[name] for name in trained_parameters(model)}
         state.mask = {name: sensitive(theta[name], state.theta[name], self.tau) for name in theta}
         state.theta = after
         return Marked(Dense(theta), Bits(state.mask), len(site.train))
 
-    def receive(self, state: Personal, message: Combined | None, site: Site) -> None:
-        if message is None:
-            return
+    def receive(self, state: Personal, message: Combined, site: Site) -> None:
         theta = message.theta.dense()
         if message.kept:
             theta = {name: state.theta[name].masked_scatter(~state.mask[name], theta[name]) for name in theta}

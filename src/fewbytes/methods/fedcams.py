@@ -15,14 +15,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewbytes.base.state import State
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import BelowOne, Count, Positive
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import BelowOne, Positive, Share
 from fewbytes.core.site import Site
-from fewbytes.methods.fedavg import Model
-from fewbytes.methods.parts.compressed import Compressed, Global, Residual
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import compressed
+from fewbytes.methods.parts.averaging import Model
+from fewbytes.methods.parts.compressed import Global, Residual
 from fewbytes.wire import Dense, Signs, payload
 
 
@@ -44,25 +48,30 @@ class Moments(Global):
 
 
 @dataclass(frozen=True)
-class FedCAMS(Compressed):
+class FedCAMS(Method):
     """Hyper-parameters of FedCAMS; the authors' code's values."""
 
-    epochs: Count = 3
-    batch: Count = 20
+    fraction: Share = 1.0
+    local: Local = Local(epochs=3, lr=0.01, batch=20)
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.99
     epsilon: Positive = 1e-3  # the least v^
     server_lr: Positive = 1.0  # eta
 
-    def server(self, task: Task) -> Moments:
-        first = super().server(task)
+    def server(self, problem: Problem) -> Moments:
+        first = compressed.first_global(problem)
         zeros = [{name: torch.zeros_like(value) for name, value in first.theta.items()} for _ in range(3)]
         return Moments(first.theta, first.buffers, *zeros)
 
     def client(self, site: Site) -> Residual:
         return Residual({})
 
+    def round(self, state: Moments, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
+        self.move(state, compressed.take_means(state, replies))
+
     def move(self, state: Moments, change: State) -> None:
+        """The server's step after a mean change."""
         theta = dict(state.theta)
         for name, d in change.items():
             m, v, highest = self.moments(state.m[name], state.v[name], state.highest[name], d)
@@ -77,8 +86,11 @@ class FedCAMS(Compressed):
         return m, v, torch.maximum(highest, v).clamp(min=self.epsilon)
 
     def train(self, state: Residual, message: Model, site: Site) -> Signed:
-        change, buffers = self.fitted(message, site, self.momentum)
+        change, buffers = compressed.trained_change(message, site, self.local)
         x = state.added(change)
         sent = Signs.of(x)
         state.keep(x, sent.dense())
         return Signed(sent, buffers)
+
+    def global_model(self, state: Moments, problem: Problem) -> nn.Module:
+        return compressed.whole(state, problem)

@@ -18,11 +18,15 @@ from typing import Literal
 from torch import nn
 
 from fewbytes.base.state import State
-from fewbytes.core.ranges import Positive
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Positive, Share
 from fewbytes.core.site import Site
-from fewbytes.core.training import annealed
-from fewbytes.methods.fedavg import Model
-from fewbytes.methods.parts.compressed import Compressed, Global
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import compressed
+from fewbytes.methods.parts.averaging import Model
+from fewbytes.methods.parts.compressed import Global
 from fewbytes.wire import Dense, Quantised, payload
 
 
@@ -50,18 +54,25 @@ class Tracking:
 
 
 @dataclass(frozen=True)
-class FedCOM(Compressed):
+class FedCOM(Method):
     """Hyper-parameters of FedCOM."""
 
+    fraction: Share = 1.0
+    local: Local = Local(epochs=1, lr=0.01, batch=10)
     bits: Literal[8, 16] = 16  # of a value
     gamma: Positive = 1.0  # the server's step
     gate: bool = False  # FedCOMGATE: clients track how their gradients differ from the mean
 
+    def server(self, problem: Problem) -> Global:
+        return compressed.first_global(problem)
+
     def client(self, site: Site) -> Tracking | None:
         return Tracking({}, {}, 0, 0.0) if self.gate else None
 
-    def move(self, state: Global, change: State) -> None:
-        super().move(state, {name: self.gamma * value for name, value in change.items()})
+    def round(self, state: Global, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
+        change = compressed.take_means(state, replies)
+        state.theta = compressed.moved(state.theta, {name: self.gamma * value for name, value in change.items()})
 
     def train(self, state: Tracking | None, message: Model, site: Site) -> Rounded:
         theta, steps = message.theta.dense(), 0
@@ -74,14 +85,17 @@ class FedCOM(Compressed):
                 if name in delta and p.grad is not None:
                     p.grad.sub_(delta[name].to(p.device))
 
-        change, buffers = self.fitted(message, site, self.momentum, correct)
+        change, buffers = compressed.trained_change(message, site, self.local, correct)
         sent = Quantised.of(change, self.bits)
-        rate = annealed(self.lr, site.round, self.lr_rounds) * steps
+        rate = self.local.lr_in(site.round) * steps
         if state is not None and rate > 0:
             state.theta, state.round, state.rate = {name: theta[name] for name in change}, site.round, rate
             state.delta = {name: delta.get(name, 0) - value / rate for name, value in sent.dense().items()}
         return Rounded(sent, buffers)
 
-    def observed(self, model: nn.Module) -> list[str]:  # type: ignore[override]
+    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+        return compressed.whole(state, problem)
+
+    def observed(self, model: nn.Module) -> list[str]:
         """All of them: they are rounded, but finely."""
         return [name for name, p in model.named_parameters() if p.requires_grad]

@@ -14,54 +14,76 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.state import Mean, load_state, state_of
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
 from fewbytes.core.ranges import Count, Positive, Several
-from fewbytes.core.training import ready
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local, ready
 from fewbytes.methods.parts.distillation import distillation_loss, endless, logits_of, noise, step
-from fewbytes.methods.parts.one_shot import Distilled, Uploads
+from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, distil, student_of, train_once
 from fewbytes.models import LogitMean
 
 CHECK_EVERY = 100  # steps
 
 
 @dataclass(frozen=True)
-class FedDF(Distilled):
+class FedDF(Method):
     """Hyper-parameters of FedDF; its code's values."""
 
+    local: Local = LONG
     server_steps: Count = 10_000  # Adam steps at most, learning rate by cosine down to 0
     patience: Count = 1_000  # steps without a better model, after which it stops
     server_batch: Several = 128
     server_lr: Positive = 1e-3
-    clip: Positive = 5.0  # the largest norm of a gradient
+    server_clip: Positive = 5.0  # the largest norm of a gradient
     noise: Several = 5_000  # samples of Gaussian noise, where the task has no public data
 
-    def server(self, task: Task) -> Uploads:
-        if task.data.public is None and not task.blank().is_floating_point():
+    headline: ClassVar[str] = "global"
+    scored_after_finish: ClassVar[bool] = True
+    finish_exchanges: ClassVar[bool] = False
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Uploads:
+        if problem.public is None and not problem.blank().is_floating_point():
             raise UserError(
                 "FedDF distils on noise where there are no public data, and samples are integers: give some"
             )
-        return super().server(task)
+        return Uploads()
+
+    def planned_rounds(self, asked: int) -> int:
+        return 1
 
     def round(self, state: Uploads, net: Network, t: int) -> None:
-        super().round(state, net, t)
-        mean, layout = Mean(), net.task.layout
+        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
+        mean, layout = Mean(), net.problem.layout
         alike = [theta for m, theta in state.models.items() if layout(m) == layout(0)]  # the others only teach
         for theta in alike:
             mean.add(theta)
         state.student = mean() if alike else None
 
-    def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
-        data = noise(self.noise, task.sample_shape) if task.data.public is None else task.data.public
+    def train(self, state: None, message: None, site: Site) -> Trained:
+        return train_once(site, self.local)
+
+    def finish(self, state: Uploads, net: Network) -> None:
+        distil(state, net, self.distil)
+
+    def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
+        return student_of(state, problem)
+
+    def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
+        data = noise(self.noise, problem.sample_shape) if problem.public is None else problem.public
         if len(data) < 2:
             raise UserError(f"FedDF needs at least 2 samples to distil on and to check by, there is {len(data)}")
-        targets = logits_of(teacher, data, task.device)
+        targets = logits_of(teacher, data, problem.device)
         order = torch.randperm(len(data))
         held, used = order.tensor_split([max(1, len(data) // 10)])
         unseen = data.take(held)
@@ -69,11 +91,11 @@ class FedDF(Distilled):
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.server_steps)
         best, best_at, theta = math.inf, 0, state_of(student)
         for number, rows in zip(range(1, self.server_steps + 1), endless(len(used), self.server_batch), strict=False):
-            x = ready(data.take(used[rows]).load(task.device)[0])
-            step(optimiser, distillation_loss(targets[used[rows]], student(x)), self.clip)
+            x = ready(data.take(used[rows]).load(problem.device)[0])
+            step(optimiser, distillation_loss(targets[used[rows]], student(x)), self.server_clip)
             schedule.step()
             if number % CHECK_EVERY == 0 or number == self.server_steps:
-                loss = float(distillation_loss(targets[held], logits_of(student, unseen, task.device)))
+                loss = float(distillation_loss(targets[held], logits_of(student, unseen, problem.device)))
                 if loss < best:
                     best, best_at, theta = loss, number, state_of(student)
                 elif number - best_at >= self.patience:

@@ -15,23 +15,28 @@ each class known to the server down, 4 C^2 at most.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewbytes.base.state import state_of
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import NotNegative
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import NotNegative, Share
 from fewbytes.core.site import Site
+from fewbytes.core.training import Local
 from fewbytes.methods.parts.heterogeneous import (
+    STORED,
     ClassSums,
     ClassVectors,
-    Heterogeneous,
     Own,
     class_distance,
     gathered,
     number_of_classes,
+    own_draw,
     with_means,
 )
 
@@ -45,16 +50,21 @@ class Global:
 
 
 @dataclass(frozen=True)
-class FedDistill(Heterogeneous):
+class FedDistill(Method):
     """Hyper-parameters of FedDistill; those of FedKTL's comparison."""
 
+    fraction: Share = 1.0  # rho
+    local: Local = STORED
     gamma: NotNegative = 1.0  # of the distance to the mean logits
 
-    def server(self, task: Task) -> Global:
-        return Global(number_of_classes(task))
+    headline: ClassVar[str] = "personalised"
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Global:
+        return Global(number_of_classes(problem))
 
     def client(self, site: Site) -> Own:
-        return Own(state_of(site.model(fresh=True)))
+        return own_draw(site)
 
     def round(self, state: Global, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.logits)
@@ -67,6 +77,9 @@ class FedDistill(Heterogeneous):
             sums.add(logits, labels)
             return F.cross_entropy(logits, labels) + self.gamma * class_distance(logits, labels, message)
 
-        self.train_on(site, model, loss=loss)
+        site.fit(model, self.local, loss=loss)
         state.theta = state_of(model)
         return sums.means()
+
+    def local_model(self, state: Own, site: Site) -> nn.Module:
+        return site.model(state.theta)

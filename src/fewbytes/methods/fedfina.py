@@ -2,10 +2,9 @@
 
 As PartialFed, with another part: the last four convolutions that are larger than 1 x 1. They are loaded from the
 server's model before every local training, trained with the rest, sent and averaged; all else is each client's own.
-With clusters=4 and fraction=0.2 it runs inside clusters (`clustered`), as GENE-FL runs it.
 
-Bytes per client, before lossless coding: in a round 4 A down and 4 A up, where A counts the values of those
-convolutions; a newcomer gets 4 A once.
+Bytes per client and round, before lossless coding: 4 A down and 4 A up, where A counts the values of those
+convolutions.
 """
 
 from __future__ import annotations
@@ -15,21 +14,52 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
 from fewbytes.core.ranges import Count, Share
-from fewbytes.methods.clustered import Clustered
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import averaging
+from fewbytes.methods.parts.averaging import Global, Model, Own, Trained
 from fewbytes.models.layers import hidden_layers, layers_of
+from fewbytes.wire import Dense
 
 
 @dataclass(frozen=True)
-class FedFina(Clustered):
-    """Hyper-parameters of FedFina."""
+class FedFina(Method):
+    """Hyper-parameters of FedFina; GENE-FL's values."""
 
-    clusters: Count = 1
     fraction: Share = 1.0
+    local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
     convolutions: Count = 4  # how many of the last
 
     headline: ClassVar[str] = "personalised"
 
-    def shared(self, model: nn.Module) -> list[str]:
-        last = hidden_layers(model)[-self.convolutions :]
-        return [name for layer, names in layers_of(model).items() if layer in last for name in names]
+    def server(self, problem: Problem) -> Global:
+        return averaging.first_shared(problem, last_convolutions(problem.first_model(), self.convolutions))
+
+    def client(self, site: Site) -> Own:
+        return Own({})
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta)))
+        state.theta = averaging.means_over(state.theta, replies)
+
+    def train(self, state: Own, message: Model, site: Site) -> Trained:
+        return averaging.train_shared(state, message, site, self.local)
+
+    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+        return averaging.whole_model(state, problem)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module | None:
+        return averaging.own_model(state, site)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return averaging.parameters_among(model, last_convolutions(model, self.convolutions))
+
+
+def last_convolutions(model: nn.Module, count: int) -> list[str]:
+    """Names of the parameters of the last so many convolutions that are larger than 1 x 1."""
+    last = hidden_layers(model)[-count:]
+    return [name for layer, names in layers_of(model).items() if layer in last for name in names]

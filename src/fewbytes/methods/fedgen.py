@@ -8,8 +8,8 @@ classifiers together take for that label, labels being drawn as often as all cli
 classifier with the mean, and train it on generated features, too: L = CE(h(f(x)), y) + CE(h(g(y')), y').
 
 Classifier, generator and label counts of round t travel with the request of round t + 1; after the last round the
-classifier by itself. It is scored as it arrives (`combined`). Clients say how many samples of each class they have
-before the first round.
+classifier alone, by itself. It is scored as it arrives (`combined`). Clients say how many samples of each class they
+have before the first round.
 
 Bytes per client and round, before lossless coding: 4 (K' + 1) C up, for K' features and C classes, and 4 C once before;
 4 ((K' + 1) C + G + C) down, where the generator's parameters are G = (noise + C + 3) hidden + (hidden + 1) K'; after
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,17 +29,21 @@ from torch import Tensor, nn
 from fewbytes.base.errors import MethodError
 from fewbytes.base.state import Mean, State, load_state, state_of
 from fewbytes.base.streams import seeded
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Id, Task
-from fewbytes.core.ranges import Count, Positive, Several
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Id, Problem
+from fewbytes.core.ranges import Count, Positive, Several, Share
 from fewbytes.core.site import Site
+from fewbytes.core.training import Local
 from fewbytes.methods.fml import parameters_of
 from fewbytes.methods.parts.heterogeneous import (
+    STORED,
     Head,
-    Heterogeneous,
     Own,
     TrainedHead,
     overwrite_head,
+    own_draw,
     shared_head,
 )
 from fewbytes.models.blocks import head_of, head_sizes, linear_of
@@ -59,9 +63,8 @@ class Counts:
 
 @payload
 class Knowledge:
-    """Server to client: the mean classifier, g, and how many samples of each class all clients have."""
+    """Server to client: g, and how many samples of each class all clients have."""
 
-    head: Head
     generator: Dense
     counts: Counts
 
@@ -76,9 +79,11 @@ class Global:
 
 
 @dataclass(frozen=True)
-class FedGen(Heterogeneous):
+class FedGen(Method):
     """Hyper-parameters of FedGen; those of FedKTL's comparison."""
 
+    fraction: Share = 1.0  # rho
+    local: Local = STORED
     server_steps: Count = 100  # of g, a round
     server_lr: Positive = 0.1  # of Adam
     generated: Several = 10  # labels a step, at both ends
@@ -87,15 +92,16 @@ class FedGen(Heterogeneous):
     release_quirks: bool = False  # as that comparison's code: uniform noise, and g is sent as it was before training
 
     headline: ClassVar[str] = "combined"
+    needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, task: Task) -> Global:
-        head = shared_head(task)
-        with seeded(task.seed, "generator"):
+    def server(self, problem: Problem) -> Global:
+        head = shared_head(problem)
+        with seeded(problem.seed, "generator"):
             g = self.make_generator(head)
         return Global(parameters_of(g), torch.zeros(head.out_features, dtype=torch.int32), {})
 
     def client(self, site: Site) -> Own:
-        return Own(state_of(site.model(fresh=True)))
+        return own_draw(site)
 
     def start(self, state: Global, net: Network) -> None:
         self.ask(state, net, net.clients)
@@ -115,15 +121,15 @@ class FedGen(Heterogeneous):
         return Counts(Dense({"": site.train.labels.bincount(minlength=classes).to(torch.int32)}))
 
     def round(self, state: Global, net: Network, t: int) -> None:
-        mean, send = Mean(), None
-        if state.head:
-            send = Knowledge(Head(Dense(state.head)), Dense(state.generator), Counts(Dense({"": state.counts})))
+        mean = Mean()
+        send = Knowledge(Dense(state.generator), Counts(Dense({"": state.counts}))) if state.head else None
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.head = mean()
         if not self.release_quirks:
-            with seeded(net.task.seed, "server", t):
+            with seeded(net.problem.seed, "server", t):
                 self.learn(state)
+        net.tell(self.receive, send=Head(Dense(state.head)), when="next")
 
     def learn(self, state: Global) -> None:
         """Train g so that the classifiers' mean logits tell its labels; they are linear, so these are their mean's."""
@@ -137,15 +143,11 @@ class FedGen(Heterogeneous):
             optimiser.step()
         state.generator = parameters_of(g)
 
-    def finish(self, state: Global, net: Network) -> None:
-        if state.head:
-            net.tell(self.receive, to=net.clients, send=Head(Dense(state.head)))
-
     def train(self, state: Own, message: Knowledge | None, site: Site) -> TrainedHead:
         extra: Callable[[nn.Module], Tensor] | None = None
+        model = site.model(state.theta)
         if message is not None:
-            self.receive(state, message.head, site)
-            g = self.make_generator(linear_of(message.head.theta.dense()))
+            g = self.make_generator(cast(nn.Linear, head_of(model)))
             load_state(g, message.generator.dense())
             g.to(site.device).requires_grad_(False)
             counts = message.counts.values
@@ -153,24 +155,27 @@ class FedGen(Heterogeneous):
             def extra(model: nn.Module) -> Tensor:
                 return self.generated_loss(head_of(model), g, counts)
 
-        model = site.model(state.theta)
-        self.train_on(site, model, extra=extra)
+        site.fit(model, self.local, extra=extra)
         state.theta = state_of(model)
         return TrainedHead(Dense(state_of(head_of(model))), len(site.train))
 
     def receive(self, state: Own, message: Head, site: Site) -> None:
         overwrite_head(state, message.theta.dense(), site)
 
+    def local_model(self, state: Own, site: Site) -> nn.Module:
+        return site.model(state.theta)
+
     def make_generator(self, head: nn.Linear) -> nn.Sequential:
         """g: a noise and a one-hot label, side by side, to features.
 
         Its batch normalisation is always in training mode, so that its statistics need not travel.
         """
+        features, classes = head.in_features, head.out_features
         return nn.Sequential(
-            nn.Linear(self.noise + head.out_features, self.hidden),
+            nn.Linear(self.noise + classes, self.hidden),
             nn.BatchNorm1d(self.hidden),
             nn.ReLU(),
-            nn.Linear(self.hidden, head.in_features),
+            nn.Linear(self.hidden, features),
         )
 
     def generated_loss(self, head: nn.Module, g: nn.Module, counts: Tensor) -> Tensor:

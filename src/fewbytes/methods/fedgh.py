@@ -17,17 +17,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import nn
+
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import Count, Positive, Several
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Count, Positive, Several, Share
 from fewbytes.core.site import Site
-from fewbytes.core.training import fit
+from fewbytes.core.training import Local, fit
 from fewbytes.methods.parts.heterogeneous import (
+    STORED,
     ClassVectors,
     Head,
-    Heterogeneous,
     Own,
     class_means,
     gathered,
@@ -46,43 +50,43 @@ class Global:
 
 
 @dataclass(frozen=True)
-class FedGH(Heterogeneous):
+class FedGH(Method):
     """Hyper-parameters of FedGH; those of FedKTL's comparison."""
 
+    fraction: Share = 1.0  # rho
+    local: Local = STORED
     server_epochs: Count = 1
     server_lr: Positive = 0.01
     server_batch: Several = 10  # class means
 
     headline: ClassVar[str] = "combined"
+    needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, task: Task) -> Global:
-        return Global(state_of(shared_head(task)))
+    def server(self, problem: Problem) -> Global:
+        return Global(state_of(shared_head(problem)))
 
     def client(self, site: Site) -> Own:
         model = site.model(fresh=True)
-        load_state(head_of(model), state_of(head_of(site.task.first_model())))
+        load_state(head_of(model), state_of(head_of(site.problem.first_model())))
         return Own(state_of(model))
 
     def round(self, state: Global, net: Network, t: int) -> None:
-        send = Head(Dense(state.head)) if t > 1 else None  # the first is drawn at both ends
         head = linear_of(state.head)
-        means, labels = gathered(
-            net.call(self.train, to=net.sample(self.fraction), send=send), head.out_features, head.in_features
-        )
-        with seeded(net.task.seed, "server", t):
-            fit(head, means, labels, epochs=self.server_epochs, lr=self.server_lr, batch=self.server_batch)
+        replies = net.call(self.train, to=net.sample(self.fraction))
+        means, labels = gathered(replies, head.out_features, head.in_features)
+        with seeded(net.problem.seed, "server", t):
+            fit(head, means, labels, Local(self.server_epochs, self.server_lr, self.server_batch))
         state.head = state_of(head)
+        net.tell(self.receive, send=Head(Dense(state.head)), when="next")
 
-    def finish(self, state: Global, net: Network) -> None:
-        net.tell(self.receive, to=net.clients, send=Head(Dense(state.head)))
-
-    def train(self, state: Own, message: Head | None, site: Site) -> ClassVectors:
-        self.receive(state, message, site)
+    def train(self, state: Own, message: None, site: Site) -> ClassVectors:
         model = site.model(state.theta)
-        self.train_on(site, model)
+        site.fit(model, self.local)
         state.theta = state_of(model)
         return class_means(*site.outputs(features_of(model)))
 
-    def receive(self, state: Own, message: Head | None, site: Site) -> None:
-        if message is not None:
-            overwrite_head(state, message.theta.dense(), site)
+    def receive(self, state: Own, message: Head, site: Site) -> None:
+        overwrite_head(state, message.theta.dense(), site)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module:
+        return site.model(state.theta)

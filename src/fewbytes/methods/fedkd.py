@@ -20,20 +20,23 @@ and 4 for each number of the other parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.state import Mean, State, load_state, state_of
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import Count, Positive, UpToOne
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Count, Share, UpToOne
 from fewbytes.core.site import Site
-from fewbytes.core.training import clip_each
+from fewbytes.core.training import Local
 from fewbytes.methods.fml import Kl, mean_divergence, parameters_of
-from fewbytes.methods.parts.heterogeneous import Heterogeneous, WithFeatures, feature_sizes, number_of_classes
+from fewbytes.methods.parts.heterogeneous import STORED, WithFeatures, feature_sizes, number_of_classes
 from fewbytes.models.blocks import head_sizes
 from fewbytes.wire import Dense, payload
 
@@ -61,19 +64,23 @@ class Own:
 
 
 @dataclass(frozen=True)
-class FedKD(Heterogeneous):
+class FedKD(Method):
     """Hyper-parameters of FedKD; those of FedKTL's comparison."""
 
+    fraction: Share = 1.0  # rho
+    local: Local = replace(STORED, clip=10.0)  # the gradient of each model and of W is clipped
     energy_start: UpToOne = 0.95  # T at the start
     energy_end: UpToOne = 0.98  # T from round `energy_rounds` on
     energy_rounds: Count = 1000
     kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
-    clip: Positive = 10.0  # the largest norm of a gradient, of each model and of W
 
-    def server(self, task: Task) -> Global:
-        feature_sizes(task)
-        number_of_classes(task)
+    headline: ClassVar[str] = "personalised"
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Global:
+        feature_sizes(problem)
+        number_of_classes(problem)
         return Global({})
 
     def client(self, site: Site) -> Own:
@@ -94,7 +101,7 @@ class FedKD(Heterogeneous):
         own = site.model(state.theta)
         auxiliary = site.model(None if message is None else restore(message.factors.dense()), of=0)
         three = Three(own, auxiliary, state.w).to(site.device)
-        self.train_on(site, three, loss=self.loss, before_step=lambda: clip_each(self.clip, own, auxiliary, three.w))
+        site.fit(three, self.local, loss=self.loss)
         state.theta, state.w = state_of(own), state_of(three.w)
         return Factors(Dense(compress(parameters_of(auxiliary), self.energy(site.round))))
 
@@ -112,6 +119,9 @@ class FedKD(Heterogeneous):
         apart = mean_divergence(other[0], mine[0], self.kl) + F.mse_loss(mine[1], other[1])
         return ce + apart / (ce + F.cross_entropy(other[0], labels))
 
+    def local_model(self, state: Own, site: Site) -> nn.Module:
+        return site.model(state.theta)
+
 
 class Three(nn.Module):
     """A client's own model a, the auxiliary b, and W: logits of a and b, r_a, W r_b."""
@@ -122,6 +132,7 @@ class Three(nn.Module):
         rows, columns = w["weight"].shape
         self.w = nn.Linear(columns, rows, bias=False)
         load_state(self.w, w)
+        self.apart = a, b, self.w
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         (r_a, logits_a), (r_b, logits_b) = self.a(x), self.b(x)

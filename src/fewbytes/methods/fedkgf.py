@@ -25,11 +25,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from fewbytes.base.state import EntryMeans, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Count, Share, Whole
 from fewbytes.core.site import Site
-from fewbytes.core.training import annealed
-from fewbytes.methods.fedavg import Global
+from fewbytes.core.training import Local
+from fewbytes.methods.parts.averaging import Global
 from fewbytes.models.kgf import Kernels, generated_network
 from fewbytes.wire import Dense, payload
 
@@ -58,12 +58,7 @@ class FedKGF(Method):
     """Hyper-parameters of Fed-KGF."""
 
     fraction: Share = 1.0
-    epochs: Count = 1
-    lr: Positive = 0.05
-    batch: Count = 64
-    momentum: BelowOne = 0.9
-    weight_decay: NotNegative = 5e-4
-    lr_rounds: Whole = 400  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    local: Local = Local(epochs=1, lr=0.05, batch=64, momentum=0.9, weight_decay=5e-4, lr_rounds=400)
     base: Count = 16  # b, base kernels of a convolution
     sign: bool = True
     alpha: bool = True
@@ -76,8 +71,8 @@ class FedKGF(Method):
         """The incomplete network: base kernels only, with alpha and beta of the seed."""
         return generated_network(model, Kernels(self.base, seed, self.sign, self.alpha, self.through, self.init))
 
-    def server(self, task: Task) -> Global:
-        return Global(dict(task.first_state()))
+    def server(self, problem: Problem) -> Global:
+        return Global(dict(problem.first_state()))
 
     def round(self, state: Global, net: Network, t: int) -> None:
         cohort = net.sample(self.fraction)
@@ -89,10 +84,7 @@ class FedKGF(Method):
 
     def train(self, state: None, message: Model, site: Site) -> Modules:
         model = site.model(message.theta.dense())
-        site.fit(
-            model, epochs=self.epochs, lr=annealed(self.lr, site.round, self.lr_rounds), batch=self.batch,
-            momentum=self.momentum, weight_decay=self.weight_decay,
-        )  # fmt: skip
+        site.fit(model, self.local)
         site.score("personalised", model)
         groups = grouped(modules_of(model), len(message.order))
         own = owned(message.order.index(site.me), len(message.order), self.owners)
@@ -101,8 +93,8 @@ class FedKGF(Method):
             names |= set(common_entries(model))
         return Modules(Dense(state_of(model, keep=names.__contains__)), len(site.train))
 
-    def global_model(self, state: Global, task: Task) -> nn.Module:
-        return task.first_model(state.theta)
+    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+        return problem.first_model(state.theta)
 
     def observed(self, model: nn.Module) -> list[str] | None:
         """All of the model if every client uploads it; else another part each round."""

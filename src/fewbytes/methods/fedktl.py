@@ -17,8 +17,8 @@ each class that has a centroid, the pixels at a byte each (the paper counts them
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,17 +27,19 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import Count, NotNegative, Positive, Several, Whole
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Count, NotNegative, Positive, Several, Share, Whole
 from fewbytes.core.site import Site
-from fewbytes.core.training import clip_each, ready
+from fewbytes.core.training import Local, clip_each, ready
 from fewbytes.data.public import with_channels
 from fewbytes.generators import load_generator
 from fewbytes.methods.parts.distillation import endless
 from fewbytes.methods.parts.heterogeneous import (
+    STORED,
     ClassVectors,
-    Heterogeneous,
     class_means,
     feature_size,
     feature_sizes,
@@ -80,9 +82,11 @@ class Own:
 
 
 @dataclass(frozen=True)
-class FedKTL(Heterogeneous):
+class FedKTL(Method):
     """Hyper-parameters of FedKTL; the paper's values, its code's where the paper is silent."""
 
+    fraction: Share = 1.0  # rho
+    local: Local = replace(STORED, clip=CLIP)  # each of the network and h' is clipped
     generator: str = "compact"  # see fewbytes.generators
     mu: NotNegative = 50.0  # of L^M
     lambda_mse: NotNegative = 1.0  # lambda, of Eq. 2; 0: without
@@ -104,16 +108,19 @@ class FedKTL(Heterogeneous):
     server_noise: NotNegative = 0.0  # on what the server sends (NG)
     noise_deviation: NotNegative = 0.05
 
-    def server(self, task: Task) -> Global:
+    headline: ClassVar[str] = "personalised"
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Global:
         latent = 1  # without transfer there is no generator
         if self.transfer != "none":
-            if len(task.sample_shape) != 3:
-                raise UserError(f"FedKTL generates images, but samples have shape {task.sample_shape}; try FedProto")
+            if len(problem.sample_shape) != 3:
+                raise UserError(f"FedKTL generates images, but samples have shape {problem.sample_shape}; try FedProto")
             latent = load_generator(self.generator).latent_dim
-        features = feature_size(task) if self.classifier == "linear" else max(feature_sizes(task))
-        classes = number_of_classes(task)
+        features = feature_size(problem) if self.classifier == "linear" else max(feature_sizes(problem))
+        classes = number_of_classes(problem)
         size = self.prototype_size(features, classes)
-        with seeded(task.seed, "transformer"):
+        with seeded(problem.seed, "transformer"):
             return Global(state_of(make_transformer(size, latent)), torch.randn(classes, latent), [])
 
     def client(self, site: Site) -> Own:
@@ -133,7 +140,7 @@ class FedKTL(Heterogeneous):
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs)
         prototypes, labels = gathered(replies, len(state.centroids), state.transformer["0.weight"].shape[1])
         if len(labels) and self.transfer != "none":
-            with seeded(net.task.seed, "server", t):
+            with seeded(net.problem.seed, "server", t):
                 self.generate(state, net, prototypes, labels)
 
     def generate(self, state: Global, net: Network, prototypes: Tensor, labels: Tensor) -> None:
@@ -166,23 +173,23 @@ class FedKTL(Heterogeneous):
         vectors = state.centroids[usable]
         if self.lengths == "valid":
             vectors = length * F.normalize(vectors, dim=1)
-        images = client_images(generator.synthesise(vectors), net.task.sample_shape)
+        images = client_images(generator.synthesise(vectors), net.problem.sample_shape)
         images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
         state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, usable))
         show(net, state.pairs, transformer, prototypes, labels, valid)
 
     def train(self, state: Own, message: Pairs | None, site: Site) -> ClassVectors:
         own = self.parts(state, site)
-        local, extra, more, order = Local(own.network), None, None, self.order
+        joint, extra, more, local = Joint(own.network), None, None, self.local
         if message is not None and self.transfer == "pairs":
             images, vectors = ready(message.images.values().to(site.device)), message.vectors.rows.to(site.device)
-            with seeded(site.task.seed, "mapping"):  # h' starts the same on every client, in every round
-                local.mapping = nn.Linear(head_sizes(own.model)[0], vectors.shape[1])
-            extra = self.transfer_loss(local, own.features, images, vectors)
+            with seeded(site.problem.seed, "mapping"):  # h' starts the same on every client, in every round
+                joint.mapping = nn.Linear(head_sizes(own.model)[0], vectors.shape[1])
+            extra = self.transfer_loss(joint, own.features, images, vectors)
         elif message is not None and self.transfer == "images":
             more = message.images.values(), torch.tensor(message.vectors.classes)
-            order = "shuffled"  # the stored order would leave out the last of them
-        self.train_on(site, local, order, loss=self.loss, extra=extra, more=more, before_step=self.clipped(local))
+            local = replace(local, order="shuffled")  # the stored order would leave out the last of them
+        site.fit(joint, local, more, loss=self.loss, extra=extra)
         state.theta, state.head = own.features.state(), state_of(own.head)
         means = class_means(*site.outputs(own.embedding))
         rows = means.rows if self.classifier == "linear" else F.normalize(means.rows, dim=1)
@@ -195,20 +202,16 @@ class FedKTL(Heterogeneous):
         return F.cross_entropy(scores, labels)
 
     def transfer_loss(
-        self, local: Local, features: nn.Module, images: Tensor, vectors: Tensor
+        self, joint: Joint, features: nn.Module, images: Tensor, vectors: Tensor
     ) -> Callable[[nn.Module], Tensor]:
         """mu L^M of the next batch of pairs, each time it is called (Eq. 4): h'(f(I)) against Qbar."""
-        batches = endless(len(images), self.batch)
+        batches = endless(len(images), self.local.batch)
 
         def loss(_: nn.Module) -> Tensor:
             rows = next(batches)
-            return self.mu * F.mse_loss(local.mapping(features(images[rows])), vectors[rows])
+            return self.mu * F.mse_loss(joint.mapping(features(images[rows])), vectors[rows])
 
         return loss
-
-    def clipped(self, local: Local) -> Callable[[], None]:
-        """Clips the gradients of the network and of h', each by itself."""
-        return lambda: clip_each(CLIP, *local.children())
 
     def parts(self, state: Own, site: Site) -> Parts:
         """The client's model with the values of its state."""
@@ -220,7 +223,7 @@ class FedKTL(Heterogeneous):
         width, classes = head_sizes(model)
         head = nn.Linear(width, self.prototype_size(width, classes)).to(site.device)
         load_state(head, state.head)
-        with seeded(site.task.seed, "frame"):
+        with seeded(site.problem.seed, "frame"):
             u, _ = torch.linalg.qr(torch.rand(head.out_features, classes, dtype=torch.float64))
         network = EtfNetwork(Embedding(features, head), simplex_frame(u).to(site.device))
         network.recipe["client"] = site.me
@@ -241,13 +244,18 @@ class Parts:
     embedding: nn.Module  # samples to what prototypes are the means of
 
 
-class Local(nn.Module):
+class Joint(nn.Module):
     """What is trained together: the network that classifies, and h' where there are pairs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
         self.mapping: nn.Module
+
+    @property
+    def apart(self) -> list[nn.Module]:
+        """The modules whose gradients are clipped each by itself."""
+        return list(self.children())
 
     def forward(self, x: Tensor) -> Tensor:
         scores: Tensor = self.network(x)
@@ -380,7 +388,7 @@ def show(
     net: Network, pairs: Pairs, transformer: nn.Module, prototypes: Tensor, labels: Tensor, latents: Tensor
 ) -> None:
     """For people: the images, and the prototypes before and after the transformer among valid latents (Fig. 2c)."""
-    known = net.task.data.classes
+    known = net.problem.classes
     names = [known[c] if c < len(known) else f"class {c}" for c in pairs.vectors.classes]
     if pairs.images.pixels.shape[1] in (1, 3):
         net.show_images("generated", pairs.images.pixels, names)

@@ -6,8 +6,8 @@ by client, entry and round; only what is kept is sent. The server takes the plai
 that sent it; an entry nobody sent stays as it was. With clusters=4 and fraction=0.2 it runs inside clusters
 (`clustered`), as GENE-FL runs it.
 
-Bytes per client, before lossless coding: in a round 4 D down and, on average, 4 (1 - ratio) D up, where D counts the
-model's values (with batch-norm buffers); a newcomer gets 4 D once.
+Bytes per client and round, before lossless coding: 4 D down and, on average, 4 (1 - ratio) D up, where D counts the
+model's values (with batch-norm buffers).
 """
 
 from __future__ import annotations
@@ -17,25 +17,47 @@ from typing import ClassVar
 
 from torch import nn
 
-from fewbytes.base.state import State
-from fewbytes.core.ranges import BelowOne, Count, Share
+from fewbytes.base.state import EntryMeans, trained_entries
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import BelowOne, Share
 from fewbytes.core.site import Site
-from fewbytes.methods.clustered import Clustered
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import averaging
+from fewbytes.methods.parts.averaging import Global, Model, Own, Trained
+from fewbytes.wire import Dense
 
 
 @dataclass(frozen=True)
-class FedLP(Clustered):
-    """Hyper-parameters of FedLP."""
+class FedLP(Method):
+    """Hyper-parameters of FedLP; local training's are GENE-FL's."""
 
-    clusters: Count = 1
     fraction: Share = 1.0
+    local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
     ratio: BelowOne = 0.5  # part of the entries that is left out
 
     headline: ClassVar[str] = "global"
-    weighted: ClassVar[bool] = False
 
-    def observed(self, model: nn.Module) -> None:
-        """A random part of the entries, another one each round."""
+    def server(self, problem: Problem) -> Global:
+        return averaging.first_shared(problem, trained_entries(problem.first_model()))
 
-    def uploaded(self, received: State, site: Site) -> list[str]:
-        return [name for name in received if site.rng.random() >= self.ratio]
+    def client(self, site: Site) -> Own:
+        return Own({})
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        means = EntryMeans()
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
+            means.add(reply.theta.dense())
+        state.theta = means.over(state.theta)
+
+    def train(self, state: Own, message: Model, site: Site) -> Trained:
+        trained = averaging.train_shared(state, message, site, self.local)
+        kept = {name: value for name, value in trained.theta.dense().items() if site.rng.random() >= self.ratio}
+        return Trained(Dense(kept), trained.samples)
+
+    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+        return averaging.whole_model(state, problem)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module | None:
+        return averaging.own_model(state, site)

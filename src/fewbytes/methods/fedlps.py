@@ -4,11 +4,10 @@ Sharing", AAAI 2024.
 The first layers, the encoder, are trained once, in the first round, and stay as they are then. After its first
 local training every client prunes the other layers for good: the input and output channels of the least L1 norm,
 and the least weights of batch normalisation. It sends what is left; the server averages the pruned models, weighted by
-numbers of samples. With clusters=4 and fraction=0.2 it runs inside clusters (`clustered`), as GENE-FL runs it, each
-with an encoder of its own.
+numbers of samples.
 
-Bytes per client, before lossless coding: in a round 4 D down and 4 n + P/8 up, for n values left of the P that are not
-the encoder's (in the first round P = D, and the encoder's are left); a newcomer gets 4 D once.
+Bytes per client and round, before lossless coding: 4 D down and 4 n + P/8 up, for n values left of the P that are not
+the encoder's (in the first round P = D, and the encoder's are left).
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.state import State, state_of, trained_entries
+from fewbytes.base.state import EntryMeans, State, state_of, trained_entries
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import BelowOne, Count, Share
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import BelowOne, Share
 from fewbytes.core.site import Site
-from fewbytes.methods.clustered import Clustered, Clusters, Own
+from fewbytes.core.training import Local
+from fewbytes.methods.parts.averaging import first_shared
 from fewbytes.models.build import batch_norm_names
 from fewbytes.models.layers import hidden_layers, layers_of
 from fewbytes.wire import Dense, Masked, payload
@@ -35,7 +36,7 @@ RATIOS = (0.0, 0.2, 0.4, 0.6, 0.8)  # of clients by their number, where they dif
 
 @payload
 class Download:
-    """Server to client: Theta_k, and whether its encoder is trained already."""
+    """Server to client: Theta, and whether its encoder is trained already."""
 
     theta: Dense
     settled: bool
@@ -50,50 +51,48 @@ class Pruned:
 
 
 @dataclass
-class Settling(Clusters):
+class Settling:
     """The server's state."""
 
-    settled: list[bool] = field(default_factory=list)  # whose encoder is trained
+    theta: State  # Theta
+    settled: bool = False  # whether its encoder is trained
 
 
 @dataclass
-class Sparse(Own):
+class Sparse:
     """A client's state."""
 
+    theta: State  # its model; empty before it trains for the first time
     mask: State = field(default_factory=dict)  # of the entries that are pruned
 
 
 @dataclass(frozen=True)
-class FedLPS(Clustered):
-    """Hyper-parameters of FedLPS."""
+class FedLPS(Method):
+    """Hyper-parameters of FedLPS; local training's are GENE-FL's."""
 
-    clusters: Count = 1
     fraction: Share = 1.0
+    local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
     ratio: BelowOne = 0.8  # p, the part of the channels that is pruned
     ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
 
     headline: ClassVar[str] = "personalised"
 
-    def server(self, task: Task) -> Settling:
-        models, model = super().server(task).models, task.first_model()
-        prune_mask(model, self.ratio, encoder_names(model))  # tells of a model without layers before anything runs
-        return Settling(models, settled=[False] * len(models))
+    def server(self, problem: Problem) -> Settling:
+        model = problem.first_model()
+        prune_mask(model, self.ratio, encoder_names(model))  # refuses a model without layers before anything runs
+        return Settling(first_shared(problem, trained_entries(model)).theta)
 
     def client(self, site: Site) -> Sparse:
         return Sparse({})
 
-    def observed(self, model: nn.Module) -> None:
-        """Gradients of what a client's own mask leaves, not of whole tensors."""
-
     def round(self, state: Settling, net: Network, t: int) -> None:
-        for k, mean in self.trained(state, net).items():
-            state.models[k] = mean.over(state.models[k])
-            state.settled[k] = True
+        means = EntryMeans()
+        send = Download(Dense(state.theta), state.settled)
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
+            means.add(reply.theta.dense(), weight=reply.samples)
+        state.theta, state.settled = means.over(state.theta), True
 
-    def download(self, state: Settling, k: int) -> Download:
-        return Download(Dense(state.models[k]), state.settled[k])
-
-    def train(self, state: Sparse, message: Download, site: Site) -> Pruned:  # type: ignore[override]
+    def train(self, state: Sparse, message: Download, site: Site) -> Pruned:
         theta = message.theta.dense()
         theta = theta | {name: theta[name] * kept for name, kept in state.mask.items()}
         model = site.model(state.theta | theta)
@@ -110,9 +109,7 @@ class FedLPS(Clustered):
                 if p.grad is not None:
                     p.grad.mul_(kept)
 
-        site.fit(
-            model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum, before_step=keep_zeros
-        )
+        site.fit(model, self.local, before_step=keep_zeros)
         after = state_of(model)
         if message.settled:
             after |= {name: theta[name] for name in encoder}  # its statistics too
@@ -124,6 +121,12 @@ class FedLPS(Clustered):
         sent = {name: value for name, value in state.theta.items() if name not in encoder or not message.settled}
         full = {name: torch.ones(value.shape, dtype=torch.bool) for name, value in sent.items()}
         return Pruned(Masked.of(sent, full | state.mask), len(site.train))
+
+    def global_model(self, state: Settling, problem: Problem) -> nn.Module:
+        return problem.first_model(state.theta)
+
+    def local_model(self, state: Sparse, site: Site) -> nn.Module | None:
+        return site.model(state.theta) if state.theta else None
 
 
 def encoder_names(model: nn.Module) -> set[str]:

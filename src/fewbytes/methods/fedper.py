@@ -16,29 +16,36 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.state import state_of
-from fewbytes.core.ranges import BelowOne, Count, Positive
+from fewbytes.base.state import Mean, state_of, trained_entries, trained_parameters
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
-from fewbytes.methods.fedavg import FedAvg, Model, Own, Trained
+from fewbytes.core.training import Local
+from fewbytes.methods.parts.averaging import Global, Model, Own, Trained, first_shared, parameters_among
 from fewbytes.models.layers import layers_of
 from fewbytes.wire import Dense
 
 
 @dataclass(frozen=True)
-class FedPer(FedAvg):
-    """Hyper-parameters of FedAvg, with the values of FedPURIN's evaluation."""
+class FedPer(Method):
+    """Hyper-parameters of FedPer, with the values of FedPURIN's evaluation."""
 
-    epochs: Count = 5
-    lr: Positive = 0.1
-    batch: Count = 100
-    momentum: BelowOne = 0.9
-    buffers: Literal["averaged", "local"] = "local"
+    fraction: Share = 1.0
+    local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
+    buffers: Literal["averaged", "local"] = "local"  # batch-norm statistics
 
     headline: ClassVar[str] = "personalised"
 
-    def shared(self, model: nn.Module) -> list[str]:
+    def server(self, problem: Problem) -> Global:
+        return first_shared(problem, self.base(problem.first_model()))
+
+    def base(self, model: nn.Module) -> list[str]:
+        """Names of the entries that travel. Raises UserError if there are none."""
         own = classifier(model)
-        base = [name for name in super().shared(model) if name not in own]
+        shared = trained_entries(model) if self.buffers == "averaged" else trained_parameters(model)
+        base = [name for name in shared if name not in own]
         if not base:
             raise UserError("the model has one layer, which FedPer keeps with the clients: nothing is left to share")
         return base
@@ -48,15 +55,24 @@ class FedPer(FedAvg):
         model = site.model(fresh=True)
         return Own(state_of(model, keep=classifier(model).__contains__))
 
-    def train(self, state: Own, message: Model, site: Site) -> Trained:  # type: ignore[override]
+    def round(self, state: Global, net: Network, t: int) -> None:
+        mean = Mean()
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
+            mean.add(reply.theta.dense(), weight=reply.samples)
+        state.theta = mean()
+
+    def train(self, state: Own, message: Model, site: Site) -> Trained:
         base = message.theta.dense()
         model = site.model(state.theta | base)
-        self.train_on(site, model)
+        site.fit(model, self.local)
         state.theta = state_of(model)
         return Trained(Dense({name: state.theta[name] for name in base}), len(site.train))
 
     def local_model(self, state: Own, site: Site) -> nn.Module:
         return site.model(state.theta)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return parameters_among(model, self.base(model))
 
 
 def classifier(model: nn.Module) -> list[str]:

@@ -30,11 +30,11 @@ from fewbytes.base.state import Mean, State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import Count, Positive, Share, Whole
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
-from fewbytes.core.training import annealed
-from fewbytes.methods.fedavg import Model
+from fewbytes.core.training import Local
+from fewbytes.methods.parts.averaging import Model
 from fewbytes.models import batch_norm_names
 from fewbytes.wire import Bits, Dense, payload
 
@@ -63,22 +63,19 @@ class FedPM(Method):
 
     scored: Literal["sampled", "threshold"] = "threshold"  # the global model's mask: a draw, or theta > 0.5
     fraction: Share = 1.0
-    epochs: Count = 3
-    lr: Positive = 0.1  # of Adam, on the scores
-    batch: Count = 20
-    lr_rounds: Whole = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    local: Local = Local(epochs=3, lr=0.1, batch=20, optimiser="adam")  # on the scores
 
     headline: ClassVar[str] = "global"
 
-    def server(self, task: Task) -> Global:
-        model = task.first_model()
+    def server(self, problem: Problem) -> Global:
+        model = problem.first_model()
         names = masked_names(model)
         if not names:
             raise UserError("fedpm masks the weights of Linear and Conv2d layers, and this model learns none")
         learnt = dict(model.named_parameters(remove_duplicate=False))
         return Global(
-            {name: torch.full_like(task.first_state()[name], 0.5) for name in names},
-            {name: value for name, value in task.first_state().items() if name not in learnt},
+            {name: torch.full_like(problem.first_state()[name], 0.5) for name in names},
+            {name: value for name, value in problem.first_state().items() if name not in learnt},
         )
 
     def round(self, state: Global, net: Network, t: int) -> None:
@@ -98,17 +95,16 @@ class FedPM(Method):
         weights = frozen_weights(model)
         load_state(model, weights | buffers)
         network = Stochastic(model, {name: received[name] for name in names})
-        lr = annealed(self.lr, site.round, self.lr_rounds)
-        site.fit(network, epochs=self.epochs, lr=lr, batch=self.batch, optimiser="adam")
+        site.fit(network, self.local)
         mask = {name: drawn(score.detach().sigmoid()).cpu() for name, score in zip(names, network.scores, strict=True)}
         load_state(model, {name: weights[name] * mask[name] for name in names})
         site.score("personalised", model)
         return Drawn(Bits(mask), Dense(state_of(model, keep=buffers.__contains__)))
 
-    def global_model(self, state: Global, task: Task) -> nn.Module:
-        model = task.first_model(state.buffers)
+    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+        model = problem.first_model(state.buffers)
         weights = frozen_weights(model)
-        with seeded(task.seed, "fedpm mask"):
+        with seeded(problem.seed, "fedpm mask"):
             masks = {name: p > 0.5 if self.scored == "threshold" else drawn(p) for name, p in state.theta.items()}
         load_state(model, weights | {name: weights[name] * mask for name, mask in masks.items()})
         return model

@@ -23,14 +23,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewbytes.base.state import State, state_of
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import NotNegative
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import NotNegative, Share
 from fewbytes.core.site import Site
+from fewbytes.core.training import Local
 from fewbytes.methods.parts.heterogeneous import (
+    STORED,
     ClassSums,
     ClassVectors,
-    Heterogeneous,
     WithFeatures,
     class_distance,
     feature_size,
@@ -60,44 +63,43 @@ class Own:
 
 
 @dataclass(frozen=True)
-class FedProto(Heterogeneous):
+class FedProto(Method):
     """Hyper-parameters of FedProto; those of FedKTL's comparison."""
 
+    fraction: Share = 1.0  # rho
+    local: Local = STORED
     lambda_proto: NotNegative = 10.0  # of the distance to the global prototypes
 
     headline: ClassVar[str] = "combined"
+    needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, task: Task) -> Global:
-        features = feature_size(task)  # first: it tells models without any
-        return Global(number_of_classes(task), features)
+    def server(self, problem: Problem) -> Global:
+        features = feature_size(problem)  # first: it tells models without any
+        return Global(number_of_classes(problem), features)
 
     def client(self, site: Site) -> Own:
         return Own(state_of(site.model(fresh=True)))
 
     def round(self, state: Global, net: Network, t: int) -> None:
-        replies = net.call(self.train, to=net.sample(self.fraction), send=state.prototypes)
+        replies = net.call(self.train, to=net.sample(self.fraction))
         state.prototypes = with_means(state.prototypes, *gathered(replies, state.classes, state.features))
+        net.tell(self.receive, send=state.prototypes, when="next")
 
-    def finish(self, state: Global, net: Network) -> None:
-        net.tell(self.receive, to=net.clients, send=state.prototypes)
-
-    def train(self, state: Own, message: ClassVectors | None, site: Site) -> ClassVectors:
-        self.receive(state, message, site)
-        model, sums = site.model(state.theta), ClassSums()
+    def train(self, state: Own, message: None, site: Site) -> ClassVectors:
+        model, sums, near = site.model(state.theta), ClassSums(), state.prototypes
 
         def loss(outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
             features, logits = outputs
             sums.add(features, labels)
-            return F.cross_entropy(logits, labels) + self.lambda_proto * class_distance(features, labels, message)
+            return F.cross_entropy(logits, labels) + self.lambda_proto * class_distance(features, labels, near)
 
-        self.train_on(site, WithFeatures(model), loss=loss)
+        site.fit(WithFeatures(model), self.local, loss=loss)
         state.theta = state_of(model)
         return sums.means()
 
-    def receive(self, state: Own, message: ClassVectors | None, site: Site) -> None:
-        if message is not None:
-            state.prototypes = message
-            site.score("combined", self.network(state, message, site))
+    def receive(self, state: Own, message: ClassVectors, site: Site) -> None:
+        state.prototypes = message
+        site.score("combined", self.network(state, message, site))
 
     def network(self, state: Own, prototypes: ClassVectors, site: Site) -> PrototypeNetwork:
         """The client's features with the prototypes that classify them."""

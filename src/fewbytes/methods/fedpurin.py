@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from fewbytes.base.state import State, gradients_of, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Id, Task
-from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Share
+from fewbytes.core.problem import Id, Problem
+from fewbytes.core.ranges import Count, NotNegative, Share
 from fewbytes.core.site import Site
+from fewbytes.core.training import Local
 from fewbytes.models import batch_norm_names
 from fewbytes.wire import Masked, payload
 
@@ -68,10 +69,9 @@ class Tally:
 
 
 @dataclass
-class Waiting:
-    """The server's state: what each client gets when it is next asked, and with `activations` what was counted."""
+class Counts:
+    """The server's state, with `activations`: what was counted."""
 
-    combined: dict[Id, Combined] = field(default_factory=dict)
     critical: dict[Id, Tally] = field(default_factory=dict)
     nonzero: Tally = field(default_factory=Tally)  # of Eq. 10's mean
 
@@ -98,26 +98,20 @@ class FedPURIN(Method):
     gradient_storage: Literal["float32", "float16"] = "float32"  # float16: as the authors' code
     activations: bool = False  # count for the report how often elements are critical (Fig. 5 and 6); changes nothing
     fraction: Share = 1.0
-    epochs: Count = 5  # E
-    lr: Positive = 0.1  # eta
-    batch: Count = 100
-    momentum: BelowOne = 0.9
+    local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)  # E, eta
 
     headline: ClassVar[str] = "sparse"
 
-    def server(self, task: Task) -> Waiting:
-        return Waiting()
+    def server(self, problem: Problem) -> Counts:
+        return Counts()
 
     def client(self, site: Site) -> Personal:
-        return Personal(dict(site.task.first_state(site.me)), {})
+        return Personal(dict(site.problem.first_state(site.me)), {})
 
-    def round(self, state: Waiting, net: Network, t: int) -> None:
-        cohort = net.sample(self.fraction)
-        down = {i: state.combined.get(i) for i in cohort}
-        replies = dict(net.call(self.train, to=down))  # lines 3-8
-        waiting = {i: combined for i, combined in state.combined.items() if i not in replies}  # who was silent has none
+    def round(self, state: Counts, net: Network, t: int) -> None:
+        replies = dict(net.call(self.train, to=net.sample(self.fraction)))  # lines 3-8
         combined, mean = self.aggregate(replies, t)
-        state.combined = waiting | combined
+        net.tell(self.receive, to=combined, when="next")
         if self.activations:
             for i, reply in replies.items():
                 if i < WATCHED_CLIENTS:
@@ -125,9 +119,7 @@ class FedPURIN(Method):
             if mean:
                 state.nonzero.add({name: value != 0 for name, value in mean.items()})
 
-    def finish(self, state: Waiting, net: Network) -> None:
-        net.tell(self.receive, to=state.combined)
-        state.combined = {}
+    def finish(self, state: Counts, net: Network) -> None:
         if self.activations:
             clients = {f"client {i}": state.critical[i].shares() for i in sorted(state.critical)}
             net.show_shares("activations", clients | {"server": state.nonzero.shares()})
@@ -157,10 +149,9 @@ class FedPURIN(Method):
             combined[i] = Combined(Masked.nonzero(theta), kept)
         return combined, mean
 
-    def train(self, state: Personal, message: Combined | None, site: Site) -> Critical:
-        self.receive(state, message, site)
+    def train(self, state: Personal, message: None, site: Site) -> Critical:
         model = site.model(state.theta)
-        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)  # line 4
+        site.fit(model, self.local)  # line 4
         after, gradient, mask = state_of(model), gradients_of(model), {}
         for name in taking_part(model, self.batch_norm):
             g = after[name] - state.theta[name] if self.gradient == "delta" else gradient[name]
@@ -173,9 +164,7 @@ class FedPURIN(Method):
         site.score("sparse", model)
         return reply
 
-    def receive(self, state: Personal, message: Combined | None, site: Site) -> None:
-        if message is None:
-            return
+    def receive(self, state: Personal, message: Combined, site: Site) -> None:
         theta = message.theta.dense()
         if message.kept:
             theta = {name: torch.where(state.mask[name], state.theta[name], theta[name]) for name in theta}

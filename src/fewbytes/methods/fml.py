@@ -14,20 +14,22 @@ Bytes per client and round, before lossless coding: 4 P up and 4 P down, where P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.state import Mean, State, state_of
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import Positive, UpToOne
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Share, UpToOne
 from fewbytes.core.site import Site
-from fewbytes.core.training import clip_each
+from fewbytes.core.training import Local
 from fewbytes.methods.parts.distillation import divergence
-from fewbytes.methods.parts.heterogeneous import Heterogeneous, Own, number_of_classes
+from fewbytes.methods.parts.heterogeneous import STORED, Own, number_of_classes, own_draw
 from fewbytes.wire import Dense, payload
 
 Kl = Literal["mean", "batchmean"]
@@ -48,21 +50,25 @@ class Global:
 
 
 @dataclass(frozen=True)
-class FML(Heterogeneous):
+class FML(Method):
     """Hyper-parameters of FML; those of FedKTL's comparison."""
 
+    fraction: Share = 1.0  # rho
+    local: Local = replace(STORED, clip=10.0)  # the gradient of each model is clipped
     alpha: UpToOne = 0.5  # part of the labels in L_a
     beta: UpToOne = 0.5  # part of the labels in L_b
     kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
-    clip: Positive = 10.0  # the largest norm of a gradient, of each model
 
-    def server(self, task: Task) -> Global:
-        number_of_classes(task)
+    headline: ClassVar[str] = "personalised"
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Global:
+        number_of_classes(problem)
         return Global({})
 
     def client(self, site: Site) -> Own:
-        return Own(state_of(site.model(fresh=True)))
+        return own_draw(site)
 
     def round(self, state: Global, net: Network, t: int) -> None:
         mean, send = Mean(), Auxiliary(Dense(state.auxiliary)) if state.auxiliary else None
@@ -73,9 +79,7 @@ class FML(Heterogeneous):
     def train(self, state: Own, message: Auxiliary | None, site: Site) -> Auxiliary:
         own = site.model(state.theta)
         auxiliary = site.model(None if message is None else message.theta.dense(), of=0)
-        self.train_on(
-            site, Both(own, auxiliary), loss=self.loss, before_step=lambda: clip_each(self.clip, own, auxiliary)
-        )
+        site.fit(Both(own, auxiliary), self.local, loss=self.loss)
         state.theta = state_of(own)
         return Auxiliary(Dense(parameters_of(auxiliary)))
 
@@ -87,6 +91,9 @@ class FML(Heterogeneous):
         loss_b = self.beta * F.cross_entropy(b, labels) + (1 - self.beta) * mean_divergence(as_seen_by_b, b, self.kl)
         return loss_a + loss_b
 
+    def local_model(self, state: Own, site: Site) -> nn.Module:
+        return site.model(state.theta)
+
 
 class Both(nn.Module):
     """Two models side by side: the outputs of both."""
@@ -94,6 +101,7 @@ class Both(nn.Module):
     def __init__(self, a: nn.Module, b: nn.Module) -> None:
         super().__init__()
         self.a, self.b = a, b
+        self.apart = a, b
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.a(x), self.b(x)

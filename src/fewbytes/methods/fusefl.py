@@ -28,9 +28,10 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Id, Task
-from fewbytes.core.ranges import BelowOne, Count, Positive, Whole
+from fewbytes.core.problem import Id, Problem
+from fewbytes.core.ranges import Count, Whole
 from fewbytes.core.site import Site
+from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
 from fewbytes.models.fused import (
@@ -106,19 +107,16 @@ class FuseFL(Method):
     final_reduce: Reduce = "sum"  # of the last block's branches
     ccvr_samples: Whole = 5000  # virtual features of each class; 0: no calibration
     ccvr_covariance: Covariance = "correct"  # released: as the authors' code computes it
-    epochs: Count = 200  # E in all, E/K a stage, so at least K
-    lr: Positive = 0.01
-    batch: Count = 128
-    momentum: BelowOne = 0.9
+    local: Local = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)  # E in all, E/K a stage, so at least K
 
     headline: ClassVar[str] = "global"
     scored_after_finish: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.epochs < (blocks := self.planned_rounds(1)):
+        if self.local.epochs < (blocks := self.planned_rounds(1)):
             raise UserError(
-                f"epochs {self.epochs} cannot be shared out over {blocks} blocks, which train one after another: "
+                f"epochs {self.local.epochs} cannot be shared out over {blocks} blocks, which train one after another: "
                 f"set epochs={blocks} or more, or fewer {'cuts' if self.cuts else 'blocks'}"
             )
 
@@ -130,17 +128,16 @@ class FuseFL(Method):
         """The units after which models are cut, if they are named."""
         return [name.strip() for name in self.cuts.split(",")] if self.cuts else []
 
-    def server(self, task: Task) -> Global:
-        models = [task.model(i).cpu() for i in {task.architecture(i): i for i in task.clients}.values()]
-        samples = [split for split in (task.data.test, *(c.train for c in task.data.clients)) if len(split)]
-        if samples:  # what cannot be fused is told before anything is trained
-            check_fusible(models, self.blocks, self.after, self.adaptor, self.final_reduce, samples[0].shape)
+    def server(self, problem: Problem) -> Global:
+        models = [problem.model(i).cpu() for i in problem.architectures()]
+        if problem.sample is not None:  # what cannot be fused is refused before anything is trained
+            check_fusible(models, self.blocks, self.after, self.adaptor, self.final_reduce, problem.sample_shape)
         for model in models:
             check_trains(classifier_of(model), model)
         return Global()
 
     def client(self, site: Site) -> Own:
-        return Own(dict(site.task.first_state(site.me)))
+        return Own(dict(site.problem.first_state(site.me)))
 
     def round(self, state: Global, net: Network, t: int) -> None:
         before, branches, classifiers = len(state.fused), {}, []
@@ -160,7 +157,7 @@ class FuseFL(Method):
             replies = dict(net.call(self.statistics, to={i: self.news(state, i) for i in net.clients}))
             state.known |= dict.fromkeys(replies, len(state.fused))
             state.classifier = calibrated(
-                state.classifier, list(replies.values()), self.ccvr_samples, self.ccvr_covariance, self.lr, self.batch,
+                state.classifier, list(replies.values()), self.ccvr_samples, self.ccvr_covariance, self.local,
                 net.rng,
             )  # fmt: skip
         net.tell(self.receive, to={i: self.news(state, i, Dense(state.classifier)) for i in net.clients})
@@ -188,9 +185,10 @@ class FuseFL(Method):
         moving = self.frozen_bn == "train_shared"
         stage = own if prefix is None else Stage(prefix, own, moving)
         site.fit(
-            stage if moving else own, frozen=None if moving or prefix is None else prefix.folded(),
-            epochs=stage_epochs(self.epochs, k, len(blocks)), lr=self.lr, batch=self.batch, momentum=self.momentum,
-        )  # fmt: skip
+            stage if moving else own,
+            replace(self.local, epochs=stage_epochs(self.local.epochs, k, len(blocks))),
+            frozen=None if moving or prefix is None else prefix.folded(),
+        )
         site.score("local", stage)
         state.theta = state_of(model)
         state.sent = Branch(Dense({} if adaptor is None else state_of(adaptor)), Dense(blocks[k].state()), list(takes))
@@ -215,8 +213,8 @@ class FuseFL(Method):
         learn(state, message)
         site.score("personalised", self.network(state.fused, state.classifier, lambda i: site.model(of=i)))
 
-    def global_model(self, state: Global, task: Task) -> FusedNetwork | None:
-        return self.network(state.fused, state.classifier, task.model) if state.classifier else None
+    def global_model(self, state: Global, problem: Problem) -> FusedNetwork | None:
+        return self.network(state.fused, state.classifier, problem.model) if state.classifier else None
 
     def network(
         self, fused: list[dict[Id, Branch]], classifier: State, model: Callable[[Id], nn.Module]

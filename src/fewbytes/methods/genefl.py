@@ -17,8 +17,8 @@ Bytes per client, before lossless coding: once 4 f d up, if there is more than o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,11 +26,15 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.state import EntryMeans, State, state_of
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
-from fewbytes.core.ranges import BelowOne, NotNegative, Whole
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Id, Problem
+from fewbytes.core.ranges import BelowOne, Count, NotNegative, Share, Whole
 from fewbytes.core.site import Site
-from fewbytes.methods.clustered import Clustered, Clusters, Own
+from fewbytes.core.training import Local
+from fewbytes.methods.parts.averaging import Model, Own, first_shared, own_model
+from fewbytes.methods.parts.clusters import Similarity, Subspace, check_clusters, clusters_of, described, nearest
 from fewbytes.models.fisher import fisher_diagonal
 from fewbytes.models.layers import layers_of
 from fewbytes.wire import Dense, payload
@@ -67,16 +71,25 @@ class Schedule:
 
 
 @dataclass
-class Genes(Clusters):
-    """The server's state."""
+class Genes:
+    """The server's state. Clusters 0 to K - 1 are of the first clients, K to 2 K - 1 of newcomers nearest to them."""
 
-    schedules: list[Schedule] = field(default_factory=list)  # by cluster
+    models: list[State]  # Theta_k; empty until the first newcomer comes
+    schedules: list[Schedule]  # by cluster
+    cluster_of: dict[Id, int] = field(default_factory=dict)
+    subspaces: dict[Id, Subspace] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class GeneFL(Clustered):
+class GeneFL(Method):
     """Hyper-parameters of GENE-FL; the paper's values, the specification's where the paper is silent."""
 
+    clusters: Count = 4  # K; 1: no subspaces are sent
+    vectors: Count = 5  # d, singular vectors of each client
+    similarity: Similarity = "projections"  # of subspaces, or of the vectors as they are
+    inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: the learnGene, all the server has
+    fraction: Share = 0.2  # S / N
+    local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)  # E_l
     lambda_gen: NotNegative = 0.5  # lambda_1, weight of L_gen; 0: without
     lambda_elastic: NotNegative = 0.05  # lambda_2, weight of L_elg; 0: without
     threshold: BelowOne = 0.5  # epsilon, on normalised Fisher information
@@ -93,22 +106,27 @@ class GeneFL(Clustered):
     fisher_samples: Whole = 0  # at most so many of a client's samples; 0: all
     classifier: Literal["shared", "own"] = "shared"  # own: the last layer stays with the client, as batch norm does
 
-    def check(self, task: Task) -> None:
-        super().check(task)
-        layers = len(self.layers(task.first_model()))
-        if self.gamma > layers:
-            raise UserError(f"gamma is {self.gamma}, but the model has {layers} layers: give 1 to {layers}, or 0")
+    headline: ClassVar[str] = "cohort"
+    needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, task: Task) -> Genes:
-        models, model = super().server(task).models, task.first_model()
+    def server(self, problem: Problem) -> Genes:
+        check_clusters(problem, self.clusters, self.vectors)
+        model = problem.first_model()
+        first = first_shared(problem, self.shared(model)).theta
         sizes = [sum(model.get_parameter(name).numel() for name in names) for names in self.layers(model).values()]
         count, smallest = len(sizes), self.smallest(len(sizes))
+        if self.gamma > count:
+            raise UserError(f"gamma is {self.gamma}, but the model has {count} layers: give 1 to {count}, or 0")
 
         def schedule(gamma: int) -> Schedule:
             return Schedule(gamma, [0] * count, [1 / size for size in sizes])  # as if nothing had changed yet
 
-        first = [count if self.gamma_step else smallest] * self.clusters + [smallest] * self.clusters
-        return Genes(models, schedules=[schedule(gamma) for gamma in first])
+        gammas = [count if self.gamma_step else smallest] * self.clusters + [smallest] * self.clusters
+        models = [dict(first) for _ in range(self.clusters)] + [{} for _ in range(self.clusters)]
+        return Genes(models, [schedule(gamma) for gamma in gammas])
+
+    def client(self, site: Site) -> Own:
+        return Own({})
 
     def layers(self, model: nn.Module) -> dict[str, list[str]]:
         """The layers that may be in the learnGene, by name, and the names of their parameters. Raises UserError."""
@@ -124,6 +142,7 @@ class GeneFL(Clustered):
         return self.gamma or max(1, 16 * layers // 21)
 
     def shared(self, model: nn.Module) -> list[str]:
+        """Names of the entries that travel."""
         return [name for names in self.layers(model).values() for name in names]
 
     def observed(self, model: nn.Module) -> list[str]:
@@ -133,11 +152,22 @@ class GeneFL(Clustered):
         kept = top_layers(1 / sizes.double(), self.smallest(len(layers)), self.order == "ascending")
         return [name for names, sent in zip(layers.values(), kept, strict=True) if sent for name in names]
 
+    def start(self, state: Genes, net: Network) -> None:
+        """Algorithm 2, lines 1-2."""
+        if self.clusters > 1:
+            state.subspaces = dict(net.call(self.describe, to=net.clients))
+        state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, net)
+
+    def describe(self, state: Own, message: None, site: Site) -> Subspace:
+        return described(site, self.vectors)
+
     def round(self, state: Genes, net: Network, t: int) -> None:
-        layers = self.layers(net.task.first_model())
+        layers = self.layers(net.problem.first_model())
         means: dict[int, EntryMeans] = {}
         told: dict[int, list[tuple[list[float], float | None]]] = {}
-        for i, reply in net.call(self.train, to=self.downloads(state, net.sample(self.fraction))):
+        cohort = net.sample(self.fraction)
+        sent = {k: self.download(state, k) for k in {state.cluster_of[i] for i in cohort}}
+        for i, reply in net.call(self.train, to={i: sent[state.cluster_of[i]] for i in cohort}):
             k = state.cluster_of[i]
             means.setdefault(k, EntryMeans()).add(reply.theta.dense())
             told.setdefault(k, []).append((reply.scores, reply.accuracy))
@@ -155,20 +185,41 @@ class GeneFL(Clustered):
             schedule.best = max(schedule.best, accuracy)
 
     def download(self, state: Genes, k: int) -> Cluster:
+        """What cluster k sends its clients in a round."""
         return Cluster(Dense(state.models[k]), state.schedules[k].gamma)
 
-    def of_newcomers(self, near: int) -> int:
-        return self.clusters + near  # also with one cluster: most of their layers are new
+    def join(self, state: Genes, net: Network, client: Id) -> None:
+        """The learnGene of the nearest cluster (Eq. 12), and a cluster of newcomers, also where there is only one: most
+        of their layers are new."""
+        found = dict(net.call(self.describe, to=[client])) if self.clusters > 1 else {}
+        first = {i: k % self.clusters for i, k in state.cluster_of.items()}
+        near = nearest(found[client], state.subspaces, first, self.similarity) if found else 0
+        inherited = self.inheritance(state, near, net.problem)
+        net.tell(self.begin, to=[client], send=Model(Dense(inherited)))
+        k = self.clusters + near
+        if not state.models[k]:
+            drawn = net.problem.first_state(client, draw="newcomers")
+            state.models[k] = {name: inherited.get(name, drawn[name]) for name in state.models[near]}
+        state.cluster_of[client] = k
+        state.subspaces |= found
 
-    def inheritance(self, state: Genes, near: int, task: Task) -> State:
+    def inheritance(self, state: Genes, near: int, problem: Problem) -> State:
+        """What a newcomer gets of its nearest cluster."""
         theta, schedule = state.models[near], state.schedules[near]
+        if self.inherit == "nothing":
+            return {}
         if self.inherit == "cluster":
             return theta
-        layers = list(self.layers(task.first_model()).values())
+        layers = list(self.layers(problem.first_model()).values())
         gene = learngene(schedule.senders, schedule.scores, schedule.gamma)
         return {name: theta[name] for layer in gene for name in layers[layer]}
 
-    def train(self, state: Own, message: Cluster, site: Site) -> LearnGene:  # type: ignore[override]
+    def begin(self, state: Own, message: Model, site: Site) -> None:
+        """A newcomer's first model: what it inherits, the rest as all newcomers draw it."""
+        state.theta = dict(site.problem.first_state(site.me, draw="newcomers")) | message.theta.dense()
+        site.accuracy(site.model(state.theta), "inherited")
+
+    def train(self, state: Own, message: Cluster, site: Site) -> LearnGene:
         model = site.model(state.theta or message.theta.dense())  # from theta~, not from Theta_k
         before, layers = state_of(model), self.layers(model)
         named = {name: model.get_parameter(name) for names in layers.values() for name in names}
@@ -185,14 +236,14 @@ class GeneFL(Clustered):
             return total + joint * elg() if joint else total
 
         def second() -> None:
-            plain_step(list(theta.values()), elg(), self.lr * self.lambda_elastic)
+            plain_step(list(theta.values()), elg(), self.local.lr_in(site.round) * self.lambda_elastic)
 
         site.fit(
-            model, epochs=self.epochs, lr=self.lr, batch=self.batch,
-            momentum=self.momentum if self.steps == "joint" else 0.0,
+            model,
+            self.local if self.steps == "joint" else replace(self.local, momentum=0.0),
             extra=extra if self.lambda_gen or joint else None,
             after_step=second if self.steps == "split" else None,
-        )  # fmt: skip
+        )
         state.theta = state_of(model)
         scores = layer_scores(state.theta, before, layers, self.score)
         lowest = (self.order == "ascending") == (self.score == "cosine")  # of distances the smallest are kept
@@ -204,8 +255,8 @@ class GeneFL(Clustered):
             None if accuracy is None else 100 * accuracy,
         )  # fmt: skip
 
-    def global_model(self, state: Clusters, task: Task) -> None:
-        """None: a cluster's model pulls its clients' and is never used as one."""
+    def local_model(self, state: Own, site: Site) -> nn.Module | None:
+        return own_model(state, site)
 
     def low_information(self, model: nn.Module, site: Site) -> State:
         """m of Eq. 6: true where theta~ has little Fisher information on the client's training samples."""

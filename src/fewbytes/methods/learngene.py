@@ -3,11 +3,10 @@ carries it over to federated clients (FEDLG).
 
 A few layers, the learnGene, hold what is worth inheriting; only they travel. As PartialFed, with another part: the two
 last square convolutions of the smallest and of the largest width, which is what GENE-FL's figures give away; or, as the
-original picks them, the four convolutions whose values moved least in the first rounds. With clusters=4 and
-fraction=0.2 it runs inside clusters (`clustered`), as GENE-FL runs it.
+original picks them, the four convolutions whose values moved least in the first rounds.
 
-Bytes per client, before lossless coding: in a round 4 A down and 4 A up, where A counts the values of those
-convolutions (with select=updates, of all convolutions in the first rounds); a newcomer gets 4 A once.
+Bytes per client and round, before lossless coding: 4 A down and 4 A up, where A counts the values of those
+convolutions (with select=updates, of all convolutions in the first rounds).
 """
 
 from __future__ import annotations
@@ -18,37 +17,43 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from fewbytes.base.state import State
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
+from fewbytes.core.problem import Problem
 from fewbytes.core.ranges import Count, Share
-from fewbytes.methods.clustered import Clustered, Clusters
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import averaging
+from fewbytes.methods.parts.averaging import Model, Own, Trained
 from fewbytes.models.layers import hidden_layers, layers_of, square_layers
+from fewbytes.wire import Dense
 
 GENES = 4  # layers of the learnGene
 
 
 @dataclass
-class Moving(Clusters):
-    """The server's state; `moved` is |accumulated update| of each layer's values, on average, summed over clusters."""
+class Moving(averaging.Global):
+    """The server's state; `moved` is |accumulated update| of each layer's values, on average."""
 
     moved: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Learngene(Clustered):
-    """Hyper-parameters of Learngene."""
+class Learngene(Method):
+    """Hyper-parameters of Learngene; local training's are GENE-FL's."""
 
-    clusters: Count = 1
     fraction: Share = 1.0
+    local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
     select: Literal["fixed", "updates"] = "fixed"  # updates: the layers that moved least
     select_rounds: Count = 10  # after which they are picked
 
     headline: ClassVar[str] = "personalised"
 
-    def server(self, task: Task) -> Moving:
-        return Moving(super().server(task).models)
+    def server(self, problem: Problem) -> Moving:
+        return Moving(averaging.first_shared(problem, self.shared(problem.first_model())).theta)
 
     def shared(self, model: nn.Module) -> list[str]:
+        """Names of the entries that travel, at first."""
         if self.select == "updates":
             chosen = hidden_layers(model)
         else:
@@ -56,18 +61,33 @@ class Learngene(Clustered):
             chosen = [*square[0][-2:], *square[-1][-2:]]
         return [name for layer, names in layers_of(model).items() if layer in chosen for name in names]
 
+    def client(self, site: Site) -> Own:
+        return Own({})
+
     def round(self, state: Moving, net: Network, t: int) -> None:
-        before = list(state.models)
-        super().round(state, net, t)
+        before = state.theta
+        replies = net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(before)))
+        state.theta = averaging.means_over(before, replies)
         if self.select == "updates" and t <= self.select_rounds:
-            layers = layers_of(net.task.first_model())
-            for old, new in zip(before, state.models, strict=True):
-                for layer, change in changes(old, new, layers).items():
-                    state.moved[layer] = state.moved.get(layer, 0.0) + change
+            layers = layers_of(net.problem.first_model())
+            for layer, change in changes(before, state.theta, layers).items():
+                state.moved[layer] = state.moved.get(layer, 0.0) + change
             if t == self.select_rounds:
                 still = sorted(state.moved, key=lambda layer: state.moved[layer])[:GENES]
                 kept = {name for layer in still for name in layers[layer]}
-                state.models = [{n: value for n, value in model.items() if n in kept} for model in state.models]
+                state.theta = {name: value for name, value in state.theta.items() if name in kept}
+
+    def train(self, state: Own, message: Model, site: Site) -> Trained:
+        return averaging.train_shared(state, message, site, self.local)
+
+    def global_model(self, state: Moving, problem: Problem) -> nn.Module | None:
+        return averaging.whole_model(state, problem)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module | None:
+        return averaging.own_model(state, site)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return averaging.parameters_among(model, self.shared(model))
 
 
 def changes(old: State, new: State, layers: dict[str, list[str]]) -> dict[str, float]:

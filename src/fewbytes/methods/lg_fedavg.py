@@ -16,54 +16,50 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fewbytes.base.state import Mean, State, state_of
+from torch import nn
+
+from fewbytes.base.state import Mean, state_of
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Task
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
-from fewbytes.methods.parts.heterogeneous import Head, Heterogeneous, Own, TrainedHead, overwrite_head, shared_head
+from fewbytes.core.training import Local
+from fewbytes.methods.parts.heterogeneous import STORED, Head, Own, TrainedHead, overwrite_head, own_draw, shared_head
 from fewbytes.models.blocks import head_of
 from fewbytes.wire import Dense
 
 
-@dataclass
-class Global:
-    """The server's state."""
-
-    head: State  # empty before the first mean
-
-
 @dataclass(frozen=True)
-class LG_FedAvg(Heterogeneous):
+class LG_FedAvg(Method):
     """LG-FedAvg has no hyper-parameters beside those of local training."""
 
+    fraction: Share = 1.0  # rho
+    local: Local = STORED
     headline: ClassVar[str] = "combined"
+    needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, task: Task) -> Global:
-        shared_head(task)
-        return Global({})
+    def server(self, problem: Problem) -> None:
+        shared_head(problem)
 
     def client(self, site: Site) -> Own:
-        return Own(state_of(site.model(fresh=True)))
+        return own_draw(site)
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: None, net: Network, t: int) -> None:
         mean = Mean()
-        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=self.download(state)):
+        for _, reply in net.call(self.train, to=net.sample(self.fraction)):
             mean.add(reply.theta.dense(), weight=reply.samples)
-        state.head = mean()
+        net.tell(self.receive, send=Head(Dense(mean())), when="next")
 
-    def finish(self, state: Global, net: Network) -> None:
-        net.tell(self.receive, to=net.clients, send=self.download(state))
-
-    def download(self, state: Global) -> Head | None:
-        return Head(Dense(state.head)) if state.head else None
-
-    def train(self, state: Own, message: Head | None, site: Site) -> TrainedHead:
-        self.receive(state, message, site)
+    def train(self, state: Own, message: None, site: Site) -> TrainedHead:
         model = site.model(state.theta)
-        self.train_on(site, model)
+        site.fit(model, self.local)
         state.theta = state_of(model)
         return TrainedHead(Dense(state_of(head_of(model))), len(site.train))
 
-    def receive(self, state: Own, message: Head | None, site: Site) -> None:
-        if message is not None:
-            overwrite_head(state, message.theta.dense(), site)
+    def receive(self, state: Own, message: Head, site: Site) -> None:
+        overwrite_head(state, message.theta.dense(), site)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module:
+        return site.model(state.theta)

@@ -3,11 +3,9 @@ Initialization", NeurIPS 2021.
 
 A fixed part of the layers is loaded from the server's model before every local training; the others keep the client's
 own last values. Clients train all layers and send the fixed part, which the server averages as FedAvg does. The part is
-the one that GENE-FL's figures give away: the last square convolution of each width. With clusters=4 and fraction=0.2 it
-runs inside clusters (`clustered`), as GENE-FL runs it.
+the one that GENE-FL's figures give away: the last square convolution of each width.
 
-Bytes per client, before lossless coding: in a round 4 A down and 4 A up, where A counts the values of that part; a
-newcomer gets 4 A once.
+Bytes per client and round, before lossless coding: 4 A down and 4 A up, where A counts the values of that part.
 """
 
 from __future__ import annotations
@@ -17,20 +15,51 @@ from typing import ClassVar
 
 from torch import nn
 
-from fewbytes.core.ranges import Count, Share
-from fewbytes.methods.clustered import Clustered
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import Share
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import averaging
+from fewbytes.methods.parts.averaging import Global, Model, Own, Trained
 from fewbytes.models.layers import layers_of, square_layers
+from fewbytes.wire import Dense
 
 
 @dataclass(frozen=True)
-class PartialFed(Clustered):
-    """Hyper-parameters of local training, and of clusters to run it inside of."""
+class PartialFed(Method):
+    """Hyper-parameters of local training; GENE-FL's values."""
 
-    clusters: Count = 1
     fraction: Share = 1.0
+    local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
 
     headline: ClassVar[str] = "personalised"
 
-    def shared(self, model: nn.Module) -> list[str]:
-        last = {layers[-1] for layers in square_layers(model).values()}
-        return [name for layer, names in layers_of(model).items() if layer in last for name in names]
+    def server(self, problem: Problem) -> Global:
+        return averaging.first_shared(problem, last_square(problem.first_model()))
+
+    def client(self, site: Site) -> Own:
+        return Own({})
+
+    def round(self, state: Global, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta)))
+        state.theta = averaging.means_over(state.theta, replies)
+
+    def train(self, state: Own, message: Model, site: Site) -> Trained:
+        return averaging.train_shared(state, message, site, self.local)
+
+    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+        return averaging.whole_model(state, problem)
+
+    def local_model(self, state: Own, site: Site) -> nn.Module | None:
+        return averaging.own_model(state, site)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return averaging.parameters_among(model, last_square(model))
+
+
+def last_square(model: nn.Module) -> list[str]:
+    """Names of the parameters of the last square convolution of each width."""
+    last = {layers[-1] for layers in square_layers(model).values()}
+    return [name for layer, names in layers_of(model).items() if layer in last for name in names]

@@ -17,41 +17,66 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.state import in_training, state_of
-from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive
+from fewbytes.base.state import Mean, in_training, state_of, trained_entries, trained_parameters
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.problem import Problem
+from fewbytes.core.ranges import NotNegative, Positive, Share
 from fewbytes.core.site import Site
-from fewbytes.methods.fedavg import FedAvg, Model, Own, Trained
+from fewbytes.core.training import Local
+from fewbytes.methods.parts.averaging import (
+    Global,
+    Model,
+    Own,
+    Trained,
+    first_shared,
+    own_model,
+    parameters_among,
+    whole_model,
+)
 from fewbytes.methods.parts.distillation import distillation_loss
 from fewbytes.wire import Dense
 
 
 @dataclass(frozen=True)
-class PFedSD(FedAvg):
+class PFedSD(Method):
     """Hyper-parameters of pFedSD, with the values of FedPURIN's evaluation."""
 
-    epochs: Count = 5
-    lr: Positive = 0.1
-    batch: Count = 100
-    momentum: BelowOne = 0.9
-    buffers: Literal["averaged", "local"] = "local"
+    fraction: Share = 1.0
+    local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
+    buffers: Literal["averaged", "local"] = "local"  # batch-norm statistics
     lambda_kd: NotNegative = 0.5  # lambda, weight of the distillation
     temperature: Positive = 3.0  # T
     teacher: Literal["train", "eval"] = "train"  # how v_k normalises: by the batch, as the authors' code, or not
 
     headline: ClassVar[str] = "personalised"
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Global:
+        return first_shared(problem, self.shared(problem.first_model()))
+
+    def shared(self, model: nn.Module) -> list[str]:
+        """Names of the model's entries that travel."""
+        return list(trained_entries(model) if self.buffers == "averaged" else trained_parameters(model))
 
     def client(self, site: Site) -> Own:
         """No v_k yet."""
         return Own({})
 
-    def train(self, state: Own, message: Model, site: Site) -> Trained:  # type: ignore[override]
+    def round(self, state: Global, net: Network, t: int) -> None:
+        mean = Mean()
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
+            mean.add(reply.theta.dense(), weight=reply.samples)
+        state.theta = mean()
+
+    def train(self, state: Own, message: Model, site: Site) -> Trained:
         shared = message.theta.dense()
         model = site.model(state.theta | shared)
         if state.theta:
-            teacher = site.model(state.theta)
-            self.train_on(site, Taught(model, teacher, self.teacher), self.loss)
+            site.fit(Taught(model, site.model(state.theta), self.teacher), self.local, loss=self.loss)
         else:
-            self.train_on(site, model)
+            site.fit(model, self.local)
         state.theta = state_of(model)
         return Trained(Dense({name: state.theta[name] for name in shared}), len(site.train))
 
@@ -60,8 +85,14 @@ class PFedSD(FedAvg):
         student, teacher = logits
         return F.cross_entropy(student, labels) + self.lambda_kd * distillation_loss(teacher, student, self.temperature)
 
+    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+        return whole_model(state, problem)
+
     def local_model(self, state: Own, site: Site) -> nn.Module | None:
-        return site.model(state.theta) if state.theta else None
+        return own_model(state, site)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return parameters_among(model, self.shared(model))
 
 
 class Taught(nn.Module):

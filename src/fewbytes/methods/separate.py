@@ -15,9 +15,8 @@ from torch import nn
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.ranges import BelowOne, Count, Positive
 from fewbytes.core.site import Site
-from fewbytes.core.training import Order
+from fewbytes.core.training import Local
 
 
 @dataclass
@@ -31,11 +30,7 @@ class Own:
 class Separate(Method):
     """Hyper-parameters of local training."""
 
-    epochs: Count = 5
-    lr: Positive = 0.1
-    batch: Count = 100
-    momentum: BelowOne = 0.9
-    order: Order = "shuffled"  # of samples, anew each epoch; stored: as FedKTL's baselines take them
+    local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
 
     headline: ClassVar[str] = "personalised"
 
@@ -43,13 +38,11 @@ class Separate(Method):
         return Own(state_of(site.model(fresh=True)))
 
     def round(self, state: None, net: Network, t: int) -> None:
-        net.tell(self.train, to=net.clients)
+        net.tell(self.train)
 
     def train(self, state: Own, message: None, site: Site) -> None:
         model = site.model(state.theta)
-        site.fit(
-            model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum, order=self.order
-        )  # fmt: skip
+        site.fit(model, self.local)
         state.theta = state_of(model)
 
     def local_model(self, state: Own, site: Site) -> nn.Module:

@@ -21,13 +21,18 @@ from typing import Annotated
 
 import torch
 from msgspec import Meta
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewbytes.base.state import State
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
 from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
-from fewbytes.methods.fedavg import Model
-from fewbytes.methods.parts.compressed import Compressed, Residual
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import compressed
+from fewbytes.methods.parts.averaging import Model
+from fewbytes.methods.parts.compressed import Global, Residual
 from fewbytes.wire import Dense, Packages, TopK, payload
 from fewbytes.wire.packages import LONGEST, kernel_size
 from fewbytes.wire.topk import largest
@@ -42,21 +47,33 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class SmartIdx(Compressed):
+class SmartIdx(Method):
     """Hyper-parameters of SmartIdx."""
 
+    fraction: Share = 1.0
+    local: Local = Local(epochs=1, lr=0.01, batch=10)
     density: Share = 1 / 32  # part of all values that is important
     patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # sign patterns that are frequent, at most
+
+    def server(self, problem: Problem) -> Global:
+        return compressed.first_global(problem)
 
     def client(self, site: Site) -> Residual:
         return Residual({})
 
+    def round(self, state: Global, net: Network, t: int) -> None:
+        replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
+        state.theta = compressed.moved(state.theta, compressed.take_means(state, replies))
+
     def train(self, state: Residual, message: Model, site: Site) -> Packed:
-        change, buffers = self.fitted(message, site, self.momentum)
+        change, buffers = compressed.trained_change(message, site, self.local)
         x = state.added(change)
         sent = packages(x, self.density, self.patterns)
         state.keep(x, sent.dense())
         return Packed(sent, buffers)
+
+    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+        return compressed.whole(state, problem)
 
 
 def packages(x: State, density: float, patterns: int) -> Packages:

@@ -148,14 +148,14 @@ def _with(cells: Sequence[Cell], given: Mapping[str, str]) -> list[Cell]:
         name, dot, field = key.rpartition(".")
         if dot and name not in methods:
             raise UserError(f"--set {key}: the table has no method {name!r}{suggestion(name, methods)}")
-        fields = {f.name for m in ([name] if dot else methods) for f in dataclasses.fields(METHODS[m])}  # type: ignore[arg-type]
+        fields = {field for m in ([name] if dot else methods) for field in METHODS[m].defaults()}
         if field not in fields:
             raise UserError(f"--set {key}: no method of the table has a parameter {field!r}{suggestion(field, fields)}")
     made = []
     for cell in cells:
         method, own = cell.settings["method"], dict(cell.settings["parameters"])
         named = {key.removeprefix(f"{method}."): value for key, value in given.items()}
-        fields = {f.name for f in dataclasses.fields(METHODS[method])}  # type: ignore[arg-type]
+        fields = set(METHODS[method].defaults())
         plain, other = (
             make_method(method, own),
             make_method(method, own | {k: v for k, v in named.items() if k in fields}),

@@ -11,9 +11,11 @@ from pathlib import Path
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
+from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.data.split import transform_name
+from fewbytes.engines.base import Resumed, Waiting
 from fewbytes.wire import unpack
 from fewbytes.wire.frame import MAJOR
 
@@ -30,6 +32,7 @@ class Checkpoint:
     known: list[int]  # the clients that take part
     finished: bool
     server: bytes  # the server's state as a frame; empty: none
+    waiting: list[Waiting]  # messages that wait for their clients' next request
     versions: Tensor  # of client states: (client, version) rows, int64
     ledger: bytes
     handlers: list[str]
@@ -37,9 +40,10 @@ class Checkpoint:
     seconds: float
     peak_memory_bytes: int
 
-    def state_versions(self) -> dict[Id, int]:
-        """The version of each client's state in the store."""
-        return {int(client): int(number) for client, number in self.versions}
+    def resumed(self) -> Resumed:
+        """What an engine takes over."""
+        versions: dict[Id, int] = {int(client): int(number) for client, number in self.versions}
+        return Resumed(Ledger.frombytes(self.ledger, self.handlers), versions, self.known, self.waiting)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -78,17 +82,17 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
     if task.data.public is not None:
         splits.append(task.data.public)
     labels = [split.labels.numpy().tobytes() for split in splits]
-    layouts = [task.layout(client).hash.hex() for client in task.clients]
+    layouts = [task.problem.layout(client).hash.hex() for client in task.problem.clients]
     parts = [
         repr(method),
         how,
-        str(task.seed),
-        task.precision,
+        str(task.problem.seed),
+        task.problem.precision,
         str(MAJOR),
         json.dumps(counts),
         *(layouts if len(set(layouts)) > 1 else layouts[:1]),
     ]
-    parts += sorted({frozen for client in task.clients if (frozen := task.frozen(client))})
+    parts += sorted({frozen for client in task.problem.clients if (frozen := task.problem.frozen(client))})
     if task.data.presence is not None:
         parts.append(f"presence {json.dumps(task.data.presence)}")
     boxes = [split.targets.numpy().tobytes() for split in splits if split.boxes is not None]

@@ -25,16 +25,16 @@ from fewbytes.base.cores import all_cores
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import ScratchFolder, lock, replacing
 from fewbytes.base.streams import seeded
-from fewbytes.core import detection, gallery
+from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
-from fewbytes.core.network import Held, Network, Refused
+from fewbytes.core.network import Refused
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
-from fewbytes.core.training import evaluate, prepared, ready
-from fewbytes.engines.local import LocalNetwork
-from fewbytes.engines.store import state_class
+from fewbytes.engines.base import Engine
+from fewbytes.engines.handlers import Held
+from fewbytes.engines.local import LocalEngine
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
 from fewbytes.running.summary import summary
@@ -122,7 +122,7 @@ class Settings:
 
 
 HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
-Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Network]]
+Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Engine]]
 """Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
 
 
@@ -172,21 +172,14 @@ def run(
     if engine != "local":
         raise UserError(f"engine is local or flower-simulation, not {engine!r}")
 
-    def connect(folder: Path, checkpoint: Checkpoint | None) -> LocalNetwork:
-        return LocalNetwork(
+    def connect(folder: Path, checkpoint: Checkpoint | None) -> LocalEngine:
+        return LocalEngine(
             method, task, folder / "checkpoint" / "clients", policy=policy, workers=workers, coded=coded,
-            frames=folder / "frames" if keep_frames else None, **carried_on(checkpoint),
+            frames=folder / "frames" if keep_frames else None,
+            resumed=None if checkpoint is None else checkpoint.resumed(),
         )  # fmt: skip
 
     return drive(method, task, settings, connect)
-
-
-def carried_on(checkpoint: Checkpoint | None) -> dict[str, Any]:
-    """What an engine's network takes over from a checkpoint: `ledger`, `versions` and `known`."""
-    if checkpoint is None:
-        return {}
-    ledger = Ledger.frombytes(checkpoint.ledger, checkpoint.handlers)
-    return {"ledger": ledger, "versions": checkpoint.state_versions(), "known": checkpoint.known}
 
 
 def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> Result:
@@ -196,20 +189,20 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
         folder = settings.out if scratch is None and settings.out is not None else scratch.path  # type: ignore[union-attr]
         loop = _Loop(method, task, settings, folder)
         if not settings.resume:
-            loop.state = method.server(task)  # tells what cannot be before anything is written, as do the next lines
+            loop.state = method.server(task.problem)  # what cannot be is told before anything is written, as below
             if loop.state is not None:
                 check_fields(type(loop.state))
-            state_class(method, "client")
+            method.state_class("client")
         with _held(folder):
             checkpoint = loop.begin()
-            with connect(folder, checkpoint) as net:
-                summary = loop.run(net, checkpoint)
-                model = method.global_model(loop.state, task)
+            with connect(folder, checkpoint) as engine:
+                summary = loop.run(engine, checkpoint)
+                model = method.global_model(loop.state, task.problem)
                 if settings.save_models:
                     if model is not None:
                         save_model(model, folder / "models" / "global.safetensors", settings.about)
-                    net.save_models(folder / "models", settings.about)
-            result = Result(folder, summary, loop.rows, net.ledger, model)
+                    engine.save_models(folder / "models", settings.about)
+            result = Result(folder, summary, loop.rows, engine.ledger, model)
     except BaseException:
         if scratch is not None:
             scratch.close()
@@ -254,7 +247,7 @@ class _Loop:
         self.budget = None if method.own_rounds else settings.budget
         self.fingerprint = fingerprint(method, task, how)
         for t in range(1, self.rounds + 1):
-            if not task.data.present(t):
+            if not task.problem.clients_in(t):
                 raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
         self.counts: dict[str, Any] = task.data.label_counts()
         for i, client in enumerate(task.data.clients):
@@ -282,53 +275,57 @@ class _Loop:
         checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
         return checkpoint
 
-    def run(self, net: Network, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:
         done, finished = 0, False
-        self._enter_counts(net)
-        net.on_reply = self.watcher.replied
+        self._enter_counts(engine)
+        engine.on_reply = self.watcher.replied
         if checkpoint is not None:
-            kind = state_class(self.method, "server")
+            kind = self.method.state_class("server")
             self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
             left_out = [left for row in self.rows if row["phase"] == "join" for left in row.get("left_out", [])]
             self.refused = {left["client"]: left["why"] for left in left_out if left["handler"] == "join"}
             done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
-            net.peak_memory_bytes = checkpoint.peak_memory_bytes
+            engine.peak_memory_bytes = checkpoint.peak_memory_bytes
             _write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
             gallery.forget_after(self.folder, done + finished)
         self.watcher.started(self.folder, self.rounds, done)
         if self.rounds < self.planned:
             self.watcher.stopped(self.rounds)
-        self._tell_moved(net)
+        self._tell_moved(engine)
         try:
             with terminating():
                 if checkpoint is None:
-                    self._phase(net, 0, "start", lambda: self.method.start(self.state, net))
+                    self._phase(engine, 0, "start", lambda: self.method.start(self.state, engine.network))
                 t = done
                 while (t := t + 1) <= self.rounds:
-                    net.clients = self._staying(net.clients, t)
-                    arrived = net.arrivals(t)
-                    self._enter_counts(net)
+                    engine.clients = self._staying(engine.clients, t)
+                    arrived = engine.arrivals(t)
+                    self._enter_counts(engine)
                     for client in arrived:
                         if client not in self.refused:
-                            self._join(net, t, client)
-                    if not net.clients:
+                            self._join(engine, t, client)
+                    if not engine.clients:
                         raise FewbytesError(f"round {t} cannot begin: every client has left or could not join")
-                    self._phase(net, t, "round", functools.partial(self.method.round, self.state, net, t))
+                    self._phase(engine, t, "round", functools.partial(self.method.round, self.state, engine.network, t))
                 if not finished:
-                    self._phase(net, self.rounds + 1, "finish", lambda: self.method.finish(self.state, net))
+                    self._phase(engine, self.rounds + 1, "finish", lambda: self._finish(engine))
             self.status = "done"
         except KeyboardInterrupt:
             self.status = "interrupted"
             raise
         finally:
             if self.status != "running":
-                self._summarise(net)
-        return self._summary(net)
+                self._summarise(engine)
+        return self._summary(engine)
 
-    def _enter_counts(self, net: Network) -> None:
+    def _finish(self, engine: Engine) -> None:
+        engine.deliver()
+        self.method.finish(self.state, engine.network)
+
+    def _enter_counts(self, engine: Engine) -> None:
         """Enter in partition.json what nodes told of data that lie there. Raises UserError where a run goes on and a
         client's samples are not as many as they were."""
-        new = {i: held for i, held in net.held.items() if i not in self._told}
+        new = {i: held for i, held in engine.held.items() if i not in self._told}
         if not new:
             return
         if not self._told and self.settings.resume:
@@ -351,142 +348,134 @@ class _Loop:
 
     def _staying(self, clients: list[Id], t: int) -> list[Id]:
         """Those of the clients that have not left before round t."""
-        present = set(self.task.data.present(t))
+        present = set(self.task.problem.clients_in(t))
         return [i for i in clients if i in present]
 
-    def _join(self, net: Network, t: int, client: Id) -> None:
+    def _join(self, engine: Engine, t: int, client: Id) -> None:
         """Serve a client the run did not know, before round t; one that is gone again may come back later."""
-        net.clients = sorted([*net.clients, client])
+        engine.clients = sorted([*engine.clients, client])
 
         def serve() -> None:
             try:
-                self.method.join(self.state, net, client)
+                self.method.join(self.state, engine.network, client)
             except Refused as error:
-                net.abandon()
-                net.clients.remove(client)
-                net.versions.pop(client, None)  # its state is of no use any more
-                net.left_out.append(LeftOut(client, "join", "rejected", str(error)))
+                engine.abandon()
+                engine.clients.remove(client)
+                engine.versions.pop(client, None)  # its state is of no use any more
+                engine.left_out.append(LeftOut(client, "join", "rejected", str(error)))
                 self.refused[client] = str(error)
 
         try:
-            self._phase(net, t, "join", serve, client)
+            self._phase(engine, t, "join", serve, client)
         except TooFewReplies:
-            net.clients.remove(client)
-            net.abandon()
-            self.missed += net.left_out  # told with the round: the step has no line of its own
+            engine.clients.remove(client)
+            engine.abandon()
+            self.missed += engine.left_out  # told with the round: the step has no line of its own
         else:
             if client in self.refused:
                 self.watcher.refused(client, self.refused[client])
             else:
                 self.watcher.joined(client)
 
-    def _phase(self, net: Network, t: int, phase: str, step: Callable[[], None], *who: Id) -> None:
-        started, before = time.monotonic(), len(net.ledger)
+    def _phase(self, engine: Engine, t: int, phase: str, step: Callable[[], None], *who: Id) -> None:
+        started, before = time.monotonic(), len(engine.ledger)
         scored = phase == "round" and (t % self.evaluate_every == 0 or t == self.rounds)
         perhaps = phase == "round" and self.budget is not None  # what it sends tells whether it is the last round
-        net.begin(t, scored or perhaps or phase == "finish", *(f"join {client}" for client in who))
+        engine.begin(t, scored or perhaps or phase == "finish", *(f"join {client}" for client in who))
         step()
-        net.idle()
+        engine.idle()
         exchanged = time.monotonic()
-        if perhaps and not within(self.budget, [*self.rows, {"phase": phase, **net.ledger.totals(before)}]):
+        if perhaps and not within(self.budget, [*self.rows, {"phase": phase, **engine.ledger.totals(before)}]):
             scored, self.rounds = True, t
         if perhaps and not scored:
-            net.records.scores = {}
-            net.shown = {}
-        accuracy, pooled = net.records.accuracies(), net.records.pooled()
+            engine.records.scores = {}
+            engine.shown = {}
+        accuracy, pooled = engine.records.accuracies(), engine.records.pooled()
         if scored or (phase == "finish" and self.method.scored_after_finish):
-            accuracy |= self._score(net)
+            accuracy |= self._score(engine)
         seconds = time.monotonic() - started
         self.seconds += seconds
-        if phase in ("round", "join") or len(net.ledger) > before or accuracy:
-            cohort = len(np.unique(net.ledger.columns(before)["client"]))
+        if phase in ("round", "join") or len(engine.ledger) > before or accuracy:
+            cohort = len(np.unique(engine.ledger.columns(before)["client"]))
             row = {
                 "round": t,
                 "phase": phase,
                 **({"client": who[0]} if who else {}),
                 "cohort": cohort,
                 "accuracy": accuracy,
-                "loss": means(net.records.losses),
+                "loss": means(engine.records.losses),
             }
             row |= {"pooled": pooled} if pooled else {}
-            measured = means(net.records.measures)
+            measured = means(engine.records.measures)
             row |= {"measured": measured} if measured else {}
-            row |= net.ledger.totals(before)
-            broken = net.records.not_finite() + [f"reply.{handler}" for handler in sorted(net.not_finite)]
+            row |= engine.ledger.totals(before)
+            broken = engine.records.not_finite() + [f"reply.{handler}" for handler in sorted(engine.not_finite)]
             row |= {"not_finite": broken} if broken else {}
-            left_out, self.missed = [*self.missed, *net.left_out], []
+            left_out, self.missed = [*self.missed, *engine.left_out], []
             row |= {"left_out": [asdict(left) for left in left_out]} if left_out else {}
-            row |= {"notes": net.notes} if net.notes else {}
+            row |= {"notes": engine.notes} if engine.notes else {}
             row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
             self.rows.append(row)
-        gallery.keep(self.folder, t, net.shown)
-        self._checkpoint(net, t, phase)
-        self._tell_moved(net)
+        gallery.keep(self.folder, t, engine.shown)
+        self._checkpoint(engine, t, phase)
+        self._tell_moved(engine)
         if phase in ("round", "finish") and self.rows[-1]["phase"] == phase:
             self.watcher.scored(self.rows[-1])
         if phase == "round" and t == self.rounds < self.planned:
             self.watcher.stopped(t)
 
-    def _tell_moved(self, net: Network) -> None:
-        totals = net.ledger.totals()
+    def _tell_moved(self, engine: Engine) -> None:
+        totals = engine.ledger.totals()
         self.watcher.moved(totals["uplink_bytes"], totals["downlink_bytes"])
 
-    def _score(self, net: Network) -> dict[str, float]:
+    def _score(self, engine: Engine) -> dict[str, float]:
         accuracy = {}
-        scores = {i: score for i, score in net.score_clients().items() if score[1]}  # 0 samples: no model yet
+        scores = {i: score for i, score in engine.score_clients().items() if score[1]}  # 0 samples: no model yet
         if scores:
             accuracy["personalised"] = float(np.mean([correct / n for correct, n in scores.values()]))
             accuracy["micro"] = sum(c for c, _ in scores.values()) / sum(n for _, n in scores.values())
-        first = set(self.task.data.present(1))
+        first = set(self.task.problem.clients_in(1))
         late = [correct / n for i, (correct, n) in scores.items() if i not in first]
         if late and len(late) < len(scores):
             accuracy["newcomers"] = float(np.mean(late))
-        model = self.method.global_model(self.state, self.task)
-        test = self.task.data.test
-        if model is not None and test.boxes is not None:
-            with all_cores():
-                found = detection.detections(model, test, self.task.device, self.task.precision)
-            accuracy |= detection.average_precision(found, test)
-            if net.t >= self.rounds:
-                detection.show(net, found, test, self.task.data.classes)
-        elif model is not None and len(test):
-            model, correct = prepared(model), 0
-            with all_cores(), seeded(self.task.seed, "score", net.t):
-                for start in range(0, len(test), 1000):
-                    x, y = test.take(torch.arange(start, min(start + 1000, len(test)))).load(self.task.device)
-                    correct += evaluate(model, ready(x), y, self.task.precision)[0]
-            accuracy["global"] = correct / len(test)
+        problem, test = self.task.problem, self.task.data.test
+        model = self.method.global_model(self.state, problem)
+        if model is not None:
+            show = engine.network.show_images if engine.t >= self.rounds else None
+            with all_cores(), seeded(problem.seed, "score", engine.t):
+                accuracy |= problem.objective.score(model, test, problem.device, problem.precision, show)
         return accuracy
 
-    def _checkpoint(self, net: Network, t: int, phase: str) -> None:
+    def _checkpoint(self, engine: Engine, t: int, phase: str) -> None:
         rows = "".join(json.dumps(row) + "\n" for row in self.rows)
         server = b"" if self.state is None else bytes(pack(self.state, coded=False))
         whole = t - 1 if phase in ("join", "finish") else t
         checkpoint = Checkpoint(
-            VERSION, self.fingerprint, whole, list(net.clients), phase == "finish", server,
-            torch.tensor(sorted(net.versions.items()), dtype=torch.int64).view(-1, 2), net.ledger.tobytes(),
-            net.ledger.handlers, rows.encode(), self.seconds, net.peak_memory_bytes,
+            VERSION, self.fingerprint, whole, list(engine.clients), phase == "finish", server,
+            engine.waiting(), torch.tensor(sorted(engine.versions.items()), dtype=torch.int64).view(-1, 2),
+            engine.ledger.tobytes(),
+            engine.ledger.handlers, rows.encode(), self.seconds, engine.peak_memory_bytes,
         )  # fmt: skip
         with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
             for part in pack(checkpoint, coded=False).parts:
                 file.write(part)
         _write_text(self.folder / "rounds.jsonl", rows)
-        net.checkpointed()
+        engine.checkpointed()
 
-    def _summarise(self, net: Network) -> None:
+    def _summarise(self, engine: Engine) -> None:
         with replacing(self.folder / "result.json") as file:
-            file.write(json.dumps(self._summary(net), indent=2).encode() + b"\n")
+            file.write(json.dumps(self._summary(engine), indent=2).encode() + b"\n")
         temporary = self.folder / ".ledger.tmp"
-        net.ledger.write_parquet(temporary)
+        engine.ledger.write_parquet(temporary)
         os.replace(temporary, self.folder / "ledger.parquet")
 
-    def _summary(self, net: Network) -> dict[str, Any]:
+    def _summary(self, engine: Engine) -> dict[str, Any]:
         budget = self.settings.budget
         budgeted = {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
         return summary(
-            self.method, self.task, self.rows, net.ledger, counts=self.counts, rounds=self.rounds,
+            self.method, self.task, self.rows, engine.ledger, counts=self.counts, rounds=self.rounds,
             about=self.settings.about | budgeted, status=self.status, refused=len(self.refused), seconds=self.seconds,
-            peak_memory_bytes=net.peak_memory_bytes,
+            peak_memory_bytes=engine.peak_memory_bytes,
         )  # fmt: skip
 
 
@@ -500,8 +489,8 @@ def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config:
     if (folder / "gallery").exists():
         raise UserError(f"{folder} already holds a gallery, perhaps another run's: choose another folder")
     if config is None:
-        made = {"method": type(method).__name__.lower(), "rounds": rounds, "seed": task.seed}
-        config = msgspec.toml.encode(made | {"parameters": asdict(method)}).decode()  # type: ignore[call-overload]
+        made = {"method": method.name, "rounds": rounds, "seed": task.problem.seed}
+        config = msgspec.toml.encode(made | {"parameters": method.parameters}).decode()
     _write_text(folder / "config.toml", config)
     _write_text(folder / "rounds.jsonl", "")
 

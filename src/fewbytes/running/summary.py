@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -59,11 +58,11 @@ def summary(
     totals = ledger.totals()
     broken = list(dict.fromkeys(name for row in rows for name in row.get("not_finite", [])))
     return {
-        "method": type(method).__name__.lower(),
-        "parameters": asdict(method),  # type: ignore[call-overload]
+        "method": method.name,
+        "parameters": method.parameters,
         **about,
-        "clients": len(task.clients),
-        "seed": task.seed,
+        "clients": len(task.problem.clients),
+        "seed": task.problem.seed,
         "rounds": len(whole),
         "status": status,
         "accuracy": {"kind": kind, **scores.get(kind, nothing), "all": scores},
@@ -82,8 +81,8 @@ def summary(
 
 def turnover(task: Task, rounds: int) -> int | None:
     """The first round in which nobody is there of those who were in round 1; None if somebody always is."""
-    first = set(task.data.present(1))
-    return next((t for t in range(2, rounds + 1) if not first & set(task.data.present(t))), None)
+    first = set(task.problem.clients_in(1))
+    return next((t for t in range(2, rounds + 1) if not first & set(task.problem.clients_in(t))), None)
 
 
 def majority_class_accuracy(counts: dict[str, Any], server_test: Split) -> dict[str, float]:

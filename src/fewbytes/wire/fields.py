@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self, TypeVar, dataclass_transform, runtime_ch
 
 import numpy as np
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, MethodError
@@ -105,6 +106,14 @@ class Base:
             for name, tensor in value.states().items():
                 tensors.setdefault(name, tensor)
         return cls(digest, tensors)
+
+    @classmethod
+    def together(cls, bases: Sequence[Base]) -> Base | None:
+        """Several messages that came at once, of equal names the last one's tensors; None for none."""
+        if len(bases) < 2:
+            return bases[0] if bases else None
+        merged = {name: tensor for base in bases for name, tensor in base.tensors.items()}
+        return cls(blake3(b"".join(base.digest for base in bases)).digest(), merged)
 
 
 def _wire_values(value: Any) -> list[WireValue]:

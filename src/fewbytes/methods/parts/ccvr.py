@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import seed_torch
-from fewbytes.core.training import fit
+from fewbytes.core.training import Local, fit
 from fewbytes.models.blocks import linear_of
 from fewbytes.wire import Dense, payload
 
@@ -105,12 +105,12 @@ def virtual_features(
 
 
 def calibrated(
-    classifier: State, clients: Sequence[ClassStatistics], samples: int, covariance: Covariance, lr: float, batch: int,
+    classifier: State, clients: Sequence[ClassStatistics], samples: int, covariance: Covariance, local: Local,
     rng: np.random.Generator,
 ) -> State:  # fmt: skip
     """The linear classifier after one epoch on virtual features of the clients' merged statistics.
 
-    Shuffled, plain SGD on the cross-entropy, without momentum.
+    Shuffled, plain SGD on the cross-entropy, without momentum; at the learning rate and batch of `local`.
     """
     counts, means = (torch.stack(part) for part in zip(*(whole(client)[:2] for client in clients), strict=True))
     merged = merge(counts, means, (whole(client)[2] for client in clients), covariance)
@@ -118,5 +118,5 @@ def calibrated(
     linear = linear_of(classifier)
     with torch.random.fork_rng(devices=[]):
         seed_torch(int(rng.integers(2**62)))
-        fit(linear, x, y, epochs=1, lr=lr, batch=batch)
+        fit(linear, x, y, Local(epochs=1, lr=local.lr, batch=local.batch))
     return state_of(linear)

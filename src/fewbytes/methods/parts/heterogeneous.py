@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.state import State, load_state, state_of
-from fewbytes.core.method import Method
-from fewbytes.core.problem import Id, Task
-from fewbytes.core.ranges import Count, Positive, Share
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
-from fewbytes.core.training import Order
+from fewbytes.core.training import Local
 from fewbytes.models.blocks import check_trains, features_of, has_units, head_of, head_sizes
 from fewbytes.wire import Dense, payload
 
@@ -59,42 +57,32 @@ class Own:
     theta: State  # its model
 
 
-@dataclass(frozen=True)
-class Heterogeneous(Method):
-    """Hyper-parameters of local training: FedKTL's, which its paper uses for every method it compares with."""
-
-    fraction: Share = 1.0  # rho
-    epochs: Count = 1
-    lr: Positive = 0.01
-    batch: Count = 10
-    order: Order = "stored"  # of samples, as the authors' code takes them; shuffled: anew each epoch
-
-    headline: ClassVar[str] = "personalised"
-
-    def train_on(self, site: Site, model: nn.Module, order: Order | None = None, **how: Any) -> None:
-        """Local training, in the method's order unless another is given; `how` as in `Site.fit`."""
-        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, order=order or self.order, **how)
-
-    def local_model(self, state: Any, site: Site) -> nn.Module | None:
-        return site.model(state.theta)
+STORED = Local(epochs=1, lr=0.01, batch=10, order="stored")
+"""FedKTL's local training, which its paper uses for every method it compares with; samples as the authors' code takes
+them."""
 
 
-def number_of_classes(task: Task) -> int:
+def own_draw(site: Site) -> Own:
+    """A client's first model: weights it draws itself."""
+    return Own(state_of(site.model(fresh=True)))
+
+
+def number_of_classes(problem: Problem) -> int:
     """C, from the clients' models. Raises UserError if they differ."""
-    classes = {_outputs(model, task) for model in _models(task)}
+    classes = {_outputs(model, problem) for model in _models(problem)}
     if len(classes) > 1:
         raise UserError(f"the clients' models must have the same classes, they give {_listed(classes)}")
     return classes.pop()
 
 
-def feature_sizes(task: Task) -> set[int]:
+def feature_sizes(problem: Problem) -> set[int]:
     """Every K' of the clients' models. Raises UserError if one gives no features."""
-    return {head_sizes(model)[0] for model in _models(task)}
+    return {head_sizes(model)[0] for model in _models(problem)}
 
 
-def feature_size(task: Task) -> int:
+def feature_size(problem: Problem) -> int:
     """K', from the clients' models. Raises UserError if they differ, or one gives no features."""
-    sizes = feature_sizes(task)
+    sizes = feature_sizes(problem)
     if len(sizes) > 1:
         raise UserError(
             f"the clients' models must have features of one size, not {_listed(sizes)}: name them with @512"
@@ -102,10 +90,10 @@ def feature_size(task: Task) -> int:
     return sizes.pop()
 
 
-def shared_head(task: Task) -> nn.Linear:
+def shared_head(problem: Problem) -> nn.Linear:
     """The classifier of client 0's first model. Raises UserError if not all clients have such a one."""
-    feature_size(task), number_of_classes(task)
-    for model in _models(task):
+    feature_size(problem), number_of_classes(problem)
+    for model in _models(problem):
         head = head_of(model)
         if not isinstance(head, nn.Linear) or head.bias is None:
             raise UserError(
@@ -113,23 +101,23 @@ def shared_head(task: Task) -> nn.Linear:
                 "has another; fedktl, fml, fedkd, feddistill and fedproto take any"
             )
         check_trains(head, model)
-    return head_of(task.first_model())  # type: ignore[return-value]
+    return head_of(problem.first_model())  # type: ignore[return-value]
 
 
-def _outputs(model: nn.Module, task: Task) -> int:
+def _outputs(model: nn.Module, problem: Problem) -> int:
     """How many logits a model gives: by its head, or, if it has no parts, for a sample of zeros."""
     if has_units(model):
         return head_sizes(model)[1]
     with torch.no_grad():
-        logits = model.eval()(task.blank())
+        logits = model.eval()(problem.blank())
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         raise UserError(f"a {type(model).__name__} must give logits (n, classes)")
     return logits.shape[1]
 
 
-def _models(task: Task) -> Iterable[nn.Module]:
+def _models(problem: Problem) -> Iterable[nn.Module]:
     """A model of each architecture."""
-    return (task.model(client) for client in {task.architecture(i): i for i in reversed(task.clients)}.values())
+    return (problem.model(client) for client in problem.architectures())
 
 
 def _listed(numbers: set[int]) -> str:

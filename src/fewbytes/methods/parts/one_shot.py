@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from torch import nn
 
@@ -12,14 +11,15 @@ from fewbytes.base.cores import all_cores
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seed_all, untouched
-from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Id, Task
-from fewbytes.core.ranges import BelowOne, Count, Positive
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
-from fewbytes.core.training import FINDS_NO_OBJECTS, prepared
+from fewbytes.core.training import Local, prepared
 from fewbytes.models import LogitMean
 from fewbytes.wire import Dense, payload
+
+LONG = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)
+"""FuseFL's local training, which its paper uses for every method it compares with."""
 
 
 @payload
@@ -37,74 +37,44 @@ class Uploads:
     student: State | None = None  # the model they are distilled into
 
 
-@dataclass(frozen=True)
-class OneShot(Method):
-    """Hyper-parameters of the local training; FuseFL's values."""
-
-    epochs: Count = 200  # E
-    lr: Positive = 0.01
-    batch: Count = 128
-    momentum: BelowOne = 0.9
-
-    headline: ClassVar[str] = "global"
-
-    def server(self, task: Task) -> Uploads:
-        if task.data.test.boxes is not None:  # these methods average logits
-            raise UserError(FINDS_NO_OBJECTS)
-        return Uploads()
-
-    def planned_rounds(self, asked: int) -> int:
-        return 1
-
-    def round(self, state: Uploads, net: Network, t: int) -> None:
-        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
-
-    def train(self, state: None, message: None, site: Site) -> Trained:
-        model = site.model()
-        site.fit(model, epochs=self.epochs, lr=self.lr, batch=self.batch, momentum=self.momentum)
-        site.score("personalised", model)
-        return Trained(Dense(state_of(model)))
+def train_once(site: Site, local: Local) -> Trained:
+    """Local training from the first model."""
+    model = site.model()
+    site.fit(model, local)
+    site.score("personalised", model)
+    return Trained(Dense(state_of(model)))
 
 
-@dataclass(frozen=True)
-class Distilled(OneShot):
-    """A one-shot method whose server distils the ensemble of the uploads into one student, after the round."""
+def distil(state: Uploads, net: Network, distilled: Callable[[nn.Module, LogitMean, Problem], None]) -> None:
+    """Distil the ensemble of the uploads into one student, which takes their place.
 
-    scored_after_finish: ClassVar[bool] = True
-
-    def finish(self, state: Uploads, net: Network) -> None:
-        with untouched(), all_cores():
-            seed_all(int(net.rng.integers(1 << 62)))
-            student = prepared(net.task.first_model(state.student))
-            teacher = prepared(ensemble(state.models, net.task)).requires_grad_(False)
-            self.distil(in_training(student), teacher, net.task)
-        state.student, state.models = state_of(student), {}
-
-    @abstractmethod
-    def distil(self, student: nn.Module, teacher: LogitMean, task: Task) -> None:
-        """Train the student in place; the teacher is in eval mode and has no gradients."""
-
-    def global_model(self, state: Uploads, task: Task) -> nn.Module | None:
-        return None if state.student is None else task.first_model(state.student)
+    `distilled` trains the student in place; the teacher is in eval mode and has no gradients.
+    """
+    with untouched(), all_cores():
+        seed_all(int(net.rng.integers(1 << 62)))
+        student = prepared(net.problem.first_model(state.student))
+        teacher = prepared(ensemble(state.models, net.problem)).requires_grad_(False)
+        distilled(in_training(student), teacher, net.problem)
+    state.student, state.models = state_of(student), {}
 
 
-@dataclass(frozen=True)
-class DataFree(Distilled):
-    """A method whose server makes the images it distils on."""
-
-    def server(self, task: Task) -> Uploads:
-        shape = task.sample_shape
-        if len(shape) != 3:
-            name = type(self).__name__
-            raise UserError(f"{name} makes images (channels, height, width), but samples have shape {shape}; try FedDF")
-        return super().server(task)
+def student_of(state: Uploads, problem: Problem) -> nn.Module | None:
+    """What the clients' models are distilled into."""
+    return None if state.student is None else problem.first_model(state.student)
 
 
-def ensemble(models: dict[Id, State], task: Task) -> LogitMean:
+def check_images(problem: Problem, name: str) -> None:
+    """Raises UserError where samples are no images, for a method that makes some."""
+    shape = problem.sample_shape
+    if len(shape) != 3:
+        raise UserError(f"{name} makes images (channels, height, width), but samples have shape {shape}; try FedDF")
+
+
+def ensemble(models: dict[Id, State], problem: Problem) -> LogitMean:
     """The clients' models as one that averages their logits, in eval mode. Raises MethodError if there is none."""
     if not models:
         raise MethodError("an ensemble of nothing: no client replied")
-    members = [task.model(m) for m in models]
+    members = [problem.model(m) for m in models]
     for member, theta in zip(members, models.values(), strict=True):
         load_state(member, theta)
     mean = LogitMean(members)

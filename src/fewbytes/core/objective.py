@@ -1,0 +1,241 @@
+"""What models learn: the loss, how samples come, what is scored, how predictions are shown."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import in_training
+from fewbytes.core.training import EVALUATION_BATCH, Loss, Precision, arithmetic, own_loss, prepared, ready
+from fewbytes.data import FederatedData, Split
+from fewbytes.data.coco import ratio
+from fewbytes.data.split import Items, LazySamples
+from fewbytes.data.transforms import COLOURS
+from fewbytes.models.yolox import detection_missing
+
+CONFIDENCE, OVERLAP = 0.01, 0.65
+"""Detections of less confidence are dropped, and those that overlap a better one of the class more (YOLOX's values)."""
+MEASURES = {"mAP": 0, "AP50": 1, "AP75": 2, "APM": 4, "APL": 5}
+"""COCO's: mean over IoU 0.50:0.95, at 0.5, at 0.75, of medium and of large objects; where COCOeval keeps each."""
+BATCH = 16  # images
+DRAWN, ROW, DRAWN_SIZE = 8, 4, 320  # images, of which in a row, pixels a side
+DRAWN_CONFIDENCE = 0.3
+
+
+ShowImages = Callable[[str, Tensor, Sequence[str], int], None]
+"""`Network.show_images`."""
+
+
+class Objective(ABC):
+    """What models learn of samples and their targets."""
+
+    suits: ClassVar[str]
+    """Which models and methods can learn it, in words for who took another."""
+
+    def loss(self, model: nn.Module, given: Loss | None) -> Loss:
+        """What the model is trained with: what is given, its own, a method `loss(outputs, targets)`, or the usual.
+
+        Raises UserError if it cannot learn this.
+        """
+        return given or own_loss(model) or F.cross_entropy
+
+    @abstractmethod
+    def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
+        """All samples and targets on the device, untransformed, images channels-last. Raises UserError if they cannot
+        be used so."""
+
+    def samples(self, data: Split, device: str) -> tuple[Tensor | LazySamples, Tensor]:
+        """As `tensors`, but those of a data set of one's own are read as they are indexed."""
+        return data.lazy(device) if isinstance(data.x, Items) else self.tensors(data, device)
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision) -> tuple[int, float]:
+        """How many predictions of a client's samples are right, and the sum of their losses."""
+
+    @abstractmethod
+    def score(
+        self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
+    ) -> dict[str, float]:
+        """What the server's test set, if it has samples, tells of a model: fractions by their names; `show`: pictures
+        of predictions for people."""
+
+
+@dataclass(frozen=True)
+class Classification(Objective):
+    """One of several classes: cross-entropy; accuracy."""
+
+    suits: ClassVar[str] = "labels are learnt by models that give a logit a class"
+
+    def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
+        x, y = data.load(device)
+        return ready(x), y
+
+    def evaluate(self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision) -> tuple[int, float]:
+        return evaluate(model, x, y, precision)
+
+    def score(
+        self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
+    ) -> dict[str, float]:
+        if not len(test):
+            return {}
+        model, correct = prepared(model), 0
+        for start in range(0, len(test), 1000):
+            x, y = test.take(torch.arange(start, min(start + 1000, len(test)))).load(device)
+            correct += evaluate(model, ready(x), y, precision)[0]
+        return {"global": correct / len(test)}
+
+
+@dataclass(frozen=True)
+class Detection(Objective):
+    """Boxes of objects of some classes in images: the detector's own loss; COCO's average precision."""
+
+    classes: tuple[str, ...]
+
+    suits: ClassVar[str] = (
+        "objects are found by detectors, such as the model yolox-s, and by methods that train a client's model by its "
+        "own loss and do not look at labels or logits, such as fedavg: take such a model and method"
+    )
+
+    def loss(self, model: nn.Module, given: Loss | None) -> Loss:
+        own = own_loss(model)
+        if given is not None or own is None:
+            raise UserError(self.suits)
+        return own
+
+    def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
+        raise UserError(self.suits)
+
+    def samples(self, data: Split, device: str) -> tuple[Tensor | LazySamples, Tensor]:
+        return data.lazy(device)
+
+    def evaluate(self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision) -> tuple[int, float]:
+        raise UserError(self.suits)
+
+    def score(
+        self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
+    ) -> dict[str, float]:
+        found = detections(model, test, device, precision)
+        if show is not None:
+            show("detections", *drawn(found, test, self.classes), DRAWN_SIZE)
+        return average_precision(found, test)
+
+
+def objective_of(data: FederatedData) -> Objective:
+    """What is learned of these data: objects where they have boxes, else their labels."""
+    return Classification() if data.test.boxes is None else Detection(data.classes)
+
+
+def evaluate(
+    model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+) -> tuple[int, float]:
+    """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode."""
+    training = model.training
+    model.to(x.device).eval()
+    correct, loss = 0, 0.0
+    with torch.no_grad(), arithmetic(precision, str(x.device)):
+        for start in range(0, len(y), EVALUATION_BATCH):
+            outputs = model(x[start : start + EVALUATION_BATCH]).float()
+            labels = y[start : start + EVALUATION_BATCH]
+            correct += int((outputs.argmax(1) == labels).sum())
+            loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
+    in_training(model) if training else model.eval()
+    return correct, loss
+
+
+def detections(model: nn.Module, data: Split, device: str = "cpu", precision: Precision = "float32") -> list[Tensor]:
+    """What a detector finds in each image, float32 (found, 6) on the CPU: left, top, right, bottom in pixels of the
+    image as it is stored, confidence, class; the most confident first."""
+    from yolox.utils import postprocess
+
+    training = model.training
+    model = prepared(model).to(device).eval()
+    found: list[Tensor] = []
+    with torch.no_grad(), arithmetic(precision, device):
+        for start in range(0, len(data), BATCH):
+            x, _ = data.take(range(start, min(start + BATCH, len(data)))).load(device)
+            predictions = model(ready(x)).float()
+            for boxes in postprocess(predictions, predictions.shape[2] - 5, CONFIDENCE, OVERLAP):
+                if boxes is None:
+                    found.append(torch.zeros(0, 6))
+                    continue
+                boxes = boxes[boxes.isfinite().all(1)]
+                confidence = boxes[:, 4:5] * boxes[:, 5:6]
+                found.append(torch.cat([boxes[:, :4], confidence, boxes[:, 6:7]], 1).cpu())
+    model.train(training)
+    return found
+
+
+def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
+    """COCO's `MEASURES` of what was found in the images of `data`, fractions 0..1, in pixels of the original images.
+
+    A measure for which there are no objects is left out. Raises UserError if pycocotools is not installed or `data`
+    has no ground truth.
+    """
+    try:
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    except ImportError as error:
+        raise detection_missing("scoring detections") from error
+    reference = None if data.boxes is None else data.boxes.truth
+    if reference is None:
+        raise UserError("detections are scored against the boxes of a test set, and this data set has none")
+    rows = np.arange(len(data)) if data.rows is None else data.rows
+    images = [reference["images"][row] for row in rows]
+    scales = [ratio(image["width"], image["height"], data.shape[-1]) for image in images]
+    results = [_result(boxes, row, scale) for boxes, row, scale in zip(found, rows, scales, strict=True)]
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints tables
+        truth = COCO()
+        truth.dataset = reference
+        truth.createIndex()
+        # Without any detection `loadRes` fails.
+        entries = np.concatenate(results) if sum(map(len, results)) else np.array([[rows[0], 0, 0, 0, 0, 0, 0]])
+        evaluation = COCOeval(truth, truth.loadRes(entries), "bbox")
+        evaluation.params.imgIds = rows.tolist()
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return {name: float(evaluation.stats[i]) for name, i in MEASURES.items() if evaluation.stats[i] >= 0}
+
+
+def drawn(found: list[Tensor], data: Split, classes: Sequence[str]) -> tuple[Tensor, list[str]]:
+    """The first images of a test set, uint8 (n, 3, height, width), the true boxes in white, and what was found with
+    some confidence; and in which row each goes."""
+    from torchvision.utils import draw_bounding_boxes  # slow to import
+
+    pictures = []
+    for i, boxes in enumerate(found[:DRAWN]):
+        x, targets = data.take([i]).load()
+        scale = DRAWN_SIZE / x.shape[3]
+        picture = (F.interpolate(x, (DRAWN_SIZE, DRAWN_SIZE), mode="bilinear", antialias=True)[0] * 255).byte()
+        centre, half = targets[0, :, 1:3], targets[0, :, 3:] / 2
+        true = torch.cat([centre - half, centre + half], 1)[targets[0].any(1)]
+        if len(true):
+            picture = draw_bounding_boxes(picture, true * scale, colors="white")
+        boxes = boxes[(boxes[:, 4] >= DRAWN_CONFIDENCE) & (boxes[:, :2] < boxes[:, 2:4]).all(1)]
+        if len(boxes):
+            colours = [COLOURS[int(c) % len(COLOURS)] for c in boxes[:, 5]]
+            words = [f"{classes[int(c)]} {confidence:.2f}" for confidence, c in boxes[:, 4:].tolist()]
+            picture = draw_bounding_boxes(picture, boxes[:, :4] * scale, words, colours, width=2)
+        pictures.append(picture)
+    rows = [f"images {i // ROW * ROW + 1} to {min(i // ROW * ROW + ROW, len(pictures))}" for i in range(len(pictures))]
+    return torch.stack(pictures), rows
+
+
+def _result(found: Tensor, row: int, scale: float) -> NDArray[np.float64]:
+    """Detections as pycocotools reads them: image, left, top, width, height, confidence, class."""
+    boxes = found.double().numpy()
+    corners = boxes[:, :4] / scale
+    return np.column_stack(
+        [np.full(len(boxes), row), corners[:, :2], corners[:, 2:] - corners[:, :2], boxes[:, 4], boxes[:, 5]]
+    )

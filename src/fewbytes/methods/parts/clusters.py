@@ -1,0 +1,145 @@
+"""Clusters of clients whose data span alike subspaces, found once, and the nearest one to a newcomer; after PACFL:
+Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, "Efficient Distribution Similarity Identification in Clustered
+Federated Learning via Principal Angles between Client Data Subspaces", AAAI 2023.
+
+Every client sends the first left singular vectors of its samples; the server groups the clients by K-means.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.streams import stream_seed
+from fewbytes.core.network import Network, Refused
+from fewbytes.core.problem import Id, Problem
+from fewbytes.core.site import Site
+from fewbytes.wire import Dense, payload
+
+Similarity = Literal["projections", "vectors"]
+"""Of subspaces, or of the singular vectors as they are."""
+
+
+@payload
+class Subspace:
+    """Client to server: U_i (f, d), the first left singular vectors of its samples as columns; a sample's shape."""
+
+    vectors: Dense
+    shape: list[int]
+
+    @property
+    def columns(self) -> Tensor:
+        return self.vectors.state[""]
+
+
+def check_clusters(problem: Problem, clusters: int, vectors: int) -> None:
+    """Raises UserError for a problem whose clients cannot be clustered so."""
+    there = len(problem.clients_in(1))
+    if clusters > there:
+        raise UserError(f"clusters is {clusters}, more than the {there} clients there are at first: lower it")
+    features = math.prod(problem.sample.shape[1:]) if problem.sample is not None else vectors
+    if clusters > 1 and vectors > features:
+        raise UserError(f"vectors is {vectors}, more than the {features} features of a sample")
+
+
+def described(site: Site, vectors: int) -> Subspace:
+    """A client's subspace. Raises UserError for samples that are no numbers."""
+    x = site.tensors(site.train)[0]
+    if not x.isfinite().all():
+        raise UserError(f"client {site.me} has samples that are not finite numbers (NaN?): correct or remove them")
+    return Subspace(Dense({"": subspace(x, vectors)}), list(x.shape[1:]))
+
+
+def clusters_of(subspaces: Mapping[Id, Subspace], clusters: int, similarity: Similarity, net: Network) -> dict[Id, int]:
+    """The cluster of each client that is there; who did not answer is put into the largest. Raises UserError."""
+    if clusters == 1:
+        return dict.fromkeys(net.clients, 0)
+    if len(subspaces) < clusters:
+        raise UserError(f"clusters is {clusters}, but only {len(subspaces)} clients are there: lower it")
+    clients = sorted(subspaces)
+    columns = [subspaces[i].columns for i in clients]
+    first = subspaces[clients[0]].shape
+    if odd := [i for i in clients if subspaces[i].shape != first]:
+        raise UserError(
+            f"client {odd[0]}'s samples have shape {tuple(subspaces[odd[0]].shape)}, client {clients[0]}'s "
+            f"{tuple(first)}: they must have one"
+        )
+    points = embedding(columns) if similarity == "projections" else torch.stack([u.T.flatten() for u in columns])
+    groups = k_means(points, clusters, stream_seed(net.problem.seed, "clusters"))
+    found = dict(zip(clients, groups, strict=True))
+    if silent := [i for i in net.clients if i not in found]:
+        found |= dict.fromkeys(silent, Counter(groups).most_common(1)[0][0])
+        net.note("clients that were silent at the start are in the largest cluster", f"{len(silent)} clients")
+    return found
+
+
+def nearest(
+    new: Subspace, subspaces: Mapping[Id, Subspace], cluster_of: Mapping[Id, int], similarity: Similarity
+) -> int:
+    """Eq. 12 of GENE-FL: the cluster nearest to a newcomer. Raises Refused if its samples have another shape."""
+    members: dict[int, list[Tensor]] = {}
+    for i, known in subspaces.items():
+        members.setdefault(cluster_of[i], []).append(known.columns)
+    shape = next(iter(subspaces.values())).shape
+    if new.shape != shape:
+        raise Refused(f"its samples have shape {tuple(new.shape)}, the known clients' {tuple(shape)}")
+    away = {k: subspace_distance(new.columns, columns, similarity) for k, columns in sorted(members.items())}
+    return min(away, key=lambda k: away[k])
+
+
+def subspace(samples: Tensor, vectors: int) -> Tensor:
+    """U_i (f, d), float32: the first d left singular vectors of the samples (m, …) as columns of (f, m), uncentred.
+
+    In every column the entry of largest magnitude (the first of equals) is positive. A direction the samples do not
+    have (fewer samples than d, or constant features) is a column of zeros, which is like nobody's.
+    """
+    columns = samples.flatten(1).T.double().cpu()
+    u, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
+    there = sizes > sizes.max().clamp(min=1e-300) * max(columns.shape) * torch.finfo(torch.float64).eps
+    u = (u * there)[:, :vectors]
+    signs = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()
+    full = torch.zeros(len(columns), vectors, dtype=torch.float64)
+    full[:, : u.shape[1]] = u * signs
+    return full.to(torch.promote_types(samples.dtype, torch.float32))
+
+
+def likeness(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """||U_i^T U_j||_F^2 of two lists of subspaces, float64 (n, m): the sum of squared cosines of principal angles."""
+    a, b = (torch.stack(list(us)).double() for us in (first, second))
+    cosines = a.permute(0, 2, 1).flatten(0, 1) @ b.permute(1, 0, 2).flatten(1)
+    return cosines.view(len(a), a.shape[2], len(b), b.shape[2]).square().sum((1, 3))
+
+
+def embedding(subspaces: Sequence[Tensor]) -> Tensor:
+    """Points (n, n) as far from each other as the projections U U^T are, by Frobenius norm."""
+    values, directions = torch.linalg.eigh(likeness(subspaces, subspaces))
+    points: Tensor = directions * values.clamp(min=0).sqrt()
+    return points
+
+
+def subspace_distance(own: Tensor, members: Sequence[Tensor], similarity: str = "projections") -> float:
+    """Eq. 12: from a subspace (f, d) to a cluster's mean, of projections U U^T or of the vectors themselves."""
+    if similarity == "vectors":
+        return float((own.double() - torch.stack(list(members)).double().mean(0)).norm())
+    square = likeness([own], [own]).sum() - 2 * likeness([own], members).mean() + likeness(members, members).mean()
+    return float(square.clamp(min=0).sqrt())
+
+
+def k_means(points: Tensor, clusters: int, seed: int) -> list[int]:
+    """The cluster of each point (n, …): k-means++ of 10 starts; clusters are numbered as they first appear."""
+    from sklearn.cluster import KMeans  # slow to import
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than clusters: some stay empty
+        found = KMeans(clusters, n_init=10, random_state=seed % 2**32).fit(points.numpy()).labels_
+    order = list(dict.fromkeys(int(k) for k in found))
+    return [order.index(int(k)) for k in np.asarray(found)]
