@@ -42,7 +42,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     for name, majority in majority_rows(runs):
         cells = [percent(majority.get(kind)) for kind in ("personalised", "global")]
         table.add_row(Text(name), "", "", "", *cells, "", "", "", style="dim")
-    if lines := [*_turnovers(runs), *left_out.captions(runs), *notes.captions(runs)]:
+    if lines := [*_turnovers(runs), *left_out.captions(runs), *(f"note: {note}" for note in notes.noted(runs))]:
         table.caption, table.caption_justify = Text("\n".join(lines)), "left"
     return table
 
