@@ -12,7 +12,7 @@ from typing import Any
 
 from fewbytes.report import pieces
 from fewbytes.report.pieces import Charts
-from fewbytes.report.table import decibels, megabytes, percent, seconds
+from fewbytes.report.table import decibels, megabytes, percent, seconds, whole
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -37,6 +37,7 @@ def document(template: str, charts: Charts, **values: Any) -> str:
         "megabytes": megabytes,
         "percent": percent,
         "seconds": seconds,
+        "whole": whole,
     }
     scripts = [get_plotlyjs(), (_TEMPLATES / "page.js").read_text("utf-8")]
     return environment.get_template(template).render(

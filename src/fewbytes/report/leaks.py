@@ -22,7 +22,7 @@ _FILE_BYTES = 1 << 24  # a larger picture is not shown
 
 @dataclass(frozen=True)
 class Leak:
-    """What is shown of a run: the share of the network's values `seen`, and its picture, PNG in base64, with words for it."""
+    """What is shown of a run: the share of the network's values seen; its picture, PNG in base64, and words."""
 
     label: str
     attack: Attack

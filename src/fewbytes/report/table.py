@@ -104,6 +104,11 @@ def megabytes(count: float | None) -> str:
     return f"{count / 1e6:,.{decimals}f}"
 
 
+def whole(count: float | None) -> str:
+    """A count with commas between its thousands; a dash where there is none."""
+    return "—" if count is None else f"{count:,.0f}"
+
+
 def seconds(count: float) -> str:
     """Seconds, with a decimal below a hundred, and no unit."""
     return f"{count:,.0f}" if count >= 100 else f"{count:.1f}"
