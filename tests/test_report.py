@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -338,6 +340,43 @@ def test_the_page_asks_for_nothing_and_names_what_it_shows(tmp_path: Path) -> No
     assert all(attrs["aria-label"] for attrs in drawings)
 
 
+def test_the_policy_lets_the_scripts_of_the_page_run(tmp_path: Path) -> None:
+    text = write_report([read_run(make_run(tmp_path / "a"))], tmp_path / "r.html").read_text("utf-8")
+    policies = [attrs["content"] or "" for tag, attrs in Page(text).tags if tag == "meta" and "http-equiv" in attrs]
+    scripts = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == 2
+    for script in scripts:
+        digest = hashlib.sha256(script.encode()).digest()
+        assert f"'sha256-{base64.b64encode(digest).decode()}'" in policies[0]
+
+
+def test_what_a_run_is_called_is_text_wherever_it_stands(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    for name in ("a", "b"):
+        folder = make_run(tmp_path / name, hostile, (hostile, "personalised"), classes=(hostile, "1"), config="x = 1")
+        leave_out(folder, (1, 1, hostile, hostile), why=hostile)
+        show(folder, [1], (hostile, "dog"), hostile)
+        partition = json.loads((folder / "partition.json").read_text("utf-8"))
+        partition["train"][0] = 10 if name == "a" else 11  # what a node tells, so that the page has a table of it
+        (folder / "partition.json").write_text(json.dumps(partition), "utf-8")
+        result = json.loads((folder / "result.json").read_text("utf-8"))
+        result |= {"dataset": hostile, "model": hostile, "seed": hostile, "versions": {hostile: f"{hostile}{name}"}}
+        (folder / "result.json").write_text(json.dumps(result), "utf-8")
+        rows = (folder / "rounds.jsonl").read_text("utf-8").splitlines()
+        rows[0] = json.dumps(json.loads(rows[0]) | {"notes": {hostile: hostile}})
+        (folder / "rounds.jsonl").write_text("\n".join(rows), "utf-8")
+    text = write_report(read_runs([tmp_path]), tmp_path / "r.html").read_text("utf-8")
+    assert hostile not in text
+    assert [tag for tag, _ in Page(text).tags].count("script") == 3
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; (a) and &lt;script&gt;" in text
+
+
+def test_only_what_writes_a_page_imports_what_makes_pages() -> None:
+    code = "import sys, fewbytes.report; print(sorted({'jinja2', 'plotly'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 LEFT = [(1, 2, "train", "late"), (1, 5, "train", "rejected"), (3, 2, "train", "late"), (3, 4, "train", "unreachable")]
 
 
@@ -348,7 +387,7 @@ def test_who_was_left_out_is_named(tmp_path: Path) -> None:
     assert (
         f"<h2>Left out</h2>\n<p>4 of {CLIENTS * ROUNDS} exchanges ended without a usable reply: 2 late, 1 rejected, "
         "1 unreachable; the rounds went on without them. 1 of 48 exchanges was surplus: more clients were asked than "
-        "needed. 1 scoring of a client&#x27;s own model failed: 1 late.</p>"
+        "needed. 1 scoring of a client&#39;s own model failed: 1 late.</p>"
     ) in text
     rows = [" ".join(re.sub("<[^>]*>", " ", row).split()) for row in re.findall("<tr>.*no reply.*</tr>", text)]
     assert rows == [

@@ -21,6 +21,7 @@ from fewbytes.models import build_model
 from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.reproduce import TABLES, Table, reproduce
 from fewbytes.reproduce.grid import Cell, Printed, best, final, printed, traffic
+from fewbytes.reproduce.told import Found, Reproduction, page
 
 DIGITS: dict[str, Any] = {
     "dataset": "digits", "clients": 3, "rounds": 4, "part": 0.2, "model": "mlp",
@@ -127,6 +128,18 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
     assert [more.text(found).partition(" [")[2] for found in more.found] == [
         "2 of 3 seeds]", "", "2 of 3 seeds]", "2 of 3 seeds]",
     ]  # fmt: skip
+
+
+def test_what_a_table_is_called_is_text_in_its_page(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    cell = Cell(hostile, f"{hostile}!", DIGITS, best("personalised"), Printed(1.0), "personalised")
+    row = {"round": 1, "phase": "round", "accuracy": {"personalised": 0.5}, "uplink_bytes": 1, "downlink_bytes": 1}
+    run = RunFolder(tmp_path, hostile, [row], None, None, {"status": "done"}, "")
+    table = Table(hostile, hostile, [cell])
+    text = page(Reproduction(table, [Found(cell, {1: run})], 1, [hostile], tmp_path / "t", [hostile], [hostile]))
+    assert hostile not in text
+    for place in ("h1>{}<", 'th scope="row">{}<', 'th scope="col">{}!<', "h2>{}!<", "</i>{}<", 'class="note">{}<'):
+        assert place.format("&lt;script&gt;alert(1)&lt;/script&gt;") in text
 
 
 def test_a_table_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ the shares themselves, element by element.
 from __future__ import annotations
 
 import math
-from html import escape
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -26,6 +26,18 @@ _BANDWIDTH = 0.02, 0.06  # of the kernel that smooths a distribution, least and 
 _OVERLAP = 1.6  # how high a ridge is at its peak, where the next one stands at 1
 
 
+@dataclass(frozen=True)
+class Shares:
+    """The two charts of a name: layers by view, rows in each, the columns where they merge elements, what is left."""
+
+    name: str
+    views: dict[str, str]
+    ridges: int
+    rows: int
+    merged: int | None
+    shown: list[str]
+
+
 def parsed(data: bytes) -> dict[str, Rows]:
     """The shares by layer and row from a file of `fewbytes.core.gallery.shares`. Raises ValueError for any other."""
     share = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -38,8 +50,8 @@ def parsed(data: bytes) -> dict[str, Rows]:
     return layers
 
 
-def panel(name: str, layers: dict[str, Rows], budget: int) -> tuple[str, Charts]:
-    """A picker of layers and two charts, named after `name`: ridges above a heat map.
+def panel(name: str, layers: dict[str, Rows], budget: int) -> tuple[Shares, Charts] | None:
+    """What the page shows, and two charts named after `name`: ridges and a heat map, with a view a layer.
 
     In as much detail as fits into the budget of bytes; nothing where even the least does not.
     """
@@ -53,21 +65,14 @@ def panel(name: str, layers: dict[str, Rows], budget: int) -> tuple[str, Charts]
         if len(pieces.script_json(charts)) <= budget:
             break
     else:
-        return "", {}
+        return None
     rows, longest = (max(count(found) for found in layers.values()) for count in (len, _elements))
     high, low = min(rows, _RIDGES), min(rows, _ROWS)
-    which = f"<code>{escape(cut(chosen[0]))}</code>" if len(chosen) == 1 else "a layer"
-    merged = f" Of more than {columns:,} elements a column is the mean of neighbours." if longest > columns else ""
-    note = shown(
+    parts = shown(
         (len(chosen), len(layers), "layers"), (high, rows, "rows as ridges"), (low, rows, "rows of the heat map")
     )
-    body = f"""<p>In what share of the rounds each element of {which} was active: a client's, where its mask chose it;
-the server's, where its mean of what came was not zero.</p>
-{pieces.picker(name, {str(i): cut(layer) for i, layer in enumerate(chosen)})}
-{pieces.chart(f"{name}-ridges", "How the shares are distributed", "Ridge plot of shares of rounds", 90 + 30 * high)}
-{pieces.chart(f"{name}-heat", "Element by element", "Heat map of rows by elements", 110 + 24 * low)}
-<p class="note">Each ridge is scaled to its own peak.{merged} {note}</p>"""
-    return body, charts
+    views = {str(i): cut(layer) for i, layer in enumerate(chosen)}
+    return Shares(name, views, high, low, columns if longest > columns else None, parts), charts
 
 
 def _elements(rows: Rows) -> int:

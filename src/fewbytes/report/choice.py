@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fewbytes.report import pieces
@@ -129,41 +129,29 @@ def _guessing(kind: str, runs: Sequence[RunFolder]) -> float | None:
 # ---- the section of the page ----
 
 
-def section(runs: Sequence[RunFolder], charts: Charts) -> str:
-    """The recommendations and the chart; nothing where there is nothing to choose between."""
+@dataclass(frozen=True)
+class Section:
+    """The recommendations, the chart's views, whether there are budgets, and how many runs one ended."""
+
+    choices: list[Choice]
+    views: dict[str, str]
+    caveat: str
+    budgets: bool
+    ended: int
+
+
+def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
+    """What the page's section says, and its chart; nothing where there is nothing to choose between."""
     found = choices(runs)
     if not found:
-        return ""
+        return None
     charts["choice"] = {choice.kind: _chart(choice, runs) for choice in found}
-    lines = "".join(f"<p><b>{html.escape(c.advice)}</b>: {html.escape(c.reason)}.</p>" for c in found)
-    budgets = _budgets(runs)
-    budget = (
-        f" A budget is the dotted upright line: a run ends before a round that would exceed it; {sum(_cut(runs))} of "
-        f"{len(runs)} did. Open marks are over theirs, and not chosen."
-        if budgets
-        else ""
-    )
-    return f"""<section>
-<h2>Which to take</h2>
-{lines}
-{pieces.picker("choice", {choice.kind: WORDS[choice.kind] for choice in found})}
-{pieces.chart("choice", "Final accuracy over all uplink", "Scatter chart of final accuracy over uplink MB", 420)}
-<p class="note">The line is the Pareto front: to be more accurate than a run on it, another must send more. The star is
-the recommendation, the least uplink within a percentage point of the highest accuracy; what sends anything is only
-taken if it lies a percentage point above all that costs nothing. {CAVEAT}
-The dotted level line is what always guessing the majority class would score. A model for each client is the one it has
-just trained, also where the method's aim is one model for all; where clients receive nothing, local training makes it,
-and it stands at 0 MB.{budget}</p>
-</section>"""
+    ended = sum(bool((run.result or {}).get("ended_by_budget")) for run in runs)
+    return Section(found, {choice.kind: WORDS[choice.kind] for choice in found}, CAVEAT, bool(_budgets(runs)), ended)
 
 
 def _budgets(runs: Sequence[RunFolder]) -> list[int]:
     return sorted({run.budget for run in runs if run.budget is not None})
-
-
-def _cut(runs: Sequence[RunFolder]) -> list[bool]:
-    """Of each run whether a budget ended it."""
-    return [bool((run.result or {}).get("ended_by_budget")) for run in runs]
 
 
 def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layout]:

@@ -1,19 +1,20 @@
 """Names the clients a run went on without, and those that joined it later, for the page and for the terminal.
 
-Why a client was left out is told by the network, so it is escaped and cut like any stranger's words.
+Why a client was left out is told by the network, so it is cut like any stranger's words.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
 
 from fewbytes.base.units import listed
 from fewbytes.report.folder import RunFolder, when
+from fewbytes.report.pieces import cut
 
 _LINES, _NAMES, _CHARACTERS = 200, 20, 300  # shown at most: of a table, of those who joined, of a reason
 _SCORING = ":score"  # what the engine names the scoring of a client's own model, which is in no ledger
@@ -30,6 +31,24 @@ class Left(NamedTuple):
     outcome: str
     when: str
     why: str
+
+
+@dataclass(frozen=True)
+class Absent:
+    """What the page says of one run: sentences, those left out, and how many more of them there are."""
+
+    label: str
+    sentences: str
+    left: list[Left]
+    more: int
+
+
+@dataclass(frozen=True)
+class Section:
+    """The section of the page: of the runs that there is something to say of."""
+
+    title: str
+    runs: list[Absent]
 
 
 def left_out(run: RunFolder) -> list[Left]:
@@ -67,38 +86,16 @@ def captions(runs: Sequence[RunFolder]) -> list[str]:
     return lines
 
 
-def section(runs: Sequence[RunFolder]) -> str:
-    """The section of the page; nothing where nobody was left out or joined later."""
-    parts = ""
+def section(runs: Sequence[RunFolder]) -> Section | None:
+    """What the page's section says; nothing where nobody was left out or joined later."""
+    absent = []
     for run in runs:
-        sentences = [*_sentences(run), *_joined(run)]
-        name = f"<b>{escape(run.label)}</b>: " if len(runs) > 1 else ""
-        if sentences:
-            parts += f"\n<p>{name}{escape(' '.join(sentences))}</p>{_table(run, len(runs) == 1)}"
-    title = "Left out" if any(map(left_out, runs)) else "Joined later"
-    return f"<section>\n<h2>{title}</h2>{parts}\n</section>" if parts else ""
-
-
-def _table(run: RunFolder, unfolded: bool) -> str:
-    """Those left out, the surplus ones last, since nothing went wrong with them."""
-    found = sorted(left_out(run), key=lambda left: left.outcome == "surplus")
-    if not found:
-        return ""
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("when", "client", "exchange", "what happened", "why"))
-    rows = ""
-    for left in found[:_LINES]:
-        why = left.why if len(left.why) <= _CHARACTERS else f"{left.why[: _CHARACTERS - 1]}…"
-        cells = "".join(f"<td>{escape(str(cell))}</td>" for cell in (left.client, left.handler, left.outcome, why))
-        rows += f'<tr><th scope="row">{escape(left.when)}</th>{cells}</tr>\n'
-    more = len(found) - _LINES
-    note = f'\n<p class="note">{more:,} more in <code>rounds.jsonl</code> and the ledger.</p>' if more > 0 else ""
-    return f"""
-<details{" open" if unfolded else ""}><summary>Who, and why</summary>
-<div class="wide" role="region" aria-label="Clients left out of {escape(run.label)}" tabindex="0">
-<table class="narrow"><thead><tr>{heads}</tr></thead><tbody>
-{rows}</tbody></table>
-</div>{note}
-</details>"""
+        if sentences := [*_sentences(run), *_joined(run)]:
+            # the surplus ones last, since nothing went wrong with them
+            found = sorted(left_out(run), key=lambda left: left.outcome == "surplus")
+            shown = [left._replace(why=cut(left.why, _CHARACTERS)) for left in found[:_LINES]]
+            absent.append(Absent(run.label, " ".join(sentences), shown, len(found) - len(shown)))
+    return Section("Left out" if any(map(left_out, runs)) else "Joined later", absent) if absent else None
 
 
 # ---- words ----

@@ -1,7 +1,7 @@
 """Shows what the runs' methods showed people: images by class and round, points round by round, shares of rounds.
 
 A gallery may be a stranger's, so nothing of its files enters the page as it is: pixels are decoded and encoded again,
-numbers checked, words escaped and cut.
+numbers checked, words cut.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import itertools
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import msgspec
 import numpy as np
@@ -34,12 +34,68 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 _BYTES = 2_000_000  # of all pictures of a page, at most
 _ROUNDS, _CLASSES, _IMAGES, _NAMES, _PANELS, _SERIES = 12, 200, 4, 20, 6, 6  # shown at most, of each
 _HIGH = 64  # pixels that a row of images is high at least
+_ELEMENT = 74  # bytes of an image's element in the page, besides its data and words
 _LEGENDS = {"detections.png": "White: the true boxes. In colour: what was found, with class and confidence."}
 _FILE_BYTES = 1 << 26  # a larger file is not read
 _GREY = "#8b95a1"  # of points without a class, which are drawn open
 _SYMBOLS = {
     "circle": "●○", "diamond": "◆◇", "square": "■□", "triangle-up": "▲△", "star": "★☆", "triangle-down": "▼▽",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Images of a row, side by side: PNG in base64, words that stand for them, pixels on the page."""
+
+    data: str
+    words: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Images:
+    """A table: a column a round (`heads`), a row a class with its images; what of all is shown, bytes of the page."""
+
+    heads: list[str]
+    rows: list[tuple[str, list[Cell | None]]]
+    legend: str
+    shown: list[str]
+    size: int
+
+
+@dataclass(frozen=True)
+class Points:
+    """The charts of a name: a view a round, a chart a panel, the marks of the series, the colours of the classes.
+
+    `repeats` where there are more classes than colours; `shown` says what of all is.
+    """
+
+    name: str
+    views: dict[str, str]
+    panels: list[str]
+    series: list[tuple[str, str]]
+    classes: list[tuple[int, str]]
+    repeats: bool
+    shown: list[str]
+
+
+@dataclass(frozen=True)
+class Article:
+    """One thing a method showed."""
+
+    title: str
+    kind: Literal["images", "points", "shares"]
+    shown: Images | Points | activations.Shares
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """What one run's method showed; `whose` names the run where there are several, and `damaged` files left out."""
+
+    whose: str
+    articles: list[Article]
+    damaged: list[str]
 
 
 class Series(TypedDict):
@@ -53,39 +109,43 @@ class Series(TypedDict):
 Map = dict[str, dict[str, Series]]  # by panel and series
 
 
-def section(runs: Sequence[RunFolder], charts: Charts) -> str:
-    """The section of the page; nothing where no run has a gallery. Raises UserError for one that cannot be read."""
+def section(runs: Sequence[RunFolder], charts: Charts) -> list[Gallery]:
+    """Of every run that has a gallery what the page shows. Raises UserError for one that cannot be read."""
     galleries = [_files(run) for run in runs]
     jobs = [(kind, index, name) for index, (named, _) in enumerate(galleries) for name, kind in named]
-    left, bodies = _BYTES, {}
-    own: Charts
+    left, articles = _BYTES, {}
     charts_first = sorted(jobs, key=lambda job: job[0] == "png")  # what they do not need the images get
     for done, job in enumerate(charts_first):
         kind, index, name = job
         named, damaged = galleries[index]
         budget = max(0, left // (len(jobs) - done))
+        title = name.replace("-", " ").capitalize()
         if kind == "png":
-            body, own = _images(runs[index], named[name, kind], budget, damaged), {}
+            if images := _images(runs[index], named[name, kind], budget, damaged):
+                articles[job] = Article(title, "images", images)
+                left -= images.size
         elif kind == "shares.json":
-            body, own = _shares(f"{name}-{index}", named[name, kind][-1], budget, damaged)
-        else:
-            body, own = _points(runs[index], f"{name}-{index}", named[name, kind], budget, damaged)
-        charts.update(own)
-        bodies[job] = body
-        left -= len(body) + len(pieces.script_json(own))
-    parts = ""
-    for index, (run, (_, damaged)) in enumerate(zip(runs, galleries, strict=True)):
-        whose = f"{escape(run.label)}: " if len(runs) > 1 else ""
-        for job in jobs:
-            if job[1] == index and bodies[job]:
-                title = job[2].replace("-", " ").capitalize()
-                parts += f"\n<article>\n<h3>{whose}{escape(title)}</h3>\n{bodies[job]}\n</article>"
-        if damaged:
-            names = ", ".join(f"<code>{escape(cut(name))}</code>" for name in damaged[:5])
-            more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
-            parts += f'\n<p class="note">{whose}left out, being damaged, empty or too large: {names}{more}.</p>'
-    lead = "<p>What the server showed of its work in the rounds that were scored.</p>"
-    return f"<section>\n<h2>Pictures</h2>\n{lead}{parts}\n</section>" if parts else ""
+            if shares := _shares(f"{name}-{index}", named[name, kind][-1], budget, damaged):
+                articles[job] = Article(title, "shares", shares[0])
+                left -= _add(shares[1], charts)
+        elif points := _points(runs[index], f"{name}-{index}", named[name, kind], budget, damaged):
+            articles[job] = Article(title, "points", points[0])
+            left -= _add(points[1], charts)
+    whole = [
+        Gallery(
+            f"{run.label}: " if len(runs) > 1 else "",
+            [articles[job] for job in jobs if job[1] == index and job in articles],
+            damaged,
+        )
+        for index, (run, (_, damaged)) in enumerate(zip(runs, galleries, strict=True))
+    ]
+    return [gallery for gallery in whole if gallery.articles or gallery.damaged]
+
+
+def _add(own: Charts, charts: Charts) -> int:
+    """Put some charts with the others; how many bytes of the page they are."""
+    charts.update(own)
+    return len(pieces.script_json(own))
 
 
 def _files(run: RunFolder) -> tuple[dict[tuple[str, str], Files], list[str]]:
@@ -134,56 +194,56 @@ def _rows(data: bytes) -> dict[str, Pixels]:
     return {label: row[:, :count].copy() for (label, count), row in zip(counts.items(), rows, strict=True)}
 
 
-def _images(run: RunFolder, files: Files, budget: int, damaged: list[str]) -> str:
+def _images(run: RunFolder, files: Files, budget: int, damaged: list[str]) -> Images | None:
     """A table of images: a row a class, a column a round, as many as fit into the budget of bytes."""
     rounds = _read(files, _rows, damaged)
     labels = list(dict.fromkeys(label for rows in rounds.values() for label in rows))
     many = max((row.shape[1] for rows in rounds.values() for row in rows.values()), default=0)
-    cells: dict[tuple[int, str], str] = {}
+    cells: dict[tuple[int, str], Cell | None] = {}
     for most in (_IMAGES, 1):
         times, lines = list(rounds), spread(labels, _CLASSES)
         for t, label in itertools.product(times, lines):
             cells[t, label] = _cell(rounds[t].get(label), most, f"{label}, {_when(run, t)}")
-        if sum(map(len, cells.values())) <= budget:
+        if _size(cells, times, lines) <= budget:
             break
-    while sum(len(cells[t, label]) for t, label in itertools.product(times, lines)) > budget:
+    while _size(cells, times, lines) > budget:
         if len(times) > max(2, len(lines)):
             times = spread(list(rounds), len(times) - 1)
         else:
             lines = spread(labels, len(lines) - 1)
     if not times or not lines:
         damaged += [path.name for _, path in files if path.name not in damaged]
-        return ""
-    heads = "".join(f'<th scope="col">{_when(run, t)}</th>' for t in times)
-    body = "\n".join(
-        f'<tr><th scope="row">{escape(cut(label))}</th>{"".join(cells[t, label] for t in times)}</tr>'
-        for label in lines
+        return None
+    return Images(
+        [_when(run, t) for t in times],
+        [(cut(label), [cells[t, label] for t in times]) for label in lines],
+        _LEGENDS.get(files[0][1].name.split("-", 1)[1], ""),
+        shown(
+            (len(times), len(files), "rounds"),
+            (len(lines), len(labels), "rows"),
+            (min(most, many), many, "images of a row"),
+        ),
+        _size(cells, times, lines),
     )
-    note = shown(
-        (len(times), len(files), "rounds"),
-        (len(lines), len(labels), "rows"),
-        (min(most, many), many, "images of a row"),
-    )
-    return f"""<div class="wide" role="region" aria-label="Images" tabindex="0">
-<table class="narrow pictures"><thead><tr><td></td>{heads}</tr></thead><tbody>
-{body}
-</tbody></table>
-</div>
-<p class="note">{_LEGENDS.get(files[0][1].name.split("-", 1)[1], "")} {note}</p>"""
 
 
-def _cell(row: Pixels | None, most: int, words: str) -> str:
+def _size(cells: Mapping[tuple[int, str], Cell | None], times: Sequence[int], lines: Sequence[str]) -> int:
+    """Bytes of the page that some of the images take, about."""
+    images = (cells[where] for where in itertools.product(times, lines))
+    return sum(_ELEMENT + len(image.data) + len(image.words) for image in images if image)
+
+
+def _cell(row: Pixels | None, most: int, words: str) -> Cell | None:
     """The first images of a row, side by side."""
     if row is None:
-        return "<td></td>"
+        return None
     row = row[:, :most]
     height, count, width, channels = row.shape
     pixels = row.reshape(height, count * width, channels)
     file = io.BytesIO()
     Image.fromarray(pixels if channels == 3 else pixels[:, :, 0]).save(file, "PNG")
-    data, zoom = base64.b64encode(file.getvalue()).decode(), math.ceil(_HIGH / height)
-    size = f'width="{zoom * count * width}" height="{zoom * height}"'
-    return f'<td><img src="data:image/png;base64,{data}" alt="{escape(cut(words))}" {size}></td>'
+    zoom = math.ceil(_HIGH / height)
+    return Cell(base64.b64encode(file.getvalue()).decode(), cut(words), zoom * count * width, zoom * height)
 
 
 # ---- points ----
@@ -199,7 +259,7 @@ def _map(data: bytes) -> Map:
     return found
 
 
-def _points(run: RunFolder, name: str, files: Files, budget: int, damaged: list[str]) -> tuple[str, Charts]:
+def _points(run: RunFolder, name: str, files: Files, budget: int, damaged: list[str]) -> tuple[Points, Charts] | None:
     """A chart a panel, side by side, with a view a round; as many points as fit into the budget of bytes."""
     rounds = _read(files, _map, damaged)
     titles = list(dict.fromkeys(title for found in rounds.values() for title in found))
@@ -221,22 +281,26 @@ def _points(run: RunFolder, name: str, files: Files, budget: int, damaged: list[
         most //= 2
     if not most:
         damaged += [path.name for _, path in files if path.name not in damaged]
-        return "", {}
-    figures = "".join(
-        pieces.chart(f"{name}-{index}", cut(title), f"Scatter chart of {cut(title)} by class", 380)
-        for index, title in enumerate(titles[:_PANELS])
+        return None
+    found = sorted({c for panel in panels for points in panel.values() for c in points["classes"] or []})
+    points = Points(
+        name,
+        {str(t): _when(run, t) for t in rounds},
+        [cut(title) for title in titles[:_PANELS]],
+        [
+            (symbol[series["classes"] is None], cut(title))
+            for (title, series), symbol in zip(named.items(), _SYMBOLS.values(), strict=False)
+        ],
+        [(c, cut(_class(c, classes))) for c in found[: len(pieces.COLOURS)]],
+        len(found) > len(pieces.COLOURS),
+        shown(
+            (len(rounds), len(files), "rounds"),
+            (most, many, "points of a series"),
+            (min(len(titles), _PANELS), len(titles), "panels"),
+            (min(len(named), _SERIES), len(named), "series"),
+        ),
     )
-    note = shown(
-        (len(rounds), len(files), "rounds"),
-        (most, many, "points of a series"),
-        (min(len(titles), _PANELS), len(titles), "panels"),
-        (min(len(named), _SERIES), len(named), "series"),
-    )
-    body = f"""{_legend(named, panels, classes)}
-{pieces.picker(name, {str(t): _when(run, t) for t in rounds})}
-<div class="pair">{figures}</div>
-<p class="note">Points lie by the first two principal components of all points of their panel and round. {note}</p>"""
-    return body, charts
+    return points, charts
 
 
 def _scatter(panel: dict[str, Series], names: Sequence[str], classes: Sequence[str], most: int) -> list[Trace]:
@@ -261,18 +325,6 @@ def _scatter(panel: dict[str, Series], names: Sequence[str], classes: Sequence[s
     return sorted(traces, key=lambda trace: "text" in trace)
 
 
-def _legend(named: dict[str, Series], panels: Sequence[dict[str, Series]], classes: Sequence[str]) -> str:
-    marks = [
-        f"<span>{symbol[points['classes'] is None]} {escape(cut(series))}</span>"
-        for (series, points), symbol in zip(named.items(), _SYMBOLS.values(), strict=False)
-    ]
-    found = sorted({c for panel in panels for points in panel.values() for c in points["classes"] or []})
-    marks += [f"<span>{pieces.dot(c)}{escape(cut(_class(c, classes)))}</span>" for c in found[: len(pieces.COLOURS)]]
-    if len(found) > len(pieces.COLOURS):
-        marks.append("<span>… the colours repeat; a point tells its class</span>")
-    return f'<p class="legend">{"".join(marks)}</p>'
-
-
 _LAYOUT: Layout = {
     "xaxis": {"title": "first component", "zeroline": False},
     "yaxis": {"title": "second component", "zeroline": False, "scaleanchor": "x"},
@@ -283,13 +335,15 @@ _LAYOUT: Layout = {
 # ---- shares ----
 
 
-def _shares(name: str, last: tuple[int, Path], budget: int, damaged: list[str]) -> tuple[str, Charts]:
+def _shares(
+    name: str, last: tuple[int, Path], budget: int, damaged: list[str]
+) -> tuple[activations.Shares, Charts] | None:
     """The charts of the last file of a name."""
     found = _read([last], activations.parsed, damaged)
-    body, charts = activations.panel(f"{name}-shares", found[last[0]], budget) if found else ("", {})
-    if found and not body:
+    panel = activations.panel(f"{name}-shares", found[last[0]], budget) if found else None
+    if found and not panel:
         damaged.append(last[1].name)
-    return body, charts
+    return panel
 
 
 # ---- words ----

@@ -1,4 +1,4 @@
-"""What the sections of the page are made of: charts, the choice among their views, colours, words of strangers."""
+"""What charts and sections share: colours, marks, words of strangers, parts of what is too much to show."""
 
 from __future__ import annotations
 
@@ -30,30 +30,6 @@ COLOURS = [
 SYMBOLS = ["circle", "square", "triangle-up", "diamond", "cross"]
 
 
-def chart(name: str, title: str, description: str, height: int = 300) -> str:
-    """The place of the chart `name` of `Charts`; `height` in pixels."""
-    return f"""<figure><figcaption>{escape(title)}</figcaption>
-<div class="chart" id="{name}" style="height:{height}px" role="img" aria-label="{escape(description)}"></div>
-</figure>"""
-
-
-def picker(name: str, options: dict[str, str]) -> str:
-    """A choice among the views of the charts in the same article or section; nothing where there is but one."""
-    if len(options) == 1:
-        return ""
-    buttons = "".join(
-        f'<label><input type="radio" name="{name}" value="{escape(value)}"{"" if index else " checked"}>'
-        f"<span>{escape(text)}</span></label>"
-        for index, (value, text) in enumerate(options.items())
-    )
-    return f'<fieldset class="picker"><legend>Show</legend>{buttons}</fieldset>'
-
-
-def dot(index: int) -> str:
-    """A spot of the colour of a run, a class or a line."""
-    return f'<i class="dot" style="background:{colour(index)}"></i>'
-
-
 def colour(index: int) -> str:
     """The colours in turn."""
     return COLOURS[index % len(COLOURS)]
@@ -80,10 +56,9 @@ def script_json(value: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def shown(*counts: tuple[int, int, str]) -> str:
-    """A sentence on what is shown in part; nothing where all is."""
-    parts = [f"{some:,} of {count:,} {noun}" for some, count, noun in counts if some < count]
-    return f"Shown: {', '.join(parts)}; the rest is in the run's folder <code>gallery</code>." if parts else ""
+def shown(*counts: tuple[int, int, str]) -> list[str]:
+    """What is shown in part, in words; nothing where all is."""
+    return [f"{some:,} of {count:,} {noun}" for some, count, noun in counts if some < count]
 
 
 def spread(values: Sequence[T], most: int) -> list[T]:

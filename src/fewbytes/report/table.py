@@ -42,7 +42,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     for name, majority in majority_rows(runs):
         cells = [percent(majority.get(kind)) for kind in ("personalised", "global")]
         table.add_row(Text(name), "", "", "", *cells, "", "", "", style="dim")
-    if lines := [*_turnovers(runs), *left_out.captions(runs), *notes.captions(runs)]:
+    if lines := [*_turnovers(runs), *left_out.captions(runs), *(f"note: {note}" for note in notes.noted(runs))]:
         table.caption, table.caption_justify = Text("\n".join(lines)), "left"
     return table
 
@@ -102,6 +102,11 @@ def megabytes(count: float | None) -> str:
         return "—" if count is None else "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(count) / 1e6)))
     return f"{count / 1e6:,.{decimals}f}"
+
+
+def whole(count: float | None) -> str:
+    """A count with commas between its thousands; a dash where there is none."""
+    return "—" if count is None else f"{count:,.0f}"
 
 
 def seconds(count: float) -> str:

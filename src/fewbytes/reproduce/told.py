@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -181,50 +180,56 @@ class Reproduction:
                 file.write(text.encode())
 
 
+@dataclass(frozen=True)
+class Told:
+    """A cell in the page: ours and the paper's, in words."""
+
+    ours: str
+    theirs: str
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The chart `name` of a column's runs: the rows it has lines of, by the index that gives them their colour."""
+
+    name: str
+    column: str
+    rows: dict[int, str]
+
+
 def page(made: Reproduction) -> str:
     """One self-contained page: the table, for each column the curves of its rows, and what methods showed."""
     charts: Charts = {}
-    head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in made.columns)
-    body = ""
+    rows: dict[str, list[Told | None]] = {}
     for row in made.rows:
-        cells = "".join(_cell(made, made.at(row, column)) for column in made.columns)
-        body += f'<tr><th scope="row">{html.escape(row)}</th>{cells}</tr>'
-    unit = html.escape(made.of.unit[0].upper() + made.of.unit[1:]) + (
-        "; the paper's below ours" if made.printed else ""
-    )
-    title = "Ours and the paper's" if made.printed else "Ours"
-    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in made.notes)
-    sections = [
-        f"""<header><p class="eyebrow">fewbytes reproduction</p><h1>{html.escape(made.of.title)}</h1></header>
-<section><h2>{title}</h2><p>{unit}.</p>
-<div class="wide" role="region" aria-label="{title}" tabindex="0">
-<table><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{body}</tbody></table></div>{notes}</section>"""
-    ]
+        cells = [made.at(row, column) for column in made.columns]
+        rows[row] = [None if f is None else Told(made.text(f), f.theirs) for f in cells]
+    curved = []
     for number, column in enumerate(made.columns):
         lines = {
             made.rows.index(f.cell.row): f for f in made.found if f.cell.column == column and f.cell.kind and f.runs
         }
-        if not lines:
-            continue
-        name, words = f"curves-{number}", "Accuracy over rounds: the mean over seeds, and their range"
-        charts[name] = {"all": ([trace for index, f in lines.items() for trace in _curves(index, f)], _AXES)}
-        key = "".join(f"<span>{pieces.dot(index)}{html.escape(f.cell.row)}</span>" for index, f in lines.items())
-        drawn = pieces.chart(name, words, f"Line chart of accuracy: {column}", 380)
-        sections.append(f'<section><h2>{html.escape(column)}</h2><p class="legend">{key}</p>{drawn}</section>')
+        if lines:
+            drawn = Curves(f"curves-{number}", column, {index: f.cell.row for index, f in lines.items()})
+            charts[drawn.name] = {"all": ([trace for index, f in lines.items() for trace in _curves(index, f)], _AXES)}
+            curved.append(drawn)
     runs = {
         run.path: replace(run, label=f"{f.cell.row}, {f.cell.column}, seed {seed}")
         for f in made.found
         for seed, run in f.runs.items()
     }
-    sections.append(pictures.section(list(runs.values()), charts))
-    return document(made.of.title, "\n".join(sections), charts)
-
-
-def _cell(made: Reproduction, found: Found | None) -> str:
-    if found is None:
-        return "<td></td>"
-    theirs = f"<small>{found.theirs}</small>" if found.theirs else ""
-    return f'<td class="strong">{html.escape(made.text(found))}{theirs}</td>'
+    return document(
+        "reproduction.html",
+        charts,
+        title=made.of.title,
+        unit=made.of.unit[0].upper() + made.of.unit[1:],
+        printed=made.printed,
+        columns=made.columns,
+        rows=rows,
+        notes=made.notes,
+        curved=curved,
+        pictures=pictures.section(list(runs.values()), charts),
+    )
 
 
 _AXES: Layout = {

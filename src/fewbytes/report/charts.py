@@ -1,0 +1,183 @@
+"""Makes what plotly draws of some runs: accuracy, bytes, probes and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fewbytes.report import pieces
+from fewbytes.report.folder import Direction, Probe, Row, RunFolder, when
+from fewbytes.report.pieces import Layout, Trace
+from fewbytes.report.table import megabytes, percent
+
+_DASHES = ["solid", "dash", "dot", "dashdot"]
+ACCURACY_AXIS: Layout = {"title": "accuracy", "tickformat": ".0%"}
+
+
+def accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Direction | None) -> Trace:
+    """One kind of accuracy over rounds, or over the megabytes so far of one direction."""
+    so_far, position = 0, {}
+    for row in run.rounds:
+        so_far += row[f"{direction}_bytes"] if direction else 0
+        position[id(row)] = so_far
+    curve = run.curve(kind)
+    rows = [row for row, _ in curve]
+    return _line(index, rows) | {
+        "x": [position[id(row)] / 1e6 if direction else row["round"] for row in rows],
+        "y": [value for _, value in curve],
+        "customdata": [
+            [pieces.plain(run.label), pieces.plain(kind or ""), when(row), megabytes(position[id(row)])] for row in rows
+        ],
+        "hovertemplate": "%{customdata[0]}<br><b>%{y:.1%}</b> %{customdata[1]}<br>%{customdata[2]}"
+        + (f"<br>%{{customdata[3]}} MB {direction}" if direction else "")
+        + "<extra></extra>",
+    }
+
+
+def probe_trace(run: RunFolder, probe: Probe, name: str, index: int) -> Trace:
+    """One figure of a run's probes over depth."""
+    values: list[Any] = [point[name] for point in probe["points"]]  # type: ignore[literal-required]
+    words = f"%{{y:{'.1%' if name == 'linear_accuracy' else '.3f'}}}"
+    return _line(index, [None] * len(values)) | {
+        "x": [point["units"] for point in probe["points"]],
+        "y": values,
+        "customdata": [
+            [
+                pieces.plain(run.label),
+                pieces.plain(probe["model"]),
+                pieces.plain(point["point"]),
+                percent(point["auxiliary_accuracy"]),
+            ]
+            for point in probe["points"]
+        ],
+        "hovertemplate": "%{customdata[0]}, %{customdata[1]} model<br><b>"
+        + words
+        + "</b> after %{customdata[2]}"
+        + ("<br>auxiliary network right: %{customdata[3]}" if name == "information_y" else "")
+        + "<extra></extra>",
+    }
+
+
+def round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
+    """Megabytes of each round; exchanges outside the rounds stand apart from the line."""
+    rows: list[Row | None] = [row for row in run.rounds if row["phase"] == "round"]
+    for row in run.rounds:
+        rows += [None, row] if row["phase"] != "round" else []
+    counts = [None if row is None else row[f"{direction}_bytes"] for row in rows]
+    return _line(index, rows) | {
+        "x": [None if row is None else row["round"] for row in rows],
+        "y": [None if count is None else count / 1e6 for count in counts],
+        "customdata": [
+            [pieces.plain(run.label), "" if row is None else when(row), megabytes(count)]
+            for row, count in zip(rows, counts, strict=True)
+        ],
+        "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
+        + direction
+        + "<br>%{customdata[1]}<extra></extra>",
+    }
+
+
+def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[Trace], Layout]:
+    """One run: a bar a client. Several: a box of clients a run."""
+    traces: list[Trace] = []
+    for index, run in enumerate(runs):
+        if run.ledger is None:
+            continue
+        clients = run.bytes_by_client(direction)
+        values, customdata = (
+            [count / 1e6 for count in clients.values()],
+            [[pieces.plain(run.label), client, megabytes(count)] for client, count in clients.items()],
+        )
+        trace: Trace = {
+            "customdata": customdata,
+            "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
+            + direction
+            + "<br>client %{customdata[1]}<extra></extra>",
+            "marker": {"color": pieces.colour(index), "size": 5},
+            "meta": index,
+        }
+        if len(runs) == 1:
+            trace |= {"type": "bar", "x": list(clients), "y": values}
+        else:
+            trace |= {"type": "box", "orientation": "h", "x": values, "y": [index] * len(values)}
+            trace |= {
+                "hoveron": "points",
+                "boxpoints": "all" if len(values) <= 200 else "outliers",
+                "jitter": 0.5,
+                "pointpos": 0,
+                "line": {"width": 1.5},
+            }
+        traces.append(trace)
+    if len(runs) == 1:
+        return traces, {
+            "xaxis": {"title": "client"},
+            "yaxis": mb_axis("MB", runs, direction),
+            "bargap": 0.15 if len(runs[0].bytes_by_client(direction)) <= 100 else 0,
+        }
+    names = {"tickvals": list(range(len(runs))), "ticktext": [pieces.plain(run.label, 18) for run in runs]}
+    return traces, {
+        "xaxis": mb_axis("MB", runs, direction),
+        "yaxis": {"autorange": "reversed", "showgrid": False, "zeroline": False} | names,
+    }
+
+
+def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -> tuple[list[Trace], Layout]:
+    names: list[str] = []
+    for name in classes:
+        name = pieces.plain(name, 24)
+        names.append(name if name not in names else f"{name} [{len(names)}]")
+    trace = {
+        "type": "heatmap",
+        "x": names,
+        "y": list(range(len(counts))),
+        "z": [held if isinstance(held, list) else [None] * len(names) for held in counts],
+        "zmin": 0,
+        "xgap": 1 if len(names) <= 50 else 0,
+        "ygap": 1 if len(counts) <= 50 else 0,
+        "colorbar": {
+            "thickness": 8,
+            "outlinewidth": 0,
+            "title": {"text": "samples", "side": "right", "font": {"size": 13}},
+        },
+        "hovertemplate": "client %{y}, class %{x}<br><b>%{z:,}</b> samples<extra></extra>",
+    }
+    return [trace], {
+        "xaxis": {"title": "class", "type": "category", "showgrid": False},
+        "yaxis": {"title": "client", "autorange": "reversed", "showgrid": False, "zeroline": False},
+    }
+
+
+def round_axis(runs: Sequence[RunFolder]) -> Layout:
+    last = max((row["round"] for run in runs for row in run.rounds), default=0)
+    return {"title": "round"} | ({"dtick": 1} if last <= 10 else {})
+
+
+def mb_axis(title: str, runs: Sequence[RunFolder], direction: Direction) -> Layout:
+    """An axis of megabytes; logarithmic where some run moves twenty times what another does."""
+    totals = [total for run in runs if (total := run.total_bytes(direction))]
+    if totals and max(totals) >= 20 * min(totals):
+        return {"title": f"{title} (log scale)", "type": "log", "dtick": 1, "exponentformat": "none"}
+    return {"title": title, "rangemode": "tozero", "exponentformat": "none"}
+
+
+def _line(index: int, rows: Sequence[Row | None]) -> Trace:
+    outside = [row is not None and row["phase"] != "round" for row in rows]
+    few = len(rows) <= 60
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "cliponaxis": False,
+        "line": {
+            "width": 2,
+            "color": pieces.colour(index),
+            "dash": _DASHES[index // len(pieces.COLOURS) % len(_DASHES)],
+        },
+        "marker": {
+            "color": pieces.colour(index),
+            "symbol": ["diamond" if out else "circle" for out in outside],
+            "size": [9 if out else 5 if few else 0 for out in outside],
+            "opacity": 1,
+            "line": {"width": 0},
+        },
+        "meta": index,
+    }
