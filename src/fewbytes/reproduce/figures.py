@@ -123,7 +123,7 @@ class Stored(Figure, frozen=True, tag="stored"):
 
 def make_figure(fields: dict[str, Any]) -> Figure:
     """The figure a table's file describes. Raises msgspec.ValidationError."""
-    made: Figure = msgspec.convert(fields, Best | Final | Mean | Traffic | Total | Stored)  # type: ignore[arg-type]
+    made: Figure = msgspec.convert(fields, Best | Final | Mean | Traffic | Total | Stored)
     return made
 
 

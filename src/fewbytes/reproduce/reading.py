@@ -21,6 +21,7 @@ import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.experiments.settings import SETTINGS
+from fewbytes.methods import METHODS
 from fewbytes.reproduce.figures import make_figure
 from fewbytes.reproduce.grid import Cell, Printed, Scale, Table, printed
 
@@ -86,7 +87,8 @@ def read_table(path: Path, scale: Scale) -> Table:
         ]
     except (UserError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"the table {path}: {' '.join(str(error).split())}") from None
-    return Table(file.title, _of(file.unit, scale), cells, _here(file.notes, scale), _of(file.seeds, scale))
+    seeds: list[int] = _of(file.seeds, scale)
+    return Table(file.title, _of(file.unit, scale), cells, _here(file.notes, scale), seeds)
 
 
 def _read(path: Path) -> File:
@@ -103,7 +105,9 @@ def _rules(file: File) -> list[Rule]:
         settings = {key: value for key, value in fields.items() if key not in own}
         for key in settings:
             if key not in SETTINGS:
-                raise UserError(f"rule {number} has an unknown key {key!r}{suggestion(key, [*own, *SETTINGS])}")
+                raise UserError(f"rule {number}: unknown key {key!r}{suggestion(key, [*own, *SETTINGS])}")
+        if (method := settings.get("method", "fedavg")) not in METHODS:
+            raise UserError(f"rule {number}: unknown method {method!r}{suggestion(method, METHODS)}")
         try:
             about = {key: value for key, value in fields.items() if key in own}
             made.append(msgspec.convert({**about, "settings": settings}, Rule))
