@@ -460,8 +460,8 @@ rules = [
     [
         ('title = "Tiny"', 'titel = "Tiny"', "unknown field `titel`"),
         ("seeds = [1, 2, 3]", 'seeds = "1"', r"`\$.seeds`"),
-        ("part = 0.2", "prat = 0.2", "rule 1: unknown key 'prat' .did you mean 'part'\"),
-        ('{ rows = ["FedAvg"]', '{ rows = ["FedAvgg"]', "rule 4: no row or column is 'FedAvgg' .did you mean 'FedAvg'\"),
+        ("part = 0.2", "prat = 0.2", "rule 1: unknown key 'prat' .did you mean 'part'"),
+        ('{ rows = ["FedAvg"]', '{ rows = ["FedAvgg"]', "rule 4: no row or column is 'FedAvgg' .did you mean 'FedAvg'"),
         ('rows = ["Separate"], method', 'rows = "Separate", method', "rule 3: Expected `array`"),
         ('show = "best"', 'show = "bets"', "the figure of Separate, alpha 0.3: Invalid value 'bets'"),
         ('curve = "personalised"', 'curves = "x"', "the figure of .* unknown field `curves`"),
@@ -469,8 +469,9 @@ rules = [
         (', method = "fedavg"', "", "no rule says the method of FedAvg, alpha 0.3"),
         ("60.0±1.5 60.0±1.5", "60.0", "printed, Separate: 1 figures for 2 columns"),
         ("60.0±1.5 60.0±1.5", "60.0 x", "printed, Separate: could not convert"),
-        ('"Separate" = "60', '"Seperate" = "60', "printed: .* 'Seperate' .did you mean 'Separate'\"),
-        ('title = "Tiny"', 'title = "Tiny"\nlike = "table-9"', "table-9.toml cannot be read"),
+        ('"Separate" = "60', '"Seperate" = "60', "printed: .* 'Seperate' .did you mean 'Separate'"),
+        ('title = "Tiny"', 'title = "Tiny"\nlike = "table-9"', "table-9.toml cannot be read: No such file"),
+        ('title = "Tiny"', 'title = "Tiny"\nlike = "table-1"', "itself like table-1"),
         ('title = "Tiny"', "title = ", "the table .*table-1.toml: "),
     ],
 )

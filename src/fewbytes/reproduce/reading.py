@@ -4,15 +4,16 @@ A table of one's own begins as a copy of such a file. `rows` and `columns` are n
 chosen by lists with commas. A rule holds for the cells whose row and column fit its `rows` and `columns` (patterns such
 as "CIFAR-10 *"), whose method is one of its `methods`, at its `scale`; where it names none, for all. It gives settings
 of a run, as config.toml does, with the method's own in `parameters`, and what the cell shows in `figure`: a kind of
-`figures`, named by `show`, with its fields. Rules are read in order, the later wins: `parameters`, `partition_options`
-and `figure` are added to, but a `figure` with `show` begins anew. `like` names a table beside it whose rules come
-first. `[[printed]]` holds the paper's figures, a line for a row, in the order of the columns at the paper's scale.
-`unit` and `seeds` may differ by scale; columns and notes of one scale alone are `{ paper = "…" }`.
+`figures`, named by `show`, with its fields. Of two rules the later wins; `parameters` and `figure` are added to what
+there is, but a `figure` with `show` begins anew. `like` names a table beside it whose rules come first. `[[printed]]`
+holds the paper's figures, a line for a row, in the order of the columns at the paper's scale. `unit` and `seeds` may
+differ by scale; columns and notes of one scale alone are `{ paper = "…" }`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -66,36 +67,53 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     columns: tuple[str, ...] = ("*",)
     methods: tuple[str, ...] | None = None
     scale: Scale | None = None
+    parameters: dict[str, Any] = {}
     figure: dict[str, Any] = {}
 
 
 def read_table(path: Path, scale: Scale) -> Table:
     """The table of a file at a scale. Raises UserError, in one line, for what cannot be."""
-    try:
+    with _naming(path):
         file = _read(path)
         rules = _rules(file)
+        both = [*_here(file.columns, "small"), *_here(file.columns, "paper")]
         for number, rule in enumerate(rules, 1):
             _check_names(f"rule {number}", rule.rows, file.rows)
-            _check_names(f"rule {number}", rule.columns, [*_here(file.columns, "small"), *_here(file.columns, "paper")])
+            _check_names(f"rule {number}", rule.columns, both)
         if file.like is not None:
-            rules = [*_rules(_read(path.with_stem(file.like))), *rules]
+            rules = [*_first_rules(path.with_stem(file.like)), *rules]
         theirs = _printed(file, scale)
         cells = [
             _cell(rules, row, column, scale, theirs.get((row, column)))
             for row in file.rows
             for column in _here(file.columns, scale)
         ]
+        seeds: list[int] = _of(file.seeds, scale)
+        return Table(file.title, _of(file.unit, scale), cells, _here(file.notes, scale), seeds)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors become a UserError of one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"the table {path} cannot be read: {error.strerror}") from None
     except (UserError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"the table {path}: {' '.join(str(error).split())}") from None
-    seeds: list[int] = _of(file.seeds, scale)
-    return Table(file.title, _of(file.unit, scale), cells, _here(file.notes, scale), seeds)
 
 
 def _read(path: Path) -> File:
-    try:
-        return msgspec.toml.decode(path.read_bytes(), type=File)
-    except OSError as error:
-        raise UserError(f"{path.name} cannot be read: {error.strerror}") from None
+    return msgspec.toml.decode(path.read_bytes(), type=File)
+
+
+def _first_rules(path: Path) -> list[Rule]:
+    """The rules of a table that another is like."""
+    with _naming(path):
+        file = _read(path)
+        if file.like is not None:
+            raise UserError(f"it is itself like {file.like}: name that one")
+        return _rules(file)
 
 
 def _rules(file: File) -> list[Rule]:
@@ -106,8 +124,9 @@ def _rules(file: File) -> list[Rule]:
         for key in settings:
             if key not in SETTINGS:
                 raise UserError(f"rule {number}: unknown key {key!r}{suggestion(key, [*own, *SETTINGS])}")
-        if (method := settings.get("method", "fedavg")) not in METHODS:
-            raise UserError(f"rule {number}: unknown method {method!r}{suggestion(method, METHODS)}")
+        method = settings.get("method")
+        if method is not None and str(method) not in METHODS:
+            raise UserError(f"rule {number}: unknown method {method!r}{suggestion(str(method), METHODS)}")
         try:
             about = {key: value for key, value in fields.items() if key in own}
             made.append(msgspec.convert({**about, "settings": settings}, Rule))
@@ -121,18 +140,19 @@ def _cell(rules: Sequence[Rule], row: str, column: str, scale: Scale, theirs: Pr
         rule for rule in rules if rule.scale in (None, scale) and _fits(row, rule.rows) and _fits(column, rule.columns)
     ]
     methods = [rule.settings["method"] for rule in fitting if rule.methods is None and "method" in rule.settings]
-    settings: dict[str, Any] = {"parameters": {}}
+    settings: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     figure: dict[str, Any] = {}
     for rule in fitting:
-        if rule.methods is None or (methods[-1:] and methods[-1] in rule.methods):
-            for key, value in rule.settings.items():
-                settings[key] = {**settings.get(key, {}), **value} if isinstance(value, dict) else value
+        if rule.methods is None or (methods and methods[-1] in rule.methods):
+            settings |= rule.settings
+            parameters |= rule.parameters
             figure = rule.figure if "show" in rule.figure else figure | rule.figure
     for key in NEEDED:
         if key not in settings:
             raise UserError(f"no rule says the {key} of {row}, {column}")
     try:
-        return Cell(row, column, settings, make_figure(figure), theirs)
+        return Cell(row, column, {**settings, "parameters": parameters}, make_figure(figure), theirs)
     except msgspec.ValidationError as error:
         raise UserError(f"the figure of {row}, {column}: {error}") from None
 
