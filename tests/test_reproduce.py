@@ -466,6 +466,7 @@ rules = [
         ('show = "best"', 'show = "bets"', "the figure of Separate, alpha 0.3: Invalid value 'bets'"),
         ('curve = "personalised"', 'curves = "x"', "the figure of .* unknown field `curves`"),
         ('method = "fedavg"', 'method = "fedavgg"', "rule 4: unknown method 'fedavgg' .did you mean 'fedavg'"),
+        ("{ parameters", '{ methods = ["fedpr"], parameters', "rule 2: unknown method 'fedpr' .did you mean 'fedper'"),
         (', method = "fedavg"', "", "no rule says the method of FedAvg, alpha 0.3"),
         ("60.0±1.5 60.0±1.5", "60.0", "printed, Separate: 1 figures for 2 columns"),
         ("60.0±1.5 60.0±1.5", "60.0 x", "printed, Separate: could not convert"),

@@ -124,14 +124,15 @@ def _rules(file: File) -> list[Rule]:
         for key in settings:
             if key not in SETTINGS:
                 raise UserError(f"rule {number}: unknown key {key!r}{suggestion(key, [*own, *SETTINGS])}")
-        method = settings.get("method")
-        if method is not None and str(method) not in METHODS:
-            raise UserError(f"rule {number}: unknown method {method!r}{suggestion(str(method), METHODS)}")
         try:
             about = {key: value for key, value in fields.items() if key in own}
-            made.append(msgspec.convert({**about, "settings": settings}, Rule))
+            rule = msgspec.convert({**about, "settings": settings}, Rule)
         except msgspec.ValidationError as error:
             raise UserError(f"rule {number}: {error}") from None
+        for method in (*(rule.methods or ()), *([str(settings["method"])] if "method" in settings else [])):
+            if method not in METHODS:
+                raise UserError(f"rule {number}: unknown method {method!r}{suggestion(method, METHODS)}")
+        made.append(rule)
     return made
 
 
