@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from safetensors.torch import save_file
+from torch import nn
 
 import fewbytes as fb
 from fewbytes.base.errors import UserError
@@ -18,74 +20,90 @@ from fewbytes.base.files import lock
 from fewbytes.cli.app import main
 from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.models import build_model
-from fewbytes.report.folder import RunFolder, read_run
-from fewbytes.reproduce import TABLES, Table, reproduce
-from fewbytes.reproduce.grid import Cell, Printed, best, final, printed, traffic
+from fewbytes.report.folder import Direction, RunFolder, read_run
+from fewbytes.reproduce import TABLES, Scale, Table, read_table, reproduce
+from fewbytes.reproduce.figures import Best, Mean, Stored, Total, Traffic
+from fewbytes.reproduce.grid import Printed, printed
 from fewbytes.reproduce.told import Found, Reproduction, page
 
-DIGITS: dict[str, Any] = {
-    "dataset": "digits", "clients": 3, "rounds": 4, "part": 0.2, "model": "mlp",
-    "parameters": {"epochs": 1, "lr": 0.1, "batch": 20},
-}  # fmt: skip
+TINY = """\
+title = "Tiny"
+unit = "accuracy, %"
+seeds = [1, 2, 3]
+rows = ["Separate", "FedAvg"]
+columns = ["alpha 0.3", "alpha 1.0", "elsewhere"]
+notes = ["Small.", { paper = "Large." }]
+rules = [
+    { dataset = "digits", clients = 3, rounds = 4, part = 0.2, model = "mlp" },
+    { parameters = { epochs = 1, lr = 0.1, batch = 20 } },
+    { rows = ["Separate"], method = "separate" },
+    { rows = ["FedAvg"], method = "fedavg" },
+    { columns = ["alpha 0.3"], alpha = 0.3 },
+    { columns = ["alpha 1.0"], alpha = 1.0 },
+    { figure = { show = "best", accuracy = "personalised", curve = "personalised" } },
+    { columns = ["elsewhere"], dataset = "no-such-data", figure = { show = "final", accuracy = "global" } },
+]
 
-
-def tiny(scale: str = "small") -> Table:
-    """Two rows and two columns of the digits, and a column of data that nobody has."""
-    cells = [
-        Cell(row, f"alpha {alpha}", {**DIGITS, "method": name, "alpha": alpha}, best("personalised"), theirs,
-             "personalised")
-        for row, name, theirs in (("Separate", "separate", Printed(60.0, 1.5)), ("FedAvg", "fedavg", None))
-        for alpha in (0.3, 1.0)
-    ]  # fmt: skip
-    lacking = {**DIGITS, "method": "fedavg", "dataset": "no-such-data"}
-    return Table("Tiny", "accuracy, %", [*cells, Cell("FedAvg", "elsewhere", lacking, final("global"))], ("Small.",))
+[[printed]]
+columns = ["alpha *"]
+[printed.rows]
+"Separate" = "60.0±1.5 60.0±1.5"
+"""
+"""Two columns of the digits, and one of data that nobody has."""
 
 
 @pytest.fixture(autouse=True)
-def with_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TABLES, "tiny/table-1", tiny)
+def tiny(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path_factory.mktemp("tables") / "table-1.toml"
+    path.write_text(TINY)
+    monkeypatch.setitem(TABLES, "tiny/table-1", path)
+    return path
+
+
+def table(name: str, scale: Scale) -> Table:
+    return read_table(TABLES[name], scale)
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_the_settings_of_every_cell_are_understood(name: str, scale: str) -> None:
-    table = TABLES[name](scale)  # type: ignore[arg-type]
-    assert len({(cell.row, cell.column) for cell in table.cells}) == len(table.cells)
-    assert not {*",*?["} & {*"".join((*table.rows, *table.columns))}  # they are chosen by lists of patterns
+def test_the_settings_of_every_cell_are_understood(name: str, scale: Scale) -> None:
+    made = table(name, scale)
+    assert len({(cell.row, cell.column) for cell in made.cells}) == len(made.cells)
+    assert not {*",*?["} & {*"".join((*made.rows, *made.columns))}  # they are chosen by lists of patterns
     names: dict[str, Any] = {}
-    for cell in table.cells:
+    for cell in made.cells:
         experiment = make_experiment({**cell.settings, "seed": 1})
         make_method(experiment.method, experiment.parameters)
         assert names.setdefault(cell.run, cell.settings) == cell.settings
-    assert any(cell.printed for cell in table.cells) or "figure" in name or (name, scale) == ("fedktl/table-5", "small")
+    assert any(cell.printed for cell in made.cells) or "figure" in name or (name, scale) == ("fedktl/table-5", "small")
 
 
 def test_small_and_paper_scale_show_the_same_rows() -> None:
-    for make in TABLES.values():
-        small, paper = make("small"), make("paper")
+    for name in TABLES:
+        small, paper = table(name, "small"), table(name, "paper")
         assert small.rows == paper.rows
         assert set(small.columns) <= {c.replace("GB", "MB") for c in paper.columns}
         assert set(small.seeds) <= set(paper.seeds)
 
 
 def test_tables_share_the_runs_they_have_in_common() -> None:
-    purin = {c.run for c in TABLES["fedpurin/table-1"]("paper").cells if c.row == "FedPURIN"}
-    ablated = {c.run for c in TABLES["fedpurin/table-2"]("paper").cells if c.row == "exact gradient"}
-    swept = {c.run for c in TABLES["fedpurin/figure-4"]("paper").cells if c.row == "tau 0.5 (exact)"}
+    purin = {c.run for c in table("fedpurin/table-1", "paper").cells if c.row == "FedPURIN"}
+    ablated = {c.run for c in table("fedpurin/table-2", "paper").cells if c.row == "exact gradient"}
+    swept = {c.run for c in table("fedpurin/figure-4", "paper").cells if c.row == "tau 0.5 (exact)"}
     assert purin == ablated > swept
-    measured = {c.row: c.run for c in TABLES["fedpurin/table-3"]("paper").cells if c.column.startswith("CIFAR-10 ")}
+    measured = {c.row: c.run for c in table("fedpurin/table-3", "paper").cells if c.column.startswith("CIFAR-10 ")}
     assert {measured["FedPURIN"], measured["FedPURIN values only"]} < purin
     assert measured["FedPURIN (float16 gradients)"] not in purin
-    assert {c.run for c in TABLES["fedpurin/figure-5"]("paper").cells} < purin
-    known, new = ({c.run for c in TABLES[f"genefl/table-{n}"]("paper").cells} for n in (1, 3))
+    assert {c.run for c in table("fedpurin/figure-5", "paper").cells} < purin
+    known, new = ({c.run for c in table(f"genefl/table-{n}", "paper").cells} for n in (1, 3))
     assert new < known
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
-def test_all_rows_of_genefl_s_tables_are_trained_alike_in_as_many_clusters(scale: str) -> None:
+def test_all_rows_of_genefl_s_tables_are_trained_alike_in_as_many_clusters(scale: Scale) -> None:
     terms = ("clusters", "vectors", "fraction", "epochs", "lr", "batch", "momentum")
     for number in (1, 2, 3, 4):
-        cells = TABLES[f"genefl/table-{number}"](scale).cells  # type: ignore[arg-type]
+        cells = table(f"genefl/table-{number}", scale).cells
         methods = [make_method(cell.settings["method"], cell.settings["parameters"]) for cell in cells]
         found = {tuple(getattr(method, term) for term in terms) for method in methods}
         assert found == {(4, 5, 0.2, 10, 0.01, 64, 0.9) if scale == "paper" else (2, 5, 0.5, 3, 0.01, 64, 0.9)}
@@ -312,7 +330,7 @@ def test_the_command_line_runs_a_part_of_a_table(tmp_path: Path, monkeypatch: py
 
     monkeypatch.chdir(tmp_path)
     code, out, _ = ended("--json")
-    assert (code, json.loads(out)["tiny/table-1"]) == (0, {"title": "Tiny", "runs": 15})
+    assert (code, json.loads(out)["tiny/table-1"]) == (0, {"title": "Tiny", "runs": 18})
     chosen = ["--rows", "FedAvg,Separate", "--columns", "alpha 1.0", "--seeds", "2", "--set", "separate.epochs=1"]
     code, out, errors = ended("tiny/table-1", *chosen)
     assert code == 0, errors
@@ -345,8 +363,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     """Short runs of FedPURIN and FedCAC with beta 3, as Table 3's are at the small scale."""
     runs = {}
     for name in ("fedpurin", "fedcac"):
-        task = make_experiment({**DIGITS, "method": name, "seed": 1}).task()
-        method = make_method(name, {**DIGITS["parameters"], "beta": 3})
+        task = make_experiment({"method": name, "clients": 3, "part": 0.2, "model": "mlp", "seed": 1}).task()
+        method = make_method(name, {"epochs": 1, "lr": 0.1, "batch": 20, "beta": 3})
         folder = tmp_path_factory.mktemp("runs") / name
         fb.run(method, task, rounds=6, out=folder, save_models=False)
         runs[name] = read_run(folder)
@@ -358,19 +376,26 @@ def test_figures_of_traffic_count_the_rounds_they_name(measured: dict[str, RunFo
     ledger = pq.read_table(run.path / "ledger.parquet").to_pandas()
     late = ledger[ledger["round"].between(4, 6)]
     up = late["value_bytes_up"] + (late["mask_bits_up"] + 7) // 8
-    assert traffic("uplink", 4)(run) == pytest.approx(up.mean() / 2**20)
-    assert traffic("uplink", 4, 6, count="sent")(run) == pytest.approx(late["bytes_up"].mean() / 1e6)
-    assert traffic("uplink", 4, clients="all")(run) == pytest.approx(up.sum() / 3 / 2**20)
-    assert traffic("uplink", 4, count="value", unit=4)(run) == pytest.approx(late["value_bytes_up"].mean() / 4)
+
+    def shown(way: Direction, first: int, **fields: Any) -> float | None:
+        return Traffic(way=way, first=first, **fields)(run)
+
+    assert shown("uplink", 4) == pytest.approx(up.mean() / 2**20)
+    assert shown("uplink", 4, last=6, count="sent") == pytest.approx(late["bytes_up"].mean() / 1e6)
+    assert shown("uplink", 4, clients="all") == pytest.approx(up.sum() / 3 / 2**20)
+    assert shown("uplink", 4, clients="all", summed=True) == pytest.approx(up.sum() / 2**20)
+    assert shown("uplink", 4, count="value", unit=4) == pytest.approx(late["value_bytes_up"].mean() / 4)
     last = ledger[ledger["round"] >= 6]  # the last round and the download after it
-    assert traffic("downlink", 6, count="sent")(run) == pytest.approx(last["bytes_down"].sum() / 6 / 1e6)
-    assert traffic("uplink", 9)(run) is None
+    assert shown("downlink", 6, count="sent") == pytest.approx(last["bytes_down"].sum() / 6 / 1e6)
+    assert shown("downlink", 5, late=1, count="sent") == shown("downlink", 6, count="sent")
+    assert shown("uplink", 9) is None
+    assert Total(way="uplink", count="sent")(run) == pytest.approx(ledger["bytes_up"].sum() / 1e6)
 
 
 def test_table_3_reads_fedcacs_bytes_as_the_paper_counts_them(measured: dict[str, RunFolder]) -> None:
     learnt = sum(p.numel() for p in build_model("mlp", (1, 8, 8), 10).parameters())
     cells = {
-        c.column: c.figure for c in TABLES["fedpurin/table-3"]("small").cells
+        c.column: c.figure for c in table("fedpurin/table-3", "small").cells
         if c.row == "FedCAC" and c.column.startswith("CIFAR-10 ")
     }  # fmt: skip
     figures = {column: 2**20 * (figure(measured["fedcac"]) or 0) for column, figure in cells.items()}
@@ -382,3 +407,92 @@ def test_table_3_reads_fedcacs_bytes_as_the_paper_counts_them(measured: dict[str
 
 def test_printed_figures_are_read() -> None:
     assert printed("95.65±1.19 - 3") == [Printed(95.65, 1.19), None, Printed(3.0)]
+
+
+def test_accuracies_are_of_the_rounds_they_name(tmp_path: Path) -> None:
+    shares = [0.1, 0.5, 0.3, 0.7, 0.6]
+    rounds = [
+        {"round": t, "phase": "round", "accuracy": {"cohort": share}, "pooled": {"combined": share / 2}}
+        for t, share in enumerate(shares, 1)
+    ]
+    run = RunFolder(tmp_path, "genefl", rounds, None, None, {"arrival": 4}, "")
+    assert Mean(accuracy="cohort", last=2)(run) == pytest.approx(40)
+    assert Mean(accuracy="cohort", last=9, who="newcomers")(run) == pytest.approx(65)
+    assert Best(accuracy="cohort")(run) == pytest.approx(70)
+    assert Best(accuracy="combined", pooled=True)(run) == pytest.approx(35)
+    assert Best(accuracy="sparse", pooled=True)(run) is None
+
+
+def test_the_size_of_a_stored_model_is_with_its_buffers_or_without(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, "fedavg", [], None, None, None, "")
+    assert Stored()(run) is None
+    (tmp_path / "models").mkdir()
+    save_file(nn.BatchNorm2d(64).state_dict(), tmp_path / "models" / "global.safetensors")
+    assert Stored(buffers=False)(run) == pytest.approx(4 * 128 / 2**20)
+    assert Stored()(run) == pytest.approx(4 * 257 / 2**20)
+
+
+def test_later_rules_win_and_those_of_another_table_come_first(tiny: Path) -> None:
+    other = tiny.with_stem("table-2")
+    other.write_text("""\
+like = "table-1"
+title = "Other"
+unit = { small = "accuracy, %", paper = "accuracy of all, %" }
+seeds = { small = [1], paper = [1, 2, 3] }
+rows = ["one", "two"]
+columns = ["alpha 0.3", { paper = "alpha 2.0" }]
+rules = [
+    { method = "fedpurin", parameters = { tau = 0.3 } },
+    { methods = ["fedper"], parameters = { epochs = 7 } },
+    { scale = "paper", rows = ["two"], method = "fedper" },
+    { rows = ["one"], parameters = { tau = 0.4 }, figure = { accuracy = "sparse" } },
+    { rows = ["two"], figure = { show = "traffic", way = "uplink" } },
+]
+
+[[printed]]
+[printed.rows]
+"two" = "- 2"
+""")
+    small, paper = read_table(other, "small"), read_table(other, "paper")
+    assert (small.unit, paper.unit, small.seeds, paper.seeds) == (
+        "accuracy, %", "accuracy of all, %", [1], [1, 2, 3],
+    )  # fmt: skip
+    assert (small.columns, paper.columns) == (["alpha 0.3"], ["alpha 0.3", "alpha 2.0"])
+    one, two = small.cells
+    assert one.settings["parameters"] == {"epochs": 1, "lr": 0.1, "batch": 20, "tau": 0.4}
+    assert one.settings["alpha"] == 0.3
+    assert one.figure == Best(accuracy="sparse", curve="personalised")
+    assert two.figure == Traffic(way="uplink")
+    assert [cell.settings["method"] for cell in paper.cells] == ["fedpurin", "fedpurin", "fedper", "fedper"]
+    assert [cell.settings["parameters"]["epochs"] for cell in paper.cells] == [1, 1, 7, 7]
+    assert [cell.printed for cell in paper.cells] == [None, None, None, Printed(2.0)]
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "words"),
+    [
+        ('title = "Tiny"', 'titel = "Tiny"', "unknown field `titel`"),
+        ("seeds = [1, 2, 3]", 'seeds = "1"', r"`\$.seeds`"),
+        ("part = 0.2", "prat = 0.2", "rule 1: unknown key 'prat' .did you mean 'part'"),
+        ('{ rows = ["FedAvg"]', '{ rows = ["FedAvgg"]', "rule 4: no row or column is 'FedAvgg' .did you mean 'FedAvg'"),
+        ('rows = ["Separate"], method', 'rows = "Separate", method', "rule 3: Expected `array`"),
+        ('show = "best"', 'show = "bets"', "the figure of Separate, alpha 0.3: Invalid value 'bets'"),
+        ('curve = "personalised"', 'curves = "x"', "the figure of .* unknown field `curves`"),
+        ('method = "fedavg"', 'method = "fedavgg"', "rule 4: unknown method 'fedavgg' .did you mean 'fedavg'"),
+        ("{ parameters", '{ methods = ["fedpr"], parameters', "rule 2: unknown method 'fedpr' .did you mean 'fedper'"),
+        (', method = "fedavg"', "", "no rule says the method of FedAvg, alpha 0.3"),
+        ("60.0±1.5 60.0±1.5", "60.0", "printed, Separate: 1 figures for 2 columns"),
+        ("60.0±1.5 60.0±1.5", "60.0 x", "printed, Separate: could not convert"),
+        ('"Separate" = "60', '"Seperate" = "60', "printed: .* 'Seperate' .did you mean 'Separate'"),
+        ('title = "Tiny"', 'title = "Tiny"\nlike = "table-9"', "table-9.toml cannot be read: No such file"),
+        ('title = "Tiny"', 'title = "Tiny"\nlike = "table-1"', "itself like table-1"),
+        ('title = "Tiny"', "title = ", "the table .*table-1.toml: "),
+    ],
+)
+def test_a_wrong_table_is_told_in_one_line(tiny: Path, tmp_path: Path, there: str, instead: str, words: str) -> None:
+    assert there in TINY
+    tiny.write_text(TINY.replace(there, instead, 1))
+    with pytest.raises(UserError, match=words) as told:
+        reproduce("tiny/table-1", out=tmp_path)
+    assert str(tiny) in str(told.value)
+    assert "\n" not in str(told.value)

@@ -19,9 +19,13 @@ import fewbytes as fb
 from fewbytes.data import crop_flip, federate, load_dataset, with_transforms
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import Kernels
-from fewbytes.reproduce.fedkgf import METHODS
+from fewbytes.reproduce import TABLES, read_table
 
-PRINTED = {row.lower().replace("fed-kgf", "fedkgf"): size for row, (_, _, size, _) in METHODS.items()}
+PRINTED = {
+    cell.row.lower().replace("fed-kgf", "fedkgf").replace(" (", ", ").rstrip(")"): cell.printed.mean
+    for cell in read_table(TABLES["fedkgf/table-1"], "small").cells
+    if cell.printed
+}
 """The paper's Table 1, MB."""
 SERVER_LR = 0.3  # of FedCAMS
 KGF = {"fedavg, --kgf 16", "fedpurin, --kgf 16"}

@@ -20,7 +20,7 @@ from fewbytes.data.partition import dirichlet
 from fewbytes.experiments.settings import make_method
 from fewbytes.generators import load_generator
 from fewbytes.models.build import ModelBuilder
-from fewbytes.reproduce.fedktl import METHODS, TABLE_5
+from fewbytes.reproduce import TABLES, read_table
 
 CLIENTS, CLASSES, LATENT = 20, 100, 512
 
@@ -60,8 +60,9 @@ def main() -> None:
     print(f"S_c = {pairs} pairs of a client and a class")
     print("| method | 10^6 numbers up | paper | down | paper | MB sent up | down | up, of 4 bytes | down |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row, theirs in TABLE_5.items():
-        name, (up, down) = METHODS[row], theirs.split()
+    cells = read_table(TABLES["fedktl/table-5"], "paper").cells
+    for i in range(0, len(cells), 2):
+        name, (up, down) = cells[i].settings["method"], (cell.printed.mean for cell in cells[i : i + 2])
         own = {"generator": f"{__name__}:Generator", "server_epochs": 20} if name == "fedktl" else {}
         model = "cnn4@512" if name in ("fml", "fedkd") else "mlp@512"
         task = fb.Task.on(data, ModelBuilder(model, (3, 32, 32), CLASSES))
@@ -69,7 +70,7 @@ def main() -> None:
         second = ledger["round"] == 2
         c = {key: int(values[second].sum()) for key, values in ledger.items() if key.startswith(("bytes", "value"))}
         print(
-            f"| {name} | {c['value_bytes_up'] / 4e6:.3f} | {up} | {c['value_bytes_down'] / 4e6:.3f} | {down} | "
+            f"| {name} | {c['value_bytes_up'] / 4e6:.3f} | {up:.2f} | {c['value_bytes_down'] / 4e6:.3f} | {down:.2f} | "
             f"{c['bytes_up'] / 1e6:.3f} | {c['bytes_down'] / 1e6:.3f} | {c['bytes_up'] / c['value_bytes_up']:.2f} | "
             f"{c['bytes_down'] / c['value_bytes_down']:.2f} |",
             flush=True,

@@ -25,24 +25,28 @@ import fewbytes as fb
 from fewbytes.data import federate, load_dataset
 from fewbytes.methods.parts.one_shot import OneShot, Uploads
 from fewbytes.models.build import ModelBuilder
-from fewbytes.reproduce.fusefl import ALPHAS, DATASETS, TABLE_2, TRAINED
-from fewbytes.reproduce.grid import printed
+from fewbytes.reproduce import TABLES, read_table
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack
 
 MORE = {"fusefl-4-mixed": (75.33, 82.71), "fusefl-4-average": (68.08, 80.35)}  # Table 3: CIFAR-10, alpha 0.1 and 0.5
-TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+PRINTED = {
+    (
+        c.settings["dataset"],
+        c.settings["alpha"],
+        c.settings["method"],
+        c.settings["parameters"].get("blocks"),
+    ): c.printed
+    for c in read_table(TABLES["fusefl/table-2"], "paper").cells
+}
 
 
 def paper(dataset: str, name: str, alpha: float) -> float | None:
     """What Tables 2 and 3 print."""
     if name in MORE:
         return MORE[name][alpha == 0.5] if dataset == "cifar10" and alpha in (0.1, 0.5) else None
-    names = {**{method: row for row, method in TRAINED.items()}, **{f"fusefl-{k}": f"FuseFL K={k}" for k in (2, 4, 8)}}
-    if dataset not in TITLES or alpha not in ALPHAS or name not in names:
-        return None
-    at = list(DATASETS).index(TITLES[dataset]) * len(ALPHAS) + ALPHAS.index(alpha)
-    mean = printed(TABLE_2[names[name]])[at]
+    method, _, blocks = name.partition("-")
+    mean = PRINTED.get((dataset, alpha, method, int(blocks) if blocks else None))
     return None if mean is None else mean.mean
 
 

@@ -30,7 +30,7 @@ from fewbytes.experiments.plan import deployment_seconds, make_plan
 from fewbytes.experiments.settings import read_experiment
 from fewbytes.methods import METHODS
 from fewbytes.report import CAVEAT, RunFolder, choices, read_runs, summary_table, write_report
-from fewbytes.reproduce import TABLES, scale_of
+from fewbytes.reproduce import TABLES, read_table, scale_of
 from fewbytes.reproduce import reproduce as reproduce_table
 from fewbytes.wire.inspect import inspect_frame
 
@@ -305,7 +305,7 @@ def reproduce(
     """Run a paper's table, ours beside theirs; the same command goes on where it was stopped."""
 
     if table is None:
-        known = {name: make(scale_of(scale)) for name, make in TABLES.items()}
+        known = {name: read_table(path, scale_of(scale)) for name, path in TABLES.items()}
         listed = {
             name: {"title": each.title, "runs": len({cell.run for cell in each.cells}) * len(each.seeds)}
             for name, each in known.items()

@@ -13,33 +13,19 @@ from pathlib import Path
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.experiments.settings import check_device, make_method
 from fewbytes.methods import METHODS
-from fewbytes.reproduce import fedkgf, fedktl, fedpurin, fusefl, genefl
 from fewbytes.reproduce.grid import Cell, Scale, Table
+from fewbytes.reproduce.reading import read_table
 from fewbytes.reproduce.running import data_of, folder_of, run_cells, unavailable
 from fewbytes.reproduce.told import Reproduction, find
 
-TABLES: dict[str, Callable[[Scale], Table]] = {
-    "fedpurin/table-1": fedpurin.table_1,
-    "fedpurin/table-2": fedpurin.table_2,
-    "fedpurin/table-3": fedpurin.table_3,
-    "fedpurin/figure-3": fedpurin.figure_3,
-    "fedpurin/figure-4": fedpurin.figure_4,
-    "fedpurin/figure-5": fedpurin.figure_5,
-    "genefl/table-1": genefl.table_1,
-    "genefl/table-2": genefl.table_2,
-    "genefl/table-3": genefl.table_3,
-    "genefl/table-4": genefl.table_4,
-    "fedkgf/table-1": fedkgf.table_1,
-    "fusefl/table-2": fusefl.table_2,
-    "fusefl/table-4": fusefl.table_4,
-    "fusefl/table-5": fusefl.table_5,
-    "fusefl/table-13": fusefl.table_13,
-    "fedktl/table-1": fedktl.table_1,
-    "fedktl/table-2": fedktl.table_2,
-    "fedktl/table-5": fedktl.table_5,
+_FILES = (Path(__file__).parent / "tables").glob("*/*.toml")
+TABLES: dict[str, Path] = {
+    f"{path.parent.name}/{path.stem}": path
+    for path in sorted(_FILES, key=lambda path: (path.parent, path.stem.partition("-")[0], len(path.stem), path.stem))
 }
+"""The tables' files by name."""
 
-__all__ = ["TABLES", "Reproduction", "Scale", "Table", "reproduce", "scale_of"]
+__all__ = ["TABLES", "Reproduction", "Scale", "Table", "read_table", "reproduce", "scale_of"]
 
 
 def reproduce(
@@ -68,7 +54,7 @@ def reproduce(
     """
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{suggestion(name, TABLES)}; there are {', '.join(TABLES)}")
-    table = TABLES[name](scale_of(scale))
+    table = read_table(TABLES[name], scale_of(scale))
     if until is not None and until < 1:
         raise UserError(f"until is a round, 1 or later, not {until}")
     check_device(device)

@@ -207,7 +207,9 @@ def page(made: Reproduction) -> str:
     curved = []
     for number, column in enumerate(made.columns):
         lines = {
-            made.rows.index(f.cell.row): f for f in made.found if f.cell.column == column and f.cell.kind and f.runs
+            made.rows.index(f.cell.row): f
+            for f in made.found
+            if f.cell.column == column and f.cell.figure.curve and f.runs
         }
         if lines:
             drawn = Curves(f"curves-{number}", column, {index: f.cell.row for index, f in lines.items()})
@@ -243,7 +245,7 @@ def _curves(index: int, found: Found) -> list[Trace]:
     """The mean over seeds by round and, of several, the band from the least to the greatest."""
     curves: dict[int, list[float]] = {}
     for run in found.runs.values():
-        for row, value in run.curve(found.cell.kind):
+        for row, value in run.curve(found.cell.figure.curve):
             curves.setdefault(row["round"], []).append(round(value, 5))
     rounds, colour = sorted(curves), pieces.colour(index)
     band: Trace = {

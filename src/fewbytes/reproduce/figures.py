@@ -1,0 +1,131 @@
+"""What a cell can show of a run: each kind is a class here, named by `show` in a table's file."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from statistics import fmean
+from typing import Any, Literal
+
+import msgspec
+from safetensors import safe_open
+
+from fewbytes.report.folder import Direction, RunFolder
+
+MB = 2**20  # bytes, as papers count
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="show"):
+    """A figure in its table's unit. `curve`: the kind of accuracy whose curve the report draws; None: none."""
+
+    curve: str | None = None
+
+    @abstractmethod
+    def __call__(self, run: RunFolder) -> float | None:
+        """The figure of a run; None where the run has not come so far."""
+
+
+class Best(Figure, frozen=True, tag="best"):
+    """The best accuracy of one kind over the rounds, in per cent: what most papers report.
+
+    `pooled`: of all clients' samples together, not the mean over clients.
+    """
+
+    accuracy: str
+    pooled: bool = False
+
+    def __call__(self, run: RunFolder) -> float | None:
+        if not self.pooled:
+            return _percent(run.score(self.accuracy).best)
+        measured = [row["pooled"][self.accuracy] for row in run.rounds if self.accuracy in row.get("pooled", {})]
+        return _percent(max(measured, default=None))
+
+
+class Final(Figure, frozen=True, tag="final"):
+    """The accuracy of one kind after the last round, in per cent."""
+
+    accuracy: str
+
+    def __call__(self, run: RunFolder) -> float | None:
+        return _percent(run.score(self.accuracy).final)
+
+
+class Mean(Figure, frozen=True, tag="mean"):
+    """The mean accuracy of one kind over the `last` rounds before newcomers came, or with them, in per cent."""
+
+    accuracy: str
+    last: int
+    who: Literal["known", "newcomers"] = "known"
+
+    def __call__(self, run: RunFolder) -> float | None:
+        arrival, late = run.fact("arrival") or math.inf, self.who == "newcomers"
+        curve = [value for row, value in run.curve(self.accuracy) if (row["round"] >= arrival) == late]
+        return 100 * fmean(curve[-self.last :]) if curve else None
+
+
+class Traffic(Figure, frozen=True, tag="traffic"):
+    """What a client moved on average in each of the rounds first..last, or all clients together.
+
+    `count`: as the papers do, 4 bytes a value and 1 bit a mask entry, or the values alone, in MB of 2^20 bytes; or as
+    sent, in MB of 10^6 (`unit`: in so many bytes instead). `late`: by so many rounds downloads come after the round
+    they belong to; one after the last round counts as one round's more. `summed`: over the rounds, not their mean.
+    """
+
+    way: Direction
+    first: int = 1
+    last: int | None = None
+    late: int = 0
+    count: Literal["nominal", "value", "sent"] = "nominal"
+    clients: Literal["each", "all"] = "each"
+    summed: bool = False
+    unit: float | None = None
+
+    def __call__(self, run: RunFolder) -> float | None:
+        key = f"{self.way}_bytes" if self.count == "sent" else f"{self.way}_{self.count}_bytes"
+        phases, late = (("round", "finish"), self.late) if self.way == "downlink" else (("round",), 0)
+        first, last = self.first + late, math.inf if self.last is None else self.last + late
+        rows = [row for row in run.rounds if row["phase"] in phases and first <= row["round"] <= last]
+        if self.summed:
+            shares = min(1, len(rows))
+        else:
+            shares = sum(row["cohort"] for row in rows) if self.clients == "each" else len(rows)
+        unit = self.unit or (1e6 if self.count == "sent" else MB)
+        return sum(row[key] for row in rows) / shares / unit if shares else None
+
+
+class Total(Figure, frozen=True, tag="total"):
+    """What all clients moved over the whole run, in MB of 2^20 bytes by the papers' count, or of 10^6 as sent."""
+
+    way: Direction
+    count: Literal["nominal", "sent"] = "nominal"
+
+    def __call__(self, run: RunFolder) -> float | None:
+        if self.count == "sent":
+            return run.total_bytes(self.way) / 1e6
+        total = run.nominal_bytes(self.way)
+        return None if total is None else total / MB
+
+
+class Stored(Figure, frozen=True, tag="stored"):
+    """The size of the run's global model in MB of 2^20 bytes, four bytes a number; with its buffers or without."""
+
+    buffers: bool = True
+
+    def __call__(self, run: RunFolder) -> float | None:
+        path = run.path / "models" / "global.safetensors"
+        if not path.exists():
+            return None
+        with safe_open(path, "pt") as file:
+            sizes: dict[str, int] = {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        left_out = () if self.buffers else ("running_mean", "running_var", "num_batches_tracked")
+        return sum(n for name, n in sizes.items() if not name.endswith(left_out)) * 4 / MB
+
+
+def make_figure(fields: dict[str, Any]) -> Figure:
+    """The figure a table's file describes. Raises msgspec.ValidationError."""
+    made: Figure = msgspec.convert(fields, Best | Final | Mean | Traffic | Total | Stored)
+    return made
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
