@@ -10,7 +10,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.core.ranges import Count, NotNegative, Positive
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.models import build_model
 
 
@@ -62,7 +62,7 @@ class FedProx(fb.Method):
 
 
 digits = load_dataset("digits")
-data = federate(digits, "dirichlet", clients=10, alpha=0.3, seed=0)
+data = federate(digits, Partition("dirichlet", clients=10, alpha=0.3), seed=0)
 task = fb.Task(lambda: build_model("mlp", digits.train.shape, len(digits.classes)), data, seed=0)
 for mu in (0.0, 0.1):
     result = fb.run(FedProx(mu=mu), task, rounds=10)

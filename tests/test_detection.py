@@ -23,7 +23,7 @@ from fewbytes.cli import app as cli
 from fewbytes.core import detection
 from fewbytes.core.gallery import kept
 from fewbytes.core.training import fit
-from fewbytes.data import Dataset, federate, load_dataset
+from fewbytes.data import Dataset, Partition, federate, load_dataset
 from fewbytes.data.coco import letter_boxed
 from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.flower.run import client_app, serve_run
@@ -78,7 +78,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def task(data: Dataset, clients: int = 2) -> fb.Task:
-    return fb.Task(lambda: build_model("yolox-nano", (3, SIZE, SIZE), 2), federate(data, "iid", clients))
+    return fb.Task(lambda: build_model("yolox-nano", (3, SIZE, SIZE), 2), federate(data, Partition("iid", clients)))
 
 
 def true_boxes(data: fb.data.Split) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from fewbytes.core.network import Network, Refused
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.site import Site
+from fewbytes.experiments.run import run
 from fewbytes.methods import (
     DENSE,
     DGC,
@@ -47,7 +48,7 @@ from fewbytes.methods import (
 )
 from fewbytes.models.files import load_model
 from fewbytes.running.checkpoint import VERSION as __version__
-from fewbytes.running.loop import Result, Watcher, run
+from fewbytes.running.loop import Result, Watcher
 from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Signs, TopK, pack, payload, unpack
 
 __all__ = [

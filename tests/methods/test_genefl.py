@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import fewbytes as fb
 from fewbytes.base.state import EntryMeans
 from fewbytes.core.training import evaluate, fit
-from fewbytes.data import ClientData, Split, federate, load_dataset
+from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.methods.clustered import (
     Clustered,
     Model,
@@ -477,7 +477,7 @@ def test_a_newcomer_like_a_member_joins_that_members_cluster_and_inherits_its_le
 
 @pytest.mark.parametrize("cls", [Clustered, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene, GeneFL])
 def test_it_learns_real_digits_and_sends_what_it_says(cls):
-    data = federate(load_dataset("digits"), "shards", 6, shards_per_client=3, newcomers=3, arrival=9, seed=1)
+    data = federate(load_dataset("digits"), Partition("shards", 6, shards_per_client=3, newcomers=3, arrival=9), seed=1)
     task = fb.Task(ModelBuilder("mlp:layers=3,hidden=64", (1, 8, 8), 10), data)
     method = cls(clusters=2, epochs=5, lr=0.1, batch=16, momentum=0.9, fraction=1.0)
     result = fb.run(method, task, rounds=12)

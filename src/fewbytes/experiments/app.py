@@ -1,4 +1,4 @@
-"""The Flower app of any experiment: `server` and `client`, told by the run config what to run.
+"""The Flower app of any experiment: `server` and `client`, made of the settings in the run config.
 
 The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), the method's own as
 `parameters.<name>`, besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`, and
@@ -20,7 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from fewbytes.base.errors import UserError
 from fewbytes.core.problem import Id
 from fewbytes.engines.handlers import handlers_of
-from fewbytes.experiments.settings import CLASS_LISTS, Experiment, make_experiment, make_method
+from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.flower.run import Found, default_folder, make_client_app, serve_run
 from fewbytes.methods import METHODS
 from fewbytes.report import read_runs, write_report
@@ -43,17 +43,6 @@ def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
                 place = place.setdefault(name, {})
             place[last] = value
     return settings
-
-
-def write_run_config(experiment: Experiment) -> dict[str, Any]:
-    """An experiment as the table of a Flower app's run config, which knows only plain values and tables of them."""
-    settings = experiment.settings()
-    if "samples" in settings:
-        settings["samples"] = "/".join(map(str, settings["samples"]))
-    settings |= {key: ",".join(map(str, settings[key])) for key in CLASS_LISTS if key in settings}
-    if "class_names" in settings:
-        settings["class_names"] = json.dumps(settings["class_names"])
-    return {key: value for key, value in settings.items() if value != {}}
 
 
 def _client_finds(context: Context) -> Found:
@@ -88,7 +77,7 @@ def main(grid: Grid, context: Context) -> None:
         experiment = make_experiment(settings)
         method, task = make_method(experiment.method, experiment.parameters), experiment.task(here=())
         serve_run(
-            grid, method, task, experiment.run_settings(task, folder, resume, teller), experiment.policy(),
+            grid, method, task, experiment.run_settings(task, folder, resume, teller), experiment.policy,
             names.split(",") if names else (),
         )  # fmt: skip
         page = write_report(read_runs([folder]), folder / "report.html")

@@ -140,7 +140,7 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Job | s
     settings = dict(settings)
     own = _per_method(names, settings.pop("parameters", {}))
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
-    settings["model"] = first.experiment.model
+    settings["model"] = first.experiment.model.model
     jobs = [first, *(Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
     _note_unequal_training(jobs)
     return list(zip(names, jobs, strict=True))
@@ -155,7 +155,7 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
     training = _training({key: given.pop(key) for key in TRAINING if key in given})
     own = _per_method(names, given)
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
-    settings["model"], rounds = first.experiment.model, first.experiment.rounds
+    settings["model"], rounds = first.experiment.model.model, first.experiment.run.rounds
     note(_told(rounds, training))
     jobs: list[tuple[str, Job | str]] = []
     for name in names:

@@ -218,7 +218,6 @@ def serve(
     method: Method,
     task: Task,
     *,
-    rounds: int,
     out: Path | str,
     policy: Policy | None = None,
     names: Sequence[str] = (),
@@ -228,9 +227,9 @@ def serve(
 
     `task`: clients' data may lie elsewhere. `names`: the registered name of each client's node, in the order of the
     clients; without names (no authentication) a node is asked for its partition-id. `settings`: the other fields of
-    `fewbytes.running.loop.Settings`, such as `resume`. Raises what `fewbytes.run` does, and TooFewReplies.
+    `fewbytes.running.loop.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
     """
-    return serve_run(grid, method, task, Settings(rounds, Path(out), **settings), policy or Policy(), names)
+    return serve_run(grid, method, task, Settings.of({"out": out, **settings}), policy or Policy(), names)
 
 
 def serve_run(
@@ -258,7 +257,7 @@ def serve_run(
     return drive(method, task, settings, connect)
 
 
-def simulate(method: Method, task: Task, settings: Settings, workers: int | None, policy: Policy) -> Result:
+def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:
     """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")
@@ -268,13 +267,13 @@ def simulate(method: Method, task: Task, settings: Settings, workers: int | None
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     scratch = ScratchFolder("run") if settings.out is None else None
-    folder = settings.out or (scratch.path / "run" if scratch else Path())
+    folder = Path(settings.out or "") if scratch is None else scratch.path / "run"
     settings = replace(settings, out=folder)
     exchange = ScratchFolder("exchange", shared_memory())
     drop = Drop(exchange.path)
     stop, ended = threading.Event(), threading.Event()
     outcome: list[Result | BaseException] = []
-    count = min(workers or available_cores(), len(task.clients))
+    count = min(settings.workers or available_cores(), len(task.clients))
     app = ServerApp()
 
     @app.main()

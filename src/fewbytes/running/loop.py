@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -24,16 +24,18 @@ from torch import nn
 from fewbytes.base.cores import all_cores
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import ScratchFolder, lock, replacing
+from fewbytes.base.ranges import Count
+from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.streams import seeded
+from fewbytes.base.units import parse_bytes
 from fewbytes.core import detection, gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Held, Network, Refused
-from fewbytes.core.policy import Policy, TooFewReplies
+from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
 from fewbytes.core.training import evaluate, prepared, ready
-from fewbytes.engines.local import LocalNetwork
 from fewbytes.engines.store import state_class
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
@@ -98,87 +100,35 @@ class Result:
         return float(self.summary["accuracy"]["final"])
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a run is besides its method and task, whichever engine it runs on."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(Group):
+    """What a run is besides its method and task, whichever engine it runs on. Raises UserError for what cannot be."""
 
-    rounds: int
-    out: Path | None = None  # the run folder; None: a temporary one that lives as long as the result
+    title: ClassVar[str] = "Run"
+
+    rounds: Count = setting(20, "Number of rounds.", resumable=True)
+    budget: Count | None = setting(
+        None, "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.", metavar="SIZE",
+        text=Text("an amount of data", parse_bytes, lambda amount: amount, kinds=str | float), brief=True,
+    )  # fmt: skip
+    engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
+        "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
+    )
+    workers: Count | None = setting(None, "Worker processes (default: one per core).", resumable=True)
+    evaluate_every: Count = setting(1, "Score the models every so many rounds.")
+    coded: bool = setting(True, "Lossless coding of what travels.", key="coding", option="--coding/--no-coding")
+    keep_frames: bool = setting(False, "Keep every frame as a file, for `fewbytes inspect`.", option="--keep-frames")
+    save_models: bool = setting(True, "Save the trained models.", option="--models/--no-models")
+    out: Path | str | None = None  # the run folder; None: a temporary one that lives as long as the result
     resume: bool = False  # go on from the checkpoint in it
-    coded: bool = True  # lossless coding of what travels
-    evaluate_every: int = 1
-    keep_frames: bool = False
-    save_models: bool = True
     config: str | None = None  # text of config.toml; None: the method's parameters
     about: dict[str, Any] = field(default_factory=dict)  # entries for result.json
     watcher: Watcher = field(default_factory=Watcher)
-    budget: int | None = None  # most uplink bytes of the whole run, all clients together
-
-    def __post_init__(self) -> None:
-        if self.budget is not None and (type(self.budget) is not int or self.budget < 1):
-            raise UserError(f"budget is a whole number of bytes, 1 or more, not {self.budget!r}")
-        if min(self.rounds, self.evaluate_every) < 1:
-            raise UserError(f"rounds ({self.rounds}) and evaluate_every ({self.evaluate_every}) must be at least 1")
 
 
 HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
 Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Network]]
 """Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
-
-
-def run(
-    method: Method,
-    task: Task,
-    *,
-    rounds: int,
-    budget: int | None = None,
-    out: Path | str | None = None,
-    engine: Literal["local", "flower-simulation"] = "local",
-    workers: int | None = None,
-    policy: Policy | None = None,
-    resume: bool = False,
-    coded: bool = True,
-    evaluate_every: int = 1,
-    keep_frames: bool = False,
-    save_models: bool = True,
-    config: str | None = None,
-    about: dict[str, Any] | None = None,
-    watcher: Watcher | None = None,
-) -> Result:
-    """Run a method on a task on this machine; returns when `rounds` rounds are done.
-
-    `budget`: most uplink bytes of the whole run, all clients together; the run ends before a round that would exceed
-    it (see `within`), unless the method has a number of rounds of its own.
-    `out`: the run folder (default: a temporary one that lives as long as the result). `engine`: this package's own,
-    or Flower's simulation on Ray (the same results, bit for bit). `policy`: how many clients must reply with finite
-    numbers, and how long Flower waits for whom. `resume`: go on from the checkpoint in `out`. `coded`: lossless coding
-    of what travels. `config`: text of config.toml (default: the method's parameters). `about`: entries for result.json.
-    Raises UserError for a folder that cannot be used, MethodError when a handler fails, TooFewReplies by the `policy`;
-    a KeyboardInterrupt leaves the folder ready to be resumed.
-    """
-    if workers is not None and workers < 1:
-        raise UserError(f"workers must be at least 1, not {workers}")
-    if not isinstance(method, Method):
-        raise UserError(f"a method is an object like FedAvg(), not {method!r}")
-    task = method.adapted(task)
-    settings = Settings(
-        rounds, None if out is None else Path(out), resume, coded, evaluate_every, keep_frames, save_models, config,
-        about or {}, watcher or Watcher(), budget,
-    )  # fmt: skip
-    if engine == "flower-simulation":
-        from fewbytes.flower.run import simulate
-
-        return simulate(method, task, settings, workers, policy or Policy())
-    if engine != "local":
-        raise UserError(f"engine is local or flower-simulation, not {engine!r}")
-
-    def connect(folder: Path, checkpoint: Checkpoint | None) -> LocalNetwork:
-        return LocalNetwork(
-            method, task, folder / "checkpoint" / "clients", policy=policy, workers=workers, coded=coded,
-            frames=folder / "frames" if keep_frames else None, **carried_on(checkpoint),
-        )  # fmt: skip
-
-    return drive(method, task, settings, connect)
 
 
 def carried_on(checkpoint: Checkpoint | None) -> dict[str, Any]:
@@ -190,10 +140,10 @@ def carried_on(checkpoint: Checkpoint | None) -> dict[str, Any]:
 
 
 def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> Result:
-    """Run the loop over an engine's network: what every engine calls. Errors as in `run`."""
+    """Run the loop over an engine's network: what every engine calls. Errors as in `fewbytes.run`."""
     scratch = ScratchFolder("run") if settings.out is None else None
     try:
-        folder = settings.out if scratch is None and settings.out is not None else scratch.path  # type: ignore[union-attr]
+        folder = Path(settings.out or "") if scratch is None else scratch.path
         loop = _Loop(method, task, settings, folder)
         if not settings.resume:
             loop.state = method.server(task)  # tells what cannot be before anything is written, as do the next lines
@@ -463,10 +413,19 @@ class _Loop:
         server = b"" if self.state is None else bytes(pack(self.state, coded=False))
         whole = t - 1 if phase in ("join", "finish") else t
         checkpoint = Checkpoint(
-            VERSION, self.fingerprint, whole, list(net.clients), phase == "finish", server,
-            torch.tensor(sorted(net.versions.items()), dtype=torch.int64).view(-1, 2), net.ledger.tobytes(),
-            net.ledger.handlers, rows.encode(), self.seconds, net.peak_memory_bytes,
-        )  # fmt: skip
+            fewbytes=VERSION,
+            fingerprint=self.fingerprint,
+            round=whole,
+            known=list(net.clients),
+            finished=phase == "finish",
+            server=server,
+            versions=torch.tensor(sorted(net.versions.items()), dtype=torch.int64).view(-1, 2),
+            ledger=net.ledger.tobytes(),
+            handlers=net.ledger.handlers,
+            rows=rows.encode(),
+            seconds=self.seconds,
+            peak_memory_bytes=net.peak_memory_bytes,
+        )
         with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
             for part in pack(checkpoint, coded=False).parts:
                 file.write(part)

@@ -1,0 +1,62 @@
+"""What hyper-parameters may be, said in their types: `tau: Share = 0.5`, or `Annotated[float, msgspec.Meta(gt=0)]`."""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Share = Annotated[float, Meta(gt=0, le=1)]
+UpToOne = Annotated[float, Meta(ge=0, le=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Whole = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Several = Annotated[int, Meta(ge=2)]
+
+NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def wrong(kind: Any, value: Any) -> str:
+    """What a hyper-parameter of a type is, as in `must be above 0`, if this value is not; else nothing.
+
+    A number of type float is finite. Types other than bool, int, float, Literal, and Annotated and unions of them, are
+    not looked at.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        found = [wrong(arg, value) for arg in args]
+        return "" if "" in found else found[0]
+    if origin is Literal:
+        return "" if value in args else f"is one of {', '.join(map(str, args))}"
+    if kind is type(None):
+        return "" if value is None else "is none"
+    plain, limits = (args[0], [arg for arg in args if isinstance(arg, Meta)]) if origin is Annotated else (kind, [])
+    if plain in NAMES:
+        accepted = (int, float) if plain is float else plain
+        if not isinstance(value, accepted) or isinstance(value, bool) != (plain is bool):
+            return f"is {NAMES[plain]}"
+        if plain is float and not abs(value) <= sys.float_info.max:
+            return "must be finite"
+        value = plain(value)  # such as NumPy's float64
+    if limits:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            return f"must be {_range(limits) or str(error).removeprefix('Expected ')}"
+    return ""
+
+
+def _range(limits: list[Meta]) -> str:
+    """The range of a number, as people write it."""
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    ends = {name: end for meta in limits for name in words if (end := getattr(meta, name)) is not None}
+    low, high = ends.get("gt", ends.get("ge")), ends.get("lt", ends.get("le"))
+    if low is not None and high is not None:
+        return f"in {'(' if 'gt' in ends else '['}{low:g}, {high:g}{')' if 'lt' in ends else ']'}"
+    return " and ".join(f"{words[name]} {end:g}" for name, end in ends.items())
