@@ -28,9 +28,9 @@ from PIL import Image
 from fewbytes.base.errors import UserError
 from fewbytes.data import (
     PARTITIONS,
-    Partition,
     Dataset,
     FederatedData,
+    Partition,
     Split,
     datasets,
     federate,

@@ -22,6 +22,7 @@ import fewbytes as fb
 from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.flower import run as flower_run
+from fewbytes.flower.network import Exchange
 from fewbytes.report import read_runs, write_report
 
 SITES = {"east": {"benign": 20, "malignant": 15}, "north": {"malignant": 45}, "south": {"benign": 15, "malignant": 25}}
@@ -89,7 +90,8 @@ def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, tol
     names = [f"site-{i}" for i in range(3)]
     asked = experiment.run_settings(task, out, resume, fb.Watcher())
     policy = fb.Policy(round_timeout=20, connect_timeout=5)
-    flower_run.serve_run(Hosts(app.client, 3, named=True), method, task, asked, policy, names, poll=0.001)
+    grid, exchange = Hosts(app.client, 3, named=True), Exchange(poll=0.001)
+    flower_run.serve_run(grid, method, task, asked, policy, names, exchange)
     return out
 
 

@@ -23,6 +23,7 @@ from fewbytes.cli.app import main
 from fewbytes.core.problem import Task
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.partition import main_category
+from fewbytes.flower.network import Exchange
 from fewbytes.flower.run import client_app, serve_run
 from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
 from fewbytes.methods.fedpm import masked_names
@@ -219,7 +220,9 @@ def test_a_group_whose_upload_is_lost_keeps_its_values(tmp_path):
 
     grid = MemoryGrid(client_app(method, task, tmp_path / "nodes"), 2, fault)
     policy = fb.Policy(min_replies=0.5, round_timeout=0.4, connect_timeout=0.4)
-    result = serve_run(grid, method, task, Settings(1, tmp_path / "run"), policy, poll=0.001)
+    result = serve_run(
+        grid, method, task, Settings(rounds=1, out=tmp_path / "run"), policy, exchange=Exchange(poll=0.001)
+    )
     first, new = method.adapted(task).first_state(), result.global_model.state_dict()
     changed = [any(not torch.equal(first[n], new[n]) for n in names) for names in modules_of(result.global_model)]
     assert sorted(changed) == [False, True]

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable import inflatable_utils
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.core.ledger import Ledger, LeftOut
+from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Handler, Held
 from fewbytes.core.policy import Policy, TooFewReplies
@@ -30,6 +30,7 @@ from fewbytes.engines.handlers import SCORE, Done, Job
 from fewbytes.engines.local import memory_bytes
 from fewbytes.flower.messages import read_content, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
+from fewbytes.running.loop import Settings
 from fewbytes.wire import Frame
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
@@ -67,13 +68,26 @@ class _Question:
     name: str = ""
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """How messages and replies are handed over.
+
+    `poll`: seconds between looks for replies. `ahead`: clients asked at a time (default: all). `drop`: where frames
+    are handed over that need not travel. `stop`: ends the run as Ctrl-C does.
+    """
+
+    poll: float = 0.1
+    ahead: int | None = None
+    drop: Drop | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
 class FlowerNetwork(EngineNetwork):
     """Moves payloads as messages of a Flower grid. A context manager: entering it waits for the clients
     that are to take part from the start, or again.
 
-    `run`: the run's name on the nodes. `names`: as in `server_app`. `poll`: seconds between looks for replies. `ahead`:
-    clients asked at a time (default: all). `drop`: where frames are handed over that need not travel. `stop`: ends
-    the run as Ctrl-C does. `waiting` is told how many clients are connected of how many, until all are.
+    `settings.out`: the run folder, whose name is the run's on the nodes. `names`: as in `server_app`. `carried`: what
+    the run goes on with (`carried_on`).
     """
 
     def __init__(
@@ -81,32 +95,22 @@ class FlowerNetwork(EngineNetwork):
         grid: Grid,
         method: Method,
         task: Task,
-        run: str,
+        settings: Settings,
         policy: Policy,
-        names: Sequence[str] = (),
-        poll: float = 0.1,
-        ahead: int | None = None,
-        drop: Drop | None = None,
-        stop: threading.Event | None = None,
-        waiting: Callable[[int, int], None] = lambda there, wanted: None,
-        *,
-        coded: bool = True,
-        ledger: Ledger | None = None,
-        versions: dict[Id, int] | None = None,
-        known: list[Id] | None = None,
-        frames: Path | None = None,
+        names: Sequence[str],
+        exchange: Exchange,
+        **carried: Any,
     ) -> None:
-        super().__init__(
-            method, task, policy, coded=coded, ledger=ledger, versions=versions, known=known, frames=frames
-        )
+        folder = Path(settings.out or "")
+        frames = folder / "frames" if settings.keep_frames else None
+        super().__init__(method, task, policy, coded=settings.coded, frames=frames, **carried)
         if names and len(names) != len(task.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(task.clients)} clients")
-        self.grid, self.run, self.names = grid, run, list(names)
-        self.poll, self.ahead, self.drop = poll, ahead, drop
-        self._stop = threading.Event() if stop is None else stop
-        self._waiting = waiting
+        self.grid, self.run, self.names = grid, folder.resolve().name, list(names)
+        self.poll, self.ahead, self.drop, self._stop = exchange.poll, exchange.ahead, exchange.drop, exchange.stop
+        self._waiting = settings.watcher.waiting
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
-        self._known = known
+        self._known = carried.get("known")
         self._committed = dict(self.versions)
         self._nodes: dict[Id, int] = {}  # the node of each client that can be reached
         self._clients: dict[int, Id] = {}  # the client of each node without a name

@@ -36,7 +36,7 @@ from fewbytes.core.problem import Task
 from fewbytes.engines.drop import Drop, shared_memory
 from fewbytes.engines.handlers import Done, handlers_of
 from fewbytes.flower.messages import read_content, write_content
-from fewbytes.flower.network import FlowerNetwork
+from fewbytes.flower.network import Exchange, FlowerNetwork
 from fewbytes.flower.node import TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.loop import Result, Settings, carried_on, drive, terminating
@@ -239,20 +239,15 @@ def serve_run(
     settings: Settings,
     policy: Policy,
     names: Sequence[str] = (),
-    poll: float = 0.1,
-    ahead: int | None = None,
-    drop: Drop | None = None,
-    stop: threading.Event | None = None,
+    exchange: Exchange | None = None,
 ) -> Result:
-    """`serve` for settings that are made already; for `poll`, `ahead`, `drop` and `stop` see FlowerNetwork."""
+    """`serve` for settings that are made already; `exchange`: how messages are handed over."""
     task = method.adapted(task)
+    how = exchange or Exchange()
 
     def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerNetwork:
-        return FlowerNetwork(
-            grid, method, task, folder.resolve().name, policy, names, poll, ahead, drop, stop,
-            settings.watcher.waiting,
-            coded=settings.coded, frames=folder / "frames" if settings.keep_frames else None, **carried_on(checkpoint),
-        )  # fmt: skip
+        placed = replace(settings, out=folder)
+        return FlowerNetwork(grid, method, task, placed, policy, names, how, **carried_on(checkpoint))
 
     return drive(method, task, settings, connect)
 
@@ -269,8 +264,8 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     scratch = ScratchFolder("run") if settings.out is None else None
     folder = Path(settings.out or "") if scratch is None else scratch.path / "run"
     settings = replace(settings, out=folder)
-    exchange = ScratchFolder("exchange", shared_memory())
-    drop = Drop(exchange.path)
+    frames = ScratchFolder("exchange", shared_memory())
+    drop = Drop(frames.path)
     stop, ended = threading.Event(), threading.Event()
     outcome: list[Result | BaseException] = []
     count = min(settings.workers or available_cores(), len(task.clients))
@@ -279,9 +274,8 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            outcome.append(
-                serve_run(grid, method, task, settings, policy, poll=0.01, ahead=AHEAD * count, drop=drop, stop=stop)
-            )
+            exchange = Exchange(poll=0.01, ahead=AHEAD * count, drop=drop, stop=stop)
+            outcome.append(serve_run(grid, method, task, settings, policy, exchange=exchange))
         except BaseException as error:  # told by the thread that waits
             outcome.append(error)
         finally:
@@ -298,7 +292,7 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
         except KeyboardInterrupt:  # the second
             ended.wait(30)
         finally:
-            exchange.close()
+            frames.close()
     ending = outcome[0] if outcome else KeyboardInterrupt()
     if isinstance(ending, BaseException):
         if scratch is not None:

@@ -39,7 +39,7 @@ from fewbytes.core.training import evaluate, prepared, ready
 from fewbytes.engines.store import state_class
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
-from fewbytes.running.summary import summary
+from fewbytes.running.summary import Outcome, summary
 from fewbytes.wire import pack, unpack
 from fewbytes.wire.fields import check_fields
 
@@ -109,7 +109,7 @@ class Settings(Group):
     rounds: Count = setting(20, "Number of rounds.", resumable=True)
     budget: Count | None = setting(
         None, "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.", metavar="SIZE",
-        text=Text("an amount of data", parse_bytes, lambda amount: amount, kinds=str | float), brief=True,
+        text=Text("an amount of data", parse_bytes, int, kinds=str | float), brief=True,
     )  # fmt: skip
     engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
         "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
@@ -442,11 +442,9 @@ class _Loop:
     def _summary(self, net: Network) -> dict[str, Any]:
         budget = self.settings.budget
         budgeted = {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
-        return summary(
-            self.method, self.task, self.rows, net.ledger, counts=self.counts, rounds=self.rounds,
-            about=self.settings.about | budgeted, status=self.status, refused=len(self.refused), seconds=self.seconds,
-            peak_memory_bytes=net.peak_memory_bytes,
-        )  # fmt: skip
+        outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, net.peak_memory_bytes)
+        about = self.settings.about | budgeted
+        return summary(self.method, self.task, self.rows, net.ledger, self.counts, outcome, about)
 
 
 def _total(held: Held) -> int | None:
