@@ -130,7 +130,6 @@ class Group:
         return {
             key: text.write(value) if (text := declared[key].about.text) is not None else value
             for key, value in self.written().items()
-            if value != {}
         }
 
 

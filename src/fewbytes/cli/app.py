@@ -177,7 +177,7 @@ def run(
         folder = resume or new_folder(out, job.experiment.method)
         with unless_refused(folder, folder if resume is None else None):
             result = job.execute(folder, resume is not None)
-    _told(folder, result, as_json)
+    _print_results(folder, result, as_json)
 
 
 @app.command()
@@ -215,7 +215,7 @@ def deploy(
     if show:
         printed.print(deployed.commands(), soft_wrap=True)
     else:
-        _told(folder, json.loads((folder / "result.json").read_text()), as_json)
+        _print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
 
 
 @app.command()
@@ -244,7 +244,7 @@ def compare(
         raise UserError("a comparison is gone on with as it was begun: name nothing but --resume")
     with _standard_output_for(as_json):
         folder, results = compare_methods(names, settings, out, resume)
-    _told(folder, results, as_json)
+    _print_results(folder, results, as_json)
     if {result["status"] for result in results} & {
         "failed",
         *(["left out"] if "all" not in names and resume is None else []),
@@ -252,7 +252,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _told(folder: Path, results: Any, as_json: bool) -> None:
+def _print_results(folder: Path, results: Any, as_json: bool) -> None:
     """Print what came of runs: result.json as it is, or a table and where the report is."""
     if as_json:
         print(json.dumps(results, indent=2))
@@ -280,7 +280,7 @@ def plan(
     downlink: Annotated[str | None, typer.Option(help="A client's downlink (default: as the uplink).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a run would cost in bytes and time, from a few real rounds of a few clients."""
+    """Show what a run would cost in bytes and time, from a few real rounds of a few clients."""
 
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
     if method is not None:
@@ -367,12 +367,12 @@ def probe(
     points: Annotated[str | None, typer.Option(help="Units after which to probe, with commas.", metavar="LIST")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a run's model knows at each depth of the image and the label; adds it to the run's report."""
+    """Show what a run's model knows at each depth of the image and the label; adds it to the run's report."""
 
     names = [name.strip() for name in points.split(",")] if points is not None else []
     with _standard_output_for(as_json):
-        with progress("probe") as told:
-            result = probe_run(run, client, names, how, told)
+        with progress("probe") as bar:
+            result = probe_run(run, client, names, how, bar)
         page = write_report(read_runs([run]), run / "report.html")
     for name in result["skipped"]:
         note(f"not probed after {name}: the branches differ in shape there")
@@ -395,11 +395,11 @@ def attack(
     ] = "lenet",
     as_json: AsJson = False,
 ) -> None:
-    """Tell how well images can be made again from the gradients a run's method uploads; adds it to the run's report."""
+    """Show how well images can be made again from the gradients a run's method uploads; adds it to the run's report."""
 
     with _standard_output_for(as_json):
-        with progress("attack") as told:
-            result = attack_run(run, model, client, how, told)
+        with progress("attack") as bar:
+            result = attack_run(run, model, client, how, bar)
         page = write_report(read_runs([run]), run / "report.html")
     if as_json:
         print(json.dumps(result, indent=2))
@@ -452,10 +452,10 @@ def main() -> None:
     except UserError as error:
         code = _fail(str(error), 2)
     except OSError as error:
-        told = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR
+        mendable = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR
         where = f": {error.filename}" if error.filename else ""
         advice = "; free some; a run that had begun goes on with --resume" if error.errno == errno.ENOSPC else ""
-        code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in told else 1)
+        code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in mendable else 1)
     except FewbytesError as error:
         code = _fail(str(error), 1)
     except Exception as error:

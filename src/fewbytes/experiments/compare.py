@@ -54,7 +54,7 @@ def _training(given: dict[str, Any]) -> dict[str, Any]:
     return {key: getattr(method, key) for key in TRAINING}
 
 
-def _told(rounds: int, training: dict[str, Any]) -> str:
+def _terms(rounds: int, training: dict[str, Any]) -> str:
     """The terms in words."""
     listed = ", ".join(f"{key} {value:g}" for key, value in training.items())
     once = training["epochs"] * rounds
@@ -71,7 +71,7 @@ def compare(
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Run some methods with their own defaults, or ["all"] on equal terms, into a new folder below `out`.
 
-    The folder, and each one's result.json. One that cannot run on the task, or fails, is told and does not end the
+    The folder, and each one's result.json. One that cannot run on the task, or fails, is named and does not end the
     rest. `resume`: the folder of an interrupted comparison (then nothing else is heeded), to go on with.
     """
     if resume is not None:
@@ -156,7 +156,7 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
     own = _per_method(names, given)
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
     settings["model"], rounds = first.experiment.model.model, first.experiment.run.rounds
-    note(_told(rounds, training))
+    note(_terms(rounds, training))
     jobs: list[tuple[str, Job | str]] = []
     for name in names:
         parameters = equal_parameters(name, rounds, training) | own[name]

@@ -90,16 +90,6 @@ class ModelSettings(Group):
     device: str = setting("cpu", "cpu or cuda.", metavar="NAME")
 
 
-GROUPS: dict[str, type[Group]] = {
-    "data": DataSettings, "partition": Partition, "model": ModelSettings, "run": Settings, "policy": Policy,
-}  # fmt: skip
-"""The groups of an experiment's settings, by its fields."""
-DECLARED = {key: each for group in GROUPS.values() for key, each in group.declared().items()}
-"""Every setting by its key, but the method and what is the method's own."""
-KEYS = ("method", *DECLARED, "parameters", "fraction")
-"""What a config file may say; `fraction` stands for the method's parameter of that name."""
-
-
 @dataclass
 class Experiment:
     """All that makes a run: the method, its parameters and the groups of settings, whose keys are config.toml's."""
@@ -120,7 +110,8 @@ class Experiment:
     def run_config(self) -> dict[str, Any]:
         """`settings` as Flower's run config, which knows only plain values and tables of them."""
         settings = {key: value for name in GROUPS for key, value in getattr(self, name).in_text().items()}
-        return {"method": self.method, **settings, "parameters": self._parameters()}
+        settings = {"method": self.method, **settings, "parameters": self._parameters()}
+        return {key: value for key, value in settings.items() if value != {}}
 
     def _parameters(self) -> dict[str, Any]:
         return dataclasses.asdict(make_method(self.method, self.parameters))  # type: ignore[call-overload,no-any-return]
@@ -153,7 +144,7 @@ class Experiment:
         task = Task(build, data, model.seed, model.precision, model.device, agreed=agreed)
         try:
             for client in range(min(len(data.clients), len(build.names))):
-                task.layout(client)  # so that a wrong model is told before anything is written
+                task.layout(client)  # so that a wrong model is refused before anything is written
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None
         if detects and not all(hasattr(task.model(i), "loss") for i in range(len(build.names))):
@@ -245,6 +236,18 @@ class Experiment:
         }
 
 
+GROUPS: dict[str, type[Group]] = {
+    name: kind
+    for name, kind in typing.get_type_hints(Experiment).items()
+    if isinstance(kind, type) and issubclass(kind, Group)
+}
+"""The groups of an experiment's settings, by its fields."""
+DECLARED = {key: each for group in GROUPS.values() for key, each in group.declared().items()}
+"""Every setting by its key, but the method and what is the method's own."""
+KEYS = ("method", *DECLARED, "parameters", "fraction")
+"""What a config file may say; `fraction` stands for the method's parameter of that name."""
+
+
 def _words(dataset: Dataset) -> str:
     """A data set in words that differ for others' labels."""
     digest = hashlib.sha256("\n".join(dataset.classes).encode())
@@ -297,15 +300,8 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
         parameters = parameters | {"fraction": settings["fraction"]}
     if isinstance(settings.get("client_data"), str) and "clients" not in settings:
         settings["clients"] = len(client_folders(settings["client_data"]))
-    experiment = Experiment(
-        settings["method"],
-        parameters,
-        DataSettings.read(settings),
-        Partition.read(settings),
-        ModelSettings.read(settings),
-        Settings.read(settings),
-        Policy.read(settings),
-    )
+    groups: dict[str, Any] = {name: group.read(settings) for name, group in GROUPS.items()}
+    experiment = Experiment(settings["method"], parameters, **groups)
     if experiment.partition.newcomers or experiment.partition.arrival is not None:
         _schedule(experiment)
     return experiment

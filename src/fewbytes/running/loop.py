@@ -45,7 +45,7 @@ from fewbytes.wire.fields import check_fields
 
 
 class Watcher:
-    """What a run tells while it goes on; override what you want to hear."""
+    """What a run reports while it goes on; override what you want to hear."""
 
     _warned = False
 
@@ -65,7 +65,7 @@ class Watcher:
         """A client the run did not know cannot be served; the run goes on without it."""
 
     def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
-        """Bytes that the whole run has moved so far: told when it begins, and after each of its steps."""
+        """Bytes that the whole run has moved so far: reported when it begins, and after each of its steps."""
 
     def scored(self, row: dict[str, Any]) -> None:
         """A line of rounds.jsonl has been written: of a round, or of what came after the last (`row["phase"]`).
@@ -146,7 +146,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
         folder = Path(settings.out or "") if scratch is None else scratch.path
         loop = _Loop(method, task, settings, folder)
         if not settings.resume:
-            loop.state = method.server(task)  # tells what cannot be before anything is written, as do the next lines
+            loop.state = method.server(task)  # refuses what cannot be before anything is written, as do the next lines
             if loop.state is not None:
                 check_fields(type(loop.state))
             state_class(method, "client")
@@ -208,9 +208,9 @@ class _Loop:
                 raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
         self.counts: dict[str, Any] = task.data.label_counts()
         for i, client in enumerate(task.data.clients):
-            if not len(client.train):  # its data lie elsewhere: what its node tells is entered once it is there
+            if not len(client.train):  # its data lie elsewhere: what its node says is entered once it is there
                 self.counts["train"][i] = self.counts["test"][i] = None
-        self._told: set[Id] = set()  # whose nodes' words are in the counts
+        self._entered: set[Id] = set()  # the clients whose nodes' figures are in the counts
         self.state: Any = None
         self.rows: list[dict[str, Any]] = []
         self.missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
@@ -248,7 +248,7 @@ class _Loop:
         self.watcher.started(self.folder, self.rounds, done)
         if self.rounds < self.planned:
             self.watcher.stopped(self.rounds)
-        self._tell_moved(net)
+        self._report_moved(net)
         try:
             with terminating():
                 if checkpoint is None:
@@ -276,12 +276,12 @@ class _Loop:
         return self._summary(net)
 
     def _enter_counts(self, net: Network) -> None:
-        """Enter in partition.json what nodes told of data that lie there. Raises UserError where a run goes on and a
+        """Enter in partition.json what nodes say of data that lie there. Raises UserError where a run goes on and a
         client's samples are not as many as they were."""
-        new = {i: held for i, held in net.held.items() if i not in self._told}
+        new = {i: held for i, held in net.held.items() if i not in self._entered}
         if not new:
             return
-        if not self._told and self.settings.resume:
+        if not self._entered and self.settings.resume:
             with suppress(OSError, ValueError):  # lost, or damaged
                 self.counts = json.loads((self.folder / "partition.json").read_text())
         for client, held in new.items():
@@ -293,7 +293,7 @@ class _Loop:
                         "the data it had, or begin a new run"
                     )
             self.counts["train"][client], self.counts["test"][client] = held
-        self._told |= new.keys()
+        self._entered |= new.keys()
         self._write_counts()
 
     def _write_counts(self) -> None:
@@ -323,7 +323,7 @@ class _Loop:
         except TooFewReplies:
             net.clients.remove(client)
             net.abandon()
-            self.missed += net.left_out  # told with the round: the step has no line of its own
+            self.missed += net.left_out  # reported with the round: the step has no line of its own
         else:
             if client in self.refused:
                 self.watcher.refused(client, self.refused[client])
@@ -371,13 +371,13 @@ class _Loop:
             self.rows.append(row)
         gallery.keep(self.folder, t, net.shown)
         self._checkpoint(net, t, phase)
-        self._tell_moved(net)
+        self._report_moved(net)
         if phase in ("round", "finish") and self.rows[-1]["phase"] == phase:
             self.watcher.scored(self.rows[-1])
         if phase == "round" and t == self.rounds < self.planned:
             self.watcher.stopped(t)
 
-    def _tell_moved(self, net: Network) -> None:
+    def _report_moved(self, net: Network) -> None:
         totals = net.ledger.totals()
         self.watcher.moved(totals["uplink_bytes"], totals["downlink_bytes"])
 
@@ -455,7 +455,7 @@ def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config:
     if (folder / "config.toml").exists():
         raise UserError(f"{folder} already holds a run: choose another folder, or resume it")
     if (folder / "gallery").exists():
-        raise UserError(f"{folder} already holds a gallery, perhaps another run's: choose another folder")
+        raise UserError(f"{folder} already holds a gallery, of another run: choose another folder")
     if config is None:
         made = {"method": type(method).__name__.lower(), "rounds": rounds, "seed": task.seed}
         config = msgspec.toml.encode(made | {"parameters": asdict(method)}).decode()  # type: ignore[call-overload]

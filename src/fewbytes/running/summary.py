@@ -94,9 +94,9 @@ def turnover(task: Task, rounds: int) -> int | None:
 def majority_class_accuracy(counts: dict[str, Any], server_test: Split) -> dict[str, float]:
     """What guessing scores: `global` the commonest training class on the server's test set (of the classes in it),
     `personalised` the mean over clients of each one's own commonest class on its test split. None for detection, and
-    where a node does not tell its client's labels."""
-    told = all(isinstance(row, list) for row in counts["train"] + counts["test"])
-    if not told or server_test.boxes is not None:
+    where a node does not say its client's labels."""
+    labelled = all(isinstance(row, list) for row in counts["train"] + counts["test"])
+    if not labelled or server_test.boxes is not None:
         return {}
     train, test = np.array(counts["train"]), np.array(counts["test"])
     held = test.sum(1) > 0
