@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
 import inspect
 import json
 import os
 import sys
-import types
-import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +21,8 @@ from fewbytes.analysis.attack import attack as attack_run
 from fewbytes.analysis.probe import Probing, probe_table
 from fewbytes.analysis.probe import probe as probe_run
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.settings import Group
 from fewbytes.base.units import parse_rate
+from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.experiments.compare import compare as compare_methods
 from fewbytes.experiments.display import Display, console, note, printed, progress
 from fewbytes.experiments.job import Job, new_folder, resumed, unless_refused
@@ -44,49 +41,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
 USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs where no method is named: same models, many rounds
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-
-
-def _options(group: type[Group]) -> list[inspect.Parameter]:
-    """A group's settings as options, in a panel of their own."""
-    made = []
-    for key, each in group.declared().items():
-        if (about := each.about).option is not None:
-            names = [about.option] if about.option else []
-            how = typer.Option(*names, help=about.help, metavar=about.metavar, rich_help_panel=group.title)
-            default = None if isinstance(each.default, dict) else each.default
-            made.append(_option(key, default, str if about.text else _plain(each.kind), how))
-    return made
-
-
-def _option(name: str, default: Any, kind: Any, option: Any) -> inspect.Parameter:
-    annotation = Annotated[kind | None, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _plain(kind: Any) -> Any:
-    """The type that the command line reads for one of a setting: a number, a switch, pairs, else text."""
-    while typing.get_origin(kind) is Annotated:
-        kind = typing.get_args(kind)[0]
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        plain = {_plain(each) for each in typing.get_args(kind) if each is not types.NoneType}
-        return plain.pop() if len(plain) == 1 else str
-    return list[str] if typing.get_origin(kind) is dict else kind if kind in (bool, int, float) else str
-
-
-CONFIG = _option(
+CONFIG = option(
     "config", None, Path, typer.Option("-c", "--config", help="A TOML file with any of the settings below.")
 )
 METHOD = [
-    _option(
+    option(
         "fraction", None, float,
         typer.Option(help="Part of the clients that takes part in a round.", rich_help_panel="Method"),
     ),
-    _option(
+    option(
         "parameters", None, list[str],
         typer.Option(
             "--set", help="A field of the method (compare: or METHOD.KEY).", metavar="KEY=VALUE",
@@ -94,33 +60,8 @@ METHOD = [
         ),
     ),
 ]  # fmt: skip
-SETTINGS = [CONFIG, *METHOD, *(option for group in GROUPS.values() for option in _options(group))]
+SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in options_of(group))]
 """The options that `run`, `deploy`, `compare` and `plan` share: an experiment's settings."""
-
-
-def _with_options(
-    name: str, options: Sequence[inspect.Parameter], read: Callable[[dict[str, Any]], Any]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command options; as its argument `name` it gets what `read` makes of those that were named."""
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(function, eval_str=True)
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        context = inspect.Parameter("context", keyword, annotation=typer.Context)
-        own = [p.replace(kind=keyword) for p in signature.parameters.values() if p.name != name]
-
-        @functools.wraps(function)
-        def command(context: typer.Context, **values: Any) -> None:
-            given = {o.name: values.pop(o.name) for o in options}
-            named = {key for key in given if getattr(context.get_parameter_source(key), "name", "") == "COMMANDLINE"}
-            function(**{name: read({key: given[key] for key in given if key in named})}, **values)
-
-        parameters = [context, *own, *options]
-        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        return command
-
-    return decorate
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +76,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     return settings | given
 
 
-with_settings = _with_options("settings", SETTINGS, _settings)
+with_settings = with_options("settings", SETTINGS, _settings)
 """Gives a command the options of an experiment; it gets the settings that were named as `settings`."""
 
 
@@ -359,7 +300,7 @@ def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a fo
 
 
 @app.command()
-@_with_options("how", _options(Probing), Probing.read)
+@with_options("how", options_of(Probing), Probing.read)
 def probe(
     how: Probing,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
@@ -384,7 +325,7 @@ def probe(
 
 
 @app.command()
-@_with_options("how", _options(Attacking), Attacking.read)
+@with_options("how", options_of(Attacking), Attacking.read)
 def attack(
     how: Attacking,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
