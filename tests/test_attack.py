@@ -293,4 +293,4 @@ def test_a_mistake_gets_one_line_and_code_2(fedavg):
     done = fewbytes("attack", fedavg, "--noise", "-1")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = (line for line in done.stderr.splitlines() if line.strip())
-    assert "noise is a variance, at least 0, not -1" in line
+    assert "noise must be at least 0, not -1.0" in line
