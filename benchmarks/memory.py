@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import fewbytes as fb
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.models import build_model
 
 LOCAL = {"epochs": 1, "lr": 0.01, "batch": 20}
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     parser.add_argument("--clients", type=int, default=1000)
     options = parser.parse_args()
     cifar = load_dataset("cifar10")
-    data = federate(cifar, "dirichlet", options.clients, alpha=0.1, samples=(20, 5), seed=1)
+    data = federate(cifar, Partition("dirichlet", options.clients, alpha=0.1, samples=(20, 5)), seed=1)
     task = fb.Task.on(data, lambda: build_model("resnet8", cifar.train.shape, 10), seed=1)
     for name in options.methods:
         folder = Path(tempfile.mkdtemp())

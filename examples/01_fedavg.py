@@ -1,11 +1,11 @@
 """FedAvg on handwritten digits, from Python: ten clients, each with its own mixture of classes."""
 
 import fewbytes as fb
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.models import build_model
 
 digits = load_dataset("digits")
-data = federate(digits, "dirichlet", clients=10, alpha=0.3, seed=0)
+data = federate(digits, Partition("dirichlet", clients=10, alpha=0.3), seed=0)
 task = fb.Task.on(data, lambda: build_model("mlp", digits.train.shape, len(digits.classes)), seed=0)
 
 result = fb.run(fb.FedAvg(epochs=2, lr=0.1, batch=20, momentum=0.9), task, rounds=10)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fewbytes as fb
-from fewbytes.core.ranges import Count, NotNegative, Positive
-from fewbytes.data import federate, load_dataset
+from fewbytes.base.ranges import Count, NotNegative, Positive
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.models import build_model
 
 
@@ -62,7 +62,7 @@ class FedProx(fb.Method):
 
 
 digits = load_dataset("digits")
-data = federate(digits, "dirichlet", clients=10, alpha=0.3, seed=0)
+data = federate(digits, Partition("dirichlet", clients=10, alpha=0.3), seed=0)
 task = fb.Task.on(data, lambda: build_model("mlp", digits.train.shape, len(digits.classes)), seed=0)
 for mu in (0.0, 0.1):
     result = fb.run(FedProx(mu=mu), task, rounds=10)

@@ -283,7 +283,7 @@ def test_mistakes_are_told(fedavg, tmp_path):
         with pytest.raises(fb.UserError, match=told):
             attack(*arguments)
     for told, wrong in {
-        "at least 1": {"images": 0}, "at least 0, not -1": {"restarts": -1}, "a variance": {"noise": -0.1},
+        "at least 1": {"images": 0}, "at least 0, not -1": {"restarts": -1}, "at least 0, not -0.1": {"noise": -0.1},
     }.items():  # fmt: skip
         with pytest.raises(fb.UserError, match=told):
             Attacking(**wrong)
@@ -293,4 +293,4 @@ def test_a_mistake_gets_one_line_and_code_2(fedavg):
     done = fewbytes("attack", fedavg, "--noise", "-1")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = (line for line in done.stderr.splitlines() if line.strip())
-    assert "noise is a variance, at least 0, not -1" in line
+    assert "noise must be at least 0, not -1.0" in line

@@ -30,6 +30,7 @@ from fewbytes.data import (
     PARTITIONS,
     Dataset,
     FederatedData,
+    Partition,
     Split,
     datasets,
     federate,
@@ -149,7 +150,7 @@ def test_dirichlet_is_fusefls_partition() -> None:
         interleaved = {"sorted": False, "interleaved": True}[case["label_layout"]]
         train, test = (np.tile(np.arange(classes), case[f"{name}_per_class"]) for name in ("train", "test"))
         data = dataset(train, test) if interleaved else dataset(np.sort(train), np.sort(test))
-        got = federate(data, "dirichlet", case["M"], alpha=case["alpha"], seed=case["np_random_seed"])
+        got = federate(data, Partition("dirichlet", case["M"], alpha=case["alpha"]), seed=case["np_random_seed"])
         counts = got.label_counts()
         for name in ("train", "test"):
             parts = [rows(getattr(client, name)) for client in got.clients]
@@ -167,13 +168,8 @@ def test_dirichlet_fixed_is_fedpurins_partition() -> None:
     assert alphas
     for alpha in alphas:
         train, test = golden[f"{alpha}/train/indices"], golden[f"{alpha}/test/indices"]
-        got = federate(
-            dataset(labels, labels),
-            clients=clients,
-            alpha=float(alpha.removeprefix("alpha")),
-            samples=(train.shape[1], test.shape[1]),
-            seed=seed,
-        )
+        samples, number = (train.shape[1], test.shape[1]), float(alpha.removeprefix("alpha"))
+        got = federate(dataset(labels, labels), Partition(clients=clients, alpha=number, samples=samples), seed)
         np.testing.assert_array_equal([rows(client.train) for client in got.clients], train)
         np.testing.assert_array_equal([rows(client.test) for client in got.clients], test)
 
@@ -290,7 +286,7 @@ TEN = np.arange(400) % 10
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_federate_by_name(name: str) -> None:
     data = dataset(TEN, TEN[:100])
-    made = federate(data, name, 5, seed=3)
+    made = federate(data, Partition(name, 5), seed=3)
     assert len(made.clients) == 5
     assert made.test is data.test
     assert all(client.train.x is data.train.x for client in made.clients)
@@ -304,12 +300,12 @@ def test_federate_by_name(name: str) -> None:
     def parts(data: FederatedData) -> list[list[int]]:
         return [rows(split).tolist() for client in data.clients for split in (client.train, client.test)]
 
-    assert parts(made) == parts(federate(data, name, 5, seed=3))
-    assert parts(made) != parts(federate(data, name, 5, seed=4))
+    assert parts(made) == parts(federate(data, Partition(name, 5), seed=3))
+    assert parts(made) != parts(federate(data, Partition(name, 5), seed=4))
 
 
 def test_samples_cut_the_parts_of_other_partitions() -> None:
-    made = federate(dataset(TEN, TEN[:100]), "shards", 5, samples=(30, 7))
+    made = federate(dataset(TEN, TEN[:100]), Partition("shards", 5, samples=(30, 7)))
     assert [len(client.train) for client in made.clients] == [30] * 5
     assert max(len(client.test) for client in made.clients) <= 7
     assert min(len(set(client.train.labels.tolist())) for client in made.clients) > 1  # not just the first label
@@ -331,20 +327,20 @@ def test_federate_partition_takes_index_lists() -> None:
         ({"partition": "dirichelt"}, "unknown partition 'dirichelt'.*did you mean 'dirichlet'"),
         ({"alpha": 0}, "alpha is 0"),
         ({"alpha": -1, "samples": (5, 5)}, "alpha is -1"),
-        ({"clients": 0}, "0 clients"),
+        ({"clients": 0}, "clients must be at least 1, not 0"),
         ({"clients": 401, "partition": "iid"}, "401 clients but 400 training samples"),
         ({"clients": 100}, "alpha 0.5 leaves each of 100 clients.*raise alpha"),
         ({"clients": 20, "alpha": 0.001}, "raise alpha"),
         ({"partition": "pathological", "classes_per_client": 11}, "classes per client is 11.*1..10"),
-        ({"partition": "pathological", "classes_per_client": 0}, "classes per client is 0"),
+        ({"partition": "pathological", "classes_per_client": 0}, "classes_per_client must be at least 1, not 0"),
         ({"partition": "pathological", "classes_per_client": 10, "clients": 50}, "40 samples for 50 clients"),
         ({"partition": "shards", "clients": 100, "shards_per_client": 5}, "cannot be cut from 400"),
-        ({"partition": "shards", "shards_per_client": 0}, "cannot be cut"),
+        ({"partition": "shards", "shards_per_client": 0}, "shards_per_client must be at least 1, not 0"),
         ({"partition": "iid", "samples": (41, 5)}, "client 0 has 40 training samples, fewer than 41"),
         ({"samples": (0, 5)}, "two positive numbers"),
         ({"seed": -1}, "seed -1"),
-        ({"partition": "iid", "options": {"beta": 1}}, "no such options.*beta"),
-        ({"options": {"beta": 1}}, "no such options.*beta"),
+        ({"partition": "iid", "partition_options": {"beta": 1}}, "no such options.*beta"),
+        ({"partition_options": {"beta": 1}}, "no such options.*beta"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(
@@ -352,13 +348,13 @@ def test_wrong_arguments_are_told_in_one_line(
 ) -> None:
     monkeypatch.setattr(partition, "TRIES", 20)
     with pytest.raises(UserError, match=says) as caught:
-        federate(dataset(TEN, TEN[:100]), **arguments)
+        federate(dataset(TEN, TEN[:100]), seed=arguments.pop("seed", 0), partition=Partition(**arguments))
     assert "\n" not in str(caught.value)
 
 
 def test_fixed_partition_needs_every_class() -> None:
     with pytest.raises(UserError, match="class 10 has no sample"):
-        federate(dataset(TEN, TEN, classes=11), alpha=100.0, samples=(50, 50))
+        federate(dataset(TEN, TEN, classes=11), Partition(alpha=100.0, samples=(50, 50)))
 
 
 def test_flower_partitioners() -> None:
@@ -366,29 +362,32 @@ def test_flower_partitioners() -> None:
     from flwr_datasets.partitioner import IidPartitioner
 
     data = dataset(TEN, TEN[:100])
-    made = federate(data, "flwr:DirichletPartitioner", 4, alpha=1.0, options={"min_partition_size": 5})
+    made = federate(
+        data, Partition("flwr:DirichletPartitioner", 4, alpha=1.0, partition_options={"min_partition_size": 5})
+    )
     assert sorted(np.concatenate([rows(client.train) for client in made.clients])) == list(range(400))
     assert [len(part) for part in partition.flower(TEN, IidPartitioner(num_partitions=8))] == [50] * 8
     with pytest.raises(UserError, match="did you mean 'IidPartitioner'"):
-        federate(data, "flwr:IdPartitioner")
+        federate(data, Partition("flwr:IdPartitioner"))
     with pytest.raises(UserError, match=r"does not accept these options.*it takes num_partitions"):
-        federate(data, "flwr:IidPartitioner", options={"nonsense": 1})
+        federate(data, Partition("flwr:IidPartitioner", partition_options={"nonsense": 1}))
     with pytest.raises(UserError, match="makes 2 parts"):
-        federate(data, "flwr:SizePartitioner", options={"partition_sizes": [200, 200]})
+        federate(data, Partition("flwr:SizePartitioner", partition_options={"partition_sizes": [200, 200]}))
 
 
 def test_flower_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(UserError, match=r"fewbytes\[flower-datasets\]"):
-        federate(dataset(TEN, TEN), "flwr:IidPartitioner")
+        federate(dataset(TEN, TEN), Partition("flwr:IidPartitioner"))
 
 
 # Newcomers ------------------------------------------------------------------------------------------------------------
 
 
 def with_newcomers(labels: np.ndarray, name: str, *, tests: np.ndarray = TEN[:100], **how: Any) -> FederatedData:
-    extra = {"flwr:IidPartitioner": {}, "dirichlet": {"min_samples": 1}}.get(name)
-    return federate(dataset(labels, tests), name, how.pop("clients", 3), options=extra, **how)
+    extra, seed = {"min_samples": 1} if name == "dirichlet" else {}, how.pop("seed", 0)
+    partition = Partition(name, how.pop("clients", 3), partition_options=extra, **how)
+    return federate(dataset(labels, tests), partition, seed)
 
 
 def assert_halves(made: FederatedData, clients: int) -> None:
@@ -432,7 +431,7 @@ def test_newcomers_come_with_every_partition(name: str, samples: Any) -> None:
     if name.startswith("flwr:"):
         pytest.importorskip("flwr_datasets")
     how: dict[str, Any] = {"samples": samples, "newcomers": 2, "known_classes": [9, 0, 3], "newcomer_classes": [1, 4]}
-    made = federate(dataset(TEN, TEN[:100]), name, 3, **how)
+    made = federate(dataset(TEN, TEN[:100]), Partition(name, 3, **how))
     assert_halves(made, 3)
     assert {c for client in made.clients for c in client.train.labels.tolist()} == {0, 1, 3, 4, 9}
     assert set(made.test.labels.tolist()) == {0, 3, 9}
@@ -444,7 +443,7 @@ def test_newcomers_come_with_every_partition(name: str, samples: Any) -> None:
 def test_shards_of_newcomers_are_those_of_their_own_half() -> None:
     """Sharding(s): sorted by label, cut into N s equal shards, s for each."""
     labels = np.repeat(np.arange(10), 100)
-    made = federate(dataset(labels, labels), "shards", 5, shards_per_client=4, newcomers=5)
+    made = federate(dataset(labels, labels), Partition("shards", 5, shards_per_client=4, newcomers=5))
     assert [len(client.train) for client in made.clients] == [100] * 10
     for client in made.clients:
         assert len(client.train.labels.unique()) <= 4
@@ -453,12 +452,12 @@ def test_shards_of_newcomers_are_those_of_their_own_half() -> None:
 
 def test_one_list_of_classes_leaves_the_rest_to_the_others_and_the_known_clients_stay_as_they_are() -> None:
     data, train = dataset(TEN, TEN[:100]), range(5)
-    made = federate(data, "iid", 3, newcomers=2, newcomer_classes=[5, 6, 7, 8, 9])
+    made = federate(data, Partition("iid", 3, newcomers=2, newcomer_classes=[5, 6, 7, 8, 9]))
     assert {c for client in made.clients[:3] for c in client.train.labels.tolist()} == set(train)
-    more = federate(data, "iid", 3, newcomers=4, known_classes=train)
+    more = federate(data, Partition("iid", 3, newcomers=4, known_classes=train))
     for ours, theirs in zip(made.clients[:3], more.clients[:3], strict=True):
         assert np.array_equal(rows(ours.train), rows(theirs.train))
-    drawn = [federate(data, "iid", 1, newcomers=1, seed=s).test.labels.unique().tolist() for s in range(4)]
+    drawn = [federate(data, Partition("iid", 1, newcomers=1), seed=s).test.labels.unique().tolist() for s in range(4)]
     assert len({tuple(half) for half in drawn}) > 1
 
 
@@ -470,8 +469,8 @@ def test_one_list_of_classes_leaves_the_rest_to_the_others_and_the_known_clients
         ({"newcomer_classes": []}, "no class of 0 to 9 is left for newcomer_classes"),
         ({"known_classes": range(10)}, "is left for newcomer_classes"),
         ({"newcomer_classes": range(10)}, "is left for known_classes"),
-        ({"arrival": 1}, "in round 2 or later"),
-        ({"newcomers": -1}, "at least one"),
+        ({"arrival": 1}, "round 2 or a later one"),
+        ({"newcomers": -1}, "newcomers must be at least 0"),
         ({"newcomers": 0, "stay": True}, "are for runs with newcomers"),
         ({"newcomers": 0, "known_classes": [1]}, "are for runs with newcomers"),
         ({"newcomers": 300}, "^newcomers: 300 clients but 200 training samples"),
@@ -490,7 +489,7 @@ def test_newcomers_that_cannot_be(how: dict[str, Any], says: str) -> None:
     [(((1, None),), "1 of 2 clients"), (((1, None), (3, 2)), "client 1 .*3 to 2"), (((0, 2), (1, 1)), "client 0")],
 )
 def test_a_presence_that_cannot_be(presence: Any, says: str) -> None:
-    made = federate(dataset(TEN, TEN), "iid", 2)
+    made = federate(dataset(TEN, TEN), Partition("iid", 2))
     with pytest.raises(UserError, match=says):
         FederatedData(made.clients, made.test, made.classes, presence=presence)
 

@@ -23,9 +23,10 @@ from fewbytes.cli import app as cli
 from fewbytes.core import objective as detection
 from fewbytes.core.gallery import kept
 from fewbytes.core.training import fit
-from fewbytes.data import Dataset, federate, load_dataset
+from fewbytes.data import Dataset, Partition, federate, load_dataset
 from fewbytes.data.coco import letter_boxed
 from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.flower.network import Exchange
 from fewbytes.flower.run import client_app, serve_run
 from fewbytes.models import build_model
 from fewbytes.running.loop import Settings
@@ -78,7 +79,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def task(data: Dataset, clients: int = 2) -> fb.Task:
-    return fb.Task.on(federate(data, "iid", clients), lambda: build_model("yolox-nano", (3, SIZE, SIZE), 2))
+    return fb.Task.on(federate(data, Partition("iid", clients)), lambda: build_model("yolox-nano", (3, SIZE, SIZE), 2))
 
 
 def true_boxes(data: fb.data.Split) -> list[torch.Tensor]:
@@ -308,10 +309,18 @@ def test_command_line_trains_scores_draws_and_reports(
 
 def test_flower_is_the_local_engine(data: Dataset, tmp_path: Path) -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    method, settings = make_method("fedavg", {"batch": 6, "lr": 0.01}), Settings(1, tmp_path / "flower")
+    method, settings = make_method("fedavg", {"batch": 6, "lr": 0.01}), Settings(rounds=1, out=tmp_path / "flower")
     fb.run(method, task(data), rounds=1, workers=1, out=tmp_path / "local")
     grid = MemoryGrid(client_app(method, task(data), tmp_path), 2)
-    serve_run(grid, method, task(data), settings, fb.Policy(round_timeout=60, connect_timeout=60), (), poll=0.001)
+    serve_run(
+        grid,
+        method,
+        task(data),
+        settings,
+        fb.Policy(round_timeout=60, connect_timeout=60),
+        (),
+        exchange=Exchange(poll=0.001),
+    )
     assert fingerprint(tmp_path / "flower") == fingerprint(tmp_path / "local")
 
 

@@ -18,10 +18,10 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.base.files import ScratchFolder
+from fewbytes.base.ranges import Positive, Share
 from fewbytes.base.streams import stream
 from fewbytes.core.ledger import OUTCOMES
 from fewbytes.core.objective import evaluate
-from fewbytes.core.ranges import Positive, Share
 from fewbytes.core.records import Gathered, Records
 from fewbytes.core.training import batches, fit
 from fewbytes.engines.local import LocalEngine

@@ -23,6 +23,7 @@ from flower_grid import MemoryGrid
 from flwr.app import Array, ArrayRecord, Message
 
 from fewbytes.flower.messages import read_content
+from fewbytes.flower.network import Exchange
 from fewbytes.flower.run import client_app, serve_run
 
 CLIENTS = 4
@@ -40,7 +41,7 @@ def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, gri
     settings = Settings(**{"rounds": ROUNDS, "out": folder} | settings)
     policy = policy or fb.Policy(round_timeout=0.5, connect_timeout=0.5)
     names = [f"site-{i}" for i in range(len(task.problem.clients))] if grid.named else ()
-    return serve_run(grid, CASES[name], task, settings, policy, names, poll=0.001), grid
+    return serve_run(grid, CASES[name], task, settings, policy, names, exchange=Exchange(poll=0.001)), grid
 
 
 def rounds_of(folder):
@@ -235,7 +236,9 @@ def test_over_selection_takes_the_first_to_answer(tmp_path):
     grid.fault = lambda m, r: [] if (m.metadata.message_type, m.metadata.dst_node_id) == silent else [r]
     policy = fb.Policy(over_selection=0.5, round_timeout=60, connect_timeout=1)
     started = time.monotonic()
-    result = serve_run(grid, half, task, Settings(6, tmp_path / "run"), policy, poll=0.001)
+    result = serve_run(
+        grid, half, task, Settings(rounds=6, out=tmp_path / "run"), policy, exchange=Exchange(poll=0.001)
+    )
     assert time.monotonic() - started < 30  # nobody waited for the silent one
     columns = result.ledger.columns()
     for t in range(1, 7):
@@ -314,8 +317,8 @@ def scheduled_run(name, folder, watcher=None, **settings):
     grid = MemoryGrid(client_app(COME_AND_GO[name], scheduled_task(), folder.parent), len(PRESENCE))
     told = watcher(grid) if watcher else fb.Watcher()
     policy = fb.Policy(round_timeout=5, connect_timeout=60)
-    asked = Settings(ROUNDS, folder, watcher=told, **settings)
-    return serve_run(grid, COME_AND_GO[name], scheduled_task(), asked, policy, poll=0.001)
+    asked = Settings(rounds=ROUNDS, out=folder, watcher=told, **settings)
+    return serve_run(grid, COME_AND_GO[name], scheduled_task(), asked, policy, exchange=Exchange(poll=0.001))
 
 
 @pytest.mark.parametrize("name", COME_AND_GO)
@@ -349,8 +352,8 @@ def test_newcomers_are_waited_for_when_nobody_else_is_left(tmp_path):
             waited.append((there, wanted))
             grid.present = [2, 3]
 
-    settings, policy = Settings(2, tmp_path / "run", watcher=Late()), fb.Policy(connect_timeout=60)
-    result = serve_run(grid, CASES["fedavg"], task, settings, policy, poll=0.001)
+    settings, policy = Settings(rounds=2, out=tmp_path / "run", watcher=Late()), fb.Policy(connect_timeout=60)
+    result = serve_run(grid, CASES["fedavg"], task, settings, policy, exchange=Exchange(poll=0.001))
     assert waited == [(0, 2)]
     assert set(result.ledger.columns()["client"][result.ledger.columns()["round"] == 2]) == {2, 3}
 

@@ -22,6 +22,7 @@ import fewbytes as fb
 from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.flower import run as flower_run
+from fewbytes.flower.network import Exchange
 from fewbytes.report import read_runs, write_report
 
 SITES = {"east": {"benign": 20, "malignant": 15}, "north": {"malignant": 45}, "south": {"benign": 15, "malignant": 25}}
@@ -68,7 +69,7 @@ def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, tol
     settings |= {"model": "mlp", "parameters": {"batch": 10}}
     experiment, resume = make_experiment(settings), out.exists()
     method, task = make_method("fedavg", experiment.parameters), experiment.task(here=())
-    run_config = app.write_run_config(experiment)
+    run_config = experiment.run_config()
     run_config |= {f"parameters.{key}": value for key, value in run_config.pop("parameters").items()}
     if not told:
         run_config.pop("class_names")
@@ -89,7 +90,8 @@ def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, tol
     names = [f"site-{i}" for i in range(3)]
     asked = experiment.run_settings(task, out, resume, fb.Watcher())
     policy = fb.Policy(round_timeout=20, connect_timeout=5)
-    flower_run.serve_run(Hosts(app.client, 3, named=True), method, task, asked, policy, names, poll=0.001)
+    grid, exchange = Hosts(app.client, 3, named=True), Exchange(poll=0.001)
+    flower_run.serve_run(grid, method, task, asked, policy, names, exchange)
     return out
 
 
@@ -197,6 +199,8 @@ def test_nodes_whose_data_are_not_the_servers_are_told_of_it_where_data_are_deal
         ({"clients": 4}, "holds data of 3 clients, not 4"),
         ({"dataset": "none"}, "the dataset is the server's, and has a test set"),
         ({"dataset": "digits"}, "it has benign, malignant, the run 0, 1, 2"),
+        ({"alpha": 0.1}, "alpha says how a data set is dealt out"),
+        ({"shards_per_client": 3}, "shards_per_client says how a data set is dealt out"),
         ({"samples": "5/5"}, "samples says how a data set is dealt out"),
         ({"newcomers": 1, "rounds": 4}, "newcomers says how a data set is dealt out"),
         ({"public": 10}, "holds nothing out"),

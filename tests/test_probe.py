@@ -340,7 +340,7 @@ def test_mistakes_are_told(separate, tmp_path):
         with pytest.raises(fb.UserError, match=told):
             probe(*arguments)
     for told, wrong in {
-        "at least 1": {"epochs": 0}, "at least 2": {"samples": 1}, "above 0": {"lr": math.nan},
+        "at least 1": {"epochs": 0}, "at least 2": {"samples": 1}, "must be finite": {"lr": math.nan},
     }.items():  # fmt: skip
         with pytest.raises(fb.UserError, match=told):
             Probing(**wrong)

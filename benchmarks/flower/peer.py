@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fewbytes as fb
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.models import build_model
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -47,7 +47,7 @@ def make_task(workload: str) -> fb.Task:
     """The model and the clients' data of a workload; the images stay on disk until they are used."""
     dataset, clients, samples, *_ = WORK[workload]
     loaded = load_dataset(dataset)
-    data = federate(loaded, "dirichlet", clients, alpha=0.1, samples=(samples, samples // 5), seed=1)
+    data = federate(loaded, Partition("dirichlet", clients, alpha=0.1, samples=(samples, samples // 5)), seed=1)
     return fb.Task.on(data, lambda: build_model(workload, loaded.train.shape, len(loaded.classes)), seed=1)
 
 

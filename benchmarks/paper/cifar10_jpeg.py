@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 import fewbytes as fb
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.split import Split
 from fewbytes.models.build import ModelBuilder
 
@@ -52,7 +52,7 @@ def main() -> None:
     for name, dataset in (("as stored", stored), ("pressed once more", again)):
         found = []
         for seed in args.seeds:
-            data = federate(dataset, "iid", 1, samples=(args.samples, 100), seed=seed)
+            data = federate(dataset, Partition("iid", 1, samples=(args.samples, 100)), seed=seed)
             task = fb.Task.on(data, ModelBuilder("resnet8", dataset.train.shape, len(dataset.classes)), seed=seed)
             method = fb.FedAvg(fraction=1.0, epochs=1, lr=0.1, batch=100, momentum=0.9)
             result = fb.run(method, task, rounds=args.epochs, save_models=False)

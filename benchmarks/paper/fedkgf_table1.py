@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fewbytes as fb
-from fewbytes.data import crop_flip, federate, load_dataset, with_transforms
+from fewbytes.data import Partition, crop_flip, federate, load_dataset, with_transforms
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import Kernels
 from fewbytes.reproduce import TABLES, read_table
@@ -53,7 +53,7 @@ def methods(rounds: int, lr: float, batch: int) -> dict[str, fb.Method]:
 def make_task(args: argparse.Namespace, partition: str, row: str) -> fb.Task:
     """Ten clients with `args.samples` training images each; the whole test set at the server."""
     dataset = load_dataset("cifar10")
-    data = federate(dataset, partition, args.clients, samples=(args.samples, 100), seed=args.seed)
+    data = federate(dataset, Partition(partition, args.clients, samples=(args.samples, 100)), seed=args.seed)
     kernels = Kernels(16, args.seed) if row in KGF else None
     build = ModelBuilder(args.model, dataset.train.shape, len(dataset.classes), kernels)
     return fb.Task.on(with_transforms(data, crop_flip), build, seed=args.seed)

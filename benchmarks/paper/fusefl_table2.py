@@ -22,7 +22,7 @@ import numpy as np
 from torch import nn
 
 import fewbytes as fb
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.methods.parts.one_shot import OneShot, Uploads
 from fewbytes.models.build import ModelBuilder
 from fewbytes.reproduce import TABLES, read_table
@@ -81,7 +81,7 @@ def make_task(args: argparse.Namespace, name: str, alpha: float, seed: int) -> f
     )
     order = np.random.default_rng(seed).permutation(len(dataset.train))
     mine = replace(dataset, train=dataset.train.take(order[: args.samples]))
-    data = federate(mine, "dirichlet", args.clients, alpha=alpha, seed=seed)
+    data = federate(mine, Partition("dirichlet", args.clients, alpha=alpha), seed=seed)
     if name == "feddf":
         data = replace(data, public=dataset.train.take(order[len(order) - args.public :]))
     width = args.width if name.startswith("fusefl") else 2 * args.width

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 import fewbytes as fb
-from fewbytes.data import ClientData, FederatedData, federate, load_dataset
+from fewbytes.data import ClientData, FederatedData, Partition, federate, load_dataset
 from fewbytes.experiments.settings import make_method
 from fewbytes.models.build import ModelBuilder
 
@@ -59,10 +59,11 @@ def parse() -> argparse.Namespace:
 def make_task(args: argparse.Namespace) -> fb.Task:
     """Known clients and newcomers, cut down to a part of their samples."""
     dataset = load_dataset("cifar10")
-    data = federate(
-        dataset, args.split, args.clients, alpha=args.alpha, shards_per_client=args.shards,
-        newcomers=args.newcomers, arrival=args.rounds + 1, seed=args.seed,
+    partition = Partition(
+        args.split, args.clients, alpha=args.alpha, shards_per_client=args.shards, newcomers=args.newcomers,
+        arrival=args.rounds + 1,
     )  # fmt: skip
+    data = federate(dataset, partition, args.seed)
     most = [args.samples] * args.clients + [args.new_samples] * args.newcomers
     clients = tuple(
         ClientData(c.train.take(range(min(n, len(c.train)))), c.test.take(range(min(200, len(c.test)))))

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import fewbytes as fb
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.models import build_model
 
 WORK = {  # name: data set, model, clients, samples, epochs, batch, lr, momentum, goal without and with coding
@@ -86,8 +86,10 @@ def engine_round(task: fb.Task, method: fb.Method, rounds: int, coded: bool) -> 
 def measure(name: str, rounds: int, repeats: int, precision: str) -> dict[str, object]:
     dataset, model, clients, samples, epochs, batch, lr, momentum, goal_plain, goal_coded = WORK[name]
     loaded = load_dataset(dataset)
-    data = federate(loaded, "dirichlet", clients, alpha=0.1, samples=(samples, samples // 5), seed=1)
-    task = fb.Task.on(data, lambda: build_model(model, loaded.train.shape, len(loaded.classes)), seed=1, precision=precision)
+    data = federate(loaded, Partition("dirichlet", clients, alpha=0.1, samples=(samples, samples // 5)), seed=1)
+    task = fb.Task.on(
+        data, lambda: build_model(model, loaded.train.shape, len(loaded.classes)), seed=1, precision=precision
+    )
     method = fb.FedAvg(epochs=epochs, lr=lr, batch=batch, momentum=momentum)
     floor, plain, coded = [], [], []
     for _ in range(repeats):

@@ -45,7 +45,9 @@ def seconds(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 def peak(name: str, base: int, batch: int) -> None:
     """Print the megabytes that three SGD steps with momentum take at most."""
     x, y = ready(torch.randn(3 * batch, 3, 32, 32)), torch.randint(10, (3 * batch,))
-    fit(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(7200, 10)), x, y, Local(epochs=1, lr=0.1, batch=batch))
+    fit(
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(7200, 10)), x, y, Local(epochs=1, lr=0.1, batch=batch)
+    )
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before = held()
     fit(made(name, base), x, y, Local(epochs=1, lr=0.01, batch=batch, momentum=0.9))

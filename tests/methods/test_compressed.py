@@ -13,7 +13,7 @@ from cases import LOCAL, TinyNet, opened, tiny_data, tiny_task
 from torch import nn
 
 import fewbytes as fb
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.methods.dgc import Memory, clipped, remember
 from fewbytes.methods.fedcams import Moments
 from fewbytes.methods.parts.averaging import Model
@@ -298,6 +298,6 @@ LEARNERS = [
 
 @pytest.mark.parametrize("method", LEARNERS, ids=lambda method: type(method).__name__)
 def test_it_learns_digits(method):
-    data = federate(load_dataset("digits"), "iid", 4, seed=1)
+    data = federate(load_dataset("digits"), Partition("iid", 4), seed=1)
     task = fb.Task.on(data, ModelBuilder("mlp", data.test.shape, 10))
     assert fb.run(method, task, rounds=10, evaluate_every=10).accuracy > 0.85

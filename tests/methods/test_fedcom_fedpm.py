@@ -12,7 +12,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.base.state import Mean, load_state, state_of
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments.settings import make_method
 from fewbytes.methods.fedcom import Tracking
 from fewbytes.methods.fedpm import Stochastic, drawn, frozen_weights, masked_names, scores
@@ -295,7 +295,7 @@ def test_few_that_are_kept_take_their_entropy():
     ids=["fedcom", "gate", "fedpm"],
 )
 def test_it_learns_digits(method, model, least):
-    data = federate(load_dataset("digits"), "iid", 4, seed=1)
+    data = federate(load_dataset("digits"), Partition("iid", 4), seed=1)
     task = fb.Task.on(data, ModelBuilder(model, data.test.shape, 10))
     result = fb.run(method, task, rounds=5, evaluate_every=5)
     assert result.accuracy > least

@@ -21,8 +21,9 @@ import fewbytes as fb
 from fewbytes.base.state import EntryMeans
 from fewbytes.cli.app import main
 from fewbytes.core.problem import Task
-from fewbytes.data import federate, load_dataset
+from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.partition import main_category
+from fewbytes.flower.network import Exchange
 from fewbytes.flower.run import client_app, serve_run
 from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
 from fewbytes.methods.fedpm import masked_names
@@ -170,12 +171,12 @@ def test_main_categories_of_unequal_classes(share):
         parts = main_category(labels, clients, share, np.random.RandomState(0))
         assert sorted(chain(*parts)) == list(range(len(labels)))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    data = federate(load_dataset("digits"), "main-category", 10, main_share=share)
+    data = federate(load_dataset("digits"), Partition("main-category", 10, main_share=share))
     for i, own in enumerate(data.label_counts()["train"]):
         assert own[i] / sum(own) == pytest.approx(share, abs=0.02) or share == 1
         assert own.index(max(own)) == i
     with pytest.raises(fb.UserError, match="main_share"):
-        federate(load_dataset("digits"), "main-category", 10, main_share=0.0)
+        federate(load_dataset("digits"), Partition("main-category", 10, main_share=0.0))
 
 
 def test_a_round_uploads_one_model_in_all_whatever_the_permutation():
@@ -219,8 +220,10 @@ def test_a_group_whose_upload_is_lost_keeps_its_values(tmp_path):
 
     grid = MemoryGrid(client_app(method, task, tmp_path / "nodes"), 2, fault)
     policy = fb.Policy(min_replies=0.5, round_timeout=0.4, connect_timeout=0.4)
-    result = serve_run(grid, method, task, Settings(1, tmp_path / "run"), policy, poll=0.001)
-    first, new = method.adapted(task).problem.first_state(), result.global_model.state_dict()
+    result = serve_run(
+        grid, method, task, Settings(rounds=1, out=tmp_path / "run"), policy, exchange=Exchange(poll=0.001)
+    )
+    first, new = method.adapted(task).first_state(), result.global_model.state_dict()
     changed = [any(not torch.equal(first[n], new[n]) for n in names) for names in modules_of(result.global_model)]
     assert sorted(changed) == [False, True]
 
@@ -236,7 +239,7 @@ def test_what_is_common_comes_from_all_clients():
 
 def test_permuted_assembly_trains_on_clients_of_one_class_only_if_classifiers_are_averaged():
     """Why `common` is there: a classifier from one client knows that client's classes."""
-    data = federate(load_dataset("digits"), "main-category", 10, main_share=0.9)
+    data = federate(load_dataset("digits"), Partition("main-category", 10, main_share=0.9))
     accuracy = {}
     for common in (False, True):
         method = fb.FedKGF(batch=20, lr=0.05, lr_rounds=0, base=8, common=common)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import fewbytes as fb
 from fewbytes.base.state import load_state, state_of
 from fewbytes.core.training import fit, outputs
-from fewbytes.data import ClientData, Split, federate, load_dataset
+from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.experiments.display import Display
 from fewbytes.generators import load_generator
 from fewbytes.methods.fedktl import (
@@ -395,7 +395,7 @@ def test_every_client_may_have_another_model(tmp_path):
 
 
 def test_it_learns_digits_with_different_models(tmp_path):
-    data = federate(load_dataset("digits"), "dirichlet", 4, alpha=0.3, seed=1)
+    data = federate(load_dataset("digits"), Partition("dirichlet", 4, alpha=0.3), seed=1)
     task = fb.Task.on(data, ModelBuilder("mlp@32+mlp:layers=2", (1, 8, 8), 10), seed=1)
     result = fb.run(fb.FedKTL(lr=0.05, epochs=2, server_epochs=10), task, rounds=3, out=tmp_path / "run", workers=1)
     assert result.accuracy > 0.8

@@ -26,6 +26,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flower_grid import MemoryGrid
 
+from fewbytes.flower.network import Exchange
 from fewbytes.flower.run import client_app, serve_run
 
 LOCAL = {"lr": 0.1, "batch": 8, "momentum": 0.0}
@@ -202,7 +203,7 @@ def run_with_faults(folder, lost):
 
     grid = MemoryGrid(client_app(METHOD, task, folder / "nodes"), 4, fault)
     policy = fb.Policy(min_replies=0.5, round_timeout=0.4, connect_timeout=0.4)
-    return serve_run(grid, METHOD, task, Settings(3, folder / "run"), policy, poll=0.001)
+    return serve_run(grid, METHOD, task, Settings(rounds=3, out=folder / "run"), policy, exchange=Exchange(poll=0.001))
 
 
 def branches(result):

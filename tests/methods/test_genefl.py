@@ -21,7 +21,7 @@ import fewbytes as fb
 from fewbytes.base.state import EntryMeans
 from fewbytes.core.objective import evaluate
 from fewbytes.core.training import fit
-from fewbytes.data import ClientData, Split, federate, load_dataset
+from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.methods.clustered import Clustered
 from fewbytes.methods.fedbn import FedBN, without_batch_norm
 from fewbytes.methods.fedfina import FedFina, last_convolutions
@@ -479,7 +479,7 @@ def test_a_newcomer_like_a_member_joins_that_members_cluster_and_inherits_its_le
 
 @pytest.mark.parametrize("cls", [fb.FedAvg, FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene, GeneFL])
 def test_it_learns_real_digits_and_sends_what_it_says(cls):
-    data = federate(load_dataset("digits"), "shards", 6, shards_per_client=3, newcomers=3, arrival=9, seed=1)
+    data = federate(load_dataset("digits"), Partition("shards", 6, shards_per_client=3, newcomers=3, arrival=9), seed=1)
     task = fb.Task.on(data, ModelBuilder("mlp:layers=3,hidden=64", (1, 8, 8), 10))
     how = {"epochs": 5, "lr": 0.1, "batch": 16, "momentum": 0.9, "fraction": 1.0}
     method = cls(clusters=2, **how) if cls is GeneFL else Clustered(cls(**how), clusters=2)

@@ -326,6 +326,7 @@ def test_a_client_that_does_not_answer_is_left_out(name, tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flower_grid import MemoryGrid
 
+    from fewbytes.flower.network import Exchange
     from fewbytes.flower.run import client_app, serve_run
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -337,7 +338,9 @@ def test_a_client_that_does_not_answer_is_left_out(name, tmp_path):
     task = tiny_task()
     grid = MemoryGrid(client_app(CASES[name], task, tmp_path), 4, fault)
     policy = fb.Policy(round_timeout=0.2, connect_timeout=0.2)
-    result = serve_run(grid, CASES[name], task, Settings(2, tmp_path / "run"), policy, poll=0.001)
+    result = serve_run(
+        grid, CASES[name], task, Settings(rounds=2, out=tmp_path / "run"), policy, exchange=Exchange(poll=0.001)
+    )
     assert result.summary["status"] == "done"
     assert result.summary["left_out"] > 0
 
@@ -346,6 +349,7 @@ def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flower_grid import MemoryGrid
 
+    from fewbytes.flower.network import Exchange
     from fewbytes.flower.run import client_app, serve_run
 
     task = tiny_task()
@@ -356,8 +360,8 @@ def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
         def scored(self, row):
             grid.present = [0, 1, 2, 3]
 
-    settings, policy = Settings(2, tmp_path / "run", watcher=Late()), fb.Policy(connect_timeout=0.2)
-    serve_run(grid, CASES["fedgen"], task, settings, policy, poll=0.001)
+    settings, policy = Settings(rounds=2, out=tmp_path / "run", watcher=Late()), fb.Policy(connect_timeout=0.2)
+    serve_run(grid, CASES["fedgen"], task, settings, policy, exchange=Exchange(poll=0.001))
     server = unpack(fedgen.Global, read_checkpoint(tmp_path / "run").server)
     assert server.counts.sum() == sum(len(client.train) for client in task.data.clients)
 

@@ -22,7 +22,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,8 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
+from fewbytes.base.ranges import Count, NotNegative, Whole
+from fewbytes.base.settings import Group, setting
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
 from fewbytes.core.problem import Id, Task
@@ -51,22 +53,16 @@ Told = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Attacking:
+class Attacking(Group):
     """How images are attacked. Raises UserError for values that cannot be."""
 
-    images: int = 20
-    iterations: int = 300  # of L-BFGS at most, each of 20 steps
-    restarts: int = 1  # further starts, where the gradients of one do not match
-    noise: float = 0.0  # sigma^2 of Gaussian noise on every gradient entry that is observed
-    seed: int = 0
+    title: ClassVar[str] = "Attack"
 
-    def __post_init__(self) -> None:
-        if min(self.images, self.iterations) < 1:
-            raise UserError(f"images ({self.images}) and iterations ({self.iterations}) must be at least 1")
-        if self.restarts < 0:
-            raise UserError(f"restarts must be at least 0, not {self.restarts}")
-        if not 0 <= self.noise < math.inf:
-            raise UserError(f"noise is a variance, at least 0, not {self.noise}")
+    images: Count = setting(20, "Number of images, each attacked alone.")
+    iterations: Count = setting(300, "Iterations of L-BFGS at most, 20 steps each.")
+    restarts: Whole = setting(1, "Further starts where the gradients of one do not match.")
+    noise: NotNegative = setting(0.0, "Variance of Gaussian noise on every gradient entry that is observed.")
+    seed: int = setting(0, "Same seed, same figures.")
 
 
 def attack(
@@ -87,7 +83,9 @@ def attack(
         raise UserError(f"there is no client {client}: the run has {len(task.problem.clients)} clients")
     split = task.data.clients[client].train
     if len(split.shape) != 3 or split.shape[0] not in (1, 3):
-        raise UserError(f"only images can be attacked, and samples of {experiment.dataset} have shape {split.shape}")
+        raise UserError(
+            f"only images can be attacked, and samples of {experiment.data.dataset} have shape {split.shape}"
+        )
     if len(split) < how.images:
         raise UserError(f"client {client} has {len(split)} training images, fewer than {how.images}: set --images")
     victim, attacker = _networks(model, task, run, client, how.seed)

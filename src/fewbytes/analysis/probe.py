@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
+from fewbytes.base.ranges import Count, Positive, Several
+from fewbytes.base.settings import Group, setting
 from fewbytes.base.streams import seed_torch, stream, stream_seed
 from fewbytes.core.training import EVALUATION_BATCH, batches, prepared, ready
 from fewbytes.data import Split
@@ -54,24 +56,17 @@ Told = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Probing:
+class Probing(Group):
     """How probes are trained; the paper's values. Raises UserError for values that cannot be."""
 
-    epochs: int = 160  # of decoders and auxiliary networks; lr falls along a cosine
-    linear_epochs: int = 10  # lr stays
-    samples: int | None = None  # train on at most so many, drawn by the seed
-    batch: int = 128
-    lr: float = 0.01
-    seed: int = 0
+    title: ClassVar[str] = "Probes"
 
-    def __post_init__(self) -> None:
-        if min(self.epochs, self.linear_epochs) < 1:
-            raise UserError(f"epochs ({self.epochs}) and linear_epochs ({self.linear_epochs}) must be at least 1")
-        if self.batch < 2 or (self.samples is not None and self.samples < 2):
-            few = "all" if self.samples is None else self.samples
-            raise UserError(f"batch ({self.batch}) and samples ({few}) must be at least 2")
-        if not 0 < self.lr < math.inf:
-            raise UserError(f"lr must be above 0, not {self.lr}")
+    epochs: Count = setting(160, "Epochs of decoders and auxiliary networks; lr falls along a cosine.")
+    linear_epochs: Count = setting(10, "Epochs of the linear layers; lr stays.")
+    samples: Several | None = setting(None, "Train probes on at most so many samples (default: all).")
+    batch: Several = setting(128, "Samples of a batch.")
+    lr: Positive = setting(0.01, "Learning rate.")
+    seed: int = setting(0, "Same seed, same figures.")
 
 
 @dataclass(frozen=True)

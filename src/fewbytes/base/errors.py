@@ -1,4 +1,4 @@
-"""The errors a user can mend, each told in one clear line."""
+"""The errors a user can mend, each said in one clear line."""
 
 from __future__ import annotations
 

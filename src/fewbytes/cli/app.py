@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
 import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,11 +22,12 @@ from fewbytes.analysis.probe import Probing, probe_table
 from fewbytes.analysis.probe import probe as probe_run
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.units import parse_rate
+from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.experiments.compare import compare as compare_methods
 from fewbytes.experiments.display import Display, console, note, printed, progress
 from fewbytes.experiments.job import Job, new_folder, resumed, unless_refused
 from fewbytes.experiments.plan import deployment_seconds, make_plan
-from fewbytes.experiments.settings import read_experiment
+from fewbytes.experiments.settings import GROUPS, read_experiment
 from fewbytes.methods import METHODS
 from fewbytes.report import CAVEAT, RunFolder, choices, read_runs, summary_table, write_report
 from fewbytes.reproduce import TABLES, read_table, scale_of
@@ -41,82 +41,43 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-def _option(kind: Any, text: str, *names: str, metavar: str | None = None) -> Any:
-    return Annotated[kind | None, typer.Option(*names, help=text, metavar=metavar)]
-
-
-SHARED: dict[str, Any] = {
-    "config": _option(Path, "A TOML file with any of these settings.", "-c", "--config"),
-    "dataset": _option(str, "digits, a folder under FEWBYTES_DATA, a path, or a name to download.", metavar="NAME"),
-    "image_size": _option(int, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed)."),
-    "part": _option(float, "Use only this part of the data set, e.g. 0.1, drawn by the seed."),
-    "partition": _option(
-        str, "dirichlet, iid, pathological, shards, main-category, flwr:<Partitioner>, or local.", metavar="NAME"
-    ),
-    "client_data": _option(str, "For local: a folder with a data set for each client.", metavar="DIR"),
-    "partition_option": _option(list[str], "An option of a flwr: partitioner.", metavar="KEY=VALUE"),
-    "alpha": _option(float, "Dirichlet alpha: the smaller, the less alike the clients."),
-    "classes_per_client": _option(int, "For pathological."),
-    "shards_per_client": _option(int, "For shards."),
-    "main_share": _option(float, "For main-category: part of a client's samples that is of its main classes."),
-    "samples": _option(str, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST"),
-    "public": _option(str, "For servers that distil: a data set, or a number of samples held out.", metavar="NAME"),
-    "clients": _option(int, "Number of clients."),
-    "newcomers": _option(int, "Further clients, with classes of their own, that come later."),
-    "arrival": _option(int, "Round the newcomers come in (default: the first of the second half)."),
-    "stay": _option(bool, "Whether the other clients go on when newcomers come.", "--stay/--leave"),
-    "known_classes": _option(str, "The other clients' classes, e.g. 0,1,2 (default: half, drawn).", metavar="LIST"),
-    "newcomer_classes": _option(str, "The newcomers' classes (default: the rest).", metavar="LIST"),
-    "augment": _option(str, "Change training images at random: none, or crop-flip.", metavar="NAME"),
-    "backdoor": _option(int, "Stamp a shape, by label, on the training images of the first so many clients."),
-    "fraction": _option(float, "Part of the clients that takes part in a round."),
-    "rounds": _option(int, "Number of rounds."),
-    "budget": _option(str, "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.", metavar="SIZE"),
-    "model": _option(
-        str,
-        "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; @512 pools features; a+b, HtFE8.",
-        metavar="NAME",
-    ),
-    "kgf": _option(int, "Generate the kernels of convolutions from so many base kernels, as Fed-KGF does."),
-    "seed": _option(int, "Same seed, same results, bit for bit."),
-    "workers": _option(int, "Worker processes (default: one per core)."),
-    "device": _option(str, "cpu or cuda.", metavar="NAME"),
-    "precision": _option(str, "float32 or bf16.", metavar="NAME"),
-    "engine": _option(str, "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"),
-    "min_replies": _option(float, "Part of the clients asked that must answer with finite numbers, or the run stops."),
-    "round_timeout": _option(float, "Flower: seconds an exchange waits for its clients."),
-    "over_selection": _option(float, "Flower: ask a cohort this part larger; the first to answer are taken."),
-    "connect_timeout": _option(float, "Flower: seconds the start waits for all clients."),
-    "evaluate_every": _option(int, "Score the models every so many rounds."),
-    "coding": _option(bool, "Lossless coding of what travels.", "--coding/--no-coding"),
-    "keep_frames": _option(bool, "Keep every frame as a file, for `fewbytes inspect`.", "--keep-frames"),
-    "save_models": _option(bool, "Save the trained models.", "--models/--no-models"),
-    "parameters": _option(list[str], "A field of the method (compare: or METHOD.KEY).", "--set", metavar="KEY=VALUE"),
-}
-"""The options that `run`, `compare` and `plan` share: an experiment's settings."""
-USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs unless told otherwise: same models, many rounds
+USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs where no method is named: same models, many rounds
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
+CONFIG = option(
+    "config", None, Path, typer.Option("-c", "--config", help="A TOML file with any of the settings below.")
+)
+METHOD = [
+    option(
+        "fraction", None, float,
+        typer.Option(help="Part of the clients that takes part in a round.", rich_help_panel="Method"),
+    ),
+    option(
+        "parameters", None, list[str],
+        typer.Option(
+            "--set", help="A field of the method (compare: or METHOD.KEY).", metavar="KEY=VALUE",
+            rich_help_panel="Method",
+        ),
+    ),
+]  # fmt: skip
+SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in options_of(group))]
+"""The options that `run`, `deploy`, `compare` and `plan` share: an experiment's settings."""
 
 
-def with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the shared options; it gets those that were named as `settings`."""
-    signature = inspect.signature(function, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.name != "settings"]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    shared = [inspect.Parameter(name, kind, default=None, annotation=of) for name, of in SHARED.items()]
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """An experiment's settings: the config file's, and over them those named on the command line."""
+    config = given.pop("config", None)
+    settings = read_experiment(config) if config is not None else {}
+    if "partition_options" in given:
+        pairs = _pairs(given["partition_options"], "--partition-option")
+        given["partition_options"] = {key: _literal(value) for key, value in pairs.items()}
+    if "parameters" in given:
+        given["parameters"] = {**dict(settings.get("parameters", {})), **_pairs(given["parameters"], "--set")}
+    return settings | given
 
-    @functools.wraps(function)
-    def command(**options: Any) -> None:
-        given = {name: options.pop(name) for name in SHARED}
-        function(settings=_settings(given), **options)
 
-    parameters = [p.replace(kind=kind) for p in own] + shared
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    return command
+with_settings = with_options("settings", SETTINGS, _settings)
+"""Gives a command the options of an experiment; it gets the settings that were named as `settings`."""
 
 
 @app.command()
@@ -152,14 +113,12 @@ def run(
         settings["method"] = method
     if resume is not None:
         settings = resumed(resume, settings)
-    if "method" not in settings:
-        raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     with _standard_output_for(as_json):
         job = Job(settings)
         folder = resume or new_folder(out, job.experiment.method)
         with unless_refused(folder, folder if resume is None else None):
             result = job.execute(folder, resume is not None)
-    _told(folder, result, as_json)
+    _print_results(folder, result, as_json)
 
 
 @app.command()
@@ -183,8 +142,6 @@ def deploy(
         hosts, address = remembered(resume, hosts, address)
     elif hosts is not None:
         settings.setdefault("clients", len(host_names(hosts)))
-    if "method" not in settings:
-        raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     with _standard_output_for(as_json):
         job = Job(settings, here=None if hosts is None else ())
         nodes = sites(job.experiment, hosts)
@@ -199,7 +156,7 @@ def deploy(
     if show:
         printed.print(deployed.commands(), soft_wrap=True)
     else:
-        _told(folder, json.loads((folder / "result.json").read_text()), as_json)
+        _print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
 
 
 @app.command()
@@ -228,7 +185,7 @@ def compare(
         raise UserError("a comparison is gone on with as it was begun: name nothing but --resume")
     with _standard_output_for(as_json):
         folder, results = compare_methods(names, settings, out, resume)
-    _told(folder, results, as_json)
+    _print_results(folder, results, as_json)
     if {result["status"] for result in results} & {
         "failed",
         *(["left out"] if "all" not in names and resume is None else []),
@@ -236,7 +193,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _told(folder: Path, results: Any, as_json: bool) -> None:
+def _print_results(folder: Path, results: Any, as_json: bool) -> None:
     """Print what came of runs: result.json as it is, or a table and where the report is."""
     if as_json:
         print(json.dumps(results, indent=2))
@@ -264,18 +221,16 @@ def plan(
     downlink: Annotated[str | None, typer.Option(help="A client's downlink (default: as the uplink).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a run would cost in bytes and time, from a few real rounds of a few clients."""
+    """Show what a run would cost in bytes and time, from a few real rounds of a few clients."""
 
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
     if method is not None:
         settings["method"] = method
-    if "method" not in settings:
-        raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     job = Job(settings)
     with console.status(f"running a few rounds of {job.experiment.method} to measure its payloads"):
-        deployed = job.experiment.engine == "flower-deployment"
-        exchange = deployment_seconds(job.experiment) if deployed else 0.0
-        made = make_plan(job.method, job.task, job.experiment.rounds, *rates, exchange, job.experiment.budget)
+        how = job.experiment.run
+        exchange = deployment_seconds(job.experiment) if how.engine == "flower-deployment" else 0.0
+        made = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget)
     if as_json:
         print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))
     else:
@@ -345,25 +300,20 @@ def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a fo
 
 
 @app.command()
+@with_options("how", options_of(Probing), Probing.read)
 def probe(
+    how: Probing,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     client: Annotated[int | None, typer.Option(help="Probe this client's own model, not the global one.")] = None,
     points: Annotated[str | None, typer.Option(help="Units after which to probe, with commas.", metavar="LIST")] = None,
-    epochs: Annotated[int, typer.Option(help="Epochs of the probes for mutual information.")] = Probing.epochs,
-    linear_epochs: Annotated[int, typer.Option(help="Epochs of the linear layers.")] = Probing.linear_epochs,
-    samples: Annotated[int | None, typer.Option(help="Train probes on at most so many samples.")] = Probing.samples,
-    batch: Annotated[int, typer.Option(help="Samples of a batch.")] = Probing.batch,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = Probing.lr,
-    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = Probing.seed,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a run's model knows at each depth of the image and the label; adds it to the run's report."""
+    """Show what a run's model knows at each depth of the image and the label; adds it to the run's report."""
 
-    how = Probing(epochs, linear_epochs, samples, batch, lr, seed)
     names = [name.strip() for name in points.split(",")] if points is not None else []
     with _standard_output_for(as_json):
-        with progress("probe") as told:
-            result = probe_run(run, client, names, how, told)
+        with progress("probe") as bar:
+            result = probe_run(run, client, names, how, bar)
         page = write_report(read_runs([run]), run / "report.html")
     for name in result["skipped"]:
         note(f"not probed after {name}: the branches differ in shape there")
@@ -375,26 +325,22 @@ def probe(
 
 
 @app.command()
+@with_options("how", options_of(Attacking), Attacking.read)
 def attack(
+    how: Attacking,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     client: Annotated[int, typer.Option(help="Whose training images.")] = 0,
     model: Annotated[
         str,
         typer.Option(help="lenet, resnet18-sigmoid, another model, or run: the trained one.", metavar="NAME"),
     ] = "lenet",
-    images: Annotated[int, typer.Option(help="Number of images, each attacked alone.")] = Attacking.images,
-    iterations: Annotated[int, typer.Option(help="Iterations of L-BFGS, 20 steps each.")] = Attacking.iterations,
-    restarts: Annotated[int, typer.Option(help="Further starts where gradients do not match.")] = Attacking.restarts,
-    noise: Annotated[float, typer.Option(help="Variance of Gaussian noise on what is uploaded.")] = Attacking.noise,
-    seed: Annotated[int, typer.Option(help="Same seed, same figures.")] = Attacking.seed,
     as_json: AsJson = False,
 ) -> None:
-    """Tell how well images can be made again from the gradients a run's method uploads; adds it to the run's report."""
+    """Show how well images can be made again from the gradients a run's method uploads; adds it to the run's report."""
 
-    how = Attacking(images, iterations, restarts, noise, seed)
     with _standard_output_for(as_json):
-        with progress("attack") as told:
-            result = attack_run(run, model, client, how, told)
+        with progress("attack") as bar:
+            result = attack_run(run, model, client, how, bar)
         page = write_report(read_runs([run]), run / "report.html")
     if as_json:
         print(json.dumps(result, indent=2))
@@ -415,21 +361,6 @@ def _standard_output_for(as_json: bool) -> Iterator[None]:
     """With --json, standard output is the result's alone: what models or handlers print goes to standard error."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
-
-
-def _settings(options: dict[str, Any]) -> dict[str, Any]:
-    """An experiment's settings: the config file's, and over them those named on the command line."""
-
-    given = {name: value for name, value in options.items() if value is not None}
-    config = given.pop("config", None)
-    settings = read_experiment(config) if config is not None else {}
-    partition = _pairs(given.pop("partition_option", None) or [], "--partition-option")
-    if partition:
-        given["partition_options"] = {key: _literal(value) for key, value in partition.items()}
-    parameters: dict[str, Any] = dict(_pairs(given.pop("parameters", None) or [], "--set"))
-    if parameters:
-        given["parameters"] = {**dict(settings.get("parameters", {})), **parameters}
-    return settings | given
 
 
 def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:
@@ -462,10 +393,10 @@ def main() -> None:
     except UserError as error:
         code = _fail(str(error), 2)
     except OSError as error:
-        told = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR
+        mendable = errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.ENOTDIR
         where = f": {error.filename}" if error.filename else ""
         advice = "; free some; a run that had begun goes on with --resume" if error.errno == errno.ENOSPC else ""
-        code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in told else 1)
+        code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in mendable else 1)
     except FewbytesError as error:
         code = _fail(str(error), 1)
     except Exception as error:

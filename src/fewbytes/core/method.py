@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal, Self
 from torch import nn
 
 from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.ranges import check_ranges
 from fewbytes.core.network import Network, required
 from fewbytes.core.objective import Objective
 from fewbytes.core.problem import Id, Problem, Task
-from fewbytes.core.ranges import check_ranges
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.wire.fields import check_fields
@@ -68,7 +68,7 @@ class Method(ABC, metaclass=_Terms):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check hyper-parameters by their types, which may say ranges (`fewbytes.core.ranges`). Raises UserError."""
+        """Check hyper-parameters by their types, which may say ranges (`fewbytes.base.ranges`). Raises UserError."""
         check_ranges(self)
 
     @property

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Whole, check_ranges
 from fewbytes.base.state import in_training
-from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Whole, check_ranges
 from fewbytes.data import Transform
 from fewbytes.data.split import LazySamples
 
@@ -151,7 +151,8 @@ def fit(
     transform: Transform | None = None,
     **hooks: Unpack[Hooks],
 ) -> float:
-    """Train `model` in place on (x, y), by the terms of round t; returns the mean loss over the last epoch's batches (0 for none).
+    """Train `model` in place on (x, y), by the terms of round t; returns the mean loss over the last epoch's
+    batches (0 for none).
 
     Shuffled from torch's global generator; the optimiser starts anew. `transform` is applied to every batch as it is
     cut. Gradients are clipped as one vector, or, where the model has `apart`, modules of it, each one's by itself.
@@ -219,9 +220,7 @@ def stepper(parameters: Sequence[nn.Parameter], local: Local, lr: float) -> Call
 
 
 @torch.no_grad()
-def _sgd(
-    moved: Sequence[Tensor], velocity: list[Tensor] | None, local: Local, lr: float
-) -> list[Tensor] | None:
+def _sgd(moved: Sequence[Tensor], velocity: list[Tensor] | None, local: Local, lr: float) -> list[Tensor] | None:
     """One step, in place; returns the velocity to come back with."""
     step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
     if local.weight_decay:

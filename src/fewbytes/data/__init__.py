@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fewbytes.data.datasets import client_folders, load_dataset
-from fewbytes.data.federated import PARTITIONS, federate, federate_local, federate_partition
+from fewbytes.data.federated import PARTITIONS, Partition, federate, federate_local, federate_partition
 from fewbytes.data.public import with_public
 from fewbytes.data.split import Boxes, ClientData, Dataset, FederatedData, Split, Transform
 from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
@@ -14,6 +14,7 @@ __all__ = [
     "ClientData",
     "Dataset",
     "FederatedData",
+    "Partition",
     "Split",
     "Transform",
     "chain",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.random import RandomState
 
 from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.ranges import Count, Whole
+from fewbytes.base.settings import Group, numbers, setting
 from fewbytes.base.streams import stream
 from fewbytes.data.partition import (
     Indices,
@@ -27,64 +29,88 @@ from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
 
 PARTITIONS = ("dirichlet", "iid", "main-category", "pathological", "shards")
 """The partitions `federate` knows by name, besides `flwr:<Name>`."""
+CLASSES = numbers(",", "a list of class numbers, like 0,1,2")
 
 
-def federate(
-    dataset: Dataset,
-    partition: str = "dirichlet",
-    clients: int = 10,
-    *,
-    alpha: float = 0.5,
-    classes_per_client: int = 2,
-    shards_per_client: int = 2,
-    main_share: float = 0.8,
-    samples: tuple[int, int] | None = None,
-    seed: int = 0,
-    options: dict[str, Any] | None = None,
-    newcomers: int = 0,
-    arrival: int = 2,
-    stay: bool = False,
-    known_classes: Sequence[int] | None = None,
-    newcomer_classes: Sequence[int] | None = None,
-) -> FederatedData:
+@dataclass(frozen=True)
+class Partition(Group):
+    """Who the clients are, and how a data set is dealt out to them."""
+
+    title: ClassVar[str] = "Clients"
+
+    partition: str = setting(
+        "dirichlet",
+        f"{', '.join(PARTITIONS)}, flwr:<Partitioner>, or local: data of each client's own.",
+        metavar="NAME",
+    )
+    clients: Count = setting(10, "Number of clients.")
+    alpha: float = setting(0.5, "Dirichlet alpha: the smaller, the less alike the clients.")
+    classes_per_client: Count = setting(2, "For pathological.")
+    shards_per_client: Count = setting(2, "For shards.")
+    main_share: float = setting(
+        0.8, "For main-category: part of a client's samples that is of its main classes.", brief=True
+    )
+    samples: tuple[Count, Count] | None = setting(
+        None, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST",
+        text=numbers("/", "training/test samples per client, like 500/100"),
+    )  # fmt: skip
+    partition_options: dict[str, Any] = setting(
+        {}, "An option of a flwr: partitioner.", option="--partition-option", metavar="KEY=VALUE"
+    )
+    newcomers: Whole = setting(0, "Further clients, with classes of their own, that come later.", brief=True)
+    arrival: Count | None = setting(
+        None, "Round the newcomers come in (default: the first of the second half).", brief=True
+    )
+    stay: bool = setting(
+        False, "Whether the other clients go on when newcomers come.", option="--stay/--leave", brief=True
+    )
+    known_classes: Sequence[int] | None = setting(
+        None, "The other clients' classes, e.g. 0,1,2 (default: half, drawn).", metavar="LIST", text=CLASSES, brief=True
+    )
+    newcomer_classes: Sequence[int] | None = setting(
+        None, "The newcomers' classes (default: the rest).", metavar="LIST", text=CLASSES, brief=True
+    )
+
+
+def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> FederatedData:
     """`dataset` over clients; a client's test samples follow its training labels, the server tests on `dataset.test`.
 
-    `partition` is one of PARTITIONS (`dirichlet` takes the option `min_samples`) or `flwr:<Name>`, a flwr-datasets
-    partitioner, made with `options` (`num_partitions`, `partition_by`, `alpha` and `seed` are filled in). `samples`
-    is (train, test) per client: with `dirichlet` every client draws exactly that many (FedPURIN's split), with any
-    other partition its parts are cut down to at most that many, and having fewer training samples is an error. The
-    result depends on the arguments only. Raises UserError for a wrong argument or a client without training samples.
+    `partition.partition` is one of PARTITIONS (`dirichlet` takes the option `min_samples`) or `flwr:<Name>`, a
+    flwr-datasets partitioner, made with its options (`num_partitions`, `partition_by`, `alpha` and `seed` are filled
+    in). `samples` is (train, test) per client: with `dirichlet` every client draws exactly that many (FedPURIN's
+    split), with any other partition its parts are cut down to at most that many, and having fewer training samples is
+    an error. The result depends on the arguments only. Raises UserError for a wrong argument or a client without
+    training samples.
 
-    `newcomers`: so many further clients come in round `arrival`; the others leave before it, unless they `stay`
-    (GENE-FL, Guo et al. 2025). Newcomers hold samples of `newcomer_classes`, the others and the server's test set those
-    of `known_classes`; where one list is given the other holds the rest, and without any a seeded permutation of the
-    classes is cut in half (the known half is the larger). Each half is partitioned by itself, in the same way.
+    `newcomers`: so many further clients come in round `arrival` (default: 2); the others leave before it, unless they
+    `stay` (GENE-FL, Guo et al. 2025). Newcomers hold samples of `newcomer_classes`, the others and the server's test
+    set those of `known_classes`; where one list is given the other holds the rest, and without any a seeded permutation
+    of the classes is cut in half (the known half is the larger). Each half is partitioned by itself, in the same way.
     """
+    clients, newcomers, arrival = partition.clients, partition.newcomers, partition.arrival or 2
 
     def deal(classes: Sequence[int], clients: int, seed: int) -> tuple[list[Indices], list[Indices]]:
         """Per client the samples of these classes it trains on, and those it is tested on."""
         train, test = _of_classes(dataset.train, classes), _of_classes(dataset.test, classes)
-        _check(partition, clients, samples, seed, len(train))
-        mine, own = _dealt(
-            dataset.train.labels.numpy()[train], dataset.test.labels.numpy()[test], classes, partition, clients, alpha,
-            classes_per_client, shards_per_client, main_share, samples, seed, options or {},
-        )  # fmt: skip
+        half, labels = replace(partition, clients=clients), (dataset.train.labels, dataset.test.labels)
+        _check(half, seed, len(train))
+        mine, own = _dealt(labels[0].numpy()[train], labels[1].numpy()[test], classes, half, seed)
         return [train[part] for part in mine], [test[part] for part in own]
 
     if not newcomers:
-        if stay or known_classes is not None or newcomer_classes is not None:
+        if partition.stay or partition.known_classes is not None or partition.newcomer_classes is not None:
             raise UserError("known_classes, newcomer_classes and stay are for runs with newcomers: say how many")
         return _federated(dataset, *deal(range(len(dataset.classes)), clients, seed))
-    if newcomers < 1 or arrival < 2:
-        raise UserError(f"{newcomers} newcomers in round {arrival}: give at least one, in round 2 or later")
-    known, new = _halves(len(dataset.classes), known_classes, newcomer_classes, seed)
+    if arrival < 2:
+        raise UserError(f"newcomers cannot come in round {arrival}: give them round 2 or a later one")
+    known, new = _halves(len(dataset.classes), partition.known_classes, partition.newcomer_classes, seed)
     train, test = deal(known, clients, seed)
     try:
         others = deal(new, newcomers, int(stream(seed, "newcomers").integers(1 << 32)))
     except UserError as error:
         raise UserError(f"newcomers: {error}") from None
     data = _federated(dataset, train + others[0], test + others[1])
-    presence = ((1, None if stay else arrival - 1),) * clients + ((arrival, None),) * newcomers
+    presence = ((1, None if partition.stay else arrival - 1),) * clients + ((arrival, None),) * newcomers
     return replace(data, test=dataset.test.take(_of_classes(dataset.test, known)), presence=presence)
 
 
@@ -122,41 +148,37 @@ def _dealt(
     labels: Indices,
     test_labels: Indices,
     classes: Sequence[int],
-    partition: str,
-    clients: int,
-    alpha: float,
-    classes_per_client: int,
-    shards_per_client: int,
-    main_share: float,
-    samples: tuple[int, int] | None,
+    partition: Partition,
     seed: int,
-    options: dict[str, Any],
 ) -> tuple[list[Indices], list[Indices]]:
     """`federate` on labels, which are of `classes` only: per client the indices of its training and test samples."""
-    takes_options = partition.startswith("flwr:") or (partition == "dirichlet" and not samples)
-    if options and not (takes_options and (partition != "dirichlet" or set(options) == {"min_samples"})):
-        raise UserError(f"partition {partition!r} takes no such options here: {', '.join(options)}; leave them out")
+    name, clients, samples, options = (
+        partition.partition, partition.clients, partition.samples, partition.partition_options
+    )  # fmt: skip
+    takes_options = name.startswith("flwr:") or (name == "dirichlet" and not samples)
+    if options and not (takes_options and (name != "dirichlet" or set(options) == {"min_samples"})):
+        raise UserError(f"partition {name!r} takes no such options here: {', '.join(options)}; leave them out")
     rng = RandomState(seed)
-    if partition == "dirichlet" and samples:
+    if name == "dirichlet" and samples:
         train, test = (
-            dirichlet_fixed(of, clients, alpha, number, seed, classes)
+            dirichlet_fixed(of, clients, partition.alpha, number, seed, classes)
             for of, number in zip((labels, test_labels), samples, strict=True)
         )
         return train, test
-    if partition == "dirichlet":
-        train = dirichlet(labels, clients, alpha, rng, **options)
-    elif partition == "iid":
+    if name == "dirichlet":
+        train = dirichlet(labels, clients, partition.alpha, rng, **options)
+    elif name == "iid":
         train = iid(labels, clients, rng)
-    elif partition == "pathological":
-        train = pathological(labels, clients, classes_per_client, rng)
-    elif partition == "main-category":
-        train = main_category(labels, clients, main_share, rng)
-    elif partition == "shards":
-        train = shards(labels, clients, shards_per_client, rng)
+    elif name == "pathological":
+        train = pathological(labels, clients, partition.classes_per_client, rng)
+    elif name == "main-category":
+        train = main_category(labels, clients, partition.main_share, rng)
+    elif name == "shards":
+        train = shards(labels, clients, partition.shards_per_client, rng)
     else:
-        train = flower(labels, flower_by_name(partition.removeprefix("flwr:"), clients, alpha, seed, options))
+        train = flower(labels, flower_by_name(name.removeprefix("flwr:"), clients, partition.alpha, seed, options))
         if len(train) != clients:
-            raise UserError(f"{partition} makes {len(train)} parts; say clients={len(train)} or change its options")
+            raise UserError(f"{name} makes {len(train)} parts; say clients={len(train)} or change its options")
     test = match_test(labels, train, test_labels, rng)
     if samples:
         for i, part in enumerate(train):
@@ -214,15 +236,14 @@ def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indice
     return FederatedData(clients, dataset.test, dataset.classes)
 
 
-def _check(partition: str, clients: int, samples: tuple[int, int] | None, seed: int, available: int) -> None:
-    if partition not in PARTITIONS and not partition.startswith("flwr:"):
+def _check(partition: Partition, seed: int, available: int) -> None:
+    name, clients, samples = partition.partition, partition.clients, partition.samples
+    if name not in PARTITIONS and not name.startswith("flwr:"):
         raise UserError(
-            f"unknown partition {partition!r}{suggestion(partition, PARTITIONS)}; "
+            f"unknown partition {name!r}{suggestion(name, PARTITIONS)}; "
             f"there are {', '.join(PARTITIONS)}, flwr:<Name> for those of flwr-datasets, and local for data of each "
             "client's own"
         )
-    if clients < 1:
-        raise UserError(f"{clients} clients; there must be at least one")
     if clients > available:
         raise UserError(f"{clients} clients but {available} training samples; use at most as many clients as samples")
     if samples and min(samples) < 1:

@@ -1,4 +1,4 @@
-"""The Flower app of any experiment: `server` and `client`, told by the run config what to run.
+"""The Flower app of any experiment: `server` and `client`, made of the settings in the run config.
 
 The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), the method's own as
 `parameters.<name>`, besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`, and
@@ -19,13 +19,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from fewbytes.base.errors import UserError
 from fewbytes.core.problem import Id
-from fewbytes.experiments.settings import CLASS_LISTS, Experiment, make_experiment, make_method
+from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.flower.run import Found, default_folder, make_client_app, serve_run
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.loop import Watcher
 
 EVENTS = "deployment/events.jsonl"
-"""Where in a run folder the server tells `fewbytes deploy` how it goes, if that made the folder."""
+"""Where in a run folder the server writes how it goes, for `fewbytes deploy`, if that made the folder."""
 
 _found: dict[str, Found] = {}
 
@@ -41,17 +41,6 @@ def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
                 place = place.setdefault(name, {})
             place[last] = value
     return settings
-
-
-def write_run_config(experiment: Experiment) -> dict[str, Any]:
-    """An experiment as the table of a Flower app's run config, which knows only plain values and tables of them."""
-    settings = experiment.settings()
-    if "samples" in settings:
-        settings["samples"] = "/".join(map(str, settings["samples"]))
-    settings |= {key: ",".join(map(str, settings[key])) for key in CLASS_LISTS if key in settings}
-    if "class_names" in settings:
-        settings["class_names"] = json.dumps(settings["class_names"])
-    return {key: value for key, value in settings.items() if value != {}}
 
 
 def _client_finds(context: Context) -> Found:
@@ -81,61 +70,61 @@ def main(grid: Grid, context: Context) -> None:
     out, resume, names = (settings.pop(key, empty) for key, empty in (("out", ""), ("resume", False), ("names", "")))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = Path(out) if out else default_folder() / "runs" / f"{stamp}-{settings.get('method', 'run')}"
-    teller = _Teller(folder)
+    events = _EventLog(folder)
     try:
         experiment = make_experiment(settings)
         method, task = make_method(experiment.method, experiment.parameters), experiment.task(here=())
         serve_run(
-            grid, method, task, experiment.run_settings(task, folder, resume, teller), experiment.policy(),
+            grid, method, task, experiment.run_settings(task, folder, resume, events), experiment.policy,
             names.split(",") if names else (),
         )  # fmt: skip
         page = write_report(read_runs([folder]), folder / "report.html")
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
         words = "the run's server was stopped" if stopped else str(error) or type(error).__name__
-        teller.tell("failed", error=words, mine=isinstance(error, UserError))
+        events.write("failed", error=words, mine=isinstance(error, UserError))
         raise
-    teller.tell("ended")
+    events.write("ended")
     print(f"report: {page}", flush=True)
 
 
-class _Teller(Watcher):
+class _EventLog(Watcher):
     """Writes what happens as lines of JSON for `fewbytes deploy` to read, and a line a round to the log."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / EVENTS
 
-    def tell(self, event: str, **what: Any) -> None:
+    def write(self, event: str, **what: Any) -> None:
         if self._path.parent.is_dir():
             with open(self._path, "a") as file:
                 file.write(json.dumps({"event": event, **what}) + "\n")
 
     def waiting(self, there: int, wanted: int) -> None:
-        self.tell("waiting", there=there, wanted=wanted)
+        self.write("waiting", there=there, wanted=wanted)
         print(f"waiting for clients: {there} of {wanted} are connected", flush=True)
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
-        self.tell("started", rounds=rounds, done=done, pid=os.getpid())
+        self.write("started", rounds=rounds, done=done, pid=os.getpid())
 
     def replied(self, client: Id) -> None:
-        self.tell("replied", client=client)
+        self.write("replied", client=client)
 
     def joined(self, client: Id) -> None:
-        self.tell("joined", client=client)
+        self.write("joined", client=client)
         print(f"client {client} has joined", flush=True)
 
     def refused(self, client: Id, why: str) -> None:
-        self.tell("refused", client=client, why=why)
+        self.write("refused", client=client, why=why)
         print(f"client {client} cannot join: {why}", flush=True)
 
     def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
-        self.tell("moved", up=uplink_bytes, down=downlink_bytes)
+        self.write("moved", up=uplink_bytes, down=downlink_bytes)
 
     def stopped(self, t: int) -> None:
-        self.tell("stopped", round=t)
+        self.write("stopped", round=t)
 
     def scored(self, row: dict[str, Any]) -> None:
-        self.tell("scored", row=row)
+        self.write("scored", row=row)
         scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())
         moved = f"{row['uplink_bytes'] / 1e6:.2f} MB up {row['downlink_bytes'] / 1e6:.2f} MB down"
         when = f"round {row['round']}" if row["phase"] == "round" else "after the last round"

@@ -53,7 +53,7 @@ def _training(given: dict[str, Any]) -> dict[str, Any]:
     return {key: method.parameters[key] for key in TRAINING}
 
 
-def _told(rounds: int, training: dict[str, Any]) -> str:
+def _terms(rounds: int, training: dict[str, Any]) -> str:
     """The terms in words."""
     listed = ", ".join(f"{key} {value:g}" for key, value in training.items())
     once = training["epochs"] * rounds
@@ -70,7 +70,7 @@ def compare(
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Run some methods with their own defaults, or ["all"] on equal terms, into a new folder below `out`.
 
-    The folder, and each one's result.json. One that cannot run on the task, or fails, is told and does not end the
+    The folder, and each one's result.json. One that cannot run on the task, or fails, is named and does not end the
     rest. `resume`: the folder of an interrupted comparison (then nothing else is heeded), to go on with.
     """
     if resume is not None:
@@ -139,7 +139,7 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Job | s
     settings = dict(settings)
     own = _per_method(names, settings.pop("parameters", {}))
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
-    settings["model"] = first.experiment.model
+    settings["model"] = first.experiment.model.model
     jobs = [first, *(Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
     _note_unequal_training(jobs)
     return list(zip(names, jobs, strict=True))
@@ -154,8 +154,8 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
     training = _training({key: given.pop(key) for key in TRAINING if key in given})
     own = _per_method(names, given)
     first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
-    settings["model"], rounds = first.experiment.model, first.experiment.rounds
-    note(_told(rounds, training))
+    settings["model"], rounds = first.experiment.model.model, first.experiment.run.rounds
+    note(_terms(rounds, training))
     jobs: list[tuple[str, Job | str]] = []
     for name in names:
         parameters = equal_parameters(name, rounds, training) | own[name]

@@ -17,7 +17,7 @@ import tomli_w
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import replacing
-from fewbytes.experiments.app import EVENTS, write_run_config
+from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.settings import Experiment
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.processes import Deployment
@@ -67,7 +67,7 @@ def remembered(folder: Path, hosts: str | None, address: str | None) -> tuple[st
 
 def sites(experiment: Experiment, hosts: str | None) -> list[Site]:
     """A node a client: on the hosts of a list with commas, or all on this machine. Raises UserError."""
-    count = experiment.clients + experiment.newcomers
+    count = experiment.partition.clients + experiment.partition.newcomers
     if hosts is None:
         return [Site(f"client-{i}", True) for i in range(count)]
     names = host_names(hosts)
@@ -254,7 +254,7 @@ class Deployed:
         app = self.folder / "app"
         app.mkdir(exist_ok=True)
         names = ",".join(site.name for site in self.nodes)
-        config = write_run_config(self.experiment) | {"out": str(self.out), "resume": self.resume, "names": names}
+        config = self.experiment.run_config() | {"out": str(self.out), "resume": self.resume, "names": names}
         described = {
             "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
             "project": {

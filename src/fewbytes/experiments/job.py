@@ -12,46 +12,37 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock
-from fewbytes.base.units import parse_bytes
 from fewbytes.core.problem import Id, Task
 from fewbytes.experiments.display import Display
-from fewbytes.experiments.settings import CLASS_LISTS, UNSAID, make_experiment, make_method, read_experiment
+from fewbytes.experiments.run import run_with
+from fewbytes.experiments.settings import DECLARED, make_experiment, make_method, read_experiment
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import read_checkpoint
-from fewbytes.running.loop import run
-
-FREE = ("workers", "rounds", "min_replies", "round_timeout", "over_selection", "connect_timeout")
-"""The settings that may be given anew when a run is resumed: no result depends on them while all clients answer."""
 
 
 class Job:
-    """A checked experiment: its settings, method and task. Everything the user can get wrong is told here.
+    """A checked experiment: its settings, method and task. Everything the user can get wrong is refused here.
 
     `here`: as in `Experiment.task`.
     """
 
     def __init__(self, settings: dict[str, Any], task: Task | None = None, here: Sequence[Id] | None = None) -> None:
         self.experiment = make_experiment(settings)
-        self.experiment.policy()
         self.method = make_method(self.experiment.method, self.experiment.parameters)
         self.task = self.experiment.task(here) if task is None else task
 
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
         """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
         e = self.experiment
-        if e.engine == "flower-deployment":
-            raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
-        notes = list(_left_alone(self.method.adapted(self.task)))  # a model that does not suit the method is told here
+        notes = list(
+            _left_alone(self.method.adapted(self.task))
+        )  # a model that does not suit the method is refused here
         with display or Display(e.method, folder) as display:
             for note in notes:
                 display.note(note)
-            result = run(
-                self.method, self.task, rounds=e.rounds, budget=e.budget, out=folder, engine=e.engine,
-                workers=e.workers, policy=e.policy(), resume=resume, coded=e.coding, evaluate_every=e.evaluate_every,
-                keep_frames=e.keep_frames, save_models=e.save_models, config=e.toml(), about=e.about(self.task),
-                watcher=display,
-            )  # fmt: skip
+            settings = e.run_settings(self.task, folder, resume, display)
+            result = run_with(self.method, self.task, settings, e.policy)
         if page:
             write_report(read_runs([folder]), folder / "report.html")
         return result.summary
@@ -95,28 +86,33 @@ def begun(folder: Path) -> bool:
 
 
 def resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings a run folder was made with, to go on with it. Raises UserError for others than FREE given anew."""
+    """The settings a run folder was made with, to go on with it.
+
+    Raises UserError for a setting given anew that is not resumable.
+    """
     if not (folder / "config.toml").exists() and list(folder.glob("*/config.toml")):
         raise UserError(
             f"{folder} holds several runs: resume one of them, or a comparison by `fewbytes compare --resume`"
         )
-    read_checkpoint(folder)  # tells if it is no run folder, or cannot be gone on from
+    read_checkpoint(folder)  # refuses what is no run folder, or cannot be gone on from
     settings = read_experiment(folder / "config.toml")
     if "dataset" not in settings:
         raise UserError(f"{folder} was made from Python: go on with fewbytes.run(..., out=..., resume=True)")
-    for key, value in given.items():
-        made = settings.get("parameters", {}).get(key) if key == "fraction" else settings.get(key, UNSAID.get(key))
-        if key == "samples":
-            made = "/".join(map(str, made or []))
-        if key == "budget":
-            value = parse_bytes(value)
-        if key in CLASS_LISTS:
-            made = ",".join(map(str, made or []))
-        if key == "parameters":
-            value, made = {k: str(v) for k, v in value.items()}, {k: str((made or {}).get(k)) for k in value}
-        if key not in FREE and made != value:
-            raise UserError(f"{folder} was made with another {key} ({made!r}, not {value!r}): resume it as it was made")
-    return settings | {key: value for key, value in given.items() if key in FREE}
+    parameters = settings.get("parameters", {}) | given.get("parameters", {})
+    made = make_experiment(settings).settings()
+    new = make_experiment(settings | given | {"method": made["method"], "parameters": parameters}).settings()
+    new["method"] = given.get("method", made["method"])
+    free = {key for key in given if key in DECLARED and DECLARED[key].about.resumable}
+    for key in given.keys() - free:
+        place = "parameters" if key == "fraction" else key
+        default = DECLARED[place].default if place in DECLARED else None
+        was, now = made.get(place, default), new.get(place, default)
+        if was != now and place == "parameters":
+            key = next(each for each in made[place] if made[place][each] != new[place][each])
+            was, now = made[place][key], new[place][key]
+        if was != now:
+            raise UserError(f"{folder} was made with another {key} ({was!r}, not {now!r}): resume it as it was made")
+    return settings | {key: given[key] for key in free}
 
 
 @contextlib.contextmanager

@@ -19,9 +19,10 @@ from rich.table import Table
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
+from fewbytes.experiments.run import run
 from fewbytes.experiments.settings import Experiment
 from fewbytes.running.checkpoint import read_checkpoint
-from fewbytes.running.loop import HEADROOM, Watcher, run
+from fewbytes.running.loop import HEADROOM, Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
 POLL_SECONDS = 3.0  # a SuperNode that found no message looks again after so long; who answers last has just looked

@@ -5,24 +5,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import torch
 
 from fewbytes.base.errors import UserError, suggestion
-from fewbytes.base.units import parse_bytes
+from fewbytes.base.ranges import Count, Share
+from fewbytes.base.settings import Group, Text, setting
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
-from fewbytes.core.ranges import Count, Share, Whole
 from fewbytes.data import (
     Dataset,
     FederatedData,
+    Partition,
     client_folders,
     crop_flip,
     federate,
@@ -38,78 +39,92 @@ from fewbytes.models.kgf import Kernels
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.running.loop import Settings, Watcher
 
-UNSAID: dict[str, Any] = {
-    "image_size": None, "part": 1.0, "augment": "none", "backdoor": 0, "kgf": None, "main_share": 0.8,
-    "newcomers": 0, "arrival": None, "stay": False, "known_classes": None, "newcomer_classes": None, "budget": None,
-    "client_data": None, "class_names": None,
-}  # fmt: skip
-"""Settings that config.toml and result.json name only where they differ from these."""
+
+@dataclass(frozen=True)
+class DataSettings(Group):
+    """What is learnt from."""
+
+    title: ClassVar[str] = "Data"
+
+    dataset: str = setting(
+        "digits", "digits, a folder under FEWBYTES_DATA, a path, or a name to download.", metavar="NAME"
+    )
+    image_size: Count | None = setting(
+        None, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed).", brief=True
+    )
+    part: Share = setting(1.0, "Use only this part of the data set, e.g. 0.1, drawn by the seed.", brief=True)
+    public: str | Count | None = setting(
+        None, "For servers that distil: a data set, or a number of samples held out.", metavar="NAME"
+    )
+    augment: Literal["none", "crop-flip"] = setting(
+        "none", "Change training images at random: none, or crop-flip.", metavar="NAME", brief=True
+    )
+    backdoor: int = setting(
+        0, "Stamp a shape, by label, on the training images of the first so many clients.", brief=True
+    )
+    client_data: str | None = setting(
+        None, "For partition local: a folder with a data set for each client (default: DATASET on each node).",
+        metavar="DIR", brief=True,
+    )  # fmt: skip
+    class_names: list[str] | None = setting(
+        None, "For partition local: the classes in label order (default: those of the server's data set).",
+        option=None, text=Text("a list", json.loads, json.dumps), brief=True,
+    )  # fmt: skip
 
 
-class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Every setting of a run, with its default; the keys of config.toml and the options of the command line."""
+@dataclass(frozen=True)
+class ModelSettings(Group):
+    """What is trained, and on what."""
+
+    title: ClassVar[str] = "Model and training"
+
+    model: str | None = setting(
+        None, "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; @512 pools features; a+b, "
+        "HtFE8 (default: by the shape of the data).", metavar="NAME",
+    )  # fmt: skip
+    kgf: Count | None = setting(
+        None, "Generate the kernels of convolutions from so many base kernels, as Fed-KGF does.", brief=True
+    )
+    seed: int = setting(0, "Same seed, same results, bit for bit.")
+    precision: Literal["float32", "bf16"] = setting("float32", "float32 or bf16.", metavar="NAME")
+    device: str = setting("cpu", "cpu or cuda.", metavar="NAME")
+
+
+@dataclass
+class Experiment:
+    """All that makes a run: the method, its parameters and the groups of settings, whose keys are config.toml's."""
 
     method: str
-    dataset: str = "digits"
-    image_size: Count | None = UNSAID["image_size"]  # pixels a side of images (see load_dataset)
-    part: Share = UNSAID["part"]  # of the data set that is used, drawn by the seed
-    partition: str = "dirichlet"  # "local": nothing is dealt out, each client has a data set of its own
-    client_data: str | None = UNSAID["client_data"]  # local: a folder with one for each client; None: `dataset`'s name
-    class_names: list[str] | None = UNSAID["class_names"]  # local: in label order; None: those of the server's data set
-    alpha: float = 0.5
-    classes_per_client: Count = 2
-    shards_per_client: Count = 2
-    main_share: float = UNSAID["main_share"]  # part of a client's samples that is of its main classes
-    samples: tuple[Count, Count] | None = None  # fixed training and test samples per client
-    partition_options: dict[str, Any] = {}
-    public: str | Count | None = None  # the server's public samples: another data set, or so many held out
-    clients: Count = 10
-    newcomers: Whole = UNSAID["newcomers"]  # further clients, with classes of their own
-    arrival: Count | None = UNSAID["arrival"]  # the round they come in; None: the first of the run's second half
-    stay: bool = UNSAID["stay"]  # whether the others go on then; else they leave
-    known_classes: list[int] | None = UNSAID["known_classes"]  # of the others; None: half of them, drawn
-    newcomer_classes: list[int] | None = UNSAID["newcomer_classes"]
-    augment: Literal["none", "crop-flip"] = UNSAID["augment"]
-    backdoor: int = UNSAID["backdoor"]  # the first so many clients stamp a shape on every training image
-    model: str | None = None  # None: chosen by the data set's shape
-    kgf: Count | None = UNSAID["kgf"]  # base kernels of a convolution, from which the others are generated (Fed-KGF)
-    rounds: Count = 20
-    budget: Count | None = UNSAID["budget"]  # most uplink bytes of the whole run, all clients together
-    seed: int = 0
-    precision: Literal["float32", "bf16"] = "float32"
-    device: str = "cpu"
-    engine: Literal["local", "flower-simulation", "flower-deployment"] = "local"
-    workers: Count | None = None  # None: one per core
-    evaluate_every: Count = 1
-    coding: bool = True
-    keep_frames: bool = False
-    save_models: bool = True
-    min_replies: float = Policy.min_replies
-    round_timeout: float = Policy.round_timeout  # of the engines on Flower, with the two below
-    over_selection: float = Policy.over_selection
-    connect_timeout: float = Policy.connect_timeout
-    parameters: dict[str, Any] = {}  # the method's own fields
+    parameters: dict[str, Any]
+    data: DataSettings
+    partition: Partition
+    model: ModelSettings
+    run: Settings
+    policy: Policy
 
     def settings(self) -> dict[str, Any]:
-        """Every setting that has a value, but for those of UNSAID; the method's parameters with their defaults."""
-        settings = {k: v for k, v in msgspec.to_builtins(self).items() if v != UNSAID.get(k)}
-        settings["parameters"] = make_method(self.method, self.parameters).parameters
-        return settings
+        """By key every setting that has a value, but for brief ones at their default; parameters with theirs."""
+        settings = {key: value for name in GROUPS for key, value in getattr(self, name).written().items()}
+        return {"method": self.method, **settings, "parameters": self._parameters()}
+
+    def run_config(self) -> dict[str, Any]:
+        """`settings` as Flower's run config, which knows only plain values and tables of them."""
+        settings = {key: value for name in GROUPS for key, value in getattr(self, name).in_text().items()}
+        settings = {"method": self.method, **settings, "parameters": self._parameters()}
+        return {key: value for key, value in settings.items() if value != {}}
+
+    def _parameters(self) -> dict[str, Any]:
+        return make_method(self.method, self.parameters).parameters
 
     def toml(self) -> str:
         """The text of config.toml."""
         return msgspec.toml.encode(self.settings()).decode()
 
-    def policy(self) -> Policy:
-        """Whom a run on Flower waits for, and how long."""
-        return Policy(self.min_replies, self.round_timeout, self.over_selection, self.connect_timeout)
-
     def run_settings(self, task: Task, out: Path, resume: bool, watcher: Watcher) -> Settings:
-        """The experiment as what the run's loop takes."""
-        return Settings(
-            self.rounds, out, resume, self.coding, self.evaluate_every, self.keep_frames, self.save_models,
-            self.toml(), self.about(task), watcher, self.budget,
-        )  # fmt: skip
+        """What the run's loop takes, for a run folder."""
+        return dataclasses.replace(
+            self.run, out=out, resume=resume, config=self.toml(), about=self.about(task), watcher=watcher
+        )
 
     def task(self, here: Sequence[Id] | None = None) -> Task:
         """The task: data loaded and dealt out, the model ready to be built. Raises UserError.
@@ -117,80 +132,84 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         `here`: the clients whose own data are on this machine, where the partition is local: none on a server, one on
         its node; None stands for all, and the server's.
         """
-        check_device(self.device)
-        data, agreed = self._dealt() if self.partition != "local" else self._local(here)
+        check_device(self.model.device)
+        data, agreed = self._dealt() if self.partition.partition != "local" else self._local(here)
         detects = data.test.boxes is not None
-        data = with_transforms(data, {"none": None, "crop-flip": crop_flip}[self.augment], self.backdoor)
+        augment = {"none": None, "crop-flip": crop_flip}[self.data.augment]
+        data = with_transforms(data, augment, self.data.backdoor)
         shape, classes = data.test.shape, len(data.classes)
-        name = self.model = self.model or ("yolox-s" if detects else default_model(shape))
-        build = ModelBuilder(name, shape, classes, Kernels(self.kgf, self.seed) if self.kgf else None)
-        task = Task.on(data, build, seed=self.seed, precision=self.precision, device=self.device, agreed=agreed)
+        name = self.model.model or ("yolox-s" if detects else default_model(shape))
+        model = self.model = dataclasses.replace(self.model, model=name)
+        build = ModelBuilder(name, shape, classes, Kernels(model.kgf, model.seed) if model.kgf else None)
+        task = Task.on(data, build, seed=model.seed, precision=model.precision, device=model.device, agreed=agreed)
         try:
             for client in range(min(len(data.clients), len(build.names))):
-                task.problem.layout(client)  # so that a wrong model is told before anything is written
+                task.problem.layout(client)  # so that a wrong model is refused before anything is written
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None
         if detects and not all(hasattr(task.problem.model(i), "loss") for i in range(len(build.names))):
-            raise UserError(f"{self.dataset} holds objects to be found: take a detector, such as yolox-s, not {name}")
+            raise UserError(
+                f"{self.data.dataset} holds objects to be found: take a detector, such as yolox-s, not {name}"
+            )
         if not detects and set(build.names) & set(DETECTORS):
-            raise UserError(f"{name} finds objects, and {self.dataset} has no boxes of any: take another model")
+            raise UserError(f"{name} finds objects, and {self.data.dataset} has no boxes of any: take another model")
         return task
 
     def _dealt(self) -> tuple[FederatedData, Mapping[str, str]]:
         """The data set dealt out, and what servers and nodes, who all do so, must agree on."""
-        if self.client_data is not None or self.class_names is not None:
+        how, seed = self.data, self.model.seed
+        if how.client_data is not None or how.class_names is not None:
             raise UserError("client_data and class_names are for clients with data of their own: set partition local")
-        dataset, public = self._part(load_dataset(self.dataset, self.image_size)), None
+        dataset, public = self._part(load_dataset(how.dataset, how.image_size)), None
         agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
-        if self.public is not None:
-            dataset, public = with_public(dataset, str(self.public), self.seed, self.image_size)
-        data = federate(
-            dataset, self.partition, self.clients, alpha=self.alpha, classes_per_client=self.classes_per_client,
-            shards_per_client=self.shards_per_client, main_share=self.main_share, samples=self.samples, seed=self.seed,
-            options=self.partition_options, newcomers=self.newcomers, arrival=self.arrival or 2, stay=self.stay,
-            known_classes=self.known_classes, newcomer_classes=self.newcomer_classes,
-        )  # fmt: skip
+        if how.public is not None:
+            dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
+        data = federate(dataset, self.partition, seed)
         return dataclasses.replace(data, public=public), agreed
 
     def _local(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
         """Each client's own data set, as far as it is here, and what servers and nodes must agree on."""
-        for key in ("samples", "partition_options", "newcomers"):
-            if getattr(self, key):
+        how, seed = self.data, self.model.seed
+        for key, each in Partition.declared().items():
+            if key not in ("partition", "clients") and getattr(self.partition, each.name) != each.default:
                 raise UserError(f"{key} says how a data set is dealt out, and partition local deals none: leave it out")
-        if str(self.public or "").isdecimal():
+        if str(how.public or "").isdecimal():
             raise UserError("partition local holds nothing out: name a data set of the server's for public")
+        count = self.partition.clients
         mine = {
-            client: self._part(load_dataset(self._place(client, alone=here is not None), self.image_size))
-            for client in (range(self.clients) if here is None else here)
+            client: self._part(load_dataset(self._place(client, alone=here is not None), how.image_size))
+            for client in (range(count) if here is None else here)
         }
         like = mine[here[0]] if here else self._part(self._servers())  # who says what classes there are
-        self.class_names = list(like.classes) if self.class_names is None else self.class_names
-        test = like.test.take([]) if here else like.numbered(self.class_names).test
-        data = federate_local([mine.get(i) for i in range(self.clients)], test, self.class_names)
-        if self.public is not None and not here:
-            data = dataclasses.replace(data, public=with_public(like, str(self.public), self.seed, self.image_size)[1])
-        return data, {"classes": json.dumps(self.class_names), "shape of a sample": str(test.shape)}
+        names = list(like.classes) if how.class_names is None else how.class_names
+        self.data = dataclasses.replace(how, class_names=names)
+        test = like.test.take([]) if here else like.numbered(names).test
+        data = federate_local([mine.get(i) for i in range(count)], test, names)
+        if how.public is not None and not here:
+            data = dataclasses.replace(data, public=with_public(like, str(how.public), seed, how.image_size)[1])
+        return data, {"classes": json.dumps(names), "shape of a sample": str(test.shape)}
 
     def _part(self, dataset: Dataset) -> Dataset:
-        return dataset.part(self.part, self.seed) if self.part < 1 else dataset
+        return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset
 
     def _place(self, client: Id, alone: bool) -> str:
         """The name or folder of a client's own data set; `alone`: other clients' are elsewhere."""
-        if self.client_data is None and alone:
-            return self.dataset
-        if self.client_data is None:
+        place, count = self.data.client_data, self.partition.clients
+        if place is None and alone:
+            return self.data.dataset
+        if place is None:
             raise UserError("with partition local, client_data names a folder that holds one for each client")
-        folders = client_folders(self.client_data)
+        folders = client_folders(place)
         if alone and len(folders) == 1:
             return str(folders[0])
-        if len(folders) != self.clients:
-            raise UserError(f"client_data: {self.client_data} holds data of {len(folders)} clients, not {self.clients}")
+        if len(folders) != count:
+            raise UserError(f"client_data: {place} holds data of {len(folders)} clients, not {count}")
         return str(folders[client])
 
     def _servers(self) -> Dataset:
         """The server's own data set, of which only the test samples are used."""
         try:
-            return load_dataset(self.dataset, self.image_size, only_test=True)
+            return load_dataset(self.data.dataset, self.data.image_size, only_test=True)
         except UserError as error:
             raise UserError(
                 f"{error}; with partition local the dataset is the server's, and has a test set, if only of an image "
@@ -199,22 +218,34 @@ class Experiment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def about(self, task: Task) -> dict[str, Any]:
         """What result.json says of the task."""
-        shape = task.problem.sample_shape
-        said = {key: getattr(self, key) for key, unsaid in UNSAID.items() if getattr(self, key) != unsaid}
-        said |= {"seed": self.seed} if self.kgf else {}  # which alpha and beta come from
-        return said | {
-            "dataset": self.dataset, "model": self.model, "partition": self.partition,
-            "sample_shape": list(shape), "classes": len(task.data.classes),
-            **(self._pools(task) if self.newcomers else {}),
+        named = {key: value for key, value in self.settings().items() if key in DECLARED and DECLARED[key].about.brief}
+        named |= {"seed": self.model.seed} if self.model.kgf else {}  # which alpha and beta come from
+        return named | {
+            "dataset": self.data.dataset, "model": self.model.model, "partition": self.partition.partition,
+            "sample_shape": list(task.problem.sample_shape), "classes": len(task.data.classes),
+            **(self._pools(task) if self.partition.newcomers else {}),
         }  # fmt: skip
 
     def _pools(self, task: Task) -> dict[str, list[int]]:
         """The classes that known clients and newcomers hold samples of."""
         counts = task.data.label_counts()["train"]
-        pools = {"known_classes": counts[: self.clients], "newcomer_classes": counts[self.clients :]}
+        known = self.partition.clients
+        pools = {"known_classes": counts[:known], "newcomer_classes": counts[known:]}
         return {
             name: [c for c, held in enumerate(zip(*rows, strict=True)) if any(held)] for name, rows in pools.items()
         }
+
+
+GROUPS: dict[str, type[Group]] = {
+    name: kind
+    for name, kind in typing.get_type_hints(Experiment).items()
+    if isinstance(kind, type) and issubclass(kind, Group)
+}
+"""The groups of an experiment's settings, by its fields."""
+DECLARED = {key: each for group in GROUPS.values() for key, each in group.declared().items()}
+"""Every setting by its key, but the method and what is the method's own."""
+KEYS = ("method", *DECLARED, "parameters", "fraction")
+"""What a config file may say; `fraction` stands for the method's parameter of that name."""
 
 
 def _words(dataset: Dataset) -> str:
@@ -226,11 +257,6 @@ def _words(dataset: Dataset) -> str:
     return f"{sizes}, labels {digest.hexdigest()[:8]}"
 
 
-CLASS_LISTS = ("known_classes", "newcomer_classes")
-"""Settings that may be text with commas."""
-SETTINGS = (*(f.name for f in msgspec.structs.fields(Experiment)), "fraction")
-
-
 def read_experiment(path: Path) -> dict[str, Any]:
     """The settings in a TOML file. Raises UserError if it cannot be read or names a setting that does not exist."""
     try:
@@ -240,8 +266,8 @@ def read_experiment(path: Path) -> dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"the config {path} is not valid TOML: {error}") from None
     for key in settings:
-        if key not in SETTINGS:
-            raise UserError(f"the config {path} has an unknown key {key!r}{suggestion(key, SETTINGS)}")
+        if key not in KEYS:
+            raise UserError(f"the config {path} has an unknown key {key!r}{suggestion(key, KEYS)}")
     return settings
 
 
@@ -258,58 +284,41 @@ def experiment_of(run: Path) -> Experiment:
 def make_experiment(settings: dict[str, Any]) -> Experiment:
     """Settings as an experiment, their types checked. Raises UserError naming the setting.
 
-    `samples` may be text like "500/100", lists of classes like "0,1,2", `budget` like "200MB", `class_names` a list in
-    JSON; `fraction` stands for the method's parameter of that name. `clients` follows from `client_data`.
+    What has several parts may be text, like "500/100" (see `Text` in the declarations). `clients` follows from
+    `client_data`.
     """
     settings = dict(settings)
-    if not isinstance(settings.get("parameters", {}), dict):
+    for key in settings:
+        if key not in KEYS:
+            raise UserError(f"there is no setting {key!r}{suggestion(key, KEYS)}")
+    if not isinstance(settings.get("method"), str):
+        raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
+    parameters = settings.get("parameters", {})
+    if not isinstance(parameters, dict):
         raise UserError("parameters is a table of the method's own fields")
     if "fraction" in settings:
-        settings["parameters"] = settings.get("parameters", {}) | {"fraction": settings.pop("fraction")}
-    if isinstance(settings.get("samples"), str):
-        match = re.fullmatch(r"([0-9]+)/([0-9]+)", settings["samples"])
-        if match is None:
-            raise UserError(f"samples is training/test samples per client, like 500/100, not {settings['samples']!r}")
-        settings["samples"] = [int(match[1]), int(match[2])]
-    if isinstance(settings.get("budget"), str | float):
-        settings["budget"] = parse_bytes(settings["budget"])
-    if isinstance(settings.get("class_names"), str):
-        try:
-            settings["class_names"] = msgspec.json.decode(settings["class_names"])
-        except msgspec.DecodeError:
-            raise UserError(f"class_names is a list, not {settings['class_names']!r}") from None
+        parameters = parameters | {"fraction": settings["fraction"]}
     if isinstance(settings.get("client_data"), str) and "clients" not in settings:
         settings["clients"] = len(client_folders(settings["client_data"]))
-    for key in CLASS_LISTS:
-        if isinstance(text := settings.get(key), str):
-            names = [name.strip() for name in text.split(",")]
-            if not all(re.fullmatch("[0-9]+", name) for name in names):
-                raise UserError(f"{key} is a list of class numbers, like 0,1,2, not {text!r}")
-            settings[key] = [int(name) for name in names]
-    for key, kind in typing.get_type_hints(Experiment).items():
-        if typing.get_origin(kind) is Literal and settings.get(key, kind.__args__[0]) not in kind.__args__:
-            raise UserError(f"{key} is one of {', '.join(kind.__args__)}, not {settings[key]!r}")
-    try:
-        experiment = msgspec.convert(settings, Experiment)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        raise UserError(f"{where.rstrip('`') or 'settings'}: {what[:1].lower()}{what[1:]}") from None
-    if experiment.newcomers or experiment.arrival is not None:
+    groups: dict[str, Any] = {name: group.read(settings) for name, group in GROUPS.items()}
+    experiment = Experiment(settings["method"], parameters, **groups)
+    if experiment.partition.newcomers or experiment.partition.arrival is not None:
         _schedule(experiment)
     return experiment
 
 
 def _schedule(experiment: Experiment) -> None:
     """Fill in when newcomers come. Raises UserError for a round they cannot come in."""
-    e = experiment
-    rounds = make_method(e.method, e.parameters).planned_rounds(e.rounds)
-    if not e.newcomers:
+    e, who = experiment, experiment.partition
+    rounds = make_method(e.method, e.parameters).planned_rounds(e.run.rounds)
+    if not who.newcomers:
         raise UserError("arrival is the round newcomers come in: say how many there are (newcomers)")
     if rounds < 2:
         raise UserError(f"newcomers come after the first round, and {e.method} has no other here")
-    e.arrival = e.rounds // 2 + 1 if e.arrival is None else e.arrival
-    if not 2 <= e.arrival <= rounds:
-        raise UserError(f"arrival is one of the rounds 2 to {rounds} here, not {e.arrival}")
+    arrival = e.run.rounds // 2 + 1 if who.arrival is None else who.arrival
+    if not 2 <= arrival <= rounds:
+        raise UserError(f"arrival is one of the rounds 2 to {rounds} here, not {arrival}")
+    e.partition = dataclasses.replace(who, arrival=arrival)
 
 
 def make_method(name: str, parameters: dict[str, Any]) -> Method:
@@ -324,7 +333,9 @@ def make_method(name: str, parameters: dict[str, Any]) -> Method:
         if key not in fields:
             raise UserError(f"{name} has no parameter {key!r}{suggestion(key, fields)}; it has {', '.join(fields)}")
         if typing.get_origin(hints[key]) is Literal:
-            values[key] = next((c for c in typing.get_args(hints[key]) if str(c) == str(value)), value)  # else it tells
+            values[key] = next(
+                (c for c in typing.get_args(hints[key]) if str(c) == str(value)), value
+            )  # else the method refuses it
             continue
         try:
             values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))

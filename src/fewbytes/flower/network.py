@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -30,6 +30,7 @@ from fewbytes.engines.handlers import SCORE, Done, Held, Job
 from fewbytes.engines.local import memory_bytes
 from fewbytes.flower.messages import read_content, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
+from fewbytes.running.loop import Settings
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
@@ -65,13 +66,26 @@ class _Question:
     frames: bytes = b""
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """How messages and replies are handed over.
+
+    `poll`: seconds between looks for replies. `ahead`: clients asked at a time (default: all). `drop`: where frames
+    are handed over that need not travel. `stop`: ends the run as Ctrl-C does.
+    """
+
+    poll: float = 0.1
+    ahead: int | None = None
+    drop: Drop | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
 class FlowerEngine(Engine):
     """Moves payloads as messages of a Flower grid. A context manager: entering it waits for the clients
     that are to take part from the start, or again.
 
-    `run`: the run's name on the nodes. `names`: as in `server_app`. `poll`: seconds between looks for replies. `ahead`:
-    clients asked at a time (default: all). `drop`: where frames are handed over that need not travel. `stop`: ends
-    the run as Ctrl-C does. `waiting` is told how many clients are connected of how many, until all are.
+    `settings.out`: the run folder, whose name is the run's on the nodes. `names`: as in `server_app`. `resumed`:
+    what the run goes on with.
     """
 
     def __init__(
@@ -79,25 +93,20 @@ class FlowerEngine(Engine):
         grid: Grid,
         method: Method,
         task: Task,
-        run: str,
+        settings: Settings,
         policy: Policy,
-        names: Sequence[str] = (),
-        poll: float = 0.1,
-        ahead: int | None = None,
-        drop: Drop | None = None,
-        stop: threading.Event | None = None,
-        waiting: Callable[[int, int], None] = lambda there, wanted: None,
-        coded: bool = True,
-        frames: Path | None = None,
+        names: Sequence[str],
+        exchange: Exchange,
         resumed: Resumed | None = None,
     ) -> None:
-        super().__init__(method, task, policy, coded, frames, resumed)
+        folder = Path(settings.out or "")
+        frames = folder / "frames" if settings.keep_frames else None
+        super().__init__(method, task, policy, settings.coded, frames, resumed)
         if names and len(names) != len(self.problem.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(self.problem.clients)} clients")
-        self.grid, self.run, self.names = grid, run, list(names)
-        self.poll, self.ahead, self.drop = poll, ahead, drop
-        self._stop = threading.Event() if stop is None else stop
-        self._tell_waiting = waiting
+        self.grid, self.run, self.names = grid, folder.resolve().name, list(names)
+        self.poll, self.ahead, self.drop, self._stop = exchange.poll, exchange.ahead, exchange.drop, exchange.stop
+        self._tell_waiting = settings.watcher.waiting
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
         self._new = resumed is None
         self._committed = dict(self.versions)

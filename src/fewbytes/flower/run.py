@@ -37,7 +37,7 @@ from fewbytes.core.problem import Task
 from fewbytes.engines.drop import Drop, shared_memory
 from fewbytes.engines.handlers import Done
 from fewbytes.flower.messages import read_content, split_frames, write_content
-from fewbytes.flower.network import FlowerEngine
+from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.loop import Result, Settings, drive, terminating
@@ -219,7 +219,6 @@ def serve(
     method: Method,
     task: Task,
     *,
-    rounds: int,
     out: Path | str,
     policy: Policy | None = None,
     names: Sequence[str] = (),
@@ -229,9 +228,9 @@ def serve(
 
     `task`: clients' data may lie elsewhere. `names`: the registered name of each client's node, in the order of the
     clients; without names (no authentication) a node is asked for its partition-id. `settings`: the other fields of
-    `fewbytes.running.loop.Settings`, such as `resume`. Raises what `fewbytes.run` does, and TooFewReplies.
+    `fewbytes.running.loop.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
     """
-    return serve_run(grid, method, task, Settings(rounds, Path(out), **settings), policy or Policy(), names)
+    return serve_run(grid, method, task, Settings.of({"out": out, **settings}), policy or Policy(), names)
 
 
 def serve_run(
@@ -241,26 +240,22 @@ def serve_run(
     settings: Settings,
     policy: Policy,
     names: Sequence[str] = (),
-    poll: float = 0.1,
-    ahead: int | None = None,
-    drop: Drop | None = None,
-    stop: threading.Event | None = None,
+    exchange: Exchange | None = None,
 ) -> Result:
-    """`serve` for settings that are made already; for `poll`, `ahead`, `drop` and `stop` see FlowerEngine."""
+    """`serve` for settings that are made already; `exchange`: how messages are handed over."""
     task = method.adapted(task)
+    how = exchange or Exchange()
 
     def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerEngine:
+        placed = replace(settings, out=folder)
         return FlowerEngine(
-            grid, method, task, folder.resolve().name, policy, names, poll, ahead, drop, stop,
-            settings.watcher.waiting,
-            coded=settings.coded, frames=folder / "frames" if settings.keep_frames else None,
-            resumed=None if checkpoint is None else checkpoint.resumed(),
-        )  # fmt: skip
+            grid, method, task, placed, policy, names, how, None if checkpoint is None else checkpoint.resumed()
+        )
 
     return drive(method, task, settings, connect)
 
 
-def simulate(method: Method, task: Task, settings: Settings, workers: int | None, policy: Policy) -> Result:
+def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:
     """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")
@@ -270,21 +265,20 @@ def simulate(method: Method, task: Task, settings: Settings, workers: int | None
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     scratch = ScratchFolder("run") if settings.out is None else None
-    folder = settings.out or (scratch.path / "run" if scratch else Path())
+    folder = Path(settings.out or "") if scratch is None else scratch.path / "run"
     settings = replace(settings, out=folder)
-    exchange = ScratchFolder("exchange", shared_memory())
-    drop = Drop(exchange.path)
+    frames = ScratchFolder("exchange", shared_memory())
+    drop = Drop(frames.path)
     stop, ended = threading.Event(), threading.Event()
     outcome: list[Result | BaseException] = []
-    count = min(workers or available_cores(), len(task.problem.clients))
+    count = min(settings.workers or available_cores(), len(task.problem.clients))
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            outcome.append(
-                serve_run(grid, method, task, settings, policy, poll=0.01, ahead=AHEAD * count, drop=drop, stop=stop)
-            )
+            exchange = Exchange(poll=0.01, ahead=AHEAD * count, drop=drop, stop=stop)
+            outcome.append(serve_run(grid, method, task, settings, policy, exchange=exchange))
         except BaseException as error:  # told by the thread that waits
             outcome.append(error)
         finally:
@@ -301,7 +295,7 @@ def simulate(method: Method, task: Task, settings: Settings, workers: int | None
         except KeyboardInterrupt:  # the second
             ended.wait(30)
         finally:
-            exchange.close()
+            frames.close()
     ending = outcome[0] if outcome else KeyboardInterrupt()
     if isinstance(ending, BaseException):
         if scratch is not None:

@@ -20,10 +20,10 @@ from typing import Any, Literal
 from torch import nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import Count
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem, Task
-from fewbytes.core.ranges import Count
 from fewbytes.core.site import Site
 from fewbytes.methods.parts.clusters import Similarity, Subspace, check_clusters, clusters_of, described, nearest
 from fewbytes.wire import pack, unpack

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fewbytes.base.ranges import NotNegative, Share, Whole
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import NotNegative, Share, Whole
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed

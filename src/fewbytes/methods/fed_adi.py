@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Several
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Several
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, ready
 from fewbytes.methods.parts.distillation import (

@@ -17,11 +17,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Several
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import BelowOne, Count, NotNegative, Positive, Several
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, prepared
 from fewbytes.methods.parts.distillation import (

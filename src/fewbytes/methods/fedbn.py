@@ -15,11 +15,11 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewbytes.base.ranges import Share
 from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging

@@ -25,11 +25,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from fewbytes.base.ranges import Count, Share
 from fewbytes.base.state import Mean, State, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id
-from fewbytes.core.ranges import Count, Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.fedpurin import collaborators, combine, critical, critical_means, overlap, scores

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fewbytes.base.ranges import BelowOne, Positive, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import BelowOne, Positive, Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed

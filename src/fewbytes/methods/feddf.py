@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import Count, Positive, Several
 from fewbytes.base.state import Mean, load_state, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Count, Positive, Several
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, ready
 from fewbytes.methods.parts.distillation import distillation_loss, endless, logits_of, noise, step

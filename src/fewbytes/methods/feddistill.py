@@ -20,12 +20,12 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewbytes.base.ranges import NotNegative, Share
 from fewbytes.base.state import state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import NotNegative, Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.heterogeneous import (

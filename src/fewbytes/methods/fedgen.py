@@ -27,13 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
+from fewbytes.base.ranges import Count, Positive, Several, Share
 from fewbytes.base.state import Mean, State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.ranges import Count, Positive, Several, Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.fml import parameters_of

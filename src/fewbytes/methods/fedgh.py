@@ -19,13 +19,13 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewbytes.base.ranges import Count, Positive, Several, Share
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Count, Positive, Several, Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, fit
 from fewbytes.methods.parts.heterogeneous import (

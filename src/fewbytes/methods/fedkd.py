@@ -27,12 +27,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewbytes.base.ranges import Count, Share, UpToOne
 from fewbytes.base.state import Mean, State, load_state, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Count, Share, UpToOne
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.fml import Kl, mean_divergence, parameters_of

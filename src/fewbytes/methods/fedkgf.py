@@ -22,11 +22,11 @@ from typing import Literal, TypeVar
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fewbytes.base.ranges import Count, Share, Whole
 from fewbytes.base.state import EntryMeans, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Count, Share, Whole
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Global

@@ -25,13 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import Count, NotNegative, Positive, Several, Share, Whole
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Count, NotNegative, Positive, Several, Share, Whole
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, clip_each, ready
 from fewbytes.data.public import with_channels

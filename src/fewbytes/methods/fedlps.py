@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import BelowOne, Share
 from fewbytes.base.state import EntryMeans, State, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import BelowOne, Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import first_shared

@@ -16,11 +16,11 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import Share
 from fewbytes.base.state import Mean, state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Global, Model, Own, Trained, first_shared, parameters_among

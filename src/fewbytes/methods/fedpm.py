@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import Share
 from fewbytes.base.state import Mean, State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Model

@@ -23,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fewbytes.base.ranges import Count, NotNegative, Share
 from fewbytes.base.state import State, gradients_of, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.ranges import Count, NotNegative, Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.models import batch_norm_names

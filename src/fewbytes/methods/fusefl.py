@@ -25,11 +25,11 @@ import torch
 from torch import nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import Count, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.ranges import Count, Whole
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import BelowOne, Count, NotNegative, Share, Whole
 from fewbytes.base.state import EntryMeans, State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.ranges import BelowOne, Count, NotNegative, Share, Whole
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Model, Own, first_shared, own_model

@@ -16,11 +16,11 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
+from fewbytes.base.ranges import Count, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Count, Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging

@@ -18,12 +18,12 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewbytes.base.ranges import Share
 from fewbytes.base.state import Mean, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.heterogeneous import STORED, Head, Own, TrainedHead, overwrite_head, own_draw, shared_head

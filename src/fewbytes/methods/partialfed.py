@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from torch import nn
 
+from fewbytes.base.ranges import Share
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging

@@ -23,11 +23,11 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
+from fewbytes.base.ranges import Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
-from fewbytes.core.ranges import Share
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed

@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
-from fewbytes.experiments.settings import SETTINGS
+from fewbytes.experiments.settings import KEYS
 from fewbytes.methods import METHODS
 from fewbytes.reproduce.figures import make_figure
 from fewbytes.reproduce.grid import Cell, Printed, Scale, Table, printed
@@ -122,8 +122,8 @@ def _rules(file: File) -> list[Rule]:
     for number, fields in enumerate(file.rules, 1):
         settings = {key: value for key, value in fields.items() if key not in own}
         for key in settings:
-            if key not in SETTINGS:
-                raise UserError(f"rule {number}: unknown key {key!r}{suggestion(key, [*own, *SETTINGS])}")
+            if key not in KEYS:
+                raise UserError(f"rule {number}: unknown key {key!r}{suggestion(key, [*own, *KEYS])}")
         try:
             about = {key: value for key, value in fields.items() if key in own}
             rule = msgspec.convert({**about, "settings": settings}, Rule)

@@ -122,4 +122,4 @@ def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
         differ = ", ".join(sorted(key for key in there.keys() | wanted if there.get(key) != wanted.get(key)))
         raise UserError(f"{folder} holds a run with other settings ({differ}): move it away, or name another --out")
     done = max((row["round"] for row in read_cell(folder).rounds if row["phase"] == "round"), default=0)
-    return not finished(folder) and (until is None or done < until or done == experiment.rounds)
+    return not finished(folder) and (until is None or done < until or done == experiment.run.rounds)

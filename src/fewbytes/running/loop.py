@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -24,26 +24,28 @@ from torch import nn
 from fewbytes.base.cores import all_cores
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import ScratchFolder, lock, replacing
+from fewbytes.base.ranges import Count
+from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.streams import seeded
+from fewbytes.base.units import parse_bytes
 from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Refused
-from fewbytes.core.policy import Policy, TooFewReplies
+from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
 from fewbytes.engines.base import Engine
 from fewbytes.engines.handlers import Held
-from fewbytes.engines.local import LocalEngine
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
-from fewbytes.running.summary import summary
+from fewbytes.running.summary import Outcome, summary
 from fewbytes.wire import pack, unpack
 from fewbytes.wire.fields import check_fields
 
 
 class Watcher:
-    """What a run tells while it goes on; override what you want to hear."""
+    """What a run reports while it goes on; override what you want to hear."""
 
     _warned = False
 
@@ -63,7 +65,7 @@ class Watcher:
         """A client the run did not know cannot be served; the run goes on without it."""
 
     def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
-        """Bytes that the whole run has moved so far: told when it begins, and after each of its steps."""
+        """Bytes that the whole run has moved so far: reported when it begins, and after each of its steps."""
 
     def scored(self, row: dict[str, Any]) -> None:
         """A line of rounds.jsonl has been written: of a round, or of what came after the last (`row["phase"]`).
@@ -98,27 +100,30 @@ class Result:
         return float(self.summary["accuracy"]["final"])
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What a run is besides its method and task, whichever engine it runs on."""
+@dataclass(frozen=True, kw_only=True)
+class Settings(Group):
+    """What a run is besides its method and task, whichever engine it runs on. Raises UserError for what cannot be."""
 
-    rounds: int
-    out: Path | None = None  # the run folder; None: a temporary one that lives as long as the result
+    title: ClassVar[str] = "Run"
+
+    rounds: Count = setting(20, "Number of rounds.", resumable=True)
+    budget: Count | None = setting(
+        None, "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.", metavar="SIZE",
+        text=Text("an amount of data", parse_bytes, int, kinds=str | float), brief=True,
+    )  # fmt: skip
+    engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
+        "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
+    )
+    workers: Count | None = setting(None, "Worker processes (default: one per core).", resumable=True)
+    evaluate_every: Count = setting(1, "Score the models every so many rounds.")
+    coded: bool = setting(True, "Lossless coding of what travels.", key="coding", option="--coding/--no-coding")
+    keep_frames: bool = setting(False, "Keep every frame as a file, for `fewbytes inspect`.", option="--keep-frames")
+    save_models: bool = setting(True, "Save the trained models.", option="--models/--no-models")
+    out: Path | str | None = None  # the run folder; None: a temporary one that lives as long as the result
     resume: bool = False  # go on from the checkpoint in it
-    coded: bool = True  # lossless coding of what travels
-    evaluate_every: int = 1
-    keep_frames: bool = False
-    save_models: bool = True
     config: str | None = None  # text of config.toml; None: the method's parameters
     about: dict[str, Any] = field(default_factory=dict)  # entries for result.json
     watcher: Watcher = field(default_factory=Watcher)
-    budget: int | None = None  # most uplink bytes of the whole run, all clients together
-
-    def __post_init__(self) -> None:
-        if self.budget is not None and (type(self.budget) is not int or self.budget < 1):
-            raise UserError(f"budget is a whole number of bytes, 1 or more, not {self.budget!r}")
-        if min(self.rounds, self.evaluate_every) < 1:
-            raise UserError(f"rounds ({self.rounds}) and evaluate_every ({self.evaluate_every}) must be at least 1")
 
 
 HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
@@ -126,70 +131,16 @@ Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Engine]]
 """Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
 
 
-def run(
-    method: Method,
-    task: Task,
-    *,
-    rounds: int,
-    budget: int | None = None,
-    out: Path | str | None = None,
-    engine: Literal["local", "flower-simulation"] = "local",
-    workers: int | None = None,
-    policy: Policy | None = None,
-    resume: bool = False,
-    coded: bool = True,
-    evaluate_every: int = 1,
-    keep_frames: bool = False,
-    save_models: bool = True,
-    config: str | None = None,
-    about: dict[str, Any] | None = None,
-    watcher: Watcher | None = None,
-) -> Result:
-    """Run a method on a task on this machine; returns when `rounds` rounds are done.
-
-    `budget`: most uplink bytes of the whole run, all clients together; the run ends before a round that would exceed
-    it (see `within`), unless the method has a number of rounds of its own.
-    `out`: the run folder (default: a temporary one that lives as long as the result). `engine`: this package's own,
-    or Flower's simulation on Ray (the same results, bit for bit). `policy`: how many clients must reply with finite
-    numbers, and how long Flower waits for whom. `resume`: go on from the checkpoint in `out`. `coded`: lossless coding
-    of what travels. `config`: text of config.toml (default: the method's parameters). `about`: entries for result.json.
-    Raises UserError for a folder that cannot be used, MethodError when a handler fails, TooFewReplies by the `policy`;
-    a KeyboardInterrupt leaves the folder ready to be resumed.
-    """
-    if workers is not None and workers < 1:
-        raise UserError(f"workers must be at least 1, not {workers}")
-    if not isinstance(method, Method):
-        raise UserError(f"a method is an object like FedAvg(), not {method!r}")
-    task = method.adapted(task)
-    settings = Settings(
-        rounds, None if out is None else Path(out), resume, coded, evaluate_every, keep_frames, save_models, config,
-        about or {}, watcher or Watcher(), budget,
-    )  # fmt: skip
-    if engine == "flower-simulation":
-        from fewbytes.flower.run import simulate
-
-        return simulate(method, task, settings, workers, policy or Policy())
-    if engine != "local":
-        raise UserError(f"engine is local or flower-simulation, not {engine!r}")
-
-    def connect(folder: Path, checkpoint: Checkpoint | None) -> LocalEngine:
-        return LocalEngine(
-            method, task, folder / "checkpoint" / "clients", policy=policy, workers=workers, coded=coded,
-            frames=folder / "frames" if keep_frames else None,
-            resumed=None if checkpoint is None else checkpoint.resumed(),
-        )  # fmt: skip
-
-    return drive(method, task, settings, connect)
-
-
 def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> Result:
-    """Run the loop over an engine's network: what every engine calls. Errors as in `run`."""
+    """Run the loop over an engine's network: what every engine calls. Errors as in `fewbytes.run`."""
     scratch = ScratchFolder("run") if settings.out is None else None
     try:
-        folder = settings.out if scratch is None and settings.out is not None else scratch.path  # type: ignore[union-attr]
+        folder = Path(settings.out or "") if scratch is None else scratch.path
         loop = _Loop(method, task, settings, folder)
         if not settings.resume:
-            loop.state = method.server(task.problem)  # what cannot be is told before anything is written, as below
+            loop.state = method.server(
+                task.problem
+            )  # refuses what cannot be before anything is written, as do the next lines
             if loop.state is not None:
                 check_fields(type(loop.state))
             method.state_class("client")
@@ -251,9 +202,9 @@ class _Loop:
                 raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
         self.counts: dict[str, Any] = task.data.label_counts()
         for i, client in enumerate(task.data.clients):
-            if not len(client.train):  # its data lie elsewhere: what its node tells is entered once it is there
+            if not len(client.train):  # its data lie elsewhere: what its node says is entered once it is there
                 self.counts["train"][i] = self.counts["test"][i] = None
-        self._told: set[Id] = set()  # whose nodes' words are in the counts
+        self._entered: set[Id] = set()  # the clients whose nodes' figures are in the counts
         self.state: Any = None
         self.rows: list[dict[str, Any]] = []
         self.missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
@@ -291,7 +242,7 @@ class _Loop:
         self.watcher.started(self.folder, self.rounds, done)
         if self.rounds < self.planned:
             self.watcher.stopped(self.rounds)
-        self._tell_moved(engine)
+        self._report_moved(engine)
         try:
             with terminating():
                 if checkpoint is None:
@@ -323,12 +274,12 @@ class _Loop:
         self.method.finish(self.state, engine.network)
 
     def _enter_counts(self, engine: Engine) -> None:
-        """Enter in partition.json what nodes told of data that lie there. Raises UserError where a run goes on and a
+        """Enter in partition.json what nodes say of data that lie there. Raises UserError where a run goes on and a
         client's samples are not as many as they were."""
-        new = {i: held for i, held in engine.held.items() if i not in self._told}
+        new = {i: held for i, held in engine.held.items() if i not in self._entered}
         if not new:
             return
-        if not self._told and self.settings.resume:
+        if not self._entered and self.settings.resume:
             with suppress(OSError, ValueError):  # lost, or damaged
                 self.counts = json.loads((self.folder / "partition.json").read_text())
         for client, held in new.items():
@@ -340,7 +291,7 @@ class _Loop:
                         "the data it had, or begin a new run"
                     )
             self.counts["train"][client], self.counts["test"][client] = held
-        self._told |= new.keys()
+        self._entered |= new.keys()
         self._write_counts()
 
     def _write_counts(self) -> None:
@@ -370,7 +321,7 @@ class _Loop:
         except TooFewReplies:
             engine.clients.remove(client)
             engine.abandon()
-            self.missed += engine.left_out  # told with the round: the step has no line of its own
+            self.missed += engine.left_out  # reported with the round: the step has no line of its own
         else:
             if client in self.refused:
                 self.watcher.refused(client, self.refused[client])
@@ -418,13 +369,13 @@ class _Loop:
             self.rows.append(row)
         gallery.keep(self.folder, t, engine.shown)
         self._checkpoint(engine, t, phase)
-        self._tell_moved(engine)
+        self._report_moved(engine)
         if phase in ("round", "finish") and self.rows[-1]["phase"] == phase:
             self.watcher.scored(self.rows[-1])
         if phase == "round" and t == self.rounds < self.planned:
             self.watcher.stopped(t)
 
-    def _tell_moved(self, engine: Engine) -> None:
+    def _report_moved(self, engine: Engine) -> None:
         totals = engine.ledger.totals()
         self.watcher.moved(totals["uplink_bytes"], totals["downlink_bytes"])
 
@@ -451,11 +402,20 @@ class _Loop:
         server = b"" if self.state is None else bytes(pack(self.state, coded=False))
         whole = t - 1 if phase in ("join", "finish") else t
         checkpoint = Checkpoint(
-            VERSION, self.fingerprint, whole, list(engine.clients), phase == "finish", server,
-            engine.waiting(), torch.tensor(sorted(engine.versions.items()), dtype=torch.int64).view(-1, 2),
-            engine.ledger.tobytes(),
-            engine.ledger.handlers, rows.encode(), self.seconds, engine.peak_memory_bytes,
-        )  # fmt: skip
+            fewbytes=VERSION,
+            fingerprint=self.fingerprint,
+            round=whole,
+            known=list(engine.clients),
+            finished=phase == "finish",
+            server=server,
+            waiting=engine.waiting(),
+            versions=torch.tensor(sorted(engine.versions.items()), dtype=torch.int64).view(-1, 2),
+            ledger=engine.ledger.tobytes(),
+            handlers=engine.ledger.handlers,
+            rows=rows.encode(),
+            seconds=self.seconds,
+            peak_memory_bytes=engine.peak_memory_bytes,
+        )
         with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
             for part in pack(checkpoint, coded=False).parts:
                 file.write(part)
@@ -472,11 +432,9 @@ class _Loop:
     def _summary(self, engine: Engine) -> dict[str, Any]:
         budget = self.settings.budget
         budgeted = {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
-        return summary(
-            self.method, self.task, self.rows, engine.ledger, counts=self.counts, rounds=self.rounds,
-            about=self.settings.about | budgeted, status=self.status, refused=len(self.refused), seconds=self.seconds,
-            peak_memory_bytes=engine.peak_memory_bytes,
-        )  # fmt: skip
+        outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
+        about = self.settings.about | budgeted
+        return summary(self.method, self.task, self.rows, engine.ledger, self.counts, outcome, about)
 
 
 def _total(held: Held) -> int | None:
@@ -487,7 +445,7 @@ def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config:
     if (folder / "config.toml").exists():
         raise UserError(f"{folder} already holds a run: choose another folder, or resume it")
     if (folder / "gallery").exists():
-        raise UserError(f"{folder} already holds a gallery, perhaps another run's: choose another folder")
+        raise UserError(f"{folder} already holds a gallery, of another run: choose another folder")
     if config is None:
         made = {"method": method.name, "rounds": rounds, "seed": task.problem.seed}
         config = msgspec.toml.encode(made | {"parameters": method.parameters}).decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,28 +17,33 @@ from fewbytes.data.split import Split
 from fewbytes.running.checkpoint import VERSION
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a run went: `rounds` it has or will have, `refused` newcomers that were not served."""
+
+    status: str
+    rounds: int
+    refused: int
+    seconds: float
+    peak_memory_bytes: int
+
+
 def summary(
     method: Method,
     task: Task,
     rows: Sequence[dict[str, Any]],
     ledger: Ledger,
-    *,
     counts: dict[str, Any],
-    rounds: int,
+    outcome: Outcome,
     about: dict[str, Any],
-    status: str,
-    refused: int,
-    seconds: float,
-    peak_memory_bytes: int,
 ) -> dict[str, Any]:
     """The entries of result.json from the lines of rounds.jsonl and the ledger.
 
-    `counts`: what partition.json holds. `rounds`: as many as the run has or will have. `about`: further entries.
-    `refused`: newcomers that were not served. Accuracies are of who is there: if all first clients leave, of the rounds
-    after that.
+    `counts`: what partition.json holds. `about`: further entries. Accuracies are of who is there: if all first clients
+    leave, of the rounds after that.
     """
     kinds = dict.fromkeys(kind for row in rows for kind in row["accuracy"])
-    left = turnover(task, rounds)
+    left = turnover(task, outcome.rounds)
     since = left if left and any(r["phase"] == "round" and r["round"] >= left for r in rows) else 1
     scored = [r for r in rows if r["phase"] != "join"]
     curves = {k: [(r["round"], r["accuracy"][k]) for r in scored if k in r["accuracy"]] for k in kinds}
@@ -64,17 +70,17 @@ def summary(
         "clients": len(task.problem.clients),
         "seed": task.problem.seed,
         "rounds": len(whole),
-        "status": status,
+        "status": outcome.status,
         "accuracy": {"kind": kind, **scores.get(kind, nothing), "all": scores},
         **({"turnover": since, "accuracy_before": {k: v[0] for k, v in earlier.items() if v}} if since > 1 else {}),
         "majority_class_accuracy": majority_class_accuracy(counts, task.data.test),
         **totals,
         **({"not_finite": broken} if broken else {}),
-        "left_out": int((ledger.columns()["outcome"] != 0).sum()) + refused,
+        "left_out": int((ledger.columns()["outcome"] != 0).sum()) + outcome.refused,
         "uplink_bytes_per_client_round": totals["uplink_bytes"] / exchanges,
         "downlink_bytes_per_client_round": totals["downlink_bytes"] / exchanges,
-        "seconds": round(seconds, 3),
-        "peak_memory_bytes": peak_memory_bytes,
+        "seconds": round(outcome.seconds, 3),
+        "peak_memory_bytes": outcome.peak_memory_bytes,
         "versions": versions(),
     }
 
@@ -88,9 +94,9 @@ def turnover(task: Task, rounds: int) -> int | None:
 def majority_class_accuracy(counts: dict[str, Any], server_test: Split) -> dict[str, float]:
     """What guessing scores: `global` the commonest training class on the server's test set (of the classes in it),
     `personalised` the mean over clients of each one's own commonest class on its test split. None for detection, and
-    where a node does not tell its client's labels."""
-    told = all(isinstance(row, list) for row in counts["train"] + counts["test"])
-    if not told or server_test.boxes is not None:
+    where a node does not say its client's labels."""
+    labelled = all(isinstance(row, list) for row in counts["train"] + counts["test"])
+    if not labelled or server_test.boxes is not None:
         return {}
     train, test = np.array(counts["train"]), np.array(counts["test"])
     held = test.sum(1) > 0

@@ -1,0 +1,69 @@
+"""Options of the command line that follow from settings' declarations (`fewbytes.base.settings`)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from fewbytes.base.settings import Group
+
+
+def options_of(group: type[Group]) -> list[inspect.Parameter]:
+    """A group's settings as options, in a panel of their own."""
+    made = []
+    for key, each in group.declared().items():
+        if (about := each.about).option is not None:
+            names = [about.option] if about.option else []
+            how = typer.Option(*names, help=about.help, metavar=about.metavar, rich_help_panel=group.title)
+            default = None if isinstance(each.default, dict) else each.default
+            made.append(option(key, default, str if about.text else _plain(each.kind), how))
+    return made
+
+
+def option(name: str, default: Any, kind: Any, how: Any) -> inspect.Parameter:
+    """One option; `how` is what typer.Option makes."""
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, how]
+    )
+
+
+def _plain(kind: Any) -> Any:
+    """The type that the command line reads for a setting's: a number, a switch, several KEY=VALUE, else text."""
+    while typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        plain = {_plain(each) for each in typing.get_args(kind) if each is not types.NoneType}
+        return plain.pop() if len(plain) == 1 else str
+    return list[str] if typing.get_origin(kind) is dict else kind if kind in (bool, int, float) else str
+
+
+def with_options(
+    name: str, options: Sequence[inspect.Parameter], read: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options; as its argument `name` it gets what `read` makes of those that were named."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        context = inspect.Parameter("context", keyword, annotation=typer.Context)
+        own = [p.replace(kind=keyword) for p in signature.parameters.values() if p.name != name]
+
+        @functools.wraps(function)
+        def command(context: typer.Context, **values: Any) -> None:
+            given = {o.name: values.pop(o.name) for o in options}
+            sources = {key: context.get_parameter_source(key) for key in given}
+            named = {key: given[key] for key, source in sources.items() if source and source.name == "COMMANDLINE"}
+            function(**{name: read(named)}, **values)
+
+        parameters = [context, *own, *options]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate

@@ -1,0 +1,52 @@
+"""A method run on a task: `fewbytes.run`, and which engine does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.errors import UserError
+from fewbytes.core.method import Method
+from fewbytes.core.policy import Policy
+from fewbytes.core.problem import Task
+from fewbytes.engines.local import LocalEngine
+from fewbytes.running.checkpoint import Checkpoint
+from fewbytes.running.loop import Result, Settings, drive
+
+
+def run(method: Method, task: Task, *, policy: Policy | None = None, **settings: Any) -> Result:
+    """Run a method on a task on this machine; returns when all rounds are done.
+
+    `settings`: the fields of `fewbytes.running.loop.Settings`. The first are an experiment's, with its defaults:
+    `rounds` (20), `budget` (most uplink bytes of the whole run, all clients together; it ends before a round that would
+    exceed it, see `within`, unless the method has a number of rounds of its own), `engine` ("local", or
+    "flower-simulation" on Ray: the same results, bit for bit), `workers` (one per core), `evaluate_every` (1), `coded`
+    (lossless coding of what travels), `keep_frames` and `save_models`. The others are `out`, the run folder (default: a
+    temporary one that lives as long as the result), `resume` (go on from the checkpoint in `out`), `config` (text of
+    config.toml; default: the method's parameters), `about` (entries for result.json) and `watcher`.
+    `policy`: how many clients must reply with finite numbers, and how long Flower waits for whom.
+    Raises UserError for a setting that cannot be and a folder that cannot be used, MethodError when a handler fails,
+    TooFewReplies by the `policy`; a KeyboardInterrupt leaves the folder ready to be resumed.
+    """
+    return run_with(method, task, Settings.of(settings), policy or Policy())
+
+
+def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:
+    """`run` for settings that are made already."""
+    if not isinstance(method, Method):
+        raise UserError(f"a method is an object like FedAvg(), not {method!r}")
+    task = method.adapted(task)
+    if settings.engine == "flower-simulation":
+        from fewbytes.flower.run import simulate
+
+        return simulate(method, task, settings, policy)
+    if settings.engine != "local":
+        raise UserError("a deployment is started, and gone on with, by `fewbytes deploy`")
+
+    def connect(folder: Path, checkpoint: Checkpoint | None) -> LocalEngine:
+        frames = folder / "frames" if settings.keep_frames else None
+        resumed = None if checkpoint is None else checkpoint.resumed()
+        store = folder / "checkpoint" / "clients"
+        return LocalEngine(method, task, store, settings.workers, policy, settings.coded, frames, resumed)
+
+    return drive(method, task, settings, connect)

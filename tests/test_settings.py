@@ -1,0 +1,131 @@
+"""Settings are declared once: files, Flower's run config, options and Python's arguments all follow."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from cases import tiny_task
+from typer.testing import CliRunner
+
+import fewbytes as fb
+from fewbytes.cli.app import app
+from fewbytes.data import Partition
+from fewbytes.experiments.app import read_run_config
+from fewbytes.experiments.settings import DECLARED, GROUPS, make_experiment, read_experiment
+from fewbytes.running.loop import Settings
+
+OTHER: dict[str, Any] = {
+    "dataset": "cells", "image_size": 32, "part": 0.5, "public": "cifar10", "augment": "crop-flip", "backdoor": 2,
+    "client_data": "sites", "class_names": ["a b", 'c", d'], "partition": "shards", "clients": 7, "alpha": 0.25,
+    "classes_per_client": 3, "shards_per_client": 4, "main_share": 0.9, "samples": [50, 10],
+    "partition_options": {"min_samples": 3}, "newcomers": 2, "arrival": 3, "stay": True, "known_classes": [0, 4],
+    "newcomer_classes": [1], "model": "mlp", "kgf": 4, "seed": 5, "precision": "bf16", "device": "cuda", "rounds": 6,
+    "budget": 10**9, "engine": "flower-simulation", "workers": 2, "evaluate_every": 2, "coding": False,
+    "keep_frames": True, "save_models": False, "min_replies": 0.75, "round_timeout": 9.0, "over_selection": 0.5,
+    "connect_timeout": 8.0,
+}  # fmt: skip
+"""Every setting at another value than its default."""
+METHOD: dict[str, Any] = {"method": "fedavg", "parameters": {"batch": 20}}
+
+
+def test_every_setting_survives_a_config_file_and_flowers_run_config(tmp_path):
+    assert OTHER.keys() == DECLARED.keys()
+    experiment = make_experiment(METHOD | OTHER)
+    (tmp_path / "config.toml").write_text(experiment.toml())
+    assert make_experiment(read_experiment(tmp_path / "config.toml")).settings() == experiment.settings()
+    assert experiment.settings().keys() == {"method", "parameters", *OTHER}
+
+    def flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:  # as Flower hands it to an app
+        pairs: dict[str, Any] = {}
+        for key, value in table.items():
+            pairs |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {above + key: value}
+        return pairs
+
+    config = flat(experiment.run_config())
+    assert {type(value) for value in config.values()} <= {str, int, float, bool}
+    assert make_experiment(read_run_config(config)).settings() == experiment.settings()
+
+
+def test_brief_settings_are_named_only_where_they_are_not_the_default():
+    plain = make_experiment(METHOD).settings()
+    assert not {key for key, each in DECLARED.items() if each.about.brief} & plain.keys()
+    assert {"alpha", "rounds", "coding", "min_replies"} <= plain.keys()
+    assert make_experiment(METHOD | {"newcomers": 1, "arrival": 4}).settings()["arrival"] == 4
+
+
+def test_help_groups_the_options_and_shows_their_defaults():
+    text = CliRunner().invoke(app, ["run", "--help"]).output
+    for group in GROUPS.values():
+        panel = re.search(rf"─ {group.title} ─(.*?)╰", text, re.DOTALL)
+        assert panel is not None, group.title
+        words = " ".join(re.sub("│", " ", panel[1]).split())
+        for key, each in group.declared().items():
+            if each.about.option is None:
+                continue
+            option = each.about.option.partition("/")[0] or f"--{key.replace('_', '-')}"
+            about = words.split(f"{option} ", 1)[1].split(" --")[0]
+            if type(each.default) in (int, float, str):
+                assert about.endswith(f"[default: {each.default}]")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"round": 3}, "there is no setting 'round' (did you mean 'rounds'?)"),
+        ({"clients": 0}, "clients must be at least 1, not 0"),
+        ({"clients": "many"}, "clients is a whole number, not 'many'"),
+        ({"part": float("nan")}, "part must be finite, not nan"),
+        ({"coding": 1}, "coding is true or false, not 1"),
+        ({"engine": "ray"}, "engine is one of local, flower-simulation, flower-deployment, not 'ray'"),
+        ({"over_selection": 11.0}, "over_selection must be in [0, 10], not 11.0"),
+        ({"samples": "500"}, "samples: expected `array` of length 2"),
+        ({"samples": "500-100"}, "samples is training/test samples per client, like 500/100, not '500-100'"),
+        ({"known_classes": "0,one"}, "known_classes is a list of class numbers, like 0,1,2, not '0,one'"),
+        ({"class_names": "a,b"}, "class_names is a list, not 'a,b'"),
+        ({"dataset": 3}, "dataset: expected `str`, got `int`"),
+        ({"method": None}, "name a method"),
+    ],
+)
+def test_what_a_setting_cannot_be_is_said_in_one_line(given, says):
+    with pytest.raises(fb.UserError) as error:
+        make_experiment(METHOD | given)
+    assert str(error.value).startswith(says)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"evaluate_evry": 2}, "there is no setting 'evaluate_evry' .did you mean 'evaluate_every'"),
+        ({"rounds": 0}, "rounds must be at least 1, not 0"),
+        ({"workers": 0}, "workers must be at least 1, not 0"),
+        ({"engine": "flower-deployment"}, "fewbytes deploy"),
+    ],
+)
+def test_run_refuses_arguments_that_cannot_be(given, says, tmp_path):
+    with pytest.raises(fb.UserError, match=says):
+        fb.run(fb.FedAvg(), tiny_task(), out=tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_text_stands_for_settings_of_several_parts():
+    given = {"samples": "50/10", "newcomers": 2, "known_classes": "0, 4", "budget": "1.5GB", "class_names": '["a"]'}
+    experiment = make_experiment(METHOD | given)
+    assert (experiment.partition.samples, experiment.partition.known_classes) == ((50, 10), [0, 4])
+    assert (experiment.run.budget, experiment.data.class_names) == (1_500_000_000, ["a"])
+
+
+def test_groups_are_checked_where_they_are_made():
+    for made, wrong in ((Settings, {"rounds": 1.5}), (Partition, {"clients": 0}), (fb.Policy, {"min_replies": 2})):
+        with pytest.raises(fb.UserError, match=next(iter(wrong))):
+            made(**wrong)
+
+
+def test_a_config_may_name_any_setting_and_no_other(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_bytes(msgspec.toml.encode({"method": "fedavg", "fraction": 0.5, "alhpa": 1}))
+    with pytest.raises(fb.UserError, match=r"unknown key 'alhpa' \(did you mean 'alpha'\?\)"):
+        read_experiment(path)
