@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -113,6 +114,28 @@ SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl", "fedbn"]
 """The cases that are also run with clients that come and go."""
 PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))
 """Of six clients: two leave before the last of four rounds, three come, two of them before the same round."""
+
+
+class Greeting(fb.FedPURIN):
+    """FedPURIN that trains a newcomer as soon as it comes, and cannot serve every one of `unwanted`."""
+
+    unwanted: ClassVar[frozenset[int]] = frozenset()
+
+    def join(self, state, net, client):
+        for _, reply in net.call(self.train, to=[client]):
+            if client in self.unwanted:
+                raise fb.Refused(f"a client of {reply.samples} samples is not welcome")
+
+
+class Choosy(Greeting):
+    unwanted = frozenset({3, 4})
+
+
+COME_AND_GO = {name: CASES[name] for name in SCHEDULED} | {
+    "greeting": Greeting(**dataclasses.asdict(CASES["fedpurin"])),
+    "choosy": Choosy(**dataclasses.asdict(CASES["fedpurin"])),
+}
+"""Methods run with clients that come and go."""
 
 
 def opened(task: fb.Task, me: int, t: int, what: str) -> fb.Site:

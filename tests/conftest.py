@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import CASES, COME_AND_GO, scheduled_task, task_of
+from places import places  # noqa: F401 (a fixture of every file)
+from runs import ROUNDS, fingerprint
 from torch import Tensor
+
+import fewbytes as fb
 
 GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
 torch.set_num_threads(1)
@@ -51,3 +57,29 @@ class Vectors:
 def golden():
     """Open a golden archive by `system/name`."""
     return lambda name: Vectors(GOLDEN / f"{name}.npz")
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory):
+    """The fingerprint of each case with two workers, made once."""
+
+    @functools.cache
+    def get(name: str) -> dict:
+        folder = tmp_path_factory.mktemp("runs") / name
+        fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=folder, workers=2)
+        return fingerprint(folder)
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def scheduled(tmp_path_factory):
+    """The fingerprint of each of COME_AND_GO with two workers, made once."""
+
+    @functools.cache
+    def get(name: str) -> dict:
+        folder = tmp_path_factory.mktemp("runs") / name
+        fb.run(COME_AND_GO[name], scheduled_task(), rounds=ROUNDS, out=folder, workers=2)
+        return fingerprint(folder)
+
+    return get

@@ -10,62 +10,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from cases import CASES, PRESENCE, SCHEDULED, TinyNet, scheduled_task, task_of, tiny_data, tiny_task
-from safetensors.torch import load_file
+from cases import CASES, COME_AND_GO, PRESENCE, SCHEDULED, TinyNet, scheduled_task, task_of, tiny_data, tiny_task
+from runs import ROUNDS, fingerprint
 
 import fewbytes as fb
 from fewbytes.methods import Clustered
-from fewbytes.running.checkpoint import read_checkpoint
-
-ROUNDS = 4
-TIMES = ("seconds", "seconds_scoring", "peak_memory_bytes")
-
-
-def timeless(value):
-    """JSON without what may differ between equal runs."""
-    if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
-    return [timeless(v) for v in value] if isinstance(value, list) else value
-
-
-def fingerprint(folder: Path) -> dict:
-    """Everything a run leaves, but for times: result, rounds, ledger, server's and clients' states, models, gallery."""
-    checkpoint = read_checkpoint(folder)
-    states = {
-        client: (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes()
-        for client, version in checkpoint.state_versions().items()
-        if version
-    }
-    models = {p.name: load_file(p) for p in sorted((folder / "models").glob("*.safetensors"))}
-    return {
-        "result": timeless(json.loads((folder / "result.json").read_text())),
-        "rounds": [timeless(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()],
-        "ledger": checkpoint.ledger,
-        "server": checkpoint.server,
-        "states": states,
-        "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},
-        "gallery": {p.name: p.read_bytes() for p in (folder / "gallery").glob("*")},
-    }
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """The fingerprint of each case with two workers, made once."""
-    made: dict[str, dict] = {}
-
-    def get(name: str) -> dict:
-        if name not in made:
-            folder = tmp_path_factory.mktemp("runs") / name
-            fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=folder, workers=2)
-            made[name] = fingerprint(folder)
-        return made[name]
-
-    return get
 
 
 def stops(name):
@@ -194,7 +147,7 @@ fb.run(CASES[sys.argv[2]], tiny_task(), rounds=int(sys.argv[3]), out=sys.argv[4]
 @pytest.mark.parametrize("name", ["fedavg-local-buffers", "fedpurin"])
 @pytest.mark.parametrize("replies", [1, 6, 10])
 def test_kill_minus_nine_of_the_whole_run(name, replies, uninterrupted, tmp_path):
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     arguments = [sys.executable, "-c", SCRIPT, here, name, str(ROUNDS), str(tmp_path / "run")]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     for _ in range(replies):
@@ -245,41 +198,6 @@ def test_workers_killed_from_outside_again_and_again(uninterrupted, tmp_path):
     fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=tmp_path / "run", workers=2, watcher=kill)
     assert kill.killed >= 3
     assert fingerprint(tmp_path / "run") == uninterrupted("fedpurin")
-
-
-class Greeting(fb.FedPURIN):
-    """FedPURIN that trains a newcomer as soon as it comes, and cannot serve every one of `unwanted`."""
-
-    unwanted: ClassVar[frozenset[int]] = frozenset()
-
-    def join(self, state, net, client):
-        for _, reply in net.call(self.train, to=[client]):
-            if client in self.unwanted:
-                raise fb.Refused(f"a client of {reply.samples} samples is not welcome")
-
-
-class Choosy(Greeting):
-    unwanted = frozenset({3, 4})
-
-
-COME_AND_GO = {name: CASES[name] for name in SCHEDULED} | {
-    "greeting": Greeting(**asdict(CASES["fedpurin"])),
-    "choosy": Choosy(**asdict(CASES["fedpurin"])),
-}
-"""Methods run with clients that come and go."""
-
-
-@pytest.fixture(scope="module")
-def scheduled(tmp_path_factory):
-    """The fingerprint of each of COME_AND_GO with two workers, made once."""
-
-    @functools.cache
-    def get(name: str) -> dict:
-        folder = tmp_path_factory.mktemp("runs") / name
-        fb.run(COME_AND_GO[name], scheduled_task(), rounds=ROUNDS, out=folder, workers=2)
-        return fingerprint(folder)
-
-    return get
 
 
 def who(run: dict) -> dict[int, set[int]]:
