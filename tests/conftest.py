@@ -22,9 +22,17 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for servers, too: threads that wait for each other are slow on a busy machine
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Flower's processes first: they mostly wait, while the other test process computes."""
+    """What one xdist worker runs, so that what tests share is made once: a case's laws, else a file.
+
+    Flower's processes come first: they mostly wait, while the other worker computes.
+    """
     items.sort(key=lambda item: item.path.name != "test_flower_processes.py")
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        case = parameters.get("name") if item.path.parent.name == "laws" else None
+        item.add_marker(pytest.mark.xdist_group(case if case in CASES else item.path.stem))
 
 
 class Vectors:

@@ -6,9 +6,7 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -129,39 +127,6 @@ def test_clients_without_test_samples_are_not_scored(name):
 def test_another_seed_gives_another_run(uninterrupted, tmp_path):
     fb.run(CASES["fedavg"], tiny_task(seed=1), rounds=ROUNDS, out=tmp_path / "run")
     assert fingerprint(tmp_path / "run")["models"] != uninterrupted("fedavg")["models"]
-
-
-SCRIPT = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from cases import CASES, tiny_task
-import fewbytes as fb
-class Tell(fb.Watcher):
-    def replied(self, client):
-        print(client, flush=True)
-fb.run(CASES[sys.argv[2]], tiny_task(), rounds=int(sys.argv[3]), out=sys.argv[4], workers=2, watcher=Tell(),
-       resume=len(sys.argv) > 5)
-"""
-
-
-@pytest.mark.parametrize("name", ["fedavg-local-buffers", "fedpurin"])
-@pytest.mark.parametrize("replies", [1, 6, 10])
-def test_kill_minus_nine_of_the_whole_run(name, replies, uninterrupted, tmp_path):
-    here = str(Path(__file__).parents[1])
-    arguments = [sys.executable, "-c", SCRIPT, here, name, str(ROUNDS), str(tmp_path / "run")]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-    for _ in range(replies):
-        process.stdout.readline()
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(Path(f"/proc/{child}").exists() for child in children), "workers outlived their run"
-    subprocess.run([*arguments, "resume"], check=True, stdout=subprocess.DEVNULL)
-    assert fingerprint(tmp_path / "run") == uninterrupted(name)
 
 
 def test_a_worker_killed_in_the_middle_of_a_handler_is_replaced(uninterrupted, tmp_path, monkeypatch):

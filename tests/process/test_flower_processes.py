@@ -28,6 +28,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from fewbytes.flower.certificates import write_node_key
 from fewbytes.flower.processes import Deployment
 
+pytestmark = pytest.mark.process
 TESTS = Path(__file__).parents[1]
 RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
 FEWBYTES = [sys.executable, "-m", "fewbytes"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from commands import fewbytes
 
+pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
