@@ -110,6 +110,23 @@ CASES: dict[str, fb.Method] = {
     "smartidx": fb.SmartIdx(**LOCAL, density=0.2, patterns=3),
 }
 
+LEARNING: dict[str, fb.Method | None] = dict.fromkeys(CASES) | {
+    name: dataclasses.replace(CASES[name], **changes)
+    for name, changes in {
+        "fedktl": {"epochs": 3, "mu": 1.0},  # its generator's images are of no use
+        "fedktl-ablated": {"epochs": 3},
+        "fedktl-linear": {"epochs": 3, "mu": 1.0},
+        "fusefl": {"ccvr_samples": 0},  # which would make a good classifier of features that are drawn at random
+        "fusefl-moving": {"ccvr_samples": 0},
+        "dense": {"epochs": 4, "server_epochs": 5},
+        "feddafl": {"epochs": 4, "server_steps": 20, "student_steps": 5},
+        "fedadi": {"epochs": 4, "server_epochs": 4, "pixel_steps": 5, "server_steps": 5},
+        "fedgh": {"epochs": 5, "batch": 20},
+        "fedpm": {"epochs": 5},
+        "fedpm-sampled": {"epochs": 5},
+    }.items()
+}
+"""Where a case is too short for its method to learn it, the method that can; None: the case itself."""
 SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl", "fedbn"]
 """The cases that are also run with clients that come and go."""
 PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cases import CASES, COME_AND_GO, scheduled_task, task_of
 from places import places  # noqa: F401 (a fixture of every file)
-from runs import ROUNDS, fingerprint
+from runs import ROUNDS, Run, fingerprint
 from torch import Tensor
 
 import fewbytes as fb
@@ -68,16 +68,22 @@ def golden():
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(tmp_path_factory):
-    """The fingerprint of each case with two workers, made once."""
+def reference(tmp_path_factory):
+    """Each case's Run with two workers, its frames kept, made once."""
 
     @functools.cache
-    def get(name: str) -> dict:
+    def get(name: str) -> Run:
         folder = tmp_path_factory.mktemp("runs") / name
-        fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=folder, workers=2)
-        return fingerprint(folder)
+        result = fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=folder, workers=2, keep_frames=True)
+        return Run(result, folder, fingerprint(folder))
 
     return get
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(reference):
+    """The fingerprint of each case's reference run."""
+    return lambda name: reference(name).left
 
 
 @pytest.fixture(scope="session")

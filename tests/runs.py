@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file
 
+import fewbytes as fb
 from fewbytes.running.checkpoint import read_checkpoint
 
 ROUNDS = 4
@@ -38,3 +40,12 @@ def fingerprint(folder: Path) -> dict:
         "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},
         "gallery": {p.name: p.read_bytes() for p in (folder / "gallery").glob("*")},
     }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is made once and looked at by many tests, which change nothing in its folder."""
+
+    result: fb.Result
+    folder: Path
+    left: dict  # its fingerprint
