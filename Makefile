@@ -15,10 +15,10 @@ demo: .venv/installed
 		--set epochs=2 --set lr=0.1 --set batch=20 --set momentum=0.9
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not process"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not process"
 
 test-process: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m process
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m process
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -14,6 +14,8 @@ from cases import CASES, COME_AND_GO, scheduled_task, task_of
 from places import places  # noqa: F401 (a fixture of every file)
 from runs import ROUNDS, Run, fingerprint
 from torch import Tensor
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 import fewbytes as fb
 
@@ -22,17 +24,21 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for servers, too: threads that wait for each other are slow on a busy machine
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What one xdist worker runs, so that what tests share is made once: a case's laws, else a file.
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """Gives each process a file at a time, but of the laws a case at a time, so that its run is made once."""
 
-    Flower's processes come first: they mostly wait, while the other worker computes.
-    """
+    class ByCase(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            case = test.partition("[")[2].removesuffix("]")
+            return case if "/laws/" in file and case in CASES else file
+
+    return ByCase(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Flower's processes first: they mostly wait, while the other worker computes."""
     items.sort(key=lambda item: item.path.name != "test_flower_processes.py")
-    for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        case = parameters.get("name") if item.path.parent.name == "laws" else None
-        item.add_marker(pytest.mark.xdist_group(case if case in CASES else item.path.stem))
 
 
 class Vectors:
