@@ -24,6 +24,7 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for servers, too: threads that wait for each other are slow on a busy machine
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
     """Gives each process a file at a time, but of the laws a case at a time, so that its run is made once."""
 
