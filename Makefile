@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-process lint bench clean
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fewbytes needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -15,7 +15,10 @@ demo: .venv/installed
 		--set epochs=2 --set lr=0.1 --set batch=20 --set momentum=0.9
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not process"
+
+test-process: .venv/installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m process
 
 lint: .venv/installed
 	$(BIN)/ruff check .

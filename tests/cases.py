@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -112,10 +113,49 @@ CASES: dict[str, fb.Method] = {
 
 ANY_MODELS = fb.FedKTL, fb.LG_FedAvg, fb.FedProto, fb.FedDistill, fb.FML, fb.FedKD, fb.FedGH, fb.FedGen
 """Methods whose clients may have models of their own."""
+LEARNING: dict[str, fb.Method | None] = dict.fromkeys(CASES) | {
+    name: dataclasses.replace(CASES[name], **changes)
+    for name, changes in {
+        "fedktl": {"epochs": 3, "mu": 1.0},  # its generator's images are of no use
+        "fedktl-ablated": {"epochs": 3},
+        "fedktl-linear": {"epochs": 3, "mu": 1.0},
+        "fusefl": {"ccvr_samples": 0},  # which would make a good classifier of features that are drawn at random
+        "fusefl-moving": {"ccvr_samples": 0},
+        "dense": {"epochs": 4, "server_epochs": 5},
+        "feddafl": {"epochs": 4, "server_steps": 20, "student_steps": 5},
+        "fedadi": {"epochs": 4, "server_epochs": 4, "pixel_steps": 5, "server_steps": 5},
+        "fedgh": {"epochs": 5, "batch": 20},
+        "fedpm": {"epochs": 5},
+        "fedpm-sampled": {"epochs": 5},
+    }.items()
+}
+"""Where a case is too short for its method to learn it, the method that can; None: the case itself."""
 SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl", "fedbn"]
 """The cases that are also run with clients that come and go."""
 PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))
 """Of six clients: two leave before the last of four rounds, three come, two of them before the same round."""
+
+
+class Greeting(fb.FedPURIN):
+    """FedPURIN that trains a newcomer as soon as it comes, and cannot serve every one of `unwanted`."""
+
+    unwanted: ClassVar[frozenset[int]] = frozenset()
+
+    def join(self, state, net, client):
+        for _, reply in net.call(self.train, to=[client]):
+            if client in self.unwanted:
+                raise fb.Refused(f"a client of {reply.samples} samples is not welcome")
+
+
+class Choosy(Greeting):
+    unwanted = frozenset({3, 4})
+
+
+COME_AND_GO = {name: CASES[name] for name in SCHEDULED} | {
+    "greeting": Greeting(**dataclasses.asdict(CASES["fedpurin"])),
+    "choosy": Choosy(**dataclasses.asdict(CASES["fedpurin"])),
+}
+"""Methods run with clients that come and go."""
 
 
 def opened(task: fb.Task, me: int, t: int, what: str) -> fb.Site:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,15 +10,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cases import CASES, COME_AND_GO, scheduled_task, task_of
+from places import places  # noqa: F401 (a fixture of every file)
+from runs import ROUNDS, Run, fingerprint
 from torch import Tensor
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+
+import fewbytes as fb
 
 GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for servers, too: threads that wait for each other are slow on a busy machine
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """Gives each process a file at a time, but of the laws a case at a time, so that its run is made once."""
+
+    class ByCase(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            case = test.partition("[")[2].removesuffix("]")
+            return case if "/laws/" in file and case in CASES else file
+
+    return ByCase(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Flower's processes first: they mostly wait, while the other test process computes."""
+    """Flower's processes first: they mostly wait, while the other worker computes."""
     items.sort(key=lambda item: item.path.name != "test_flower_processes.py")
 
 
@@ -51,3 +72,35 @@ class Vectors:
 def golden():
     """Open a golden archive by `system/name`."""
     return lambda name: Vectors(GOLDEN / f"{name}.npz")
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory):
+    """Each case's Run with two workers, its frames kept, made once."""
+
+    @functools.cache
+    def get(name: str) -> Run:
+        folder = tmp_path_factory.mktemp("runs") / name
+        result = fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=folder, workers=2, keep_frames=True)
+        return Run(result, folder, fingerprint(folder))
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(reference):
+    """The fingerprint of each case's reference run."""
+    return lambda name: reference(name).left
+
+
+@pytest.fixture(scope="session")
+def scheduled(tmp_path_factory):
+    """The fingerprint of each of COME_AND_GO with two workers, made once."""
+
+    @functools.cache
+    def get(name: str) -> dict:
+        folder = tmp_path_factory.mktemp("runs") / name
+        fb.run(COME_AND_GO[name], scheduled_task(), rounds=ROUNDS, out=folder, workers=2)
+        return fingerprint(folder)
+
+    return get

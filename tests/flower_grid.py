@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
+from cases import CASES, task_of
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from runs import ROUNDS
 
+import fewbytes as fb
+from fewbytes.flower.network import Exchange
+from fewbytes.flower.run import client_app, serve_run
+from fewbytes.running.loop import Settings
+
+CLIENTS = 4
 Fault = Callable[[Message, Message], Iterable[Message]]
 """What becomes of a reply: (the message, its reply) -> the replies that arrive."""
 
@@ -74,3 +83,21 @@ class MemoryGrid(Grid):
             return self.app(message, context)
         except Exception as error:
             return Message(Error(2, str(error)), reply_to=message)
+
+
+def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, grid=None, **settings):
+    """Run a case through a Flower grid in memory, server and nodes in one run folder; returns (result, grid)."""
+    task = task or task_of(name)
+    grid = grid or MemoryGrid(client_app(CASES[name], node_task or task, folder.parent), CLIENTS, fault)
+    settings = Settings(**{"rounds": ROUNDS, "out": folder} | settings)
+    policy = policy or fb.Policy(round_timeout=0.5, connect_timeout=0.5)
+    names = [f"site-{i}" for i in range(len(task.problem.clients))] if grid.named else ()
+    return serve_run(grid, CASES[name], task, settings, policy, names, exchange=Exchange(poll=0.001)), grid
+
+
+def rounds_of(folder):
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def left_out(folder):
+    return [(r["round"], x["client"], x["outcome"]) for r in rounds_of(folder) for x in r.get("left_out", [])]

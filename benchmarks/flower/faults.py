@@ -111,7 +111,7 @@ def superlink_killed(folder: Path) -> None:
     print(f"resumed and ended in {time.monotonic() - started:.0f} s")
     subprocess.run([*command, "run", *options, "--out", str(folder / "here")], check=True, capture_output=True)
     sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-    from test_laws import fingerprint
+    from runs import fingerprint
 
     there, here = fingerprint(run), fingerprint(next((folder / "here").iterdir()))
     print("equal to an uninterrupted local run:", {name: there[name] == here[name] for name in here})

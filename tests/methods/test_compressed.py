@@ -97,9 +97,7 @@ def test_dgc_sends_everything_in_the_end():
     wanted: dict[str, torch.Tensor] = {}
     local = dataclasses.replace(method.local, momentum=0.0)
     for t in (1, 2, 3):
-        change, _ = trained_change(
-            message, opened(task, 0, t, "train"), dataclasses.replace(method.local, momentum=0.0)
-        )
+        change, _ = trained_change(message, opened(task, 0, t, "train"), local)
         sent = method.train(state, message, opened(task, 0, t, "train")).change
         for name, value in sent.dense().items():
             total[name] = total.get(name, 0) + value
@@ -191,9 +189,7 @@ def test_error_feedback_sends_everything_in_the_end():
         balance = {}
         local = dataclasses.replace(method.local, momentum=0.0)
         for t in (1, 2, 3):
-            change, _ = trained_change(
-                message, opened(task, 0, t, "train"), dataclasses.replace(method.local, momentum=0.0)
-            )
+            change, _ = trained_change(message, opened(task, 0, t, "train"), local)
             sent = method.train(state, message, opened(task, 0, t, "train")).change.dense()
             balance = {n: balance.get(n, 0) + value - sent[n] for n, value in change.items()}
         for n, value in balance.items():

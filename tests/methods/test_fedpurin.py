@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, Net3, opened, tiny_task
-from test_laws import fingerprint
+from runs import fingerprint
 from torch import nn
 
 import fewbytes as fb

@@ -15,7 +15,7 @@ import pytest
 import torch
 from flower_grid import MemoryGrid
 from PIL import Image, ImageDraw
-from test_laws import fingerprint
+from runs import fingerprint
 
 import fewbytes as fb
 from fewbytes.base.errors import UserError

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from commands import fewbytes
 
-ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 

@@ -295,6 +295,7 @@ def test_plan_measures_real_payloads(tmp_path):
     assert (json.loads(done.stdout)["rounds"], json.loads(done.stdout)["asked"]) == (3, 10)
 
 
+@pytest.mark.process
 def test_plan_of_a_deployment_counts_what_flower_takes(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     options = ["plan", "fedavg", "--clients", "2", "--json"]
@@ -471,6 +472,7 @@ def long(tmp_path_factory) -> dict:
     return timeless(json.loads(done.stdout))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_cleanly_and_resumed(stop, long, tmp_path):
     arguments = [sys.executable, "-m", "fewbytes", "run", "fedpurin", *QUICK, "--rounds", "25"]

@@ -1,6 +1,6 @@
 """The wire carries every payload bit for bit in as few bytes as claimed, and answers any other bytes with FrameError.
 
-`python tests/test_wire.py` unpacks the bombs under a memory limit and prints what each one costs.
+`python tests/wire/test_wire.py` unpacks the bombs under a memory limit and prints what each one costs.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 import torch
 from cases import CASES, tiny_task
 from PIL import Image
-from test_laws import fingerprint
+from runs import fingerprint
 
 import fewbytes as fb
 from fewbytes.core import gallery

@@ -23,7 +23,7 @@ from fewbytes.models import build_model
 from fewbytes.report.folder import Direction, RunFolder, read_run
 from fewbytes.reproduce import TABLES, Scale, Table, read_table, reproduce
 from fewbytes.reproduce.figures import Best, Mean, Stored, Total, Traffic
-from fewbytes.reproduce.grid import Printed, printed
+from fewbytes.reproduce.grid import Cell, Printed, printed
 from fewbytes.reproduce.told import Found, Reproduction, page
 
 TINY = """\
@@ -150,7 +150,7 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
 
 def test_what_a_table_is_called_is_text_in_its_page(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
-    cell = Cell(hostile, f"{hostile}!", DIGITS, best("personalised"), Printed(1.0), "personalised")
+    cell = Cell(hostile, f"{hostile}!", {"method": "fedavg", "dataset": "digits"}, Best("personalised"), Printed(1.0))
     row = {"round": 1, "phase": "round", "accuracy": {"personalised": 0.5}, "uplink_bytes": 1, "downlink_bytes": 1}
     run = RunFolder(tmp_path, hostile, [row], None, None, {"status": "done"}, "")
     table = Table(hostile, hostile, [cell])

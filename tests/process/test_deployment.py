@@ -27,6 +27,7 @@ from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.processes import Deployment, _family, _running
 
+pytestmark = pytest.mark.process
 PYPROJECT = """
 [build-system]
 requires = ["hatchling"]

@@ -4,79 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import logging
 import time
 
 import msgspec
 import pytest
 import torch
-from cases import CASES, PRESENCE, TinyNet, scheduled_task, task_of, tiny_data, tiny_task
-from test_laws import COME_AND_GO, ROUNDS, fingerprint, scheduled, uninterrupted  # noqa: F401 (fixtures)
+from cases import CASES, COME_AND_GO, PRESENCE, TinyNet, scheduled_task, tiny_data, tiny_task
+from runs import ROUNDS, fingerprint
 
 import fewbytes as fb
 from fewbytes.running.loop import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
-from flower_grid import MemoryGrid
+from flower_grid import CLIENTS, MemoryGrid, left_out, rounds_of, run
 from flwr.app import Array, ArrayRecord, Message
 
 from fewbytes.flower.messages import read_content
 from fewbytes.flower.network import Exchange
 from fewbytes.flower.run import client_app, serve_run
 
-CLIENTS = 4
-
 
 @pytest.fixture(autouse=True)
 def quiet():
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-
-
-def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, grid=None, **settings):
-    """Run a case through a Flower grid in memory, server and nodes in one run folder; returns (result, grid)."""
-    task = task or task_of(name)
-    grid = grid or MemoryGrid(client_app(CASES[name], node_task or task, folder.parent), CLIENTS, fault)
-    settings = Settings(**{"rounds": ROUNDS, "out": folder} | settings)
-    policy = policy or fb.Policy(round_timeout=0.5, connect_timeout=0.5)
-    names = [f"site-{i}" for i in range(len(task.problem.clients))] if grid.named else ()
-    return serve_run(grid, CASES[name], task, settings, policy, names, exchange=Exchange(poll=0.001)), grid
-
-
-def rounds_of(folder):
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-
-
-def left_out(folder):
-    return [(r["round"], x["client"], x["outcome"]) for r in rounds_of(folder) for x in r.get("left_out", [])]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_flower_is_the_local_engine(name, uninterrupted, tmp_path):  # noqa: F811
-    result, _ = run(name, tmp_path / "run")
-    assert fingerprint(tmp_path / "run") == uninterrupted(name)
-    assert result.summary["left_out"] == 0
-
-
-def stops(method):
-    """After how many rounds a run is stopped: early and late."""
-    last = method.planned_rounds(ROUNDS) - 1
-    return sorted({min(1, last), last})
-
-
-@pytest.mark.parametrize(("name", "stop"), [(name, stop) for name in CASES for stop in stops(CASES[name])])
-def test_a_server_that_stops_is_resumed(name, stop, uninterrupted, tmp_path):  # noqa: F811
-    class Stop(fb.Watcher):
-        def replied(self, client):
-            if client == 1 and len(rounds_of(tmp_path / "run")) >= stop:
-                raise RuntimeError("the server's process dies in the middle of a round")
-
-    if name != "separate":
-        with pytest.raises(RuntimeError):
-            run(name, tmp_path / "run", watcher=Stop())
-        run(name, tmp_path / "run", resume=True)
-        assert fingerprint(tmp_path / "run") == uninterrupted(name)
 
 
 def test_what_was_done_before_the_server_died_is_not_done_again(tmp_path, monkeypatch):
@@ -221,7 +173,7 @@ def test_a_silent_client_goes_on_from_its_last_accepted_state(tmp_path):
     assert late["server"] == damaged["server"]
 
 
-def test_too_few_replies_end_the_run_and_it_can_be_resumed(tmp_path, uninterrupted):  # noqa: F811
+def test_too_few_replies_end_the_run_and_it_can_be_resumed(tmp_path, uninterrupted):
     policy = fb.Policy(min_replies=0.75, round_timeout=0.3, connect_timeout=0.3)
     with pytest.raises(fb.FewbytesError, match=r"round 3.*only 2 of 4 .*3 are needed.*client 0 late"):
         run("fedpurin", tmp_path / "run", policy=policy, fault=lambda m, r: [] if m.metadata.group_id == "3" else [r])
@@ -322,13 +274,13 @@ def scheduled_run(name, folder, watcher=None, **settings):
 
 
 @pytest.mark.parametrize("name", COME_AND_GO)
-def test_with_a_schedule_flower_is_the_local_engine(name, scheduled, tmp_path):  # noqa: F811
+def test_with_a_schedule_flower_is_the_local_engine(name, scheduled, tmp_path):
     scheduled_run(name, tmp_path / "run")
     assert fingerprint(tmp_path / "run") == scheduled(name)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "greeting"])
-def test_nodes_that_come_and_go_are_waited_for_only_while_they_are_due(name, scheduled, tmp_path):  # noqa: F811
+def test_nodes_that_come_and_go_are_waited_for_only_while_they_are_due(name, scheduled, tmp_path):
     folder, started = tmp_path / "run", time.monotonic()
     with pytest.raises(RuntimeError, match="round 3"):
         scheduled_run(name, folder, lambda grid: Nodes(grid, 1, folder))
@@ -358,7 +310,7 @@ def test_newcomers_are_waited_for_when_nobody_else_is_left(tmp_path):
     assert set(result.ledger.columns()["client"][result.ledger.columns()["round"] == 2]) == {2, 3}
 
 
-def test_nodes_are_known_by_their_registered_names(tmp_path, uninterrupted):  # noqa: F811
+def test_nodes_are_known_by_their_registered_names(tmp_path, uninterrupted):
     grid = MemoryGrid(client_app(CASES["fedpurin"], tiny_task(), tmp_path), CLIENTS, named=True)
     run("fedpurin", tmp_path / "run", grid=grid)
     assert fingerprint(tmp_path / "run") == uninterrupted("fedpurin")

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from cases import CASES, tiny_task
 from commands import fewbytes
-from test_laws import ROUNDS, fingerprint, uninterrupted  # noqa: F401 (a fixture)
-from test_local import TEST, TRAIN, options, places  # noqa: F401 (a fixture)
+from places import TEST, TRAIN, options
+from runs import ROUNDS, fingerprint
 
 import fewbytes as fb
 
@@ -28,7 +28,8 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from fewbytes.flower.certificates import write_node_key
 from fewbytes.flower.processes import Deployment
 
-TESTS = Path(__file__).parent
+pytestmark = pytest.mark.process
+TESTS = Path(__file__).parents[1]
 RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
 FEWBYTES = [sys.executable, "-m", "fewbytes"]
 
@@ -80,7 +81,7 @@ def write_app(
 
 @RAY
 @pytest.mark.parametrize("name", ["fedpurin"])
-def test_the_simulation_is_the_local_engine(name, uninterrupted, tmp_path):  # noqa: F811
+def test_the_simulation_is_the_local_engine(name, uninterrupted, tmp_path):
     script = (
         f"import sys; sys.path.insert(0, {str(TESTS)!r}); import fewbytes as fb; from cases import CASES, tiny_task\n"
         f"fb.run(CASES[{name!r}], tiny_task(), rounds={ROUNDS}, out={str(tmp_path / 'run')!r}, "
@@ -251,7 +252,7 @@ def test_the_printed_commands_work_as_they_are(tmp_path):
     assert "registered successfully" in ran.stdout + ran.stderr
 
 
-def test_every_image_of_three_nodes_own_folders_is_used(places):  # noqa: F811
+def test_every_image_of_three_nodes_own_folders_is_used(places):
     done = fewbytes("deploy", "fedavg", *options(places), "--rounds", "1", "--json", "--out", places / "runs")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -41,7 +41,7 @@ NAMES = ["t", "r", "xl"]
 
 @cache
 def vectors(name: str) -> dict[str, np.ndarray]:
-    with np.load(Path(__file__).parent / "generators" / f"stylegan-{name}.npz") as file:
+    with np.load(Path(__file__).parent / f"stylegan-{name}.npz") as file:
         return dict(file)
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import second_golden
 from second_golden.common import ARCHIVES, FIRST, TABLES
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 NOISE = ("mlp.0.bias", "mlp.1.running_mean", "class_means_after")  # of rounding, which Adam makes large: see its README
 
 

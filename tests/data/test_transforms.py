@@ -12,7 +12,7 @@ import torch
 from cases import opened
 from commands import fewbytes
 from PIL import Image
-from test_laws import fingerprint
+from runs import fingerprint
 from torch import Tensor, nn
 
 import fewbytes as fb

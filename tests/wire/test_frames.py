@@ -1,6 +1,6 @@
 """Frames kept in git still say what they said: the format cannot change unseen.
 
-`python tests/test_frames.py --write` writes them anew. Do that only with a new format version, or for a new example.
+`python tests/wire/test_frames.py --write` writes them anew. Do that only with a new format version, or for an example.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fewbytes.wire import (
 )
 from fewbytes.wire.layout import DTYPES
 
-FOLDER = Path(__file__).parent / "frames"
+FOLDER = Path(__file__).parents[1] / "frames"
 
 
 @payload

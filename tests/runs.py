@@ -1,0 +1,51 @@
+"""What a run leaves, to be compared with what another one leaves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+import fewbytes as fb
+from fewbytes.running.checkpoint import read_checkpoint
+
+ROUNDS = 4
+TIMES = ("seconds", "seconds_scoring", "peak_memory_bytes")
+
+
+def timeless(value):
+    """JSON without what may differ between equal runs."""
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
+
+
+def fingerprint(folder: Path) -> dict:
+    """Everything a run leaves, but for times: result, rounds, ledger, server's and clients' states, models, gallery."""
+    checkpoint = read_checkpoint(folder)
+    states = {
+        client: (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes()
+        for client, version in checkpoint.resumed().versions.items()
+        if version
+    }
+    models = {p.name: load_file(p) for p in sorted((folder / "models").glob("*.safetensors"))}
+    return {
+        "result": timeless(json.loads((folder / "result.json").read_text())),
+        "rounds": [timeless(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()],
+        "ledger": checkpoint.ledger,
+        "server": checkpoint.server,
+        "states": states,
+        "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},
+        "gallery": {p.name: p.read_bytes() for p in (folder / "gallery").glob("*")},
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is made once and looked at by many tests, which change nothing in its folder."""
+
+    result: fb.Result
+    folder: Path
+    left: dict  # its fingerprint
