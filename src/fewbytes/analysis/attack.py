@@ -38,7 +38,7 @@ from fewbytes.base.settings import Group, setting
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
 from fewbytes.core.problem import Id, Task
-from fewbytes.experiments.settings import experiment_of, make_method
+from fewbytes.experiments.settings import experiment_of
 from fewbytes.models.build import build_model
 from fewbytes.models.files import load_model
 from fewbytes.report.table import decibels, percent
@@ -77,7 +77,7 @@ def attack(
     """
     how = how or Attacking()
     experiment = experiment_of(run)
-    method = make_method(experiment.method, experiment.parameters)
+    method = experiment.made()
     task = experiment.task()
     if client not in task.problem.clients:
         raise UserError(f"there is no client {client}: the run has {len(task.problem.clients)} clients")

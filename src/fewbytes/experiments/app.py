@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fewbytes.base.errors import UserError
 from fewbytes.core.problem import Id
-from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.run import Found, default_folder, make_client_app, serve_run
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.loop import Watcher
@@ -53,7 +53,7 @@ def _client_finds(context: Context) -> Found:
     key = json.dumps([config, me], sort_keys=True)
     if key not in _found:
         experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
-        method = make_method(experiment.method, experiment.parameters)
+        method = experiment.made()
         task = experiment.task(None if me is None else (int(me),))
         _found[key] = (key, method, method.adapted(task))
     return _found[key]
@@ -73,7 +73,7 @@ def main(grid: Grid, context: Context) -> None:
     events = _EventLog(folder)
     try:
         experiment = make_experiment(settings)
-        method, task = make_method(experiment.method, experiment.parameters), experiment.task(here=())
+        method, task = experiment.made(), experiment.task(here=())
         serve_run(
             grid, method, task, experiment.run_settings(task, folder, resume, events), experiment.policy,
             names.split(",") if names else (),

@@ -15,7 +15,7 @@ from fewbytes.base.files import lock
 from fewbytes.core.problem import Id, Task
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.run import run_with
-from fewbytes.experiments.settings import DECLARED, make_experiment, make_method, read_experiment
+from fewbytes.experiments.settings import DECLARED, make_experiment, read_experiment
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import read_checkpoint
@@ -29,7 +29,7 @@ class Job:
 
     def __init__(self, settings: dict[str, Any], task: Task | None = None, here: Sequence[Id] | None = None) -> None:
         self.experiment = make_experiment(settings)
-        self.method = make_method(self.experiment.method, self.experiment.parameters)
+        self.method = self.experiment.made()
         self.task = self.experiment.task(here) if task is None else task
 
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:

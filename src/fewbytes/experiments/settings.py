@@ -33,6 +33,7 @@ from fewbytes.data import (
     with_transforms,
 )
 from fewbytes.methods import METHODS
+from fewbytes.methods.clustered import Clustered
 from fewbytes.models import default_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import Kernels
@@ -85,6 +86,9 @@ class ModelSettings(Group):
     kgf: Count | None = setting(
         None, "Generate the kernels of convolutions from so many base kernels, as Fed-KGF does.", brief=True
     )
+    clusters: Count | None = setting(
+        None, "Run the method in each of so many clusters of clients whose data are alike.", brief=True
+    )
     seed: int = setting(0, "Same seed, same results, bit for bit.")
     precision: Literal["float32", "bf16"] = setting("float32", "float32 or bf16.", metavar="NAME")
     device: str = setting("cpu", "cpu or cuda.", metavar="NAME")
@@ -115,6 +119,15 @@ class Experiment:
 
     def _parameters(self) -> dict[str, Any]:
         return make_method(self.method, self.parameters).parameters
+
+    def made(self) -> Method:
+        """The method, in clusters if it is to be. Raises UserError."""
+        method, clusters = make_method(self.method, self.parameters), self.model.clusters
+        if clusters is None:
+            return method
+        if "clusters" in method.parameters:
+            raise UserError(f"{self.method} has clusters of its own: --set clusters={clusters}, not --clusters")
+        return Clustered(method, clusters)
 
     def toml(self) -> str:
         """The text of config.toml."""
@@ -310,7 +323,7 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
 def _schedule(experiment: Experiment) -> None:
     """Fill in when newcomers come. Raises UserError for a round they cannot come in."""
     e, who = experiment, experiment.partition
-    rounds = make_method(e.method, e.parameters).planned_rounds(e.run.rounds)
+    rounds = e.made().planned_rounds(e.run.rounds)
     if not who.newcomers:
         raise UserError("arrival is the round newcomers come in: say how many there are (newcomers)")
     if rounds < 2:
