@@ -152,8 +152,8 @@ class Choosy(Greeting):
 
 
 COME_AND_GO = {name: CASES[name] for name in SCHEDULED} | {
-    "greeting": Greeting(**dataclasses.asdict(CASES["fedpurin"])),
-    "choosy": Choosy(**dataclasses.asdict(CASES["fedpurin"])),
+    "greeting": Greeting(**CASES["fedpurin"].parameters),
+    "choosy": Choosy(**CASES["fedpurin"].parameters),
 }
 """Methods run with clients that come and go."""
 

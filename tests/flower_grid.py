@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 from cases import CASES, task_of
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -16,7 +17,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from runs import ROUNDS
 
 import fewbytes as fb
+from fewbytes.flower.messages import read_content
 from fewbytes.flower.network import Exchange
+from fewbytes.flower.node import Order
 from fewbytes.flower.run import client_app, serve_run
 from fewbytes.running.loop import Settings
 
@@ -83,6 +86,13 @@ class MemoryGrid(Grid):
             return self.app(message, context)
         except Exception as error:
             return Message(Error(2, str(error)), reply_to=message)
+
+
+def handler_of(message: Message) -> str:
+    """The handler that a message asks a client to run; empty for other questions."""
+    if message.metadata.message_type != "train.handler":
+        return ""
+    return msgspec.msgpack.decode(read_content(message.content)[0], type=Order).job.handler
 
 
 def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, grid=None, **settings):

@@ -325,16 +325,11 @@ def test_flower_is_the_local_engine(data: Dataset, tmp_path: Path) -> None:
 
 
 def test_pictures_show_true_and_found_boxes(data: Dataset) -> None:
-    class Shown:
-        def show_images(self, name: str, images: torch.Tensor, labels: list[str], largest: int) -> None:
-            self.images, self.labels = images, labels
-
-    shown = Shown()
-    detection.show(shown, [torch.zeros(0, 6), *true_boxes(data.test)[1:]], data.test, data.classes)
-    assert shown.labels == ["images 1 to 4"] * 4
-    white = [int((image == 255).all(0).sum()) for image in shown.images]
+    images, labels = detection.drawn([torch.zeros(0, 6), *true_boxes(data.test)[1:]], data.test, data.classes)
+    assert labels == ["images 1 to 4"] * 4
+    white = [int((image == 255).all(0).sum()) for image in images]
     assert white[0] > 100  # the true boxes
-    assert all(int((image[0] == 255).sum()) > n for image, n in zip(shown.images[1:], white[1:], strict=True))
+    assert all(int((image[0] == 255).sum()) > n for image, n in zip(images[1:], white[1:], strict=True))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fewbytes.running.loop import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
-from flower_grid import CLIENTS, MemoryGrid, left_out, rounds_of, run
+from flower_grid import CLIENTS, MemoryGrid, handler_of, left_out, rounds_of, run
 from flwr.app import Array, ArrayRecord, Message
 
 from fewbytes.flower.messages import read_content
@@ -63,10 +63,10 @@ def test_asked_twice_a_node_gives_the_stored_reply(tmp_path):
     result, grid = run("fedpurin", tmp_path / "run", fault=twice)
     plain, _ = run("fedpurin", tmp_path / "plain")
     assert result.rounds[-1]["accuracy"] == plain.rounds[-1]["accuracy"]
-    message, reply = [pair for pair in seen.values() if pair[0].metadata.message_type == "train.receive"][-1]
+    message, reply = [pair for pair in seen.values() if handler_of(pair[0]) == "receive"][-1]
     again = grid.answer(message)
     assert [bytes(x) for x in read_content(again.content)] == [bytes(x) for x in read_content(reply.content)]
-    older = next(pair[0] for pair in seen.values() if pair[0].metadata.message_type == "train.train")
+    older = next(pair[0] for pair in seen.values() if handler_of(pair[0]) == "train")
     assert b"older than one" in read_content(grid.answer(older).content)[0]
 
 
@@ -80,7 +80,7 @@ def flipped(reply: Message, at: int) -> Message:
 
 
 def of_round(message: Message, t: int, client: int) -> bool:
-    return message.metadata.message_type == "train.train" and (
+    return handler_of(message) == "train" and (
         message.metadata.group_id == str(t) and message.metadata.dst_node_id == 1000 + client
     )
 
@@ -183,9 +183,9 @@ def test_too_few_replies_end_the_run_and_it_can_be_resumed(tmp_path, uninterrupt
 
 def test_over_selection_takes_the_first_to_answer(tmp_path):
     half = dataclasses.replace(CASES["fedavg"], fraction=0.5)
-    task, silent = tiny_task(), ("train.train", 1001)
+    task, silent = tiny_task(), ("train", 1001)
     grid = MemoryGrid(client_app(half, task, tmp_path), CLIENTS)
-    grid.fault = lambda m, r: [] if (m.metadata.message_type, m.metadata.dst_node_id) == silent else [r]
+    grid.fault = lambda m, r: [] if (handler_of(m), m.metadata.dst_node_id) == silent else [r]
     policy = fb.Policy(over_selection=0.5, round_timeout=60, connect_timeout=1)
     started = time.monotonic()
     result = serve_run(

@@ -15,7 +15,7 @@ from fewbytes.methods.clustered import Clustered
 @pytest.mark.parametrize("name", CASES)
 def test_one_client_alone(name):
     method = CASES[name]
-    if isinstance(method, Clustered):
+    if isinstance(method, Clustered | fb.GeneFL):
         method = replace(method, clusters=1)
     result = fb.run(method, task_of(name, clients=1), rounds=2)
     assert result.summary["rounds"] == method.planned_rounds(2)

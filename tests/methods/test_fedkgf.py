@@ -223,7 +223,7 @@ def test_a_group_whose_upload_is_lost_keeps_its_values(tmp_path):
     result = serve_run(
         grid, method, task, Settings(rounds=1, out=tmp_path / "run"), policy, exchange=Exchange(poll=0.001)
     )
-    first, new = method.adapted(task).first_state(), result.global_model.state_dict()
+    first, new = method.adapted(task).problem.first_state(), result.global_model.state_dict()
     changed = [any(not torch.equal(first[n], new[n]) for n in names) for names in modules_of(result.global_model)]
     assert sorted(changed) == [False, True]
 

@@ -36,7 +36,7 @@ class Shows(fb.FedAvg):
         self.show(state, net, t)
 
     def finish(self, state, net):
-        self.show(state, net, 100 + net.t)
+        self.show(state, net, 100 + ROUNDS + 1)
 
     def show(self, state, net, t):
         net.show_images(self.name, torch.full((3, 1, 4, 4), t, dtype=torch.uint8), ["a", "b", "a"])

@@ -72,7 +72,7 @@ class Method(ABC, metaclass=_Terms):
         check_ranges(self)
 
     @property
-    def name(self) -> str:
+    def method_name(self) -> str:
         """Its name on the command line and in results."""
         return type(self).__name__.lower()
 

@@ -416,7 +416,8 @@ class Requests:
                 number = 0 if frame is None else engine.number()
                 self._packed[key] = Packed(handler.name, waited, number, frame, counted, base, at, self._uses[key])
             parts.append(self._packed[key])
-            engine.keep(client, handler.name, "down", parts[-1].frame)
+            call = self._messages[client][-1][0].name
+            engine.keep(client, f"{call}.{handler.name}" if waited else call, "down", parts[-1].frame)
         self.open[client] = Request(parts)
         return self.open[client]
 

@@ -187,7 +187,7 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
 def _note_unequal_training(jobs: Sequence[Job]) -> None:
     """Say which settings of local training differ between the methods compared."""
     for key in ("epochs", "lr", "batch", "momentum", "fraction"):
-        values = {job.method.name: job.method.parameters[key] for job in jobs if key in job.method.parameters}
+        values = {job.method.method_name: job.method.parameters[key] for job in jobs if key in job.method.parameters}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{name} {value}" for name, value in values.items())
             note(f"{key} differs: {listed} (--set {key}=VALUE makes it equal)")

@@ -50,7 +50,7 @@ class Clustered(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inner.own_rounds:
-            raise UserError(f"{self.inner.name} has rounds of its own, and cannot be run in clusters")
+            raise UserError(f"{self.inner.method_name} has rounds of its own, and cannot be run in clusters")
         for name in ("headline", "scored_after_finish", "finish_exchanges", "needs"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
@@ -61,8 +61,8 @@ class Clustered(Method):
         return getattr(self.inner, name)
 
     @property
-    def name(self) -> str:
-        return self.inner.name
+    def method_name(self) -> str:
+        return self.inner.method_name
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -142,10 +142,8 @@ def _with(cells: Sequence[Cell], given: Mapping[str, str]) -> list[Cell]:
         method, own = cell.settings["method"], dict(cell.settings["parameters"])
         named = {key.removeprefix(f"{method}."): value for key, value in given.items()}
         fields = set(METHODS[method].defaults())
-        plain, other = (
-            make_method(method, own),
-            make_method(method, own | {k: v for k, v in named.items() if k in fields}),
-        )
-        own |= {k: getattr(other, k) for k in named.keys() & fields if getattr(other, k) != getattr(plain, k)}
+        plain = make_method(method, own).parameters
+        other = make_method(method, own | {k: v for k, v in named.items() if k in fields}).parameters
+        own |= {k: other[k] for k in named.keys() & fields if other[k] != plain[k]}
         made.append(dataclasses.replace(cell, settings={**cell.settings, "parameters": own}))
     return made

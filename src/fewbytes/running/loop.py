@@ -447,7 +447,7 @@ def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config:
     if (folder / "gallery").exists():
         raise UserError(f"{folder} already holds a gallery, of another run: choose another folder")
     if config is None:
-        made = {"method": method.name, "rounds": rounds, "seed": task.problem.seed}
+        made = {"method": method.method_name, "rounds": rounds, "seed": task.problem.seed}
         config = msgspec.toml.encode(made | {"parameters": method.parameters}).decode()
     _write_text(folder / "config.toml", config)
     _write_text(folder / "rounds.jsonl", "")

@@ -64,7 +64,7 @@ def summary(
     totals = ledger.totals()
     broken = list(dict.fromkeys(name for row in rows for name in row.get("not_finite", [])))
     return {
-        "method": method.name,
+        "method": method.method_name,
         "parameters": method.parameters,
         **about,
         "clients": len(task.problem.clients),
