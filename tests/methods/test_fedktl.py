@@ -29,7 +29,6 @@ from fewbytes.methods.fedktl import (
     Joint,
     Own,
     Pairs,
-    align,
     arcface_logits,
     client_images,
     make_transformer,
@@ -173,11 +172,9 @@ def test_alignment(golden, case):
     if f"{case}/init_centroids" in g:  # the table starts at the class means
         start = with_class_means(start, f, prototypes, labels)
         close(start, g[f"{case}/init_centroids"])
-    epochs = len(latents)
-    made = align(
-        f, start, prototypes, labels, lambda n: latents.pop(0), epochs=epochs, batch=len(labels), lr=float(g["lr"]),
-        lambda_mse=float(g["lambda"]),
-    )  # fmt: skip
+    rate, weight = float(g["lr"]), float(g["lambda"])
+    method = fb.FedKTL(server_epochs=len(latents), server_batch=len(labels), server_lr=rate, lambda_mse=weight)
+    made = method.align(f, start, prototypes, labels, lambda n: latents.pop(0))
     after = {k.removeprefix("mlp."): v for k, v in g.state(f"{case}/after/F").items()}
     for name, value in state_of(f).items():
         if name not in ("0.bias", "1.running_mean"):  # rounding noise made large by Adam
@@ -241,7 +238,7 @@ def test_nothing_is_aligned_in_no_epochs(seed):
     prototypes, labels = torch.randn(7, 4, generator=g), torch.tensor([0, 0, 2, 2, 2, 3, 3])
     f, start = make_transformer(4, 6), torch.randn(5, 6, generator=g)
     before = state_of(f)
-    made = align(f, start, prototypes, labels, lambda n: torch.randn(n, 6), epochs=0, batch=3, lr=0.1)
+    made = fb.FedKTL().align(f, start, prototypes[:1], labels[:1], lambda n: torch.randn(n, 6))  # one, and no batch
     assert all(torch.equal(value, before[name]) for name, value in state_of(f).items())
     assert torch.equal(made, start)
     means = with_class_means(start, f, prototypes, labels)
@@ -278,7 +275,8 @@ def test_alignment_brings_the_prototypes_to_the_latents_and_keeps_classes_togeth
         return 3 + torch.randn(n, 16)
 
     far = mmd(f.eval()(prototypes), latents(40))
-    centroids = align(f, torch.randn(5, 16), prototypes, labels, latents, epochs=200, batch=20, lr=0.01)
+    method = fb.FedKTL(server_epochs=200, server_batch=20, server_lr=0.01)
+    centroids = method.align(f, torch.randn(5, 16), prototypes, labels, latents)
     q = f.eval()(prototypes).detach()
     assert mmd(q, latents(40)) < 0.5 * far
     assert (torch.cdist(q, centroids).argmin(1) == labels).float().mean() > 0.7

@@ -193,6 +193,7 @@ class Engine(ABC):
             raise MethodError(f"handler {handler.name!r} replies, so it cannot be left with a next request: call it")
         left = _Left(everybody=send) if to is None else self._waiting.pop(handler.name, _Left())
         left.own |= {} if to is None else {i: message for i, message in to.items() if message is not None}
+        left.guard()
         self._waiting[handler.name] = left  # in the order of the last messages, in which their handlers run
 
     def show(self, file: str, made: Callable[[], bytes]) -> None:
@@ -236,6 +237,8 @@ class Engine(ABC):
 
     def waiting_for(self, client: Id) -> list[tuple[Handler, Any]]:
         """What waits for a client, in the order its handlers are to run."""
+        for left in self._waiting.values():
+            unchanged(*left.bases.values())
         waiting = [(name, left.message(client)) for name, left in self._waiting.items() if left.is_for(client)]
         return [(self._handler(getattr(self.method, name)), message) for name, message in waiting]
 
@@ -314,6 +317,13 @@ class _Left:
     own: dict[Id, Any] = field(default_factory=dict)
     everybody: Any = None
     had: set[Id] = field(default_factory=set)
+    bases: dict[int, Base] = field(default_factory=dict)
+
+    def guard(self) -> None:
+        """Note the messages' tensors as they are, so that a change in place is an error."""
+        messages = {id(message): message for message in (*self.own.values(), self.everybody) if message is not None}
+        known = self.bases
+        self.bases = {key: known.get(key) or Base.of(b"", message) for key, message in messages.items()}
 
     def is_for(self, client: Id) -> bool:
         return client in self.own or (self.everybody is not None and client not in self.had)

@@ -154,11 +154,7 @@ class FedKTL(Method):
         if self.centroids == "means":
             use_statistics_of(transformer, prototypes)
             table = shortened(with_class_means(table, transformer, prototypes, labels), length)
-        table = align(
-            transformer, table, prototypes, labels, generator.sample_latents, epochs=self.server_epochs,
-            batch=self.server_batch, lr=self.server_lr, lambda_mse=self.lambda_mse, lambda_mmd=self.lambda_mmd,
-            bandwidth=self.bandwidth,
-        )  # fmt: skip
+        table = self.align(transformer, table, prototypes, labels, generator.sample_latents)
         use_statistics_of(transformer, prototypes)
         if self.centroids == "means":
             table = with_class_means(state.centroids, transformer, prototypes, labels)
@@ -177,6 +173,43 @@ class FedKTL(Method):
         images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
         state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, usable))
         show(net, state.pairs, transformer, prototypes, labels, valid)
+
+    def align(
+        self,
+        transformer: nn.Module,
+        centroids: Tensor,
+        prototypes: Tensor,
+        labels: Tensor,
+        latents: Callable[[int], Tensor],
+    ) -> Tensor:
+        """3.3.3: train F in place on prototypes (n, K) of classes `labels` (n,); the table of centroids (C, H) afterwards.
+
+        While F trains, the table stands for the class means and is trained too. `latents(n)`: n valid latent vectors.
+        """
+        free = nn.Parameter(centroids.clone())
+        optimisers = [
+            torch.optim.Adam(transformer.parameters(), self.server_lr),
+            torch.optim.Adam([free], self.server_lr),
+        ]
+        transformer.train()
+        for _ in range(self.server_epochs if len(labels) > 1 else 0):
+            for rows in torch.randperm(len(labels)).split(self.server_batch):
+                if len(rows) < 2:  # batch normalisation cannot train on one
+                    continue
+                q = transformer(prototypes[rows])
+                loss = torch.zeros(())
+                if self.lambda_mse:
+                    loss = loss + self.lambda_mse * F.mse_loss(q, free[labels[rows]])  # Eq. 2
+                if self.lambda_mmd:
+                    loss = loss + self.lambda_mmd * mmd(q, latents(len(rows)), self.bandwidth)
+                for optimiser in optimisers:
+                    optimiser.zero_grad()
+                loss.backward()
+                clip_each(CLIP, transformer)
+                nn.utils.clip_grad_norm_([free], CLIP)
+                for optimiser in optimisers:
+                    optimiser.step()
+        return free.detach()
 
     def train(self, state: Own, message: Pairs | None, site: Site) -> ClassVectors:
         own = self.parts(state, site)
@@ -287,47 +320,6 @@ def mmd(x: Tensor, y: Tensor, bandwidth: Literal["fixed", "median"] = "fixed") -
     n = len(x)
     value: Tensor = kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
     return value
-
-
-def align(
-    transformer: nn.Module,
-    centroids: Tensor,
-    prototypes: Tensor,
-    labels: Tensor,
-    latents: Callable[[int], Tensor],
-    *,
-    epochs: int,
-    batch: int,
-    lr: float,
-    lambda_mse: float = 1.0,
-    lambda_mmd: float = 1.0,
-    bandwidth: Literal["fixed", "median"] = "fixed",
-) -> Tensor:
-    """3.3.3: train F in place on prototypes (n, K) of classes `labels` (n,); the table of centroids (C, H) afterwards.
-
-    While F trains, the table stands for the class means and is trained too. `latents(n)`: n valid latent vectors.
-    """
-    free = nn.Parameter(centroids.clone())
-    optimisers = [torch.optim.Adam(transformer.parameters(), lr), torch.optim.Adam([free], lr)]
-    transformer.train()
-    for _ in range(epochs if len(labels) > 1 else 0):
-        for rows in torch.randperm(len(labels)).split(batch):
-            if len(rows) < 2:  # batch normalisation cannot train on one
-                continue
-            q = transformer(prototypes[rows])
-            loss = torch.zeros(())
-            if lambda_mse:
-                loss = loss + lambda_mse * F.mse_loss(q, free[labels[rows]])  # Eq. 2
-            if lambda_mmd:
-                loss = loss + lambda_mmd * mmd(q, latents(len(rows)), bandwidth)
-            for optimiser in optimisers:
-                optimiser.zero_grad()
-            loss.backward()
-            clip_each(CLIP, transformer)
-            nn.utils.clip_grad_norm_([free], CLIP)
-            for optimiser in optimisers:
-                optimiser.step()
-    return free.detach()
 
 
 def use_statistics_of(transformer: nn.Sequential, prototypes: Tensor) -> None:
