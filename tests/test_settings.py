@@ -22,9 +22,10 @@ OTHER: dict[str, Any] = {
     "client_data": "sites", "class_names": ["a b", 'c", d'], "partition": "shards", "clients": 7, "alpha": 0.25,
     "classes_per_client": 3, "shards_per_client": 4, "main_share": 0.9, "samples": [50, 10],
     "partition_options": {"min_samples": 3}, "newcomers": 2, "arrival": 3, "stay": True, "known_classes": [0, 4],
-    "newcomer_classes": [1], "model": "mlp", "kgf": 4, "clusters": 3, "seed": 5, "precision": "bf16", "device": "cuda", "rounds": 6,
-    "budget": 10**9, "engine": "flower-simulation", "workers": 2, "evaluate_every": 2, "coding": False,
-    "keep_frames": True, "save_models": False, "min_replies": 0.75, "round_timeout": 9.0, "over_selection": 0.5,
+    "newcomer_classes": [1], "model": "mlp", "kgf": 4, "clusters": 3, "seed": 5, "precision": "bf16",
+    "device": "cuda", "rounds": 6, "budget": 10**9, "engine": "flower-simulation", "workers": 2,
+    "evaluate_every": 2, "coding": False, "keep_frames": True,
+    "save_models": False, "min_replies": 0.75, "round_timeout": 9.0, "over_selection": 0.5,
     "connect_timeout": 8.0,
 }  # fmt: skip
 """Every setting at another value than its default."""

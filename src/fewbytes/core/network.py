@@ -75,8 +75,11 @@ class Exchanges(Protocol):
     ) -> Iterator[tuple[Id, Any]]:
         """Run a handler on clients; replies in the order asked."""
 
-    def leave(self, function: Callable[..., Any], to: Mapping[Id, Any] | None, send: Any) -> None:
-        """Leave a message with each of some clients' next request, or with everybody's."""
+    def leave(self, function: Callable[..., Any], to: Mapping[Id, Any] | None, send: Any, part: str) -> None:
+        """Leave a message with each of some clients' next request, or with everybody's in a part of the network."""
+
+    def set_part(self, part: str, members: Sequence[Id]) -> None:
+        """Who is in a part of the network."""
 
     def show(self, file: str, made: Callable[[], bytes]) -> None:
         """Keep a file for people."""
@@ -86,13 +89,14 @@ class Exchanges(Protocol):
 
 
 class Network:
-    """What a server half may use, and no more. `members`: the clients it sees of the engine's (default: all).
+    """What a server half may use, and no more. `members`: the clients it sees of the engine's (default: all), and
+    what that part of the network is called.
 
     One call at a time: a call inside a call, or one left unread or half-read, is an error in every engine.
     """
 
-    def __init__(self, engine: Exchanges, members: Sequence[Id] | None = None) -> None:
-        self._engine, self._members = engine, members
+    def __init__(self, engine: Exchanges, members: Sequence[Id] | None = None, part: str = "") -> None:
+        self._engine, self._members, self._part = engine, members, part
 
     @property
     def clients(self) -> list[Id]:
@@ -110,9 +114,14 @@ class Network:
         """Named randomness of this round."""
         return self._engine.rng
 
-    def among(self, clients: Sequence[Id]) -> Network:
-        """The same network, as if there were only these of the clients."""
-        return Network(self._engine, [i for i in self.clients if i in set(clients)])
+    def among(self, clients: Sequence[Id], part: str) -> Network:
+        """The same network, as if there were only these of the clients; parts of other names have other clients.
+
+        What is left with everybody in a part also reaches who is in it later, when it is made anew.
+        """
+        members = [i for i in self.clients if i in set(clients)]
+        self._engine.set_part(part, members)
+        return Network(self._engine, members, part)
 
     def sample(self, fraction: float) -> list[Id]:
         """The round's cohort, random: round(fraction * clients) of all there are, at least one, in ascending order.
@@ -151,9 +160,7 @@ class Network:
         """
         if when == "next":
             wanted = None if to is None else dict(to) if isinstance(to, Mapping) else dict.fromkeys(to, send)
-            if wanted is None and self._members is not None:
-                wanted = dict.fromkeys(self.clients, send)
-            self._engine.leave(handler, wanted, send)
+            self._engine.leave(handler, wanted, send, self._part)
             return
         for _ in self.call(handler, self.clients if to is None else to, send):
             pass

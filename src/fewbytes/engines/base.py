@@ -36,6 +36,8 @@ class Waiting:
     clients: list[int]
     everybody: int | None  # which frame all others are to get who are not in `had`
     had: list[int]
+    part: str  # of the network they are left in; empty: all of it
+    members: list[int]  # who is in it
 
 
 @dataclass
@@ -97,9 +99,10 @@ class Engine(ABC):
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None
         self._cohorts: dict[float, list[Id]] = {}
-        self._waiting: dict[str, _Left] = {}
+        self._parts: dict[str, list[Id]] = {}
+        self._waiting: dict[tuple[str, str], _Left] = {}  # by handler and part of the network
         for waiting in () if resumed is None else resumed.waiting:
-            self._waiting[waiting.handler] = self._unpacked(waiting)
+            self._waiting[waiting.handler, waiting.part] = self._unpacked(waiting)
 
     # ---------------------------------------------------------------------------------------------- the loop's side
 
@@ -123,16 +126,16 @@ class Engine(ABC):
 
     def deliver(self) -> None:
         """Send all that waits, by itself."""
-        for name in list(self._waiting):
-            messages = {i: self._waiting[name].message(i) for i in self.clients if self._waiting[name].is_for(i)}
+        for (name, _), left in list(self._waiting.items()):
+            messages = {i: left.message(i) for i in self.clients if left.is_for(i)}
             if messages:
                 for _ in self.exchange(getattr(self.method, name), messages, None):
                     pass
-            self._waiting.pop(name, None)
+        self._waiting = {}
 
     def waiting(self) -> list[Waiting]:
         """The messages that wait, for a checkpoint."""
-        return [self._packed(name, left) for name, left in self._waiting.items()]
+        return [self._packed(name, part, left) for (name, part), left in self._waiting.items()]
 
     def arrivals(self, t: int) -> list[Id]:
         """Clients that are there for round t and can be reached, but are not known to the run yet, ascending."""
@@ -186,15 +189,24 @@ class Engine(ABC):
         self._open = handler.name  # from now on, so that a call nobody reads is an error, too
         return self._read(handler, asked, messages)
 
-    def leave(self, function: Callable[..., Any], to: Mapping[Id, Any] | None, send: Any) -> None:
+    def set_part(self, part: str, members: Sequence[Id]) -> None:
+        """Who is in a part of the network; see `Network.among`."""
+        self._parts[part] = list(members)
+        for (_, where), left in self._waiting.items():
+            if where == part:
+                left.members = list(members)
+
+    def leave(self, function: Callable[..., Any], to: Mapping[Id, Any] | None, send: Any, part: str) -> None:
         """Leave messages with clients' next requests; see `Network.tell`."""
         handler = self._handler(function)
         if handler.reply is not None:
             raise MethodError(f"handler {handler.name!r} replies, so it cannot be left with a next request: call it")
-        left = _Left(everybody=send) if to is None else self._waiting.pop(handler.name, _Left())
+        waiting = self._waiting.pop((handler.name, part), _Left())
+        left = _Left(everybody=send) if to is None else waiting
+        left.members = self._parts.get(part)
         left.own |= {} if to is None else {i: message for i, message in to.items() if message is not None}
         left.guard()
-        self._waiting[handler.name] = left  # in the order of the last messages, in which their handlers run
+        self._waiting[handler.name, part] = left  # in the order of the last messages, in which their handlers run
 
     def show(self, file: str, made: Callable[[], bytes]) -> None:
         """Keep a file for people, in rounds that are scored."""
@@ -239,7 +251,7 @@ class Engine(ABC):
         """What waits for a client, in the order its handlers are to run."""
         for left in self._waiting.values():
             unchanged(*left.bases.values())
-        waiting = [(name, left.message(client)) for name, left in self._waiting.items() if left.is_for(client)]
+        waiting = [(name, left.message(client)) for (name, _), left in self._waiting.items() if left.is_for(client)]
         return [(self._handler(getattr(self.method, name)), message) for name, message in waiting]
 
     def settle(
@@ -261,8 +273,9 @@ class Engine(ABC):
         self.versions[client] = done.version
         self.records.add(client, done.records)
         for part in sent.parts:
-            if (left := self._waiting.get(part.handler)) is not None:
-                left.delivered(client)
+            for (name, _), left in self._waiting.items():
+                if name == part.handler:
+                    left.delivered(client)
         row = Row(self.t, handler.name, client, sent.length, len(reply), sent.counted, Counted(*done.up))
         self.ledger.add(row)
         return value
@@ -294,20 +307,23 @@ class Engine(ABC):
             self._frames.mkdir(parents=True, exist_ok=True)
             (self._frames / f"{self.t}-{handler}-{client}-{way}.frame").write_bytes(bytes(frame))
 
-    def _packed(self, name: str, left: _Left) -> Waiting:
+    def _packed(self, name: str, part: str, left: _Left) -> Waiting:
         messages = {id(message): message for message in (*left.own.values(), left.everybody) if message is not None}
         frames = [bytes(pack(message, coded=False)) for message in messages.values()]
         at = {key: i for i, key in enumerate(messages)}
         of = [at.get(id(message), -1) for message in left.own.values()]
         everybody = None if left.everybody is None else at[id(left.everybody)]
-        return Waiting(name, frames, of, list(left.own), everybody, sorted(left.had))
+        members = [] if left.members is None else left.members
+        return Waiting(name, frames, of, list(left.own), everybody, sorted(left.had), part, members)
 
     def _unpacked(self, waiting: Waiting) -> _Left:
         kind = self._handler(getattr(self.method, waiting.handler)).message
         messages = [unpack(kind, frame, limit=1 << 40) for frame in waiting.frames] if kind is not None else []
         own = {i: messages[at] if at >= 0 else None for i, at in zip(waiting.clients, waiting.of, strict=True)}
         everybody = None if waiting.everybody is None else messages[waiting.everybody]
-        return _Left(own, everybody, set(waiting.had))
+        left = _Left(own, everybody, set(waiting.had), waiting.members if waiting.part else None)
+        left.guard()
+        return left
 
 
 @dataclass
@@ -317,6 +333,7 @@ class _Left:
     own: dict[Id, Any] = field(default_factory=dict)
     everybody: Any = None
     had: set[Id] = field(default_factory=set)
+    members: list[Id] | None = None  # whom it can be for; None: anybody
     bases: dict[int, Base] = field(default_factory=dict)
 
     def guard(self) -> None:
@@ -326,7 +343,8 @@ class _Left:
         self.bases = {key: known.get(key) or Base.of(b"", message) for key, message in messages.items()}
 
     def is_for(self, client: Id) -> bool:
-        return client in self.own or (self.everybody is not None and client not in self.had)
+        there = self.members is None or client in self.members
+        return client in self.own or (self.everybody is not None and there and client not in self.had)
 
     def message(self, client: Id) -> Any:
         return self.own.get(client, self.everybody)

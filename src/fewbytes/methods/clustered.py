@@ -117,7 +117,7 @@ class Clustered(Method):
     def opened(self, state: Clusters, k: int, net: Network) -> Iterator[tuple[Any, Network]]:
         """The method's state in cluster k, kept as it is afterwards, and the cluster's part of the network."""
         inner = unpacked(self.inner, state.states[k])
-        yield inner, net.among([i for i in net.clients if state.cluster_of.get(i) == k])
+        yield inner, net.among([i for i in net.clients if state.cluster_of.get(i) == k], f"cluster {k}")
         state.states[k] = packed(inner)
 
     def describe(self, state: Any, message: None, site: Site) -> Subspace:

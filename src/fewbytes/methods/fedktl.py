@@ -182,7 +182,7 @@ class FedKTL(Method):
         labels: Tensor,
         latents: Callable[[int], Tensor],
     ) -> Tensor:
-        """3.3.3: train F in place on prototypes (n, K) of classes `labels` (n,); the table of centroids (C, H) afterwards.
+        """3.3.3: train F in place on prototypes (n, K) of classes `labels` (n,); the centroids (C, H) afterwards.
 
         While F trains, the table stands for the class means and is trained too. `latents(n)`: n valid latent vectors.
         """

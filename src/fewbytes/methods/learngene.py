@@ -36,6 +36,7 @@ class Moving(averaging.Global):
     """The server's state; `moved` is |accumulated update| of each layer's values, on average."""
 
     moved: dict[str, float] = field(default_factory=dict)
+    picked: bool = False  # whether the layers that moved least are
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,12 @@ class Learngene(Method):
         before = state.theta
         replies = net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(before)))
         state.theta = averaging.means_over(before, replies)
-        if self.select == "updates" and t <= self.select_rounds:
+        if self.select == "updates" and not state.picked:
             layers = layers_of(net.problem.first_model())
             for layer, change in changes(before, state.theta, layers).items():
                 state.moved[layer] = state.moved.get(layer, 0.0) + change
-            if t == self.select_rounds:
+            if t >= self.select_rounds:
+                state.picked = True
                 still = sorted(state.moved, key=lambda layer: state.moved[layer])[:GENES]
                 kept = {name for layer in still for name in layers[layer]}
                 state.theta = {name: value for name, value in state.theta.items() if name in kept}
