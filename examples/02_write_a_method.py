@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fewbytes as fb
-from fewbytes.base.ranges import Count, NotNegative, Positive
+from fewbytes.base.ranges import NotNegative
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.models import build_model
 
@@ -33,12 +33,10 @@ class Global:  # the server's state
 @dataclass(frozen=True)
 class FedProx(fb.Method):
     mu: NotNegative = 0.1  # a type says what values a hyper-parameter may have
-    epochs: Count = 2
-    lr: Positive = 0.1
-    batch: Count = 20
+    local: fb.Local = fb.Local(epochs=2, lr=0.1, batch=20)  # its terms are given by their names: FedProx(epochs=5)
 
-    def server(self, task: fb.Task) -> Global:
-        return Global(task.problem.first_state())
+    def server(self, problem: fb.Problem) -> Global:
+        return Global(problem.first_state())
 
     def round(self, state: Global, net: fb.Network, t: int) -> None:
         mean = fb.Mean()
@@ -54,11 +52,11 @@ class FedProx(fb.Method):
             moved = [p - start[name] for name, p in model.named_parameters() if name in start]  # what is trained
             return self.mu / 2 * sum(change.square().sum() for change in moved)
 
-        site.fit(model, fb.Local(epochs=self.epochs, lr=self.lr, batch=self.batch), extra=near)
+        site.fit(model, self.local, extra=near)
         return Trained(fb.Dense(fb.state_of(model)), len(site.train))
 
-    def global_model(self, state: Global, task: fb.Task) -> nn.Module:
-        return task.problem.first_model(state.theta)
+    def global_model(self, state: Global, problem: fb.Problem) -> nn.Module:
+        return problem.first_model(state.theta)
 
 
 digits = load_dataset("digits")

@@ -3,8 +3,7 @@ Efficient Federated Learning", ICC 2023, homogeneous scheme.
 
 Every client of a cohort trains the whole model and keeps each of its entries with probability 1 - ratio, independently
 by client, entry and round; only what is kept is sent. The server takes the plain mean of each entry over the clients
-that sent it; an entry nobody sent stays as it was. With clusters=4 and fraction=0.2 it runs inside clusters
-(`clustered`), as GENE-FL runs it.
+that sent it; an entry nobody sent stays as it was.
 
 Bytes per client and round, before lossless coding: 4 D down and, on average, 4 (1 - ratio) D up, where D counts the
 model's values (with batch-norm buffers).
