@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -23,7 +23,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.data import Partition, federate, load_dataset
-from fewbytes.methods.parts.one_shot import OneShot, Uploads
+from fewbytes.methods.parts.one_shot import Uploads
 from fewbytes.models.build import ModelBuilder
 from fewbytes.reproduce import TABLES, read_table
 from fewbytes.running.checkpoint import read_checkpoint
@@ -104,21 +104,21 @@ def make_method(args: argparse.Namespace, name: str) -> fb.Method:
 
 
 @dataclass(frozen=True)
-class OneShotFedAvg(OneShot):
+class OneShotFedAvg(fb.Ensemble):
     """The unweighted mean of the clients' models, as FuseFL compares it."""
 
-    def global_model(self, state: Uploads, task: fb.Task) -> nn.Module:
+    def global_model(self, state: Uploads, problem: fb.Problem) -> nn.Module:
         mean = fb.Mean()
         for theta in state.models.values():
             mean.add(theta)
-        return task.problem.first_model(mean())
+        return problem.first_model(mean())
 
 
-def trained(folder: Path) -> Callable[[OneShot, Uploads, fb.Network, int], None]:
+def trained(folder: Path) -> Callable[[fb.Method, Uploads, fb.Network, int], None]:
     """A round that takes the clients' models from an ensemble's run."""
     models = unpack(Uploads, read_checkpoint(folder).server, limit=1 << 40).models
 
-    def round(self: OneShot, state: Uploads, net: fb.Network, t: int) -> None:
+    def round(self: fb.Method, state: Uploads, net: fb.Network, t: int) -> None:
         state.models = dict(models)
         if isinstance(self, fb.FedDF):
             mean = fb.Mean()
@@ -140,7 +140,7 @@ def accuracy(args: argparse.Namespace, name: str, alpha: float, seed: int) -> di
             accuracy(args, "ensemble", alpha, seed)
             base = OneShotFedAvg if name == "fedavg" else fb.METHODS[name]
             cls = type(name, (base,), {"round": trained(args.out / f"{args.dataset}-alpha{alpha}-seed{seed}-ensemble")})
-            method = cls(**({} if name == "fedavg" else asdict(make_method(args, name))))
+            method = cls(**({} if name == "fedavg" else make_method(args, name).parameters))
         fb.run(
             method, task, rounds=1, out=folder, resume=(folder / "checkpoint" / "run.state").exists(),
             workers=args.workers, save_models=False,

@@ -8,8 +8,8 @@ SGD 0.01, momentum 0.9 and batches of 64. A run that is finished in --out is not
 
 `known` is the mean over the last rounds before the newcomers come of the cohort's own models after local training
 (`received`: of what the server sent them, before it). `+0` is the newcomers' after their first local training, `+r`
-after r rounds more; `at once` what they inherit, before any training. `up` is the uplink of the training rounds, with
-the known clients and in all, in MB = 10^6 bytes as sent; `of FedAvg` the part of clustered FedAvg's, in all.
+after r rounds more; `at once` what they inherit of GENE-FL, before any training. `up` is the uplink of the training
+rounds, with the known clients and in all, in MB = 10^6 bytes as sent; `of FedAvg` the part of clustered FedAvg's, in all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fewbytes.experiments.settings import make_method
 from fewbytes.models.build import ModelBuilder
 
 METHODS = [
-    "clustered", "fedbn", "partialfed", "fedfina", "fedlp", "fedlps", "learngene", "genefl",
+    "fedavg:received=true", "fedbn", "partialfed", "fedfina", "fedlp", "fedlps", "learngene", "genefl",
     "genefl:inherit=cluster", "genefl:inherit=nothing",
 ]  # fmt: skip
 LAST = 5  # rounds that `known` is a mean of
@@ -80,12 +80,13 @@ def rows_of(args: argparse.Namespace, spec: str) -> list[dict]:
     folder = args.out / f"{kind}-{args.model.replace(':', '_')}-seed{args.seed}-{spec.replace(':', '-')}"
     result = folder / "result.json"
     if not result.exists() or json.loads(result.read_text())["status"] != "done":
-        parameters = {"clusters": args.clusters, "fraction": args.fraction, "epochs": args.epochs}
-        parameters |= {"lr": 0.01, "batch": 64, "momentum": 0.9}
+        parameters = {"fraction": args.fraction, "epochs": args.epochs, "lr": 0.01, "batch": 64, "momentum": 0.9}
         parameters |= dict(part.split("=", 1) for part in settings.split(",") if part)
+        own = {"clusters": args.clusters} if name == "genefl" else {}
+        method = make_method(name, parameters | own)
         fb.run(
-            make_method(name, parameters), make_task(args), rounds=args.rounds + args.more, out=folder,
-            workers=args.workers, resume=(folder / "checkpoint" / "run.state").exists(), save_models=False,
+            method if own else fb.Clustered(method, args.clusters), make_task(args), rounds=args.rounds + args.more,
+            out=folder, workers=args.workers, resume=(folder / "checkpoint" / "run.state").exists(), save_models=False,
         )  # fmt: skip
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
@@ -99,13 +100,15 @@ def main() -> None:
         rows = rows_of(args, spec)
         rounds = {row["round"]: row for row in rows if row["phase"] == "round"}
         last = [rounds[t]["accuracy"] for t in range(args.rounds - LAST + 1, args.rounds + 1)]
-        joined = [row["accuracy"]["inherited"] for row in rows if row["phase"] == "join"]
-        new = [100 * rounds[args.rounds + 1 + r]["accuracy"]["cohort"] for r in AFTER if args.rounds + 1 + r in rounds]
+        own = "cohort" if "cohort" in last[0] else "personalised"
+        joined = [row["accuracy"]["inherited"] for row in rows if row["phase"] == "join" and row["accuracy"]]
+        new = [100 * rounds[args.rounds + 1 + r]["accuracy"][own] for r in AFTER if args.rounds + 1 + r in rounds]
         up = {t: row["uplink_bytes"] for t, row in rounds.items()}
         total, known = sum(up.values()), sum(size for t, size in up.items() if t <= args.rounds)
-        fedavg = total if spec == "clustered" else fedavg
+        fedavg = total if spec.startswith("fedavg") else fedavg
         received = f"{100 * fmean(a['combined'] for a in last):8.1f}" if "combined" in last[0] else f"{'-':>8}"
-        print(f"{spec:24} {100 * fmean(a['cohort'] for a in last):6.1f} {received} {100 * fmean(joined):8.1f}", end=" ")
+        inherited = f"{100 * fmean(joined):8.1f}" if joined else f"{'-':>8}"
+        print(f"{spec:24} {100 * fmean(a[own] for a in last):6.1f} {received} {inherited}", end=" ")
         print(" ".join(f"{value:6.1f}" for value in new), end=" ")
         print(f"{known / 1e6:9.2f} {total / 1e6:7.2f} {total / fedavg if fedavg else 0:9.3f}", end=" ")
         print(f"{sum(row['downlink_bytes'] for row in rounds.values()) / 1e6:8.2f}", flush=True)
