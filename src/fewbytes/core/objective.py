@@ -18,11 +18,7 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError
 from fewbytes.base.state import in_training
 from fewbytes.core.training import EVALUATION_BATCH, Loss, Precision, arithmetic, own_loss, prepared, ready
-from fewbytes.data import FederatedData, Split
-from fewbytes.data.coco import ratio
-from fewbytes.data.split import Items, LazySamples
-from fewbytes.data.transforms import COLOURS
-from fewbytes.models.yolox import detection_missing
+from fewbytes.data.split import FederatedData, Items, LazySamples, Split
 
 CONFIDENCE, OVERLAP = 0.01, 0.65
 """Detections of less confidence are dropped, and those that overlap a better one of the class more (YOLOX's values)."""
@@ -186,7 +182,11 @@ def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
     except ImportError as error:
+        from fewbytes.models.yolox import detection_missing
+
         raise detection_missing("scoring detections") from error
+    from fewbytes.data.coco import ratio
+
     reference = None if data.boxes is None else data.boxes.truth
     if reference is None:
         raise UserError("detections are scored against the boxes of a test set, and this data set has none")
@@ -212,6 +212,8 @@ def drawn(found: list[Tensor], data: Split, classes: Sequence[str]) -> tuple[Ten
     """The first images of a test set, uint8 (n, 3, height, width), the true boxes in white, and what was found with
     some confidence; and in which row each goes."""
     from torchvision.utils import draw_bounding_boxes  # slow to import
+
+    from fewbytes.data.transforms import COLOURS
 
     pictures = []
     for i, boxes in enumerate(found[:DRAWN]):

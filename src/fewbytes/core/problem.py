@@ -17,10 +17,9 @@ from fewbytes.base.state import State, copied, load_state, mark_trained, state_o
 from fewbytes.base.streams import seeded
 from fewbytes.core.objective import Objective, objective_of
 from fewbytes.core.training import Precision
-from fewbytes.data import ClientData, FederatedData, Split
-from fewbytes.data.split import classes_in
-from fewbytes.models.build import takes_argument
-from fewbytes.wire import Layout
+from fewbytes.data.split import ClientData, FederatedData, Split, classes_in
+from fewbytes.models.builders import takes_argument
+from fewbytes.wire.layout import Layout
 
 Id = int
 """A client: 0, 1, 2, …"""

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Whole, check_ranges
 from fewbytes.base.state import in_training
-from fewbytes.data import Transform
-from fewbytes.data.split import LazySamples
+from fewbytes.data.split import LazySamples, Transform
 
 M = TypeVar("M", bound=nn.Module)
 Precision = Literal["float32", "bf16"]

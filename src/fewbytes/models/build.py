@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -126,15 +125,6 @@ class ModelBuilder:
 
 
 @cache
-def takes_argument(build: Callable[..., nn.Module]) -> bool:
-    """Whether a model builder wants the client's id: it has a parameter that must be given."""
-    try:
-        parameters = inspect.signature(build).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-
-
 def default_model(shape: tuple[int, ...]) -> str:
     """The name of a model that suits samples of `shape`: `mlp` for flat ones or under 16 pixels, else `cnn4`."""
     return "cnn4" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"

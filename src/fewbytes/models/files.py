@@ -14,7 +14,8 @@ from torch import nn
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.files import replacing
 from fewbytes.base.state import copied, load_state
-from fewbytes.models.build import ModelBuilder, takes_argument
+from fewbytes.models.build import ModelBuilder
+from fewbytes.models.builders import takes_argument
 from fewbytes.models.ensemble import logit_mean
 from fewbytes.models.etf import etf_network
 from fewbytes.models.fused import network_of
