@@ -57,6 +57,7 @@ class Ledger:
         return len(self._rows) // len(self.COLUMNS)
 
     def add(self, row: Row) -> None:
+        """Append an exchange."""
         if row.handler not in self.handlers:
             self.handlers.append(row.handler)
         self._rows.extend(

@@ -113,7 +113,7 @@ class Local:
         check_ranges(self)
 
     def lr_in(self, t: int) -> float:
-        """The learning rate of round t = 1, 2, …"""
+        """The learning rate of round t, counted from 1."""
         return annealed(self.lr, t, self.lr_rounds)
 
 

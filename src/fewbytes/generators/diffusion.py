@@ -37,9 +37,11 @@ class StableDiffusion:
         self.latent_dim: int = config.in_channels * height * width
 
     def sample_latents(self, n: int) -> Tensor:
+        """First noise, standard normal, float32 (n, latent_dim)."""
         return torch.randn(n, self.latent_dim)
 
     def synthesise(self, latents: Tensor) -> Tensor:
+        """The images the noise (n, latent_dim) becomes by denoising, float32 (n, 3, height, width) in [0, 1]."""
         check_latents(latents, self.latent_dim)
         return torch.cat([self._images(part.view(-1, *self._shape)) for part in latents.detach().split(BATCH)])
 

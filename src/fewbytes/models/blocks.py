@@ -23,9 +23,11 @@ class Splittable(Protocol):
     """
 
     @property
-    def classifier(self) -> nn.Module: ...
+    def classifier(self) -> nn.Module:
+        """The last part: features (n, D) to logits (n, classes)."""
 
-    def units(self) -> dict[str, nn.Module]: ...
+    def units(self) -> dict[str, nn.Module]:
+        """All that comes before it, by name and in order."""
 
 
 def is_splittable(model: nn.Module) -> TypeGuard[Splittable]:
@@ -46,6 +48,7 @@ class Block(nn.Module):
         self.names = [(names[id(value)], value) for value in own if names[id(value)] in travels]
 
     def forward(self, x: Tensor) -> Tensor:
+        """What the block before gives to what the next one takes, (n, …) both."""
         out: Tensor = self.units(x)
         return out
 

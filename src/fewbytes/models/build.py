@@ -117,6 +117,7 @@ class ModelBuilder:
             raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
 
     def __call__(self, client: int) -> nn.Module:
+        """Client `client`'s model, with weights drawn from torch's global generator."""
         model = build_model(self.names[client % len(self.names)], self.shape, self.classes)
         return model if self.kernels is None else with_generated_kernels(model, self.kernels)
 

@@ -134,6 +134,7 @@ class GeneratedConv2d(nn.Conv2d):
         self.through, self.sign = how.through, how.sign
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (n, in, h, w) to (n, out, h', w'): base kernels first, then the generated ones."""
         how = (list(self.stride), list(self.padding), list(self.dilation), self.through, self.sign)
         with torch.autocast(x.device.type, enabled=False):
             out: Tensor = _Convolution.apply(

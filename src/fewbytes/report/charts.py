@@ -122,6 +122,7 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
 
 
 def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -> tuple[list[Trace], Layout]:
+    """Samples of each class (across) that each client (down) holds; blank where they are not known by class."""
     names: list[str] = []
     for name in classes:
         name = pieces.plain(name, 24)
@@ -148,6 +149,7 @@ def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -
 
 
 def round_axis(runs: Sequence[RunFolder]) -> Layout:
+    """An axis of rounds, a tick for each where there are at most ten."""
     last = max((row["round"] for run in runs for row in run.rounds), default=0)
     return {"title": "round"} | ({"dtick": 1} if last <= 10 else {})
 

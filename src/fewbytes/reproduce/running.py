@@ -37,6 +37,7 @@ class CellDisplay(Display):
             console.print("interrupted; the same command goes on")
 
     def scored(self, row: dict[str, Any]) -> None:
+        """Show a scored round; from round `until` on raise Pause, unless it is the last."""
         super().scored(row)
         if self._until is not None and self._until <= row["round"] < self._rounds:
             raise Pause

@@ -32,13 +32,15 @@ _FREQUENCIES = zstandard.ZstdCompressionParameters.from_level(
 class Sink(Protocol):
     """Takes sections in order (the frame being written)."""
 
-    def section(self, parts: list[Buffer]) -> None: ...
+    def section(self, parts: list[Buffer]) -> None:
+        """Take the parts of the next section."""
 
 
 class Source(Protocol):
     """Gives the sections back in the same order (the frame being read)."""
 
-    def section(self) -> memoryview: ...
+    def section(self) -> memoryview:
+        """The next section. Raises FrameError if there is none."""
 
 
 # ---------------------------------------------------------------------------------------------------- planes
