@@ -116,12 +116,19 @@ def attack(
     values = [math.inf if row["psnr"] is None else row["psnr"] for row in found]
     counts = {name: p.numel() for name, p in parameters.items()}
     result = {
-        "method": experiment.method, "model": model, "client": client, **dataclasses.asdict(how),
-        "observed": shared, "observed_values": sum(counts[name] for name in shared), "values": sum(counts.values()),
+        "method": experiment.method,
+        "model": model,
+        "client": client,
+        **dataclasses.asdict(how),
+        "observed": shared,
+        "observed_values": sum(counts[name] for name in shared),
+        "values": sum(counts.values()),
         "label": "given" if found[0]["recovered_label"] is None else "recovered",
-        "psnr_mean": _finite(statistics.fmean(values)), "psnr_median": _finite(statistics.median(values)),
-        "recognised": sum(value >= RECOGNISED for value in values) / len(values), "attacked": found,
-    }  # fmt: skip
+        "psnr_mean": _finite(statistics.fmean(values)),
+        "psnr_median": _finite(statistics.median(values)),
+        "recognised": sum(value >= RECOGNISED for value in values) / len(values),
+        "attacked": found,
+    }
     with replacing(run / "attack.png") as picture, replacing(run / "attack.json") as file:
         picture.write(drawn(list(images.cpu()), [image.cpu() for image in made], values))
         file.write(json.dumps(result, indent=2).encode())
@@ -193,9 +200,13 @@ def psnr(a: Tensor, b: Tensor) -> float:
 
 
 def reconstruct(
-    model: nn.Module, observed: Mapping[str, Tensor], label: int, shape: Sequence[int], iterations: int = 300,
+    model: nn.Module,
+    observed: Mapping[str, Tensor],
+    label: int,
+    shape: Sequence[int],
+    iterations: int = 300,
     restarts: int = 1,
-) -> tuple[Tensor, float]:  # fmt: skip
+) -> tuple[Tensor, float]:
     """An image (1, *shape) whose gradients match the observed ones, float64, not clamped, and its loss (Eq. 13).
 
     Starts from N(0, 1), drawn from torch's global CPU generator, and again, `restarts` times, where the loss stays

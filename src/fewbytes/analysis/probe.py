@@ -103,9 +103,12 @@ class Probes(nn.Module):
 
 
 def probe(
-    run: Path, client: int | None = None, points: Sequence[str] = (), how: Probing | None = None,
+    run: Path,
+    client: int | None = None,
+    points: Sequence[str] = (),
+    how: Probing | None = None,
     told: Told = lambda *_: None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Probe the global model of a finished run, or a client's own; writes and returns RUN/probe.json.
 
     Probes are trained on all clients' training samples together, without random transforms, and measured on the
@@ -127,10 +130,17 @@ def probe(
     found = probed(model, chosen, partial(task.problem.build, first), train, test, classes, how, told)
     result = {
         "model": "global" if client is None else f"client {client}",
-        "epochs": how.epochs, "linear_epochs": how.linear_epochs, "batch": how.batch, "lr": how.lr, "seed": how.seed,
-        "train_samples": len(train[1]), "test_samples": len(test[1]), "classes": classes,
-        "points": found, "skipped": skipped,
-    }  # fmt: skip
+        "epochs": how.epochs,
+        "linear_epochs": how.linear_epochs,
+        "batch": how.batch,
+        "lr": how.lr,
+        "seed": how.seed,
+        "train_samples": len(train[1]),
+        "test_samples": len(test[1]),
+        "classes": classes,
+        "points": found,
+        "skipped": skipped,
+    }
     with replacing(run / "probe.json") as file:
         file.write(json.dumps(result, indent=2).encode())
     return result
@@ -204,9 +214,11 @@ def make_decoder(channels: int, image: int) -> nn.Sequential:
     The sigmoid that ends it in the paper is in the loss, where it loses no precision.
     """
     return nn.Sequential(
-        nn.Conv2d(channels, HIDDEN, 3, padding=1), nn.BatchNorm2d(HIDDEN), nn.ReLU(),
+        nn.Conv2d(channels, HIDDEN, 3, padding=1),
+        nn.BatchNorm2d(HIDDEN),
+        nn.ReLU(),
         nn.Conv2d(HIDDEN, image, 3, padding=1),
-    )  # fmt: skip
+    )
 
 
 def enlarged(h: Tensor, size: Sequence[int]) -> Tensor:
@@ -334,9 +346,11 @@ def _measure(
     for point, one, total in zip(points, probes, sums / len(y), strict=True):
         bce, cross_entropy, accuracy, linear = (float(value) for value in total)
         figures = {
-            "information_x": -bce, "information_y": math.log(classes) - cross_entropy,
-            "auxiliary_accuracy": accuracy, "linear_accuracy": linear,
-        }  # fmt: skip
+            "information_x": -bce,
+            "information_y": math.log(classes) - cross_entropy,
+            "auxiliary_accuracy": accuracy,
+            "linear_accuracy": linear,
+        }
         rows.append(
             {"point": point.name, "units": point.units, "shape": list(point.shape)}
             | {name: value if math.isfinite(value) else None for name, value in figures.items()}
@@ -365,9 +379,10 @@ def _takes(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 def _placed(module: Module, device: str) -> Module:
     """The module on the device and prepared, nothing done in place: several networks read one H."""
+    part: Any  # torch types what modules hold as tensors and modules
     for part in module.modules():
         if getattr(part, "inplace", False):
-            part.inplace = False  # type: ignore[assignment]
+            part.inplace = False
     return prepared(module.to(device))
 
 

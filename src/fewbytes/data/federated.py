@@ -51,9 +51,11 @@ class Partition(Group):
         0.8, "For main-category: part of a client's samples that is of its main classes.", brief=True
     )
     samples: tuple[Count, Count] | None = setting(
-        None, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST",
+        None,
+        "Fixed samples per client, e.g. 500/100.",
+        metavar="TRAIN/TEST",
         text=numbers("/", "training/test samples per client, like 500/100"),
-    )  # fmt: skip
+    )
     partition_options: dict[str, Any] = setting(
         {}, "An option of a flwr: partitioner.", option="--partition-option", metavar="KEY=VALUE"
     )
@@ -152,9 +154,8 @@ def _dealt(
     seed: int,
 ) -> tuple[list[Indices], list[Indices]]:
     """`federate` on labels, which are of `classes` only: per client the indices of its training and test samples."""
-    name, clients, samples, options = (
-        partition.partition, partition.clients, partition.samples, partition.partition_options
-    )  # fmt: skip
+    name, clients = partition.partition, partition.clients
+    samples, options = partition.samples, partition.partition_options
     takes_options = name.startswith("flwr:") or (name == "dirichlet" and not samples)
     if options and not (takes_options and (name != "dirichlet" or set(options) == {"min_samples"})):
         raise UserError(f"partition {name!r} takes no such options here: {', '.join(options)}; leave them out")

@@ -47,9 +47,13 @@ class StableDiffusion:
 
     def _images(self, latents: Tensor) -> Tensor:
         images: Tensor = self._pipeline(
-            [self.prompt] * len(latents), latents=latents, num_inference_steps=self.steps,
-            guidance_scale=self.guidance, eta=0.0, output_type="pt",
-        ).images  # fmt: skip
+            [self.prompt] * len(latents),
+            latents=latents,
+            num_inference_steps=self.steps,
+            guidance_scale=self.guidance,
+            eta=0.0,
+            output_type="pt",
+        ).images
         return images.float().cpu()
 
 

@@ -92,7 +92,7 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
             "and classifier, the last layer"
         )
     if not is_splittable(model):
-        return dict(list(model._modules.items())[:-1])  # type: ignore[arg-type]  # children() leave out repeated ones
+        return {name: model.get_submodule(name) for name in _layers(model)[:-1]}
     units = model.units()
     if not (isinstance(units, dict) and units and all(isinstance(unit, nn.Module) for unit in units.values())):
         raise UserError(f"units() of {type(model).__name__} must give its parts, modules, by name in a dict")
@@ -110,7 +110,7 @@ def unit_number(units: Collection[str], name: str) -> int:
 def head_of(model: nn.Module) -> nn.Module:
     """The model's last part, features to logits. Raises UserError if there are no units."""
     features_of(model)
-    return model.classifier if is_splittable(model) else model[-1]  # type: ignore[index]
+    return model.classifier if is_splittable(model) else model.get_submodule(_layers(model)[-1])
 
 
 def head_sizes(model: nn.Module) -> tuple[int, int]:
@@ -162,6 +162,11 @@ def has_units(model: nn.Module) -> bool:
     """Whether `units_of` finds any: the model is splittable, or a Sequential that ends in a Linear."""
     ends_linear = isinstance(model, nn.Sequential) and len(model) > 1 and isinstance(model[-1], nn.Linear)
     return is_splittable(model) or ends_linear
+
+
+def _layers(model: nn.Module) -> list[str]:
+    """The names of a Sequential's layers, those that stand in it twice, too, which named_children() leaves out."""
+    return list(model._modules)
 
 
 def _block(units: Sequence[nn.Module], model: nn.Module) -> Block:

@@ -189,9 +189,13 @@ def adaptor_of(state: State) -> nn.Module | None:
 
 
 def check_fusible(
-    models: Sequence[nn.Module], blocks: int, after: Sequence[str], kind: AdaptorKind, reduce: Reduce,
+    models: Sequence[nn.Module],
+    blocks: int,
+    after: Sequence[str],
+    kind: AdaptorKind,
+    reduce: Reduce,
     sample: tuple[int, ...],
-) -> None:  # fmt: skip
+) -> None:
     """Raises UserError if models of these architectures, for samples of the shape `sample`, cannot be fused."""
     x = torch.zeros(1, *sample)
     rows = []
@@ -255,8 +259,13 @@ def fused_network(
     network = FusedNetwork(fused_blocks(sent, model, blocks, after, kind), linear_of(classifier), reduce)
     takes = [{str(client): list(part[2]) for client, part in members.items()} for members in sent]
     network.recipe = {
-        "kind": "fused", "takes": takes, "blocks": blocks, "after": list(after), "adaptor": kind, "reduce": reduce,
-    }  # fmt: skip
+        "kind": "fused",
+        "takes": takes,
+        "blocks": blocks,
+        "after": list(after),
+        "adaptor": kind,
+        "reduce": reduce,
+    }
     return network
 
 

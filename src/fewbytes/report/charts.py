@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fewbytes.report import pieces
-from fewbytes.report.folder import Direction, Probe, Row, RunFolder, when
+from fewbytes.report.folder import Direction, Probe, Probed, Row, RunFolder, when
 from fewbytes.report.pieces import Layout, Trace
 from fewbytes.report.table import megabytes, percent
 
@@ -34,9 +33,9 @@ def accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Dire
     }
 
 
-def probe_trace(run: RunFolder, probe: Probe, name: str, index: int) -> Trace:
+def probe_trace(run: RunFolder, probe: Probe, name: Probed, index: int) -> Trace:
     """One figure of a run's probes over depth."""
-    values: list[Any] = [point[name] for point in probe["points"]]  # type: ignore[literal-required]
+    values = [point[name] for point in probe["points"]]
     words = f"%{{y:{'.1%' if name == 'linear_accuracy' else '.3f'}}}"
     return _line(index, [None] * len(values)) | {
         "x": [point["units"] for point in probe["points"]],

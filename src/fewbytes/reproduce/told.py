@@ -166,13 +166,16 @@ class Reproduction:
         """Every cell, or those given, with its figures by seed and its run folders."""
         return [
             {
-                "row": f.cell.row, "column": f.cell.column, "values": f.values, "unfinished": f.unfinished,
+                "row": f.cell.row,
+                "column": f.cell.column,
+                "values": f.values,
+                "unfinished": f.unfinished,
                 "ours": None if f.ours is None else asdict(f.ours),
                 "paper": None if f.cell.printed is None else asdict(f.cell.printed),
                 "runs": [str(run.path) for run in f.runs.values()],
             }
             for f in (self.found if found is None else found)
-        ]  # fmt: skip
+        ]
 
     def write(self) -> None:
         """Write `path`.md, `path`.json and `path`.html."""
