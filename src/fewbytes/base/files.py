@@ -57,7 +57,10 @@ def lock(path: Path, wait: bool = False) -> BinaryIO | None:
 
 
 class ScratchFolder:
-    """A temporary folder that goes with its process: `close` removes it, or, after a kill -9, the next one made."""
+    """A temporary folder that goes with its process: `close` removes it, or, after a kill -9, the next one made.
+
+    It is made in `parent`, by default the system's folder for temporary files, with `kind` in its name.
+    """
 
     def __init__(self, kind: str, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())

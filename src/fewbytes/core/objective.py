@@ -147,7 +147,10 @@ def objective_of(data: FederatedData) -> Objective:
 def evaluate(
     model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
 ) -> tuple[int, float]:
-    """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode."""
+    """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode.
+
+    `precision`: of the forward passes; the losses are summed from float32.
+    """
     training = model.training
     model.to(x.device).eval()
     correct, loss = 0, 0.0
@@ -163,7 +166,10 @@ def evaluate(
 
 def detections(model: nn.Module, data: Split, device: str = "cpu", precision: Precision = "float32") -> list[Tensor]:
     """What a detector finds in each image, float32 (found, 6) on the CPU: left, top, right, bottom in pixels of the
-    image as it is stored, confidence, class; the most confident first."""
+    image as it is stored, confidence, class; the most confident first.
+
+    The model runs on `device` and in `precision`, and stays there.
+    """
     from yolox.utils import postprocess
 
     training = model.training

@@ -193,8 +193,8 @@ def _dealt(
 def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0) -> FederatedData:
     """`dataset` over clients by your own `parts`: per client the indices of its samples in `dataset.train`.
 
-    Each client's test samples follow its training labels (`match_test`); the server tests on `dataset.test`. Raises
-    UserError for a client without training samples or an index out of range.
+    Each client's test samples follow its training labels (`match_test`, drawn by `seed`); the server tests on
+    `dataset.test`. Raises UserError for a client without training samples or an index out of range.
     """
     labels, test_labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
     parts = [np.asarray(part, dtype=np.int64) for part in parts]

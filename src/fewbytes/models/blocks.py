@@ -138,7 +138,7 @@ def linear_of(state: State) -> nn.Linear:
 
 
 def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "cpu") -> list[tuple[int, ...]]:
-    """What each block gives for one sample, without the batch dimension: one dry run with zeros."""
+    """What each block gives for one sample, without the batch dimension: one dry run with zeros on `device`."""
     x, found = torch.zeros(1, *sample, device=device), []
     with torch.no_grad():
         for block in blocks:

@@ -137,7 +137,7 @@ class Stage(nn.Module):
 
 
 class FusedNetwork(nn.Module):
-    """F_fus: all fused blocks, the reduction of the last one's branches, one classifier."""
+    """F_fus: all fused blocks, the reduction of the last one's branches (`reduce`, see `features`), one classifier."""
 
     blocks: Sequence[FusedBlock]
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut (He et al. 2016)."""
+    """Two 3x3 convolutions and a shortcut (He et al. 2016); `activation` follows the first and the sum."""
 
     expansion = 1
 
@@ -28,7 +28,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (which has the stride) and 1x1 convolutions and a shortcut; four times wider than `width` at its end."""
+    """1x1, 3x3 (which has the stride) and 1x1 convolutions and a shortcut; four times wider than `width` at its end.
+
+    `activation` follows the first two and the sum.
+    """
 
     expansion = 4
 

@@ -119,7 +119,10 @@ def _unrotated(words: Array, floating: bool) -> None:
 
 
 def ordered(words: Array, floating: bool, out: Array | None = None) -> Array:
-    """Floats as signed integers in the same order, so that near floats are near integers (its own inverse)."""
+    """Floats as signed integers in the same order, so that near floats are near integers (its own inverse).
+
+    `out`: where to put them, for floats, instead of a new array.
+    """
     signed = words.view(f"i{words.dtype.itemsize}")
     if not floating:
         return signed

@@ -529,7 +529,7 @@ def unpack(
     base: Base | None = None,
     limit: int = LIMIT,
 ) -> T:
-    """The payload of class `cls` in a frame; its tensors own their memory.
+    """The payload of class `cls` in a frame; its tensors own their memory. `layout` and `base`: as it was packed with.
 
     Raises FrameError (and nothing else) for bytes that are not such a frame, or whose arrays take more than `limit`
     bytes (while it decodes, up to three times that, and 32 MiB for a sheet of images).
