@@ -121,4 +121,4 @@ __all__ = [
     "run",
     "state_of",
     "unpack",
-]  # fmt: skip
+]

@@ -71,9 +71,10 @@ def attack(
     """Attack training images of a client of a run; writes RUN/attack.json, which it returns, and RUN/attack.png.
 
     `model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model that
-    the run saved: the client's own, else the global one. Which of its tensors are shared the run's method tells. The
-    same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
-    folder that is no run, data that are no images, too few images, and a method whose uploads are no gradients.
+    the run saved: the client's own, else the global one. Which of its tensors are shared the run's method tells.
+    `how`: the attack's settings; `told` hears how it goes. The same seed, on as many threads, gives the same files;
+    stopped early, nothing is written. Raises UserError for a folder that is no run, data that are no images, too few
+    images, and a method whose uploads are no gradients.
     """
     how = how or Attacking()
     experiment = experiment_of(run)
@@ -116,12 +117,19 @@ def attack(
     values = [math.inf if row["psnr"] is None else row["psnr"] for row in found]
     counts = {name: p.numel() for name, p in parameters.items()}
     result = {
-        "method": experiment.method, "model": model, "client": client, **dataclasses.asdict(how),
-        "observed": shared, "observed_values": sum(counts[name] for name in shared), "values": sum(counts.values()),
+        "method": experiment.method,
+        "model": model,
+        "client": client,
+        **dataclasses.asdict(how),
+        "observed": shared,
+        "observed_values": sum(counts[name] for name in shared),
+        "values": sum(counts.values()),
         "label": "given" if found[0]["recovered_label"] is None else "recovered",
-        "psnr_mean": _finite(statistics.fmean(values)), "psnr_median": _finite(statistics.median(values)),
-        "recognised": sum(value >= RECOGNISED for value in values) / len(values), "attacked": found,
-    }  # fmt: skip
+        "psnr_mean": _finite(statistics.fmean(values)),
+        "psnr_median": _finite(statistics.median(values)),
+        "recognised": sum(value >= RECOGNISED for value in values) / len(values),
+        "attacked": found,
+    }
     with replacing(run / "attack.png") as picture, replacing(run / "attack.json") as file:
         picture.write(drawn(list(images.cpu()), [image.cpu() for image in made], values))
         file.write(json.dumps(result, indent=2).encode())
@@ -193,14 +201,19 @@ def psnr(a: Tensor, b: Tensor) -> float:
 
 
 def reconstruct(
-    model: nn.Module, observed: Mapping[str, Tensor], label: int, shape: Sequence[int], iterations: int = 300,
+    model: nn.Module,
+    observed: Mapping[str, Tensor],
+    label: int,
+    shape: Sequence[int],
+    iterations: int = 300,
     restarts: int = 1,
-) -> tuple[Tensor, float]:  # fmt: skip
+) -> tuple[Tensor, float]:
     """An image (1, *shape) whose gradients match the observed ones, float64, not clamped, and its loss (Eq. 13).
 
-    Starts from N(0, 1), drawn from torch's global CPU generator, and again, `restarts` times, where the loss stays
-    above 1e-6, be it in a local minimum or because it is not finite any more; of all that were met the image with the
-    least loss is taken. Small gradients, of squared norm s < 1, must match to 1e-6 s. Parameters must be float64.
+    Starts from N(0, 1), drawn from torch's global CPU generator, for at most `iterations` of L-BFGS, of 20 steps each,
+    and again, `restarts` times, where the loss stays above 1e-6, be it in a local minimum or because it is not finite
+    any more; of all that were met the image with the least loss is taken. Small gradients, of squared norm s < 1, must
+    match to 1e-6 s. Parameters must be float64.
     """
     device = next(model.parameters()).device
     scale = min(1.0, sum(float(value.square().sum()) for value in observed.values())) or 1.0

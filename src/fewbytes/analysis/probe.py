@@ -103,15 +103,19 @@ class Probes(nn.Module):
 
 
 def probe(
-    run: Path, client: int | None = None, points: Sequence[str] = (), how: Probing | None = None,
+    run: Path,
+    client: int | None = None,
+    points: Sequence[str] = (),
+    how: Probing | None = None,
     told: Told = lambda *_: None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Probe the global model of a finished run, or a client's own; writes and returns RUN/probe.json.
 
     Probes are trained on all clients' training samples together, without random transforms, and measured on the
-    server's test set, on the run's device. `points` names the units after which to probe (see `points_of`). The same
-    seed, on as many threads, gives the same file; stopped early, nothing is written. Raises UserError for a folder that
-    is no run or was made from Python, and if there is no such model or it cannot be cut.
+    server's test set, on the run's device. `points` names the units after which to probe (see `points_of`); `how`: how
+    probes are trained, by default as in the paper; `told` hears of the batches. The same seed, on as many threads,
+    gives the same file; stopped early, nothing is written. Raises UserError for a folder that is no run or was made
+    from Python, and if there is no such model or it cannot be cut.
     """
     how = how or Probing()
     experiment = experiment_of(run)
@@ -127,10 +131,17 @@ def probe(
     found = probed(model, chosen, partial(task.problem.build, first), train, test, classes, how, told)
     result = {
         "model": "global" if client is None else f"client {client}",
-        "epochs": how.epochs, "linear_epochs": how.linear_epochs, "batch": how.batch, "lr": how.lr, "seed": how.seed,
-        "train_samples": len(train[1]), "test_samples": len(test[1]), "classes": classes,
-        "points": found, "skipped": skipped,
-    }  # fmt: skip
+        "epochs": how.epochs,
+        "linear_epochs": how.linear_epochs,
+        "batch": how.batch,
+        "lr": how.lr,
+        "seed": how.seed,
+        "train_samples": len(train[1]),
+        "test_samples": len(test[1]),
+        "classes": classes,
+        "points": found,
+        "skipped": skipped,
+    }
     with replacing(run / "probe.json") as file:
         file.write(json.dumps(result, indent=2).encode())
     return result
@@ -204,9 +215,11 @@ def make_decoder(channels: int, image: int) -> nn.Sequential:
     The sigmoid that ends it in the paper is in the loss, where it loses no precision.
     """
     return nn.Sequential(
-        nn.Conv2d(channels, HIDDEN, 3, padding=1), nn.BatchNorm2d(HIDDEN), nn.ReLU(),
+        nn.Conv2d(channels, HIDDEN, 3, padding=1),
+        nn.BatchNorm2d(HIDDEN),
+        nn.ReLU(),
         nn.Conv2d(HIDDEN, image, 3, padding=1),
-    )  # fmt: skip
+    )
 
 
 def enlarged(h: Tensor, size: Sequence[int]) -> Tensor:
@@ -254,7 +267,8 @@ def probed(
     `fresh` makes a new model of the architecture whose layers the auxiliary networks are. A row: `point`, `units` and
     `shape` as in `Point`; `information_x` (-R in nats a value; None without a decoder), `information_y` (ln C - CE in
     nats) and `auxiliary_accuracy`, `linear_accuracy`; `auxiliary_enlarged`: whether it saw enlarged features. What is
-    not finite is None. A point's figures do not depend on which others are probed, unless layers drop out.
+    not finite is None. A point's figures do not depend on which others are probed, unless layers drop out. `told`
+    hears of every batch.
     """
     x, y = train
     device = str(x.device)
@@ -334,9 +348,11 @@ def _measure(
     for point, one, total in zip(points, probes, sums / len(y), strict=True):
         bce, cross_entropy, accuracy, linear = (float(value) for value in total)
         figures = {
-            "information_x": -bce, "information_y": math.log(classes) - cross_entropy,
-            "auxiliary_accuracy": accuracy, "linear_accuracy": linear,
-        }  # fmt: skip
+            "information_x": -bce,
+            "information_y": math.log(classes) - cross_entropy,
+            "auxiliary_accuracy": accuracy,
+            "linear_accuracy": linear,
+        }
         rows.append(
             {"point": point.name, "units": point.units, "shape": list(point.shape)}
             | {name: value if math.isfinite(value) else None for name, value in figures.items()}
@@ -365,9 +381,10 @@ def _takes(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 def _placed(module: Module, device: str) -> Module:
     """The module on the device and prepared, nothing done in place: several networks read one H."""
+    part: Any  # torch types what modules hold as tensors and modules
     for part in module.modules():
         if getattr(part, "inplace", False):
-            part.inplace = False  # type: ignore[assignment]
+            part.inplace = False
     return prepared(module.to(device))
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-try:
+if sys.platform != "win32":  # nothing is locked there
     import fcntl
-except ImportError:  # not a Unix system: nothing is locked there
-    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def lock(path: Path, wait: bool = False) -> BinaryIO | None:
     """
     file = open(path, "ab")  # noqa: SIM115 (open as long as the lock is held)
     try:
-        if fcntl is not None:
+        if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         file.close()
@@ -58,7 +57,10 @@ def lock(path: Path, wait: bool = False) -> BinaryIO | None:
 
 
 class ScratchFolder:
-    """A temporary folder that goes with its process: `close` removes it, or, after a kill -9, the next one made."""
+    """A temporary folder that goes with its process: `close` removes it, or, after a kill -9, the next one made.
+
+    It is made in `parent`, by default the system's folder for temporary files, with `kind` in its name.
+    """
 
     def __init__(self, kind: str, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())

@@ -110,7 +110,7 @@ class Mean:
         self._weight = 0.0
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Add one state. Raises MethodError if its names or shapes differ from the first one's."""
+        """Add one state with a `weight` above 0. Raises MethodError if names or shapes differ from the first one's."""
         if not weight > 0:
             raise MethodError(f"a mean needs weights above 0, got {weight}")
         first = not self._sum
@@ -161,7 +161,7 @@ class EntryMeans:
         self._only: State = {}
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Add one state, of any entries."""
+        """Add one state, of any entries, which counts as `weight` of them."""
         for name, value in state.items():
             if name not in self._sums:
                 self._sums[name] = torch.zeros_like(value, dtype=None if value.is_floating_point() else torch.float64)

@@ -23,7 +23,7 @@ def stream(seed: int, *names: int | str) -> np.random.Generator:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's global generators. (torch.manual_seed walks the call stack where CUDA is built in but absent.)"""
+    """Seed torch's global generators; torch.manual_seed walks the call stack where CUDA is built in but absent."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)

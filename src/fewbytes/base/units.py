@@ -8,9 +8,7 @@ from collections.abc import Iterable
 
 from fewbytes.base.errors import UserError
 
-PREFIXES = {
-    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
-}  # fmt: skip
+PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 NUMBER = r"([0-9.]+)\s*(?:((?i:[kmgt]i?)?)"
 
 

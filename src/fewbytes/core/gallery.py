@@ -40,6 +40,7 @@ def sheet(images: Tensor, labels: Sequence[str], largest: int = LARGEST) -> byte
     """A PNG file of images (n, 1 or 3, height, width), uint8: a row a label, in the order in which labels appear.
 
     The text `ROWS` in it is JSON: how many images the row of each label has, from the left; the rest of it is black.
+    Images with a side above `largest` pixels are scaled down to it.
     """
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not images.numel():
         raise MethodError(

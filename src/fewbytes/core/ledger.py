@@ -45,9 +45,17 @@ class Ledger:
     """Every exchange of a run, in order: who, when, which handler, how many bytes each way."""
 
     COLUMNS = (
-        "round", "handler", "client", "bytes_down", "bytes_up",
-        "value_bytes_down", "value_bytes_up", "mask_bits_down", "mask_bits_up", "outcome",
-    )  # fmt: skip
+        "round",
+        "handler",
+        "client",
+        "bytes_down",
+        "bytes_up",
+        "value_bytes_down",
+        "value_bytes_up",
+        "mask_bits_down",
+        "mask_bits_up",
+        "outcome",
+    )
 
     def __init__(self) -> None:
         self._rows = array("q")
@@ -57,13 +65,12 @@ class Ledger:
         return len(self._rows) // len(self.COLUMNS)
 
     def add(self, row: Row) -> None:
+        """Append an exchange."""
         if row.handler not in self.handlers:
             self.handlers.append(row.handler)
-        self._rows.extend(
-            (row.round, self.handlers.index(row.handler), row.client, row.bytes_down, row.bytes_up,
-             row.down.value_bytes, row.up.value_bytes, row.down.mask_bits, row.up.mask_bits,
-             OUTCOMES.index(row.outcome))
-        )  # fmt: skip
+        handler, outcome = self.handlers.index(row.handler), OUTCOMES.index(row.outcome)
+        nominal = (row.down.value_bytes, row.up.value_bytes, row.down.mask_bits, row.up.mask_bits)
+        self._rows.extend((row.round, handler, row.client, row.bytes_down, row.bytes_up, *nominal, outcome))
 
     def columns(self, start: int = 0) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The columns from row `start` on, int64; `handler` is a number into `handlers`, `outcome` into OUTCOMES."""

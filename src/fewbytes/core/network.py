@@ -153,10 +153,10 @@ class Network:
     ) -> None:
         """The same for a handler without reply; returns when all have run.
 
-        `to`: as in `call`, or None for everybody. `when`: `next` leaves the message until the client is asked next,
-        with whose request it travels and before whose handler this one runs; a newer message to the handler takes the
-        place of one that waits, and what waits after the last round is sent then. Left with everybody, it also reaches
-        who joins later.
+        `to` and `send`: as in `call`; without `to`, everybody gets `send`. `when`: `next` leaves the message until the
+        client is asked next, with whose request it travels and before whose handler this one runs; a newer message to
+        the handler takes the place of one that waits, and what waits after the last round is sent then. Left with
+        everybody, it also reaches who joins later.
         """
         if when == "next":
             wanted = None if to is None else dict(to) if isinstance(to, Mapping) else dict.fromkeys(to, send)

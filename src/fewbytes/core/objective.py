@@ -74,15 +74,18 @@ class Classification(Objective):
     suits: ClassVar[str] = "labels are learnt by models that give a logit a class"
 
     def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
+        """Samples (n, …) and labels int64 (n,)."""
         x, y = data.load(device)
         return ready(x), y
 
     def evaluate(self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision) -> tuple[int, float]:
+        """As the function `evaluate`."""
         return evaluate(model, x, y, precision)
 
     def score(
         self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
     ) -> dict[str, float]:
+        """`global`, the share of right predictions; nothing without test samples."""
         if not len(test):
             return {}
         model, correct = prepared(model), 0
@@ -104,23 +107,28 @@ class Detection(Objective):
     )
 
     def loss(self, model: nn.Module, given: Loss | None) -> Loss:
+        """The detector's own. Raises UserError for a model without one, or where a method gives one."""
         own = own_loss(model)
         if given is not None or own is None:
             raise UserError(self.suits)
         return own
 
     def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
+        """Raises UserError: boxes differ in number, so detectors read images as they are used."""
         raise UserError(self.suits)
 
     def samples(self, data: Split, device: str) -> tuple[Tensor | LazySamples, Tensor]:
+        """Images, float32 (n, 3, height, width), and their boxes, read as they are indexed."""
         return data.lazy(device)
 
     def evaluate(self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision) -> tuple[int, float]:
+        """Raises UserError: boxes are not right or wrong one by one."""
         raise UserError(self.suits)
 
     def score(
         self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
     ) -> dict[str, float]:
+        """`MEASURES` of the test set. `show` is given its first images with true boxes and those that were found."""
         found = detections(model, test, device, precision)
         if show is not None:
             show("detections", *drawn(found, test, self.classes), DRAWN_SIZE)
@@ -135,7 +143,10 @@ def objective_of(data: FederatedData) -> Objective:
 def evaluate(
     model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
 ) -> tuple[int, float]:
-    """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode."""
+    """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode.
+
+    `precision`: of the forward passes; the losses are summed from float32.
+    """
     training = model.training
     model.to(x.device).eval()
     correct, loss = 0, 0.0
@@ -151,7 +162,10 @@ def evaluate(
 
 def detections(model: nn.Module, data: Split, device: str = "cpu", precision: Precision = "float32") -> list[Tensor]:
     """What a detector finds in each image, float32 (found, 6) on the CPU: left, top, right, bottom in pixels of the
-    image as it is stored, confidence, class; the most confident first."""
+    image as it is stored, confidence, class; the most confident first.
+
+    The model runs on `device` and in `precision`, and stays there.
+    """
     from yolox.utils import postprocess
 
     training = model.training

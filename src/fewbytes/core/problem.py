@@ -164,7 +164,7 @@ class Task:
         the model that do not require gradients stay with each node and never travel. None stands for a client whose
         data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are
         optional and ignored. `presence`: per client the first and the last round it is there (None: to the end); who
-        comes after round 1 is a newcomer. Raises UserError for other sets without labels.
+        comes after round 1 is a newcomer. `seed`: of all randomness. Raises UserError for other sets without labels.
         """
         if not callable(model) or isinstance(model, nn.Module):
             raise UserError(

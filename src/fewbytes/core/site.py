@@ -17,7 +17,11 @@ from fewbytes.data.split import LazySamples, Split
 
 
 class Site:
-    """What a handler sees of its client: its data, its randomness, a model to work with, the training loop."""
+    """What a handler sees of its client: its data, its randomness, a model to work with, the training loop.
+
+    Made by the engine for the handler `what` in round `t`. `models`: modules that earlier sites of the process made,
+    to be used again; `scored`: whether scores of this round are wanted.
+    """
 
     def __init__(
         self, task: Task, me: Id, t: int, what: str, models: dict[Any, nn.Module] | None = None, scored: bool = True

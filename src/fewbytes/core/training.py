@@ -112,7 +112,7 @@ class Local:
         check_ranges(self)
 
     def lr_in(self, t: int) -> float:
-        """The learning rate of round t = 1, 2, …"""
+        """The learning rate of round t, counted from 1."""
         return annealed(self.lr, t, self.lr_rounds)
 
 
@@ -153,8 +153,9 @@ def fit(
     """Train `model` in place on (x, y), by the terms of round t; returns the mean loss over the last epoch's
     batches (0 for none).
 
-    Shuffled from torch's global generator; the optimiser starts anew. `transform` is applied to every batch as it is
-    cut. Gradients are clipped as one vector, or, where the model has `apart`, modules of it, each one's by itself.
+    Shuffled from torch's global generator; the optimiser starts anew. `precision`: of the forward passes. `transform`
+    is applied to every batch as it is cut. Gradients are clipped as one vector, or, where the model has `apart`,
+    modules of it, each one's by itself.
     Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters that do not require
     gradients, or have none in the first batch, stay as they are.
     """
@@ -236,7 +237,10 @@ def _sgd(moved: Sequence[Tensor], velocity: list[Tensor] | None, local: Local, l
 
 
 def outputs(model: nn.Module, x: Tensor | LazySamples, precision: Precision = "float32") -> Tensor:
-    """The model's outputs for samples x (n, …), float32 (n, …), in eval mode and without gradients."""
+    """The model's outputs for samples x (n, …), float32 (n, …), in eval mode and without gradients.
+
+    `precision`: of the forward passes that give them.
+    """
     training = model.training
     model.to(x.device).eval()
     kept = torch.empty(0)

@@ -53,8 +53,10 @@ def cifar_files(folder: Path) -> dict[str, list[Path]]:
         if not (place / name).is_file():
             raise UserError(f"{place} holds CIFAR without its file {name}: put it there")
     return {
-        "train": [place / name for name in layout.train], "test": [place / layout.test], "meta": [place / layout.meta],
-    }  # fmt: skip
+        "train": [place / name for name in layout.train],
+        "test": [place / layout.test],
+        "meta": [place / layout.meta],
+    }
 
 
 def read_cifar(

@@ -197,14 +197,18 @@ def _truth(
         "images": [{"id": i, "width": image.width, "height": image.height} for i, image in enumerate(images)],
         "annotations": [
             {
-                "id": next(numbers), "image_id": i, "category_id": o.category_id, "bbox": list(o.bbox),
-                "area": o.area, "iscrowd": o.iscrowd,
+                "id": next(numbers),
+                "image_id": i,
+                "category_id": o.category_id,
+                "bbox": list(o.bbox),
+                "area": o.area,
+                "iscrowd": o.iscrowd,
             }
             for i, mine in enumerate(objects)
             for o in mine
         ],
         "categories": [{"id": i, "name": name} for i, name in enumerate(classes)],
-    }  # fmt: skip
+    }
 
 
 # Images ---------------------------------------------------------------------------------------------------------------

@@ -51,9 +51,11 @@ class Partition(Group):
         0.8, "For main-category: part of a client's samples that is of its main classes.", brief=True
     )
     samples: tuple[Count, Count] | None = setting(
-        None, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST",
+        None,
+        "Fixed samples per client, e.g. 500/100.",
+        metavar="TRAIN/TEST",
         text=numbers("/", "training/test samples per client, like 500/100"),
-    )  # fmt: skip
+    )
     partition_options: dict[str, Any] = setting(
         {}, "An option of a flwr: partitioner.", option="--partition-option", metavar="KEY=VALUE"
     )
@@ -152,9 +154,8 @@ def _dealt(
     seed: int,
 ) -> tuple[list[Indices], list[Indices]]:
     """`federate` on labels, which are of `classes` only: per client the indices of its training and test samples."""
-    name, clients, samples, options = (
-        partition.partition, partition.clients, partition.samples, partition.partition_options
-    )  # fmt: skip
+    name, clients = partition.partition, partition.clients
+    samples, options = partition.samples, partition.partition_options
     takes_options = name.startswith("flwr:") or (name == "dirichlet" and not samples)
     if options and not (takes_options and (name != "dirichlet" or set(options) == {"min_samples"})):
         raise UserError(f"partition {name!r} takes no such options here: {', '.join(options)}; leave them out")
@@ -192,8 +193,8 @@ def _dealt(
 def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0) -> FederatedData:
     """`dataset` over clients by your own `parts`: per client the indices of its samples in `dataset.train`.
 
-    Each client's test samples follow its training labels (`match_test`); the server tests on `dataset.test`. Raises
-    UserError for a client without training samples or an index out of range.
+    Each client's test samples follow its training labels (`match_test`, drawn by `seed`); the server tests on
+    `dataset.test`. Raises UserError for a client without training samples or an index out of range.
     """
     labels, test_labels = dataset.train.labels.numpy(), dataset.test.labels.numpy()
     parts = [np.asarray(part, dtype=np.int64) for part in parts]

@@ -43,5 +43,6 @@ def squared(image: Image.Image, size: int) -> Image.Image:
 
 
 def cache_folder() -> Path:
+    """Where decoded images and fetched data sets are kept: FEWBYTES_CACHE, else in the user's own cache folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return Path(os.environ.get("FEWBYTES_CACHE") or base / "fewbytes").expanduser()

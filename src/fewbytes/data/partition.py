@@ -187,8 +187,12 @@ def main_category(labels: Indices, clients: int, share: float, rng: RandomState)
         for c in range(len(pools)):
             take(i, c, len(pools[c]))
     if met.min() < share - 0.01:
-        log.warning("main-category partition: main classes are %.0f to %.0f %% of clients' samples, not %.0f",
-                    100 * met.min(), 100 * met.max(), 100 * share)  # fmt: skip
+        log.warning(
+            "main-category partition: main classes are %.0f to %.0f %% of clients' samples, not %.0f",
+            100 * met.min(),
+            100 * met.max(),
+            100 * share,
+        )
     return _shuffled(dealt, rng)
 
 

@@ -54,6 +54,7 @@ class SynthesisNetwork(nn.Module):
         return maps[:, :3], 4 * maps[:, 3:], self.background(latents).float()[:, :, None, None]
 
     def forward(self, latents: Tensor) -> Tensor:
+        """The object over the background, as opaque as the sigmoid of its logit says."""
         thing, logits, background = self.layers(latents)
         return torch.lerp(background, thing, torch.sigmoid(logits))
 

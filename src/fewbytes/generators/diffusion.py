@@ -37,17 +37,23 @@ class StableDiffusion:
         self.latent_dim: int = config.in_channels * height * width
 
     def sample_latents(self, n: int) -> Tensor:
+        """First noise, standard normal, float32 (n, latent_dim)."""
         return torch.randn(n, self.latent_dim)
 
     def synthesise(self, latents: Tensor) -> Tensor:
+        """The images the noise (n, latent_dim) becomes by denoising, float32 (n, 3, height, width) in [0, 1]."""
         check_latents(latents, self.latent_dim)
         return torch.cat([self._images(part.view(-1, *self._shape)) for part in latents.detach().split(BATCH)])
 
     def _images(self, latents: Tensor) -> Tensor:
         images: Tensor = self._pipeline(
-            [self.prompt] * len(latents), latents=latents, num_inference_steps=self.steps,
-            guidance_scale=self.guidance, eta=0.0, output_type="pt",
-        ).images  # fmt: skip
+            [self.prompt] * len(latents),
+            latents=latents,
+            num_inference_steps=self.steps,
+            guidance_scale=self.guidance,
+            eta=0.0,
+            output_type="pt",
+        ).images
         return images.float().cpu()
 
 

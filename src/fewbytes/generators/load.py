@@ -19,7 +19,9 @@ from fewbytes.generators.stylegan import load_stylegan
 
 @cache
 def load_generator(name: str) -> ImageGenerator:
-    """A generator, loaded once a process. `name` is
+    """A generator by its name, loaded once a process.
+
+    `name` is
 
     - `compact`: the small one that comes with the package, of 32 x 32 colour images of plain objects
     - a file `*.safetensors` that `scripts/train_generator.py` wrote

@@ -33,6 +33,7 @@ class Linear:
     bias: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
+        """x (n, in) to (n, out)."""
         return F.linear(x, self.weight, self.bias)
 
 
@@ -68,6 +69,7 @@ class FourierFeatures:
     rate: float  # samples a side of the image
 
     def __call__(self, w: Tensor) -> Tensor:
+        """w (n, w_dim) to the signal (n, channels, size, size)."""
         a = self.affine(w)
         cosine, sine, right, down = (a / a[:, :2].norm(dim=1, keepdim=True))[:, :, None, None].unbind(1)
         at = (torch.arange(self.size) + (1 - self.size) / 2) / self.rate
@@ -94,6 +96,7 @@ class Layer:
     clamp: float
 
     def __call__(self, x: Tensor, w: Tensor) -> Tensor:
+        """x (n, in, size, size) and w (n, w_dim) to (n, out, size, size) of `size_after(size)`."""
         style = self.affine(w)
         # Styles multiply the input and their demodulation the output. So all images share the weights.
         x = F.conv2d(x * (style * self.gain)[:, :, None, None], self.weight, padding=self.weight.shape[2] - 1)

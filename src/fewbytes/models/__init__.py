@@ -10,5 +10,13 @@ from fewbytes.models.small import Cnn4, Mlp
 from fewbytes.models.vgg import Vgg9
 
 __all__ = [
-    "Cnn4", "LogitMean", "Mlp", "PooledFeatures", "ResNet", "Vgg9", "batch_norm_names", "build_model", "default_model",
-]  # fmt: skip
+    "Cnn4",
+    "LogitMean",
+    "Mlp",
+    "PooledFeatures",
+    "ResNet",
+    "Vgg9",
+    "batch_norm_names",
+    "build_model",
+    "default_model",
+]

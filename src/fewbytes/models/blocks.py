@@ -23,9 +23,11 @@ class Splittable(Protocol):
     """
 
     @property
-    def classifier(self) -> nn.Module: ...
+    def classifier(self) -> nn.Module:
+        """The last part: features (n, D) to logits (n, classes)."""
 
-    def units(self) -> dict[str, nn.Module]: ...
+    def units(self) -> dict[str, nn.Module]:
+        """All that comes before it, by name and in order."""
 
 
 def is_splittable(model: nn.Module) -> TypeGuard[Splittable]:
@@ -46,6 +48,7 @@ class Block(nn.Module):
         self.names = [(names[id(value)], value) for value in own if names[id(value)] in travels]
 
     def forward(self, x: Tensor) -> Tensor:
+        """What the block before gives to what the next one takes, (n, …) both."""
         out: Tensor = self.units(x)
         return out
 
@@ -89,7 +92,7 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
             "and classifier, the last layer"
         )
     if not is_splittable(model):
-        return dict(list(model._modules.items())[:-1])  # type: ignore[arg-type]  # children() leave out repeated ones
+        return {name: model.get_submodule(name) for name in _layers(model)[:-1]}
     units = model.units()
     if not (isinstance(units, dict) and units and all(isinstance(unit, nn.Module) for unit in units.values())):
         raise UserError(f"units() of {type(model).__name__} must give its parts, modules, by name in a dict")
@@ -107,7 +110,7 @@ def unit_number(units: Collection[str], name: str) -> int:
 def head_of(model: nn.Module) -> nn.Module:
     """The model's last part, features to logits. Raises UserError if there are no units."""
     features_of(model)
-    return model.classifier if is_splittable(model) else model[-1]  # type: ignore[index]
+    return model.classifier if is_splittable(model) else model.get_submodule(_layers(model)[-1])
 
 
 def head_sizes(model: nn.Module) -> tuple[int, int]:
@@ -135,7 +138,7 @@ def linear_of(state: State) -> nn.Linear:
 
 
 def shapes(blocks: Sequence[nn.Module], sample: tuple[int, ...], device: str = "cpu") -> list[tuple[int, ...]]:
-    """What each block gives for one sample, without the batch dimension: one dry run with zeros."""
+    """What each block gives for one sample, without the batch dimension: one dry run with zeros on `device`."""
     x, found = torch.zeros(1, *sample, device=device), []
     with torch.no_grad():
         for block in blocks:
@@ -159,6 +162,11 @@ def has_units(model: nn.Module) -> bool:
     """Whether `units_of` finds any: the model is splittable, or a Sequential that ends in a Linear."""
     ends_linear = isinstance(model, nn.Sequential) and len(model) > 1 and isinstance(model[-1], nn.Linear)
     return is_splittable(model) or ends_linear
+
+
+def _layers(model: nn.Module) -> list[str]:
+    """The names of a Sequential's layers, those that stand in it twice, too, which named_children() leaves out."""
+    return list(model._modules)
 
 
 def _block(units: Sequence[nn.Module], model: nn.Module) -> Block:

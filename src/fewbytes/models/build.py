@@ -116,6 +116,7 @@ class ModelBuilder:
             raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
 
     def __call__(self, client: int) -> nn.Module:
+        """Client `client`'s model, with weights drawn from torch's global generator."""
         model = build_model(self.names[client % len(self.names)], self.shape, self.classes)
         return model if self.kernels is None else with_generated_kernels(model, self.kernels)
 
@@ -223,16 +224,10 @@ def _torchvision(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def _replace_first_convolution(model: nn.Module, channels: int) -> None:
-    name, old = next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
-    new = nn.Conv2d(
-        channels,
-        old.out_channels,
-        old.kernel_size,  # type: ignore[arg-type]  # torch types them as any tuple
-        old.stride,  # type: ignore[arg-type]
-        old.padding,  # type: ignore[arg-type]
-        bias=old.bias is not None,
-    )
-    model.set_submodule(name, new)
+    place, old = next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
+    sizes = {name: getattr(old, name) for name in ("kernel_size", "stride", "padding")}
+    new = nn.Conv2d(channels, old.out_channels, **sizes, bias=old.bias is not None)
+    model.set_submodule(place, new)
 
 
 def _own(module: str, attribute: str, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -246,9 +241,9 @@ def _own(module: str, attribute: str, shape: tuple[int, ...], classes: int) -> n
         raise UserError(f"model {name!r} is a {type(maker).__name__}, not a class or function that makes a model")
     offered = {"shape": shape, "classes": classes, "num_classes": classes, "in_channels": shape[0]}
     try:
-        takes = inspect.signature(maker).parameters
+        takes = set(inspect.signature(maker).parameters)
     except (TypeError, ValueError):  # some built-in callables have none
-        takes = {}  # type: ignore[assignment]
+        takes = set()
     model = _call(name, maker, **{key: value for key, value in offered.items() if key in takes})
     if not isinstance(model, nn.Module):
         raise UserError(f"model {name!r} made a {type(model).__name__}; it must return a torch.nn.Module")

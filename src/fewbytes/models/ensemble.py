@@ -25,6 +25,7 @@ class LogitMean(nn.Module):
         return torch.stack([member(x) for member in self.members])
 
     def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …) to logits (n, classes)."""
         return self.each(x).mean(0)
 
 

@@ -34,6 +34,7 @@ class Embedding(nn.Module):
         self.features, self.head = features, head
 
     def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …) to vectors (n, K) of length 1."""
         return F.normalize(self.head(self.features(x)), dim=1)
 
 
@@ -49,6 +50,7 @@ class EtfNetwork(nn.Module):
         """What `etf_network` needs to build it again, for a file; `client` is for the one who makes it to say."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …) to cosines (n, C) in [-1, 1]."""
         cosines: Tensor = self.embedding(x) @ self.frame
         return cosines
 

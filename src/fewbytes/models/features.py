@@ -26,11 +26,13 @@ class PooledFeatures(nn.Module):
             self.fc = nn.Sequential(nn.Linear(size, hidden), nn.Tanh(), nn.Linear(hidden, classes))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …) to logits (n, classes)."""
         logits: Tensor = self.fc(self.pool(self.body(x).flatten(1)))
         return logits
 
     @property
     def classifier(self) -> nn.Module:
+        """`fc`: features (n, size) to logits."""
         return self.fc
 
     def units(self) -> dict[str, nn.Module]:

@@ -70,8 +70,8 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
         raise UserError(f"the model {path} cannot be read: {error}") from None
     if build is None and "model" not in about:
         raise UserError(f"{path} is of a module of your own: pass build=, the function that makes it")
-    maker = build or model_of(about)
-    make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()  # type: ignore[call-arg]
+    maker: Callable[..., nn.Module] = build or model_of(about)
+    make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()
     try:
         if "recipe" in about:
             model = PUT_TOGETHER[about["recipe"]["kind"]](about["recipe"], state, make)

@@ -27,8 +27,9 @@ def fisher_diagonal(model: nn.Module, x: Tensor, y: Tensor, *, kind: Labels = "e
     """F_j: the mean over samples of the squared derivative of log p(y_n | x_n) by theta_j (GENE-FL, Eq. 5).
 
     x (m, …), y (m,): samples and their classes; `model(x)` gives logits (m, classes), each row from its own sample.
-    Returns F for those parameters of `layers_of(model)` that require gradients, by name, on the CPU. The model runs in
-    eval mode on the samples' device, `batch` samples at a time, and stays as it was. Raises UserError for no samples.
+    `kind`: which labels y_n are. Returns F for those parameters of `layers_of(model)` that require gradients, by name,
+    on the CPU. The model runs in eval mode on the samples' device, `batch` samples at a time, and stays as it was.
+    Raises UserError for no samples.
 
     Fast if every layer is called once and is a Linear on vectors, or a Conv2d without groups and with a number of zeros
     as padding. Otherwise samples go one by one, which takes at least twice as long.

@@ -33,6 +33,7 @@ class Gather(nn.Module):
         self.kind, self.takes = kind, takes
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """Features of each branch, (n, …), to what an adaptor or, averaged, a block takes."""
         image = len(self.takes) == 3
         sizes = [tuple(u.shape[1:]) for u in features]
         free = 0 if self.kind == "average" else len(sizes[0]) if image else 1  # how many last dimensions may differ
@@ -55,6 +56,7 @@ class Branch(nn.Module):
         self.block, self.takes = block, takes
 
     def forward(self, gathered: Tensor) -> Tensor:
+        """Gathered features (n, …) to this client's (n, …)."""
         out: Tensor = self.block(self.adaptor(gathered))
         return out
 
@@ -69,6 +71,7 @@ class FusedBlock(nn.Module):
         self.branches, self.kind = _listed(branches), kind
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """Features of each branch of the block before, or [samples] (n, …), to those of each branch of this one."""
         if self.kind is None:
             return [branch(features[0].clone()) for branch in self.branches]  # a block may work in place
         gathered: dict[Any, Tensor] = {}  # branches that take features of one size share what they gather
@@ -93,6 +96,7 @@ class Prefix(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …) to gathered features (n, …)."""
         features = [x]
         for block in self.blocks:
             features = block(features)
@@ -119,11 +123,13 @@ class Stage(nn.Module):
         self.prefix, self.trained, self.moving = prefix, trained, moving
 
     def train(self, mode: bool = True) -> Stage:
+        """Training mode for what is trained; for the prefix only if it is `moving`."""
         super().train(mode)
         self.prefix.train(mode and self.moving)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …) to logits (n, classes); no gradients reach the prefix."""
         with torch.no_grad():
             x = self.prefix(x)
         logits: Tensor = self.trained(x)
@@ -131,7 +137,7 @@ class Stage(nn.Module):
 
 
 class FusedNetwork(nn.Module):
-    """F_fus: all fused blocks, the reduction of the last one's branches, one classifier."""
+    """F_fus: all fused blocks, the reduction of the last one's branches (`reduce`, see `features`), one classifier."""
 
     blocks: Sequence[FusedBlock]
 
@@ -158,6 +164,7 @@ class FusedNetwork(nn.Module):
         return total / len(flat) if self.reduce == "mean" else total
 
     def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …) to logits (n, classes)."""
         logits: Tensor = self.classifier(self.features(x))
         return logits
 
@@ -182,9 +189,13 @@ def adaptor_of(state: State) -> nn.Module | None:
 
 
 def check_fusible(
-    models: Sequence[nn.Module], blocks: int, after: Sequence[str], kind: AdaptorKind, reduce: Reduce,
+    models: Sequence[nn.Module],
+    blocks: int,
+    after: Sequence[str],
+    kind: AdaptorKind,
+    reduce: Reduce,
     sample: tuple[int, ...],
-) -> None:  # fmt: skip
+) -> None:
     """Raises UserError if models of these architectures, for samples of the shape `sample`, cannot be fused."""
     x = torch.zeros(1, *sample)
     rows = []
@@ -248,8 +259,13 @@ def fused_network(
     network = FusedNetwork(fused_blocks(sent, model, blocks, after, kind), linear_of(classifier), reduce)
     takes = [{str(client): list(part[2]) for client, part in members.items()} for members in sent]
     network.recipe = {
-        "kind": "fused", "takes": takes, "blocks": blocks, "after": list(after), "adaptor": kind, "reduce": reduce,
-    }  # fmt: skip
+        "kind": "fused",
+        "takes": takes,
+        "blocks": blocks,
+        "after": list(after),
+        "adaptor": kind,
+        "reduce": reduce,
+    }
     return network
 
 

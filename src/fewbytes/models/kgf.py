@@ -117,10 +117,8 @@ class GeneratedConv2d(nn.Conv2d):
     """
 
     def __init__(self, like: nn.Conv2d, layer: int, how: Kernels) -> None:
-        super().__init__(
-            like.in_channels, like.out_channels, like.kernel_size, like.stride, like.padding, like.dilation,  # type: ignore[arg-type]  # torch types them as any tuple
-            bias=False, device="meta",
-        )  # fmt: skip
+        sizes = {name: getattr(like, name) for name in ("kernel_size", "stride", "padding", "dilation")}
+        super().__init__(like.in_channels, like.out_channels, **sizes, bias=False, device="meta")
         shape = (how.base, *like.weight.shape[1:])
         self.weight = nn.Parameter(like.weight.new_empty(shape))
         if how.init == "he":
@@ -134,6 +132,7 @@ class GeneratedConv2d(nn.Conv2d):
         self.through, self.sign = how.through, how.sign
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (n, in, h, w) to (n, out, h', w'): base kernels first, then the generated ones."""
         how = (list(self.stride), list(self.padding), list(self.dilation), self.through, self.sign)
         with torch.autocast(x.device.type, enabled=False):
             out: Tensor = _Convolution.apply(

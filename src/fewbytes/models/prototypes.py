@@ -31,6 +31,7 @@ class PrototypeNetwork(nn.Module):
         """What `prototype_network` needs to build it again, for a file; `client` is for the one who makes it to say."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …) to scores (n, C), at most 0."""
         features = self.features(x).float()
         exact = "donot_use_mm_for_euclid_dist"
         distances = torch.cdist(features, self.prototypes, compute_mode=exact).square() / features.shape[1]

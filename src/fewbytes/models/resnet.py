@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut (He et al. 2016)."""
+    """Two 3x3 convolutions and a shortcut (He et al. 2016); `activation` follows the first and the sum."""
 
     expansion = 1
 
@@ -20,6 +20,7 @@ class BasicBlock(nn.Module):
         self.shortcut = _shortcut(channels_in, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (n, channels_in, h, w) to (n, width, h / stride, w / stride), rounded up."""
         y = self.activation(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         out: Tensor = self.activation(y + self.shortcut(x))
@@ -27,7 +28,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (which has the stride) and 1x1 convolutions and a shortcut; four times wider than `width` at its end."""
+    """1x1, 3x3 (which has the stride) and 1x1 convolutions and a shortcut; four times wider than `width` at its end.
+
+    `activation` follows the first two and the sum.
+    """
 
     expansion = 4
 
@@ -43,6 +47,7 @@ class Bottleneck(nn.Module):
         self.shortcut = _shortcut(channels_in, 4 * width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (n, channels_in, h, w) to (n, 4 width, h / stride, w / stride), rounded up."""
         y = self.activation(self.bn1(self.conv1(x)))
         y = self.activation(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
@@ -115,12 +120,14 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
+        """Images (n, channels, h, w) to logits (n, classes)."""
         x = self.pool(self.activation(self.pre_bn(self.pre_conv(x))))
         logits: Tensor = self.fc(self.layers(x).mean(dim=(2, 3)))
         return logits
 
     @property
     def classifier(self) -> nn.Module:
+        """`fc`: features (n, channels of the last stage) to logits."""
         return self.fc
 
     def units(self) -> dict[str, nn.Module]:
@@ -150,4 +157,5 @@ class GlobalPool(nn.Module):
     """The mean over height and width: (n, channels, height, width) to (n, channels)."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (n, channels, h, w) to (n, channels)."""
         return x.mean(dim=(2, 3))

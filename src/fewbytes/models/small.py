@@ -31,6 +31,7 @@ class Cnn4(nn.Module):
         self.fc = nn.Linear(512, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Images (n, channels, h, w) to logits (n, classes)."""
         x = self.pool(self.conv1(x).relu())
         x = self.pool(self.conv2(x).relu())
         logits: Tensor = self.fc(self.fc1(x.flatten(1)).relu())
@@ -38,6 +39,7 @@ class Cnn4(nn.Module):
 
     @property
     def classifier(self) -> nn.Module:
+        """`fc`: features (n, 512) to logits."""
         return self.fc
 
     def units(self) -> dict[str, nn.Module]:
@@ -66,6 +68,7 @@ class LeNet(nn.Module):
         self.fc = nn.Linear(12 * height * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Images (n, channels, h, w) to logits (n, classes)."""
         for convolution in (self.conv1, self.conv2, self.conv3):
             x = convolution(x).sigmoid()
         logits: Tensor = self.fc(x.flatten(1))
@@ -73,6 +76,7 @@ class LeNet(nn.Module):
 
     @property
     def classifier(self) -> nn.Module:
+        """`fc`: features (n, 12 ⌈h/4⌉ ⌈w/4⌉) to logits."""
         return self.fc
 
     def units(self) -> dict[str, nn.Module]:
@@ -92,6 +96,7 @@ class Mlp(nn.Module):
         self.fc = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Samples (n, …) to logits (n, classes)."""
         x = x.flatten(1)
         for i in range(self.layers):
             x = self.get_submodule(f"fc{i + 1}")(x).relu()
@@ -100,6 +105,7 @@ class Mlp(nn.Module):
 
     @property
     def classifier(self) -> nn.Module:
+        """`fc`: features (n, hidden) to logits."""
         return self.fc
 
     def units(self) -> dict[str, nn.Module]:

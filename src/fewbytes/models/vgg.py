@@ -34,6 +34,7 @@ class Vgg9(nn.Module):
         self.fc = nn.Linear(widths[7], classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Images (n, channels, h, w) to logits (n, classes)."""
         for unit in self.units().values():
             x = unit(x)
         logits: Tensor = self.fc(x)
@@ -41,6 +42,7 @@ class Vgg9(nn.Module):
 
     @property
     def classifier(self) -> nn.Module:
+        """`fc`: features (n, 512 scale) to logits."""
         return self.fc
 
     def units(self) -> dict[str, nn.Module]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fewbytes.report import pieces
-from fewbytes.report.folder import Direction, Probe, Row, RunFolder, when
+from fewbytes.report.folder import Direction, Probe, Probed, Row, RunFolder, when
 from fewbytes.report.pieces import Layout, Trace
 from fewbytes.report.table import megabytes, percent
 
@@ -34,9 +33,9 @@ def accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Dire
     }
 
 
-def probe_trace(run: RunFolder, probe: Probe, name: str, index: int) -> Trace:
+def probe_trace(run: RunFolder, probe: Probe, name: Probed, index: int) -> Trace:
     """One figure of a run's probes over depth."""
-    values: list[Any] = [point[name] for point in probe["points"]]  # type: ignore[literal-required]
+    values = [point[name] for point in probe["points"]]
     words = f"%{{y:{'.1%' if name == 'linear_accuracy' else '.3f'}}}"
     return _line(index, [None] * len(values)) | {
         "x": [point["units"] for point in probe["points"]],
@@ -122,6 +121,7 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
 
 
 def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -> tuple[list[Trace], Layout]:
+    """Samples of each class (across) that each client (down) holds; blank where they are not known by class."""
     names: list[str] = []
     for name in classes:
         name = pieces.plain(name, 24)
@@ -148,6 +148,7 @@ def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -
 
 
 def round_axis(runs: Sequence[RunFolder]) -> Layout:
+    """An axis of rounds, a tick for each where there are at most ten."""
     last = max((row["round"] for run in runs for row in run.rounds), default=0)
     return {"title": "round"} | ({"dtick": 1} if last <= 10 else {})
 

@@ -21,7 +21,7 @@ def document(template: str, charts: Charts, **values: Any) -> str:
     """The page that a template makes of some values, which draws the charts the template has places for."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only what writes a page needs these
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped, unused-ignore]
+    from plotly.offline import get_plotlyjs
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import msgspec
-import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
-import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
-import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from fewbytes.base.errors import UserError
 
@@ -93,6 +93,10 @@ class Result(TypedDict, total=False):
     seconds: float
     versions: dict[str, str]
     status: str
+
+
+Probed = Literal["information_x", "information_y", "linear_accuracy"]
+"""What is drawn of a `ProbePoint`."""
 
 
 class ProbePoint(TypedDict):

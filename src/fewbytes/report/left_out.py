@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import pyarrow.compute as pc  # type: ignore[import-untyped, unused-ignore]
+import pyarrow.compute as pc
 
 from fewbytes.base.units import listed
 from fewbytes.report.folder import RunFolder, when

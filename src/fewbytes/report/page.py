@@ -24,7 +24,7 @@ from fewbytes.report.charts import (
     round_trace,
 )
 from fewbytes.report.document import document
-from fewbytes.report.folder import Direction, Partition, RunFolder, when
+from fewbytes.report.folder import Direction, Partition, Probed, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.table import alike, badges, majority_rows
 
@@ -48,7 +48,7 @@ KINDS = {
 MANY = 10  # runs: with more, their names are no title, and all can be shown or hidden at once
 _DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
 _SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
-_PROBED: dict[str, tuple[str, Layout]] = {
+_PROBED: dict[Probed, tuple[str, Layout]] = {
     "information_x": ("Of the image, I(H;X)", {"title": "minus cross-entropy, nats a value"}),
     "information_y": ("Of the label, I(H;Y)", {"title": "nats"}),
     "linear_accuracy": ("Linear separability", ACCURACY_AXIS),
@@ -296,9 +296,9 @@ def _probes(runs: Sequence[RunFolder], charts: Charts) -> Probes | None:
         for point in probe["points"]:
             names.setdefault(point["units"], []).append(pieces.plain(point["point"], 24))
     ticks = {"tickvals": sorted(names), "ticktext": [" or ".join(_unique(names[units])) for units in sorted(names)]}
-    figures = {}
+    figures: dict[str, str] = {}
     for name, (title, axis) in _PROBED.items():
-        if all(point[name] is None for _, _, probe in found for point in probe["points"]):  # type: ignore[literal-required]
+        if all(point[name] is None for _, _, probe in found for point in probe["points"]):
             continue
         lines = [probe_trace(run, probe, name, index) for index, run, probe in found]
         charts[f"probe-{name}"] = {"all": (lines, {"xaxis": {"title": "after unit"} | ticks, "yaxis": axis})}

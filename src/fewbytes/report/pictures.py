@@ -184,7 +184,7 @@ def _read(files: Files, parse: Callable[[bytes], T], damaged: list[str]) -> dict
 def _rows(data: bytes) -> dict[str, Pixels]:
     """The rows of a sheet of images by label, each (height, images, width, channels)."""
     with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-        told = str(image.text[ROWS])  # type: ignore[attr-defined]
+        told = str(image.info[ROWS])
         counts = msgspec.json.decode(told, type=dict[str, Annotated[int, msgspec.Meta(ge=1)]])
         width, height = image.width // max(counts.values()), image.height // len(counts)
         if image.mode not in ("L", "RGB") or not 1 <= min(width, height) <= max(width, height) <= LIMIT:
@@ -252,9 +252,10 @@ def _cell(row: Pixels | None, most: int, words: str) -> Cell | None:
 def _map(data: bytes) -> Map:
     found = msgspec.json.decode(data, type=Map)
     for series in (series for panel in found.values() for series in panel.values()):
-        if len({len(values) for values in series.values() if values is not None}) > 1:  # type: ignore[arg-type]
+        x, y, classes = series["x"], series["y"], series["classes"]
+        if not len(x) == len(y) == len(x if classes is None else classes):
             raise ValueError("points without coordinates or classes")
-        if not np.isfinite([*series["x"], *series["y"]]).all():
+        if not np.isfinite([*x, *y]).all():
             raise ValueError("points that are nowhere")
     return found
 

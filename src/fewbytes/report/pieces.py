@@ -41,12 +41,12 @@ def symbol(index: int) -> str:
 
 
 def plain(text: str, longest: int = 80) -> str:
-    """Any text as plotly shows it, which reads a few tags and entities of its own; cut where it is too long."""
+    """Any text as plotly shows it, which reads a few tags and entities of its own; cut to `longest` characters."""
     return escape(cut(text, longest), quote=False)
 
 
 def cut(text: str, longest: int = 60) -> str:
-    """The text, or its beginning where it is too long."""
+    """The text, or its beginning and "…" where it is longer than `longest` characters."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 

@@ -50,7 +50,8 @@ def reproduce(
     which are written after every run and whatever happens: the same call goes on. `until`: stop each run after that
     round for now. `parameters`: METHOD.KEY for one method's own fields, KEY for all that have it; such runs and their
     table have other names. Cells whose data cannot be had are left out, and said to be, and so are damaged runs that
-    were not asked for. Raises UserError for names there are not and damaged runs, and what `fewbytes.run` raises.
+    were not asked for. `workers` and `device` are those of every run; `tell` hears lines of text on how it goes. Raises
+    UserError for names there are not and damaged runs, and what `fewbytes.run` raises.
     """
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{suggestion(name, TABLES)}; there are {', '.join(TABLES)}")

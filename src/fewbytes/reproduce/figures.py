@@ -35,6 +35,7 @@ class Best(Figure, frozen=True, tag="best"):
     pooled: bool = False
 
     def __call__(self, run: RunFolder) -> float | None:
+        """None if that kind was never measured."""
         if not self.pooled:
             return _percent(run.score(self.accuracy).best)
         measured = [row["pooled"][self.accuracy] for row in run.rounds if self.accuracy in row.get("pooled", {})]
@@ -47,6 +48,7 @@ class Final(Figure, frozen=True, tag="final"):
     accuracy: str
 
     def __call__(self, run: RunFolder) -> float | None:
+        """None if that kind was never measured."""
         return _percent(run.score(self.accuracy).final)
 
 
@@ -58,6 +60,7 @@ class Mean(Figure, frozen=True, tag="mean"):
     who: Literal["known", "newcomers"] = "known"
 
     def __call__(self, run: RunFolder) -> float | None:
+        """None before a round of those clients was scored."""
         arrival, late = run.fact("arrival") or math.inf, self.who == "newcomers"
         curve = [value for row, value in run.curve(self.accuracy) if (row["round"] >= arrival) == late]
         return 100 * fmean(curve[-self.last :]) if curve else None
@@ -81,6 +84,7 @@ class Traffic(Figure, frozen=True, tag="traffic"):
     unit: float | None = None
 
     def __call__(self, run: RunFolder) -> float | None:
+        """None before the first of those rounds, or if nobody took part in them."""
         key = f"{self.way}_bytes" if self.count == "sent" else f"{self.way}_{self.count}_bytes"
         phases, late = (("round", "finish"), self.late) if self.way == "downlink" else (("round",), 0)
         first, last = self.first + late, math.inf if self.last is None else self.last + late
@@ -100,6 +104,7 @@ class Total(Figure, frozen=True, tag="total"):
     count: Literal["nominal", "sent"] = "nominal"
 
     def __call__(self, run: RunFolder) -> float | None:
+        """None if a run of an older version did not count as papers do."""
         if self.count == "sent":
             return run.total_bytes(self.way) / 1e6
         total = run.nominal_bytes(self.way)
@@ -112,6 +117,7 @@ class Stored(Figure, frozen=True, tag="stored"):
     buffers: bool = True
 
     def __call__(self, run: RunFolder) -> float | None:
+        """None if the run saved no global model."""
         path = run.path / "models" / "global.safetensors"
         if not path.exists():
             return None

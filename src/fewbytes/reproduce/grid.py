@@ -51,10 +51,12 @@ class Table:
 
     @property
     def rows(self) -> list[str]:
+        """The rows' names, in order."""
         return list(dict.fromkeys(cell.row for cell in self.cells))
 
     @property
     def columns(self) -> list[str]:
+        """The columns' names, in order."""
         return list(dict.fromkeys(cell.column for cell in self.cells))
 
 

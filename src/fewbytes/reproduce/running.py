@@ -37,6 +37,7 @@ class CellDisplay(Display):
             console.print("interrupted; the same command goes on")
 
     def scored(self, row: dict[str, Any]) -> None:
+        """Show a scored round; from round `until` on raise Pause, unless it is the last."""
         super().scored(row)
         if self._until is not None and self._until <= row["round"] < self._rounds:
             raise Pause
@@ -77,9 +78,10 @@ def run_cells(
 ) -> None:
     """Run what is not yet done of the cells, seed by seed, each in its folder below `out`.
 
-    `ended` is called after each run. `until`: stop every run after that round for now. Raises UserError, before
-    anything is run, for a folder with a run of other settings or a damaged one, and what `fewbytes.run` raises; what
-    was done stays and is gone on with.
+    `workers` and `device` are those of every run. `tell` hears lines of text on how it goes, and `ended` is called
+    after each run. `until`: stop every run after that round for now. Raises UserError, before anything is run, for a
+    folder with a run of other settings or a damaged one, and what `fewbytes.run` raises; what was done stays and is
+    gone on with.
     """
     jobs = {folder_of(cell, seed, out): (cell, seed) for seed in seeds for cell in cells}
     settings = {

@@ -98,10 +98,12 @@ class Reproduction:
 
     @property
     def rows(self) -> list[str]:
+        """The rows' names, in order."""
         return list(dict.fromkeys(f.cell.row for f in self.found))
 
     @property
     def columns(self) -> list[str]:
+        """The columns' names, in order."""
         return list(dict.fromkeys(f.cell.column for f in self.found))
 
     @property
@@ -110,6 +112,7 @@ class Reproduction:
         return any(f.cell.printed for f in self.found)
 
     def at(self, row: str, column: str) -> Found | None:
+        """What was found for the cell of that row and column; None if the table has none there."""
         return next((f for f in self.found if (f.cell.row, f.cell.column) == (row, column)), None)
 
     def text(self, found: Found) -> str:
@@ -163,13 +166,16 @@ class Reproduction:
         """Every cell, or those given, with its figures by seed and its run folders."""
         return [
             {
-                "row": f.cell.row, "column": f.cell.column, "values": f.values, "unfinished": f.unfinished,
+                "row": f.cell.row,
+                "column": f.cell.column,
+                "values": f.values,
+                "unfinished": f.unfinished,
                 "ours": None if f.ours is None else asdict(f.ours),
                 "paper": None if f.cell.printed is None else asdict(f.cell.printed),
                 "runs": [str(run.path) for run in f.runs.values()],
             }
             for f in (self.found if found is None else found)
-        ]  # fmt: skip
+        ]
 
     def write(self) -> None:
         """Write `path`.md, `path`.json and `path`.html."""

@@ -108,9 +108,12 @@ class Settings(Group):
 
     rounds: Count = setting(20, "Number of rounds.", resumable=True)
     budget: Count | None = setting(
-        None, "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.", metavar="SIZE",
-        text=Text("an amount of data", parse_bytes, int, kinds=str | float), brief=True,
-    )  # fmt: skip
+        None,
+        "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.",
+        metavar="SIZE",
+        text=Text("an amount of data", parse_bytes, int, kinds=str | float),
+        brief=True,
+    )
     engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
         "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
     )

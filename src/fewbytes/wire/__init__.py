@@ -66,6 +66,24 @@ from fewbytes.wire.signs import Signs
 from fewbytes.wire.topk import TopK
 
 __all__ = [
-    "Base", "Bits", "Counted", "Dense", "Entry", "Frame", "FrameError", "Images", "Layout", "Masked", "Packages",
-    "Parsed", "Quantised", "Signs", "TopK", "WireValue", "counted", "pack", "payload", "unpack",
-]  # fmt: skip
+    "Base",
+    "Bits",
+    "Counted",
+    "Dense",
+    "Entry",
+    "Frame",
+    "FrameError",
+    "Images",
+    "Layout",
+    "Masked",
+    "Packages",
+    "Parsed",
+    "Quantised",
+    "Signs",
+    "TopK",
+    "WireValue",
+    "counted",
+    "pack",
+    "payload",
+    "unpack",
+]

@@ -28,12 +28,14 @@ class Bits:
         return {name: value.float() for name, value in self.bits.items()}
 
     def write(self, writer: Writer) -> Any:
+        """One mask of all entries; the header is [entries, mask]."""
         header, names = writer.entries({name: torch.empty(()).expand(b.shape) for name, b in self.bits.items()})
         flat = [self.bits[name].cpu().numpy().reshape(-1) for name in names]
         return [header, writer.bits(np.concatenate(flat or [np.zeros(0, bool)]))]
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
+        """Raises FrameError for entries other than float32."""
         if not isinstance(header, list) or len(header) != 2:
             raise FrameError("header", "bits are malformed")
         entries = reader.entries(header[0])
@@ -44,7 +46,9 @@ class Bits:
         return cls({entry.name: part.view(entry.shape) for entry, part in zip(entries, parts, strict=True)})
 
     def states(self) -> State:
-        return {}  # nothing is coded against bits
+        """Nothing: replies are not coded against bits."""
+        return {}
 
     def counted(self) -> Counted:
+        """One bit for every value."""
         return Counted(mask_bits=sum(value.numel() for value in self.bits.values()))

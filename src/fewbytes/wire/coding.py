@@ -32,13 +32,15 @@ _FREQUENCIES = zstandard.ZstdCompressionParameters.from_level(
 class Sink(Protocol):
     """Takes sections in order (the frame being written)."""
 
-    def section(self, parts: list[Buffer]) -> None: ...
+    def section(self, parts: list[Buffer]) -> None:
+        """Take the parts of the next section."""
 
 
 class Source(Protocol):
     """Gives the sections back in the same order (the frame being read)."""
 
-    def section(self) -> memoryview: ...
+    def section(self) -> memoryview:
+        """The next section. Raises FrameError if there is none."""
 
 
 # ---------------------------------------------------------------------------------------------------- planes
@@ -117,7 +119,10 @@ def _unrotated(words: Array, floating: bool) -> None:
 
 
 def ordered(words: Array, floating: bool, out: Array | None = None) -> Array:
-    """Floats as signed integers in the same order, so that near floats are near integers (its own inverse)."""
+    """Floats as signed integers in the same order, so that near floats are near integers (its own inverse).
+
+    `out`: where to put them, for floats, instead of a new array.
+    """
     signed = words.view(f"i{words.dtype.itemsize}")
     if not floating:
         return signed

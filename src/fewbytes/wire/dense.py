@@ -20,14 +20,18 @@ class Dense:
         return self.state
 
     def write(self, writer: Writer) -> Any:
+        """All tensors of a type together; the header is that of `Writer.state`."""
         return writer.state(self.state)
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
+        """Tensors of the types and shapes that the header tells. Raises FrameError as `Reader.state`."""
         return cls(reader.state(header))
 
     def states(self) -> State:
+        """All tensors."""
         return self.state
 
     def counted(self) -> Counted:
+        """The tensors' own bytes."""
         return Counted(value_bytes=sum(value.nbytes for value in self.state.values()))

@@ -101,6 +101,7 @@ class Base:
 
     @classmethod
     def of(cls, digest: bytes, message: Any) -> Base:
+        """The wire values of a message with that digest; where two of them share a name, the first one's tensor."""
         tensors: State = {}
         for value in _wire_values(message):
             for name, tensor in value.states().items():
@@ -183,6 +184,7 @@ class Writer:
         self.sections: list[list[Buffer]] = []
 
     def section(self, parts: list[Buffer]) -> None:
+        """Add a section: its parts, one after another."""
         self.sections.append(parts)
 
     def entries(self, state: Mapping[str, Tensor]) -> tuple[Any, list[str]]:
@@ -245,12 +247,14 @@ class Reader:
         self._left = limit
 
     def section(self) -> memoryview:
+        """The next section. Raises FrameError if there is none."""
         try:
             return next(self._sections)
         except StopIteration:
             raise FrameError("length", "the frame has fewer sections than its header needs") from None
 
     def finished(self) -> None:
+        """Raises FrameError if a section is left over."""
         if next(self._sections, None) is not None:
             raise FrameError("length", "the frame has more sections than its header needs")
 
@@ -261,6 +265,7 @@ class Reader:
             raise FrameError("length", "the payload is larger than this receiver is ready to hold")
 
     def entries(self, header: Any) -> list[Entry]:
+        """The entries, in the order they travel, that a header of `Writer.entries` tells. Raises FrameError."""
         if header is True and self.layout is not None:
             return list(self.layout.entries)
         if isinstance(header, bytes) and self.layout is not None:
@@ -524,7 +529,7 @@ def unpack(
     base: Base | None = None,
     limit: int = LIMIT,
 ) -> T:
-    """The payload of class `cls` in a frame; its tensors own their memory.
+    """The payload of class `cls` in a frame; its tensors own their memory. `layout` and `base`: as it was packed with.
 
     Raises FrameError (and nothing else) for bytes that are not such a frame, or whose arrays take more than `limit`
     bytes (while it decodes, up to three times that, and 32 MiB for a sheet of images).

@@ -42,6 +42,10 @@ class Images:
         return self.pixels.float() / 255
 
     def write(self, writer: Writer) -> Any:
+        """Lossless WebP sheets if they are smaller, else the bare pixels; the header is [shape, pixels or None].
+
+        Raises TypeError for other than uint8 (n, channels, height, width).
+        """
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4:
             shape = tuple(self.pixels.shape)
             raise TypeError(f"images travel as uint8 (n, channels, height, width), not {self.pixels.dtype} {shape}")
@@ -58,6 +62,7 @@ class Images:
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
+        """Raises FrameError for sheets of another size, or for colours in grey ones."""
         match header:
             case [[_, _, _, _] as shape, numbers]:
                 (entry,) = reader.entries([["", "uint8", shape]])
@@ -81,9 +86,11 @@ class Images:
         return cls(torch.cat(found).view(entry.shape))
 
     def states(self) -> State:
-        return {}  # nothing is coded against images
+        """Nothing: replies are not coded against images."""
+        return {}
 
     def counted(self) -> Counted:
+        """Four bytes for every number."""
         return Counted(value_bytes=4 * self.pixels.numel())
 
 

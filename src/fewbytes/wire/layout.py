@@ -49,6 +49,7 @@ class Layout:
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> Layout:
+        """The layout of named tensors in their order. Raises TypeError for a type that cannot travel."""
         return cls(tuple(entry_of(name, value) for name, value in state.items()))
 
     @cached_property

@@ -53,6 +53,7 @@ class Masked:
         return dict(self._dense)
 
     def write(self, writer: Writer) -> Any:
+        """One mask of all entries, then the kept values of all; the header is [entries, mask, values]."""
         shaped = {name: _shaped(self.values, m) for name, m in self.mask.items()}
         header, names = writer.entries(shaped)
         parts = dict(zip(self.mask, self.values.split([int(m.sum()) for m in self.mask.values()]), strict=True))
@@ -62,6 +63,7 @@ class Masked:
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
+        """Raises FrameError for entries of several types."""
         if not isinstance(header, list) or len(header) != 3:
             raise FrameError("header", "a masked value is malformed")
         entries = reader.entries(header[0])
@@ -76,9 +78,11 @@ class Masked:
         return cls(masks, reader.numbers(header[2], dtype, ones, bases))
 
     def states(self) -> State:
+        """The tensors, zero outside the mask."""
         return self._dense
 
     def counted(self) -> Counted:
+        """The kept values' bytes, and one bit for every entry of the mask."""
         return Counted(self.values.nbytes, sum(m.numel() for m in self.mask.values()))
 
 

@@ -51,12 +51,14 @@ class Packages:
         return dict(self._dense)
 
     def write(self, writer: Writer) -> Any:
+        """The header is [single, whole, magnitudes, number of patterns, patterns, which]."""
         chosen = [value.write(writer) for value in (self.single, self.whole, self.magnitudes)]
         codings = [writer.numbers([numbers], [None]) for numbers in (self.patterns, self.which)]
         return [*chosen, len(self.patterns), *codings]
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
+        """Raises FrameError for packages that do not fit the convolutions or one another."""
         if not isinstance(header, list) or len(header) != 6:
             raise FrameError("header", "packages are malformed")
         single, whole, magnitudes = (TopK.read(part, reader) for part in header[:3])
@@ -80,9 +82,11 @@ class Packages:
         return cls(single, whole, magnitudes, patterns, which)
 
     def states(self) -> State:
+        """The tensors, zero where no package has a value."""
         return self._dense
 
     def counted(self) -> Counted:
+        """What papers count for single values, whole kernels and magnitudes."""
         return self.single.counted() + self.whole.counted() + self.magnitudes.counted()
 
 

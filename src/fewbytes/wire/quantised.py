@@ -48,6 +48,7 @@ class Quantised:
         return dict(self._dense)
 
     def write(self, writer: Writer) -> Any:
+        """All grids, then all levels; the header is [entries, bits, grids, levels]."""
         bits = 8 * next(iter(self.levels.values())).dtype.itemsize if self.levels else 8
         shaped = {name: torch.empty(()).expand(level.shape) for name, level in self.levels.items()}
         header, names = writer.entries(shaped)
@@ -57,6 +58,7 @@ class Quantised:
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
+        """Raises FrameError for entries other than float32, or levels of other than 8 or 16 bits."""
         match header:
             case [told, int(bits), grid_header, levels_header] if bits in DTYPES and bits is not True:
                 entries = reader.entries(told)
@@ -72,9 +74,11 @@ class Quantised:
         return cls(shaped, dict(zip(names, grid, strict=True)))
 
     def states(self) -> State:
+        """The tensors as they are after rounding."""
         return self._dense
 
     def counted(self) -> Counted:
+        """The levels' bytes."""
         return Counted(value_bytes=sum(level.nbytes for level in self.levels.values()))
 
 

@@ -50,6 +50,7 @@ class Signs:
         return dict(self._dense)
 
     def write(self, writer: Writer) -> Any:
+        """A mask of what is not zero, one of what of that is positive; the header is [entries, both, scale]."""
         header, names = writer.entries({name: torch.empty(()).expand(s.shape) for name, s in self.signs.items()})
         signs = np.concatenate([self.signs[n].numpy().reshape(-1) for n in names] or [np.zeros(0, np.int8)])
         signed = signs != 0
@@ -57,6 +58,7 @@ class Signs:
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
+        """Raises FrameError for entries other than float32."""
         if not isinstance(header, list) or len(header) != 4:
             raise FrameError("header", "signs are malformed")
         entries = reader.entries(header[0])
@@ -73,7 +75,9 @@ class Signs:
         )
 
     def states(self) -> State:
+        """The tensors, scale * sign."""
         return self._dense
 
     def counted(self) -> Counted:
+        """The scale's bytes, and one bit for every value."""
         return Counted(self.scale.nbytes, sum(sign.numel() for sign in self.signs.values()))

@@ -60,6 +60,7 @@ class TopK:
         return dict(self._dense)
 
     def write(self, writer: Writer) -> Any:
+        """The places of all entries, then the values there; the header is [entries, depth, places, values]."""
         header, names = writer.entries({n: self.values[n].new_empty(()).expand(s) for n, s in self.shapes.items()})
         parts, size = [np.zeros(0, np.int64)], 0
         for name in names:
@@ -70,6 +71,7 @@ class TopK:
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
+        """Raises FrameError for entries of several types."""
         match header:
             case [named, int(depth), found, numbers] if type(depth) is int and 0 < depth <= ALL:
                 entries = reader.entries(named)
@@ -95,9 +97,11 @@ class TopK:
         )
 
     def states(self) -> State:
+        """The tensors, zero where nothing was chosen."""
         return self._dense
 
     def counted(self) -> Counted:
+        """The values' bytes, and 24 bits for every index."""
         chosen = sum(len(index) for index in self.indices.values())
         return Counted(sum(value.nbytes for value in self.values.values()), INDEX_BITS * chosen)
 
