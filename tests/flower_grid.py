@@ -16,8 +16,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from runs import ROUNDS
 
 import fewbytes as fb
+from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
-from fewbytes.flower.run import client_app, serve_run
 from fewbytes.running.loop import Settings
 
 CLIENTS = 4

@@ -21,9 +21,9 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from flower_grid import CLIENTS, MemoryGrid, left_out, rounds_of, run
 from flwr.app import Array, ArrayRecord, Message
 
+from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.messages import read_content
 from fewbytes.flower.network import Exchange
-from fewbytes.flower.run import client_app, serve_run
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,8 @@ from fewbytes.cli.app import main
 from fewbytes.core.problem import Task
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.partition import main_category
+from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
-from fewbytes.flower.run import client_app, serve_run
 from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
 from fewbytes.methods.fedpm import masked_names
 from fewbytes.models import build_model

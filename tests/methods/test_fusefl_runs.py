@@ -26,8 +26,8 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flower_grid import MemoryGrid
 
+from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
-from fewbytes.flower.run import client_app, serve_run
 
 LOCAL = {"lr": 0.1, "batch": 8, "momentum": 0.0}
 

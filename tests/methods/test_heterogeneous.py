@@ -326,8 +326,8 @@ def test_a_client_that_does_not_answer_is_left_out(name, tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flower_grid import MemoryGrid
 
+    from fewbytes.flower.apps import client_app, serve_run
     from fewbytes.flower.network import Exchange
-    from fewbytes.flower.run import client_app, serve_run
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
@@ -349,8 +349,8 @@ def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flower_grid import MemoryGrid
 
+    from fewbytes.flower.apps import client_app, serve_run
     from fewbytes.flower.network import Exchange
-    from fewbytes.flower.run import client_app, serve_run
 
     task = tiny_task()
     grid = MemoryGrid(client_app(CASES["fedgen"], task, tmp_path), 4)

@@ -134,7 +134,7 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Run one method on Flower's SuperLink and SuperNodes over TLS, on this machine or on a list of hosts."""
-    from fewbytes.experiments.deploy import LOOPBACK, Deployed, host_names, remembered, sites
+    from fewbytes.experiments.deploy import LOOPBACK, Deployment, host_names, places, remembered
 
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if resume is not None:
@@ -144,17 +144,17 @@ def deploy(
         settings.setdefault("clients", len(host_names(hosts)))
     with _standard_output_for(as_json):
         job = Job(settings, here=None if hosts is None else ())
-        nodes = sites(job.experiment, hosts)
+        nodes = places(job.experiment, hosts)
         folder = resume or new_folder(out, job.experiment.method)
         with unless_refused(folder, folder if resume is None else None):
-            deployed = Deployed(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
+            deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
             if show:
-                deployed.prepare()
+                deployment.prepare()
             else:
                 with Display(job.experiment.method, folder, "deploy") as display:
-                    deployed.execute(display, display.note)
+                    deployment.execute(display, display.note)
     if show:
-        printed.print(deployed.commands(), soft_wrap=True)
+        printed.print(deployment.commands(), soft_wrap=True)
     else:
         _print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
 

@@ -21,7 +21,7 @@ import torch
 
 from fewbytes.base.errors import FewbytesError, MethodError, UserError
 from fewbytes.base.files import ScratchFolder
-from fewbytes.engines.drop import shared_memory
+from fewbytes.engines.frames import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
 from fewbytes.wire import Frame
 

@@ -37,7 +37,7 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
         raise UserError(f"a method is an object like FedAvg(), not {method!r}")
     task = method.adapted(task)
     if settings.engine == "flower-simulation":
-        from fewbytes.flower.run import simulate
+        from fewbytes.flower.simulation import simulate
 
         return simulate(method, task, settings, policy)
     if settings.engine != "local":

@@ -16,7 +16,6 @@ import msgspec
 import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable import inflatable_utils
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.core.ledger import LeftOut
@@ -25,28 +24,18 @@ from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.base import Engine, Request, Requests, Resumed
-from fewbytes.engines.drop import Drop
+from fewbytes.engines.frames import FrameFolder
 from fewbytes.engines.handlers import SCORE, Done, Held, Job
 from fewbytes.engines.local import memory_bytes
+from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
 from fewbytes.flower.messages import read_content, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
 from fewbytes.running.loop import Settings
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
-LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
-NODE_UNAVAILABLE = 5  # Flower's error code for a node that is gone
 MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
-
-
-def look_often() -> None:
-    """Have Flower look for the rest of a reply every LOOK_SECONDS: of itself it waits 1, 2, 4, 8, 10 s, up to as long
-    again as a slow link's upload took."""
-    defaults = getattr(inflatable_utils.pull_objects, "__kwdefaults__", None) or {}
-    for name in ("initial_backoff", "backoff_cap"):
-        if name in defaults:
-            defaults[name] = LOOK_SECONDS
 
 
 class _Answer(NamedTuple):
@@ -70,13 +59,13 @@ class _Question:
 class Exchange:
     """How messages and replies are handed over.
 
-    `poll`: seconds between looks for replies. `ahead`: clients asked at a time (default: all). `drop`: where frames
-    are handed over that need not travel. `stop`: ends the run as Ctrl-C does.
+    `poll`: seconds between looks for replies. `ahead`: clients asked at a time (default: all). `frame_folder`: where
+    frames are handed over that need not travel. `stop`: ends the run as Ctrl-C does.
     """
 
     poll: float = 0.1
     ahead: int | None = None
-    drop: Drop | None = None
+    frame_folder: FrameFolder | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -105,7 +94,8 @@ class FlowerEngine(Engine):
         if names and len(names) != len(self.problem.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(self.problem.clients)} clients")
         self.grid, self.run, self.names = grid, folder.resolve().name, list(names)
-        self.poll, self.ahead, self.drop, self._stop = exchange.poll, exchange.ahead, exchange.drop, exchange.stop
+        self.poll, self.ahead, self._stop = exchange.poll, exchange.ahead, exchange.stop
+        self.frame_folder = exchange.frame_folder
         self._tell_waiting = settings.watcher.waiting
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
         self._new = resumed is None
@@ -202,7 +192,7 @@ class FlowerEngine(Engine):
         return chosen
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        places = () if self.drop is None else (self.drop.put, self.drop.remove)
+        places = () if self.frame_folder is None else (self.frame_folder.put, self.frame_folder.remove)
         requests = Requests(self, handler, messages, asked, *places)
         self._call += 1
         cohort, count = self._cohort
@@ -350,9 +340,9 @@ class FlowerEngine(Engine):
             outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
             return _Answer(outcome, f"Flower's error {reply.error.code}: {_one_line(reply.error.reason)}")
         try:
-            text, frame = read_content(reply.content, self.drop)
-            if self.drop is not None and "name" in reply.content.config_records["fewbytes"]:
-                self.drop.remove(str(reply.content.config_records["fewbytes"]["name"]))
+            text, frame = read_content(reply.content, self.frame_folder)
+            if self.frame_folder is not None and "name" in reply.content.config_records["fewbytes"]:
+                self.frame_folder.remove(str(reply.content.config_records["fewbytes"]["name"]))
             if len(text) > DONE_LIMIT:
                 raise FrameError("length", f"{len(text)} bytes of measurements beside a reply")
             done = msgspec.msgpack.decode(text, type=Done)
@@ -398,14 +388,14 @@ class FlowerEngine(Engine):
         passed over.
         """
         nodes, strangers = {}, []
-        for info in self.grid.get_nodes():
+        for node, name in connected_nodes(self.grid).items():
             if self.names:
-                if info.name in self.names:
-                    nodes[self.names.index(info.name)] = info.node_id
-            elif info.node_id in self._clients:
-                nodes[self._clients[info.node_id]] = info.node_id
+                if name in self.names:
+                    nodes[self.names.index(name)] = node
+            elif node in self._clients:
+                nodes[self._clients[node]] = node
             else:
-                strangers.append(info.node_id)
+                strangers.append(node)
         ids = {self._push("query.hello", node, RecordDict({})): node for node in strangers}
         ids.pop(None, None)
         deadline = time.monotonic() + min(self.policy.connect_timeout, 600.0 if starting else HELLO_SECONDS)
