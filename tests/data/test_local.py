@@ -47,7 +47,7 @@ def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, tol
             self.run_config = run_config
             with monkeypatch.context() as there:
                 there.setenv("FEWBYTES_DATA", str(places / host))
-                there.setattr(app, "_found", {})
+                there.setattr(app, "_served", {})
                 there.setattr(flower_apps, "_nodes", {})
                 return super().answer(message)
 

@@ -147,29 +147,6 @@ def test_an_address_of_another_form_is_refused(tmp_path, address):
         Processes(tmp_path, address)
 
 
-def test_node_configurations_reach_flower_as_they_are(tmp_path):
-    from flwr.common.config import parse_config_args
-
-    config = {
-        "partition-id": 3,
-        "a": "x y",
-        "b": "it's",
-        "c": 'say "x"',
-        "d": "C:\\new\\it's",
-        "e": "k=v.toml",
-        "f.g": "",
-    }
-    deployment = Processes(tmp_path, "127.0.0.1:9000")
-    command = deployment.supernode_command("a", config, superlink="link:443", folder=Path("copies"), port=9100)
-    assert command[-2] == "--node-config"
-    assert parse_config_args([command[-1]]) == config
-    assert "link:443" in command
-    assert "copies/keys/a" in command
-    for bad in ({"a": "'\""}, {"a": "x\ny"}, {"a b": "x"}):
-        with pytest.raises(UserError, match="node configuration"):
-            deployment.supernode_command("a", bad)
-
-
 def test_only_tls_with_our_authority_is_spoken(running):
     ours = ssl.create_default_context(cafile=running.folder / "certificates" / "ca.crt")
     for name in ("127.0.0.1", "localhost", "link.example.org"):

@@ -138,7 +138,8 @@ def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
     described = {
         "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
         "project": {
-            "name": "fewbytes-run", "version": "1.0.0", "license": {"file": "LICENSE"},
+            "name": "fewbytes-run", "version": "1.0.0", "description": "A run of fewbytes",
+            "license": {"file": "LICENSE"},
             "dependencies": [REQUIREMENT, "fewbytes"],
         },
         "tool": {"flwr": {"app": {
