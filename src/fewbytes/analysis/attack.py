@@ -48,7 +48,7 @@ RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
 WEIGHTS = 0.5  # a network that is not the run's has layers of weights and biases U(-0.5, 0.5), as in the authors' code
 HISTORY = 100  # of L-BFGS
 
-Told = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]
 """Hears how it goes: (iterations done, iterations in all, text)."""
 
 
@@ -66,7 +66,7 @@ class Attacking(Group):
 
 
 def attack(
-    run: Path, model: str = "lenet", client: Id = 0, how: Attacking | None = None, told: Told = lambda *_: None
+    run: Path, model: str = "lenet", client: Id = 0, how: Attacking | None = None, progress: Progress = lambda *_: None
 ) -> dict[str, Any]:
     """Attack training images of a client of a run; writes RUN/attack.json, which it returns, and RUN/attack.png.
 
@@ -103,7 +103,7 @@ def attack(
     found: list[dict[str, Any]] = []
     made = []
     for i, (row, image, label) in enumerate(zip(rows, images.double(), labels.tolist(), strict=True)):
-        told(i, len(rows), f"image {i + 1}/{len(rows)}")
+        progress(i, len(rows), f"image {i + 1}/{len(rows)}")
         with seeded(how.seed, "attack", row):
             observed = noisy(gradients(victim, image[None], label, shared), how.noise)
             recovered = label_of(attacker, observed)
@@ -112,7 +112,7 @@ def attack(
         made.append(x[0].clamp(0, 1))
         figures = {"loss": _finite(loss), "psnr": _finite(psnr(image, made[-1]))}
         found.append({"sample": row, "label": label, "recovered_label": recovered} | figures)
-    told(len(rows), len(rows), "done")
+    progress(len(rows), len(rows), "done")
     values = [math.inf if row["psnr"] is None else row["psnr"] for row in found]
     counts = {name: p.numel() for name, p in parameters.items()}
     result = {

@@ -51,7 +51,7 @@ HIDDEN = 12  # channels inside the decoder
 PAPER_BLOCKS = 8  # the paper probes where a model is cut into so many blocks
 
 Module = TypeVar("Module", bound=nn.Module)
-Told = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]
 """Hears how it goes: (batches done, batches in all, text)."""
 
 
@@ -104,7 +104,7 @@ class Probes(nn.Module):
 
 def probe(
     run: Path, client: int | None = None, points: Sequence[str] = (), how: Probing | None = None,
-    told: Told = lambda *_: None,
+    progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Probe the global model of a finished run, or a client's own; writes and returns RUN/probe.json.
 
@@ -124,7 +124,7 @@ def probe(
     train = pooled([one.train for one in task.data.clients], how, task.problem.device)
     test = task.data.test.load(task.problem.device)
     classes = len(task.data.classes)
-    found = probed(model, chosen, partial(task.problem.build, first), train, test, classes, how, told)
+    found = probed(model, chosen, partial(task.problem.build, first), train, test, classes, how, progress)
     result = {
         "model": "global" if client is None else f"client {client}",
         "epochs": how.epochs, "linear_epochs": how.linear_epochs, "batch": how.batch, "lr": how.lr, "seed": how.seed,
@@ -247,7 +247,7 @@ def probed(
     test: tuple[Tensor, Tensor],
     classes: int,
     how: Probing,
-    told: Told = lambda *_: None,
+    progress: Progress = lambda *_: None,
 ) -> list[dict[str, Any]]:
     """Train probes of a frozen model at all points on (x, y) and measure them on other samples: a row a point.
 
@@ -266,12 +266,18 @@ def probed(
             one = Probes(point.shape, tuple(x.shape[1:]), rest_of(fresh(), point.units), classes)
             probes.append(_placed(one, device))
         seed_torch(stream_seed(how.seed, "probe"))
-        _train(model, points, probes, x, y, how, told)
+        _train(model, points, probes, x, y, how, progress)
     return _measure(model, points, probes, *test, classes)
 
 
 def _train(
-    model: nn.Module, points: Sequence[Point], probes: Sequence[Probes], x: Tensor, y: Tensor, how: Probing, told: Told
+    model: nn.Module,
+    points: Sequence[Point],
+    probes: Sequence[Probes],
+    x: Tensor,
+    y: Tensor,
+    how: Probing,
+    progress: Progress,
 ) -> None:
     linear = [p for one in probes for p in one.linear.parameters()]
     informed = [p for one in probes for n, p in one.named_parameters() if not n.startswith("linear.")]
@@ -283,7 +289,7 @@ def _train(
     for epoch in range(epochs):
         order: NDArray[np.int64] = order_of.permutation(len(y))
         for start, stop in bounds:
-            told(done, epochs * len(bounds), f"epoch {epoch + 1}/{epochs}")
+            progress(done, epochs * len(bounds), f"epoch {epoch + 1}/{epochs}")
             chosen = torch.from_numpy(order[start:stop]).to(x.device)
             image, label = ready(x[chosen]), y[chosen]
             for h, one in zip(features(model, points, image), probes, strict=True):
@@ -298,7 +304,7 @@ def _train(
             if epoch < how.linear_epochs:
                 descend(linear, momenta[id(linear)], how.lr)
             done += 1
-    told(done, done, "done")
+    progress(done, done, "done")
 
 
 def descend(parameters: Sequence[Tensor], momenta: Sequence[Tensor], lr: float) -> None:

@@ -25,8 +25,8 @@ from fewbytes.base.units import parse_rate
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.experiments.compare import compare as compare_methods
 from fewbytes.experiments.display import Display, console, note, printed, progress
-from fewbytes.experiments.job import Job, new_folder, resumed, unless_refused
 from fewbytes.experiments.plan import deployment_seconds, make_plan
+from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
 from fewbytes.experiments.settings import GROUPS, read_experiment
 from fewbytes.methods import METHODS
 from fewbytes.report import CAVEAT, RunFolder, choices, read_runs, summary_table, write_report
@@ -114,7 +114,7 @@ def run(
     if resume is not None:
         settings = resumed(resume, settings)
     with _standard_output_for(as_json):
-        job = Job(settings)
+        job = PreparedRun(settings)
         folder = resume or new_folder(out, job.experiment.method)
         with unless_refused(folder, folder if resume is None else None):
             result = job.execute(folder, resume is not None)
@@ -143,7 +143,7 @@ def deploy(
     elif hosts is not None:
         settings.setdefault("clients", len(host_names(hosts)))
     with _standard_output_for(as_json):
-        job = Job(settings, here=None if hosts is None else ())
+        job = PreparedRun(settings, here=None if hosts is None else ())
         nodes = places(job.experiment, hosts)
         folder = resume or new_folder(out, job.experiment.method)
         with unless_refused(folder, folder if resume is None else None):
@@ -226,7 +226,7 @@ def plan(
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
     if method is not None:
         settings["method"] = method
-    job = Job(settings)
+    job = PreparedRun(settings)
     with console.status(f"running a few rounds of {job.experiment.method} to measure its payloads"):
         how = job.experiment.run
         exchange = deployment_seconds(job.experiment) if how.engine == "flower-deployment" else 0.0

@@ -109,10 +109,10 @@ def _two_dimensional(points: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.
 
 def shares(rows: Mapping[str, Mapping[str, Tensor]]) -> bytes:
     """A JSON file of shares in [0, 1] to four digits: row, layer, then its elements. Raises MethodError for others."""
-    told = {
+    rounded = {
         row: {layer: _shares(row, layer, values) for layer, values in layers.items()} for row, layers in rows.items()
     }
-    return json.dumps(told, separators=(",", ":")).encode()
+    return json.dumps(rounded, separators=(",", ":")).encode()
 
 
 def _shares(row: str, layer: str, values: Tensor) -> list[float]:

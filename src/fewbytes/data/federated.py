@@ -11,7 +11,7 @@ from numpy.random import RandomState
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import Count, Whole
-from fewbytes.base.settings import Group, numbers, setting
+from fewbytes.base.settings import Group, setting, whole_numbers
 from fewbytes.base.streams import stream
 from fewbytes.data.partition import (
     Indices,
@@ -29,7 +29,7 @@ from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
 
 PARTITIONS = ("dirichlet", "iid", "main-category", "pathological", "shards")
 """The partitions `federate` knows by name, besides `flwr:<Name>`."""
-CLASSES = numbers(",", "a list of class numbers, like 0,1,2")
+CLASSES = whole_numbers(",", "a list of class numbers, like 0,1,2")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Partition(Group):
     )
     samples: tuple[Count, Count] | None = setting(
         None, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST",
-        text=numbers("/", "training/test samples per client, like 500/100"),
+        text=whole_numbers("/", "training/test samples per client, like 500/100"),
     )  # fmt: skip
     partition_options: dict[str, Any] = setting(
         {}, "An option of a flwr: partitioner.", option="--partition-option", metavar="KEY=VALUE"

@@ -21,7 +21,7 @@ from fewbytes.core.network import Handler, Network
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered
-from fewbytes.engines.handlers import Done, Held, Job, Part, packed, unchanged
+from fewbytes.engines.handlers import Done, Job, Part, SampleCounts, packed, unchanged
 from fewbytes.wire import Base, Counted, Frame, pack, unpack
 from fewbytes.wire.fields import LIMIT, check_finite
 
@@ -89,7 +89,7 @@ class Engine(ABC):
         self.scored = True
         self.on_reply: Callable[[Id], None] = lambda client: None
         """Called after every exchange (for a progress display)."""
-        self.held: dict[Id, tuple[Held, Held]] = {}
+        self.sample_counts: dict[Id, tuple[SampleCounts, SampleCounts]] = {}
         """What nodes say of their clients' training and test samples, where those are not here."""
         self.peak_memory_bytes = 0
         self._frames = frames
@@ -97,7 +97,7 @@ class Engine(ABC):
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None
         self._cohorts: dict[float, list[Id]] = {}
-        self._waiting: dict[str, _Left] = {}
+        self._waiting: dict[str, _Unsent] = {}
         for waiting in () if resumed is None else resumed.waiting:
             self._waiting[waiting.handler] = self._unpacked(waiting)
 
@@ -132,7 +132,7 @@ class Engine(ABC):
 
     def waiting(self) -> list[Waiting]:
         """The messages that wait, for a checkpoint."""
-        return [self._packed(name, left) for name, left in self._waiting.items()]
+        return [self._packed(name, unsent) for name, unsent in self._waiting.items()]
 
     def arrivals(self, t: int) -> list[Id]:
         """Clients that are there for round t and can be reached, but are not known to the run yet, ascending."""
@@ -191,9 +191,9 @@ class Engine(ABC):
         handler = self._handler(function)
         if handler.reply is not None:
             raise MethodError(f"handler {handler.name!r} replies, so it cannot be left with a next request: call it")
-        left = _Left(everybody=send) if to is None else self._waiting.pop(handler.name, _Left())
-        left.own |= {} if to is None else {i: message for i, message in to.items() if message is not None}
-        self._waiting[handler.name] = left  # in the order of the last messages, in which their handlers run
+        unsent = _Unsent(everybody=send) if to is None else self._waiting.pop(handler.name, _Unsent())
+        unsent.own |= {} if to is None else {i: message for i, message in to.items() if message is not None}
+        self._waiting[handler.name] = unsent  # in the order of the last messages, in which their handlers run
 
     def show(self, file: str, made: Callable[[], bytes]) -> None:
         """Keep a file for people, in rounds that are scored."""
@@ -229,7 +229,7 @@ class Engine(ABC):
 
     # -------------------------------------------------------------------------------------------- for engines' own use
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """A number no job or message of this run has had."""
         self._numbers += 1
         return self._numbers
@@ -291,24 +291,24 @@ class Engine(ABC):
             self._frames.mkdir(parents=True, exist_ok=True)
             (self._frames / f"{self.t}-{handler}-{client}-{way}.frame").write_bytes(bytes(frame))
 
-    def _packed(self, name: str, left: _Left) -> Waiting:
-        messages = {id(message): message for message in (*left.own.values(), left.everybody) if message is not None}
+    def _packed(self, name: str, unsent: _Unsent) -> Waiting:
+        messages = {id(message): message for message in (*unsent.own.values(), unsent.everybody) if message is not None}
         frames = [bytes(pack(message, coded=False)) for message in messages.values()]
         at = {key: i for i, key in enumerate(messages)}
-        of = [at.get(id(message), -1) for message in left.own.values()]
-        everybody = None if left.everybody is None else at[id(left.everybody)]
-        return Waiting(name, frames, of, list(left.own), everybody, sorted(left.had))
+        of = [at.get(id(message), -1) for message in unsent.own.values()]
+        everybody = None if unsent.everybody is None else at[id(unsent.everybody)]
+        return Waiting(name, frames, of, list(unsent.own), everybody, sorted(unsent.had))
 
-    def _unpacked(self, waiting: Waiting) -> _Left:
+    def _unpacked(self, waiting: Waiting) -> _Unsent:
         kind = self._handler(getattr(self.method, waiting.handler)).message
         messages = [unpack(kind, frame, limit=1 << 40) for frame in waiting.frames] if kind is not None else []
         own = {i: messages[at] if at >= 0 else None for i, at in zip(waiting.clients, waiting.of, strict=True)}
         everybody = None if waiting.everybody is None else messages[waiting.everybody]
-        return _Left(own, everybody, set(waiting.had))
+        return _Unsent(own, everybody, set(waiting.had))
 
 
 @dataclass
-class _Left:
+class _Unsent:
     """Messages to one handler that wait: to some clients their own, and one to everybody else who has not had it."""
 
     own: dict[Id, Any] = field(default_factory=dict)
@@ -413,7 +413,7 @@ class Requests:
                 frame, counted = packed(handler, message, engine.problem.layout(client), engine.coded)
                 at = "" if frame is None else self._put(frame)
                 base = None if frame is None else Base.of(frame.digest, message)
-                number = 0 if frame is None else engine.number()
+                number = 0 if frame is None else engine.next_number()
                 self._packed[key] = Packed(handler.name, waited, number, frame, counted, base, at, self._uses[key])
             parts.append(self._packed[key])
             engine.keep(client, handler.name, "down", parts[-1].frame)

@@ -20,7 +20,7 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.base import Engine, Requests, Resumed
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
-from fewbytes.engines.pool import Pool, attempt, failed
+from fewbytes.engines.pool import WorkerPool, attempt, failed
 from fewbytes.engines.store import ClientStore
 
 AHEAD = 4  # replies per worker that may wait for their turn
@@ -59,7 +59,7 @@ class LocalEngine(Engine):
             self.problem.layout(client)  # made once, before the workers inherit it
         forked = sys.platform == "linux" and self.problem.device == "cpu"
         count = min(workers or available_cores(), len(self.problem.clients))
-        self.pool = Pool(self.runner, count) if forked else None
+        self.pool = WorkerPool(self.runner, count) if forked else None
 
     def __enter__(self) -> Self:
         return self

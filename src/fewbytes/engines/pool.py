@@ -82,7 +82,7 @@ class Exchange:
         self._folder.close()
 
 
-class Pool:
+class WorkerPool:
     """Runs jobs on worker processes. A worker that dies is replaced and its jobs run again from the same states."""
 
     def __init__(self, runner: Runner, workers: int) -> None:

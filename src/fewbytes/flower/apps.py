@@ -143,7 +143,7 @@ def _served(
         _nodes[where] = Node(method, task, base, order.run, threads, replies=frame_folder is None)
     node = _nodes[where]
     if kind == "query.data":
-        return node.held(order, str(context.node_config.get("tell", TELL[0]))), b""
+        return node.sample_counts(order, str(context.node_config.get("tell", TELL[0]))), b""
     if kind != "query.save":
         if frame_folder is not None:
             return node.answer(order, [frame_folder.get(part.at) for part in job.parts])

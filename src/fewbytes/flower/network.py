@@ -25,7 +25,7 @@ from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.base import Engine, Request, Requests, Resumed
 from fewbytes.engines.frames import FrameFolder
-from fewbytes.engines.handlers import SCORE, Done, Held, Job
+from fewbytes.engines.handlers import SCORE, Done, Job, SampleCounts
 from fewbytes.engines.local import memory_bytes
 from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
 from fewbytes.flower.messages import read_content, write_content
@@ -96,7 +96,7 @@ class FlowerEngine(Engine):
         self.grid, self.run, self.names = grid, folder.resolve().name, list(names)
         self.poll, self.ahead, self._stop = exchange.poll, exchange.ahead, exchange.stop
         self.frame_folder = exchange.frame_folder
-        self._tell_waiting = settings.watcher.waiting
+        self._report_waiting = settings.watcher.waiting
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
         self._new = resumed is None
         self._committed = dict(self.versions)
@@ -122,12 +122,12 @@ class FlowerEngine(Engine):
 
         Raises TooFewReplies, and UserError for a node that says what cannot be, unless a round has begun.
         """
-        deadline, starting, told = time.monotonic() + self.policy.connect_timeout, not self.t, -1
+        deadline, starting, reported = time.monotonic() + self.policy.connect_timeout, not self.t, -1
         self._refresh(starting)
         while not wanted <= self._nodes.keys() and time.monotonic() < deadline:
-            if len(wanted & self._nodes.keys()) != told:
-                told = len(wanted & self._nodes.keys())
-                self._tell_waiting(told, len(wanted))
+            if len(wanted & self._nodes.keys()) != reported:
+                reported = len(wanted & self._nodes.keys())
+                self._report_waiting(reported, len(wanted))
             self._wait(max(self.poll, 0.2))
             self._refresh(starting)
         there = sorted(wanted & self._nodes.keys())
@@ -141,25 +141,25 @@ class FlowerEngine(Engine):
         return there
 
     def _hear(self, clients: Sequence[Id]) -> None:
-        """Learn what clients hold whose data are not here, as far as their nodes tell.
+        """Learn what clients hold whose data are not here, as far as their nodes say.
 
         Raises UserError for a node that cannot take part, unless a round has begun.
         """
-        asked = [i for i in clients if i not in self.held and not len(self.task.data.clients[i].train)]
+        asked = [i for i in clients if i not in self.sample_counts and not len(self.task.data.clients[i].train)]
         for client, answer in self._ask("query.data", asked, lambda i: _Question(self._order(self._job("data", i)))):
             if answer.done.error and not self.t:
                 raise UserError(f"{self.called(client)} cannot take part: {_one_line(answer.done.error, 1000)}")
-            train, test = answer.done.held or (None, None)
-            self.held[client] = self._counts(train), self._counts(test)
+            train, test = answer.done.sample_counts or (None, None)
+            self.sample_counts[client] = self._counts(train), self._counts(test)
 
-    def _counts(self, told: Held) -> Held:
-        """What a node told, where it can be; the sum where the classes are not those that are known here."""
-        counts = [told] if isinstance(told, int) else told
+    def _counts(self, said: SampleCounts) -> SampleCounts:
+        """What a node said, where it can be; the sum where the classes are not those that are known here."""
+        counts = [said] if isinstance(said, int) else said
         if counts is None or not all(0 <= count < 1 << 48 for count in counts):
             return None
-        if isinstance(told, int) or told is None:
-            return told
-        return told if len(told) == len(self.problem.classes) else sum(told)
+        if isinstance(said, int) or said is None:
+            return said
+        return said if len(said) == len(self.problem.classes) else sum(said)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         torch.set_num_threads(self._threads)
@@ -370,7 +370,7 @@ class FlowerEngine(Engine):
         return f"{self.called(client)} runs something else than this server: {'; '.join(differing)}"
 
     def _job(self, handler: str, client: Id) -> Job:
-        return Job(self.number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
+        return Job(self.next_number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
 
     def _order(self, job: Job) -> Order:
         key = self.problem.architecture(job.client)

@@ -249,8 +249,8 @@ class RunFolder:
     @property
     def seconds(self) -> float:
         """Seconds the run took, with its starting and finishing; what the rounds took where that is larger."""
-        told: float = (self.result or {}).get("seconds", 0.0)
-        return max(told, float(sum(row.get("seconds", 0.0) for row in self.rounds)))
+        stated: float = (self.result or {}).get("seconds", 0.0)
+        return max(stated, float(sum(row.get("seconds", 0.0) for row in self.rounds)))
 
     @property
     def status(self) -> str:
@@ -332,9 +332,9 @@ def _told_apart(runs: Sequence[RunFolder]) -> list[RunFolder]:
 def _settings(run: RunFolder) -> dict[str, Any]:
     """Every setting of a run by name, the method's own parameters among them."""
     config, result = tomllib.loads(run.config), run.result or {}
-    told = {key: result[key] for key in ("dataset", "model", "clients", "seed") if key in result}
+    stated = {key: result[key] for key in ("dataset", "model", "clients", "seed") if key in result}
     parameters: dict[str, Any] = config.pop("parameters", {}) | result.get("parameters", {})
-    return config | told | parameters
+    return config | stated | parameters
 
 
 def _column(direction: Direction) -> str:

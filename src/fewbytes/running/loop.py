@@ -36,7 +36,7 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
 from fewbytes.engines.base import Engine
-from fewbytes.engines.handlers import Held
+from fewbytes.engines.handlers import SampleCounts
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
 from fewbytes.running.summary import Outcome, summary
@@ -276,7 +276,7 @@ class _Loop:
     def _enter_counts(self, engine: Engine) -> None:
         """Enter in partition.json what nodes say of data that lie there. Raises UserError where a run goes on and a
         client's samples are not as many as they were."""
-        new = {i: held for i, held in engine.held.items() if i not in self._entered}
+        new = {i: held for i, held in engine.sample_counts.items() if i not in self._entered}
         if not new:
             return
         if not self._entered and self.settings.resume:
@@ -331,14 +331,14 @@ class _Loop:
     def _phase(self, engine: Engine, t: int, phase: str, step: Callable[[], None], *who: Id) -> None:
         started, before = time.monotonic(), len(engine.ledger)
         scored = phase == "round" and (t % self.evaluate_every == 0 or t == self.rounds)
-        perhaps = phase == "round" and self.budget is not None  # what it sends tells whether it is the last round
-        engine.begin(t, scored or perhaps or phase == "finish", *(f"join {client}" for client in who))
+        may_be_last = phase == "round" and self.budget is not None  # known by what it sends
+        engine.begin(t, scored or may_be_last or phase == "finish", *(f"join {client}" for client in who))
         step()
         engine.idle()
         exchanged = time.monotonic()
-        if perhaps and not within(self.budget, [*self.rows, {"phase": phase, **engine.ledger.totals(before)}]):
+        if may_be_last and not within(self.budget, [*self.rows, {"phase": phase, **engine.ledger.totals(before)}]):
             scored, self.rounds = True, t
-        if perhaps and not scored:
+        if may_be_last and not scored:
             engine.records.scores = {}
             engine.shown = {}
         accuracy, pooled = engine.records.accuracies(), engine.records.pooled()
@@ -437,7 +437,7 @@ class _Loop:
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts, outcome, about)
 
 
-def _total(held: Held) -> int | None:
+def _total(held: SampleCounts) -> int | None:
     return sum(held) if isinstance(held, list) else held
 
 

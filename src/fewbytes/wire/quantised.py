@@ -58,8 +58,8 @@ class Quantised:
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
         match header:
-            case [told, int(bits), grid_header, levels_header] if bits in DTYPES and bits is not True:
-                entries = reader.entries(told)
+            case [entries_header, int(bits), grid_header, levels_header] if bits in DTYPES and bits is not True:
+                entries = reader.entries(entries_header)
             case _:
                 raise FrameError("header", "a quantised value is malformed")
         if any(entry.dtype != "float32" for entry in entries):

@@ -21,7 +21,7 @@ from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import read_checkpoint
 
 
-class Job:
+class PreparedRun:
     """A checked experiment: its settings, method and task. Everything the user can get wrong is refused here.
 
     `here`: as in `Experiment.task`.
