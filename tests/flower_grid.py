@@ -18,7 +18,7 @@ from runs import ROUNDS
 import fewbytes as fb
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 CLIENTS = 4
 Fault = Callable[[Message, Message], Iterable[Message]]

@@ -25,6 +25,7 @@ FLOORS = [
     ["analysis"],
     ["reproduce"],
     ["cli"],
+    ["names"],  # what the package offers
     ["", "__main__"],  # the package itself, and its command
 ]
 """A room may import itself and the floors below its own."""
@@ -85,3 +86,16 @@ def test_the_package_imports_nothing_that_only_some_need():
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert "torch" in loaded
     assert not {"flwr", "typer", "plotly", "jinja2", "sklearn", "torchvision"} & set(loaded)
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["probe"]])
+def test_help_comes_without_torch(command):
+    code = (
+        f"import sys; sys.argv = ['fewbytes', *{command}, '--help']\n"
+        "from fewbytes.__main__ import main\n"
+        "try: main()\n"
+        "finally: print('loaded:', *{name.split('.')[0] for name in sys.modules})"
+    )
+    printed, _, loaded = subprocess.check_output([sys.executable, "-c", code], text=True).partition("loaded:")
+    assert "Usage: fewbytes" in printed
+    assert not {"torch", "numpy", "flwr"} & set(loaded.split())

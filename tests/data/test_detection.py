@@ -29,7 +29,7 @@ from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
 from fewbytes.models import build_model
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 pytest.importorskip("yolox", reason="the extra `detection` is not installed")
 

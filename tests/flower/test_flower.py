@@ -14,7 +14,7 @@ from cases import CASES, COME_AND_GO, PRESENCE, TinyNet, scheduled_task, tiny_da
 from runs import ROUNDS, fingerprint
 
 import fewbytes as fb
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 

@@ -31,7 +31,7 @@ from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, left_alone, with_generated_kernels
 from fewbytes.models.layers import layers_of
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 from fewbytes.wire import Layout
 
 QUICK = ["--clients", "3", "--rounds", "2", "--model", "resnet4:width=8", "--set", "batch=50"]

@@ -20,7 +20,7 @@ from fewbytes.experiments.plan import make_plan
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut
 from fewbytes.models.build import ModelBuilder
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 

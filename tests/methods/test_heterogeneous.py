@@ -20,7 +20,7 @@ from fewbytes.methods.parts.heterogeneous import ClassVectors, Own, class_distan
 from fewbytes.models.blocks import head_of
 from fewbytes.models.build import ModelBuilder
 from fewbytes.running.checkpoint import read_checkpoint
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 from fewbytes.wire import counted, unpack
 
 NAMES = ["lg_fedavg", "fedproto", "feddistill", "fml", "fedkd", "fedgh", "fedgen"]

@@ -20,9 +20,8 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +30,9 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
+from fewbytes.analysis.settings import Attacking
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
-from fewbytes.base.ranges import Count, NotNegative, Whole
-from fewbytes.base.settings import Group, setting
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
 from fewbytes.core.problem import Id, Task
@@ -50,19 +48,6 @@ HISTORY = 100  # of L-BFGS
 
 Progress = Callable[[int, int, str], None]
 """Hears how it goes: (iterations done, iterations in all, text)."""
-
-
-@dataclass(frozen=True)
-class Attacking(Group):
-    """How images are attacked. Raises UserError for values that cannot be."""
-
-    title: ClassVar[str] = "Attack"
-
-    images: Count = setting(20, "Number of images, each attacked alone.")
-    iterations: Count = setting(300, "Iterations of L-BFGS at most, 20 steps each.")
-    restarts: Whole = setting(1, "Further starts where the gradients of one do not match.")
-    noise: NotNegative = setting(0.0, "Variance of Gaussian noise on every gradient entry that is observed.")
-    seed: int = setting(0, "Same seed, same figures.")
 
 
 def attack(

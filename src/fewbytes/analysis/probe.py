@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,10 +33,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
+from fewbytes.analysis.settings import Probing
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
-from fewbytes.base.ranges import Count, Positive, Several
-from fewbytes.base.settings import Group, setting
 from fewbytes.base.streams import seed_torch, stream, stream_seed
 from fewbytes.core.training import EVALUATION_BATCH, batches, prepared, ready
 from fewbytes.data import Split
@@ -53,20 +52,6 @@ PAPER_BLOCKS = 8  # the paper probes where a model is cut into so many blocks
 Module = TypeVar("Module", bound=nn.Module)
 Progress = Callable[[int, int, str], None]
 """Hears how it goes: (batches done, batches in all, text)."""
-
-
-@dataclass(frozen=True)
-class Probing(Group):
-    """How probes are trained; the paper's values. Raises UserError for values that cannot be."""
-
-    title: ClassVar[str] = "Probes"
-
-    epochs: Count = setting(160, "Epochs of decoders and auxiliary networks; lr falls along a cosine.")
-    linear_epochs: Count = setting(10, "Epochs of the linear layers; lr stays.")
-    samples: Several | None = setting(None, "Train probes on at most so many samples (default: all).")
-    batch: Several = setting(128, "Samples of a batch.")
-    lr: Positive = setting(0.01, "Learning rate.")
-    seed: int = setting(0, "Same seed, same figures.")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from fewbytes.core.problem import Id
 from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
 from fewbytes.report import read_runs, write_report
-from fewbytes.running.loop import Result, Watcher
+from fewbytes.running.loop import Result
+from fewbytes.running.settings import Watcher
 
 EVENTS = "deployment/events.jsonl"
 """Where in a run folder the server writes how it goes, for `fewbytes deploy`, if that made the folder."""

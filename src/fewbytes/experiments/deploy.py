@@ -20,7 +20,8 @@ from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.processes import Processes
-from fewbytes.running.loop import Watcher, terminating
+from fewbytes.running.loop import terminating
+from fewbytes.running.settings import Watcher
 
 LOOPBACK = "127.0.0.1:0"
 PLACES = "places.json"  # in the deployment's folder: --hosts and --address

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from fewbytes.base.units import listed
-from fewbytes.core.problem import Id
-from fewbytes.running.loop import Watcher
+from fewbytes.running.settings import Watcher
+
+if TYPE_CHECKING:
+    from fewbytes.core.problem import Id
 
 PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 """Of consoles that print text as it is: paths, names and errors may hold [brackets] or :colons:."""
@@ -126,7 +128,7 @@ class Display(Watcher):
 
 @contextmanager
 def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A live line with the time left for work of a known length: told (steps done, steps, text), it shows them."""
+    """A live line with the time left for work of a known length; what it gives shows (steps done, steps, text)."""
     with _line(TimeRemainingColumn(), transient=True, disable=not console.is_terminal) as line:
         bar = line.add_task(name, total=None, text="starting")
         yield lambda done, steps, text: line.update(bar, completed=done, total=steps, text=text)

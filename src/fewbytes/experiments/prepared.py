@@ -14,8 +14,9 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock
 from fewbytes.core.problem import Id, Task
 from fewbytes.experiments.display import Display
+from fewbytes.experiments.groups import DECLARED
 from fewbytes.experiments.run import run_with
-from fewbytes.experiments.settings import DECLARED, make_experiment, make_method, read_experiment
+from fewbytes.experiments.settings import make_experiment, make_method, read_experiment
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import read_checkpoint

@@ -30,7 +30,8 @@ from fewbytes.flower.messages import read_content, split_frames, write_content
 from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
-from fewbytes.running.loop import Result, Settings, drive
+from fewbytes.running.loop import Result, drive
+from fewbytes.running.settings import Settings
 
 _nodes: dict[tuple[str, str, str], Node] = {}  # of this process, by what runs, where, and the run's name
 
@@ -237,7 +238,7 @@ def serve(
 
     `task`: clients' data may lie elsewhere. `names`: the registered name of each client's node, in the order of the
     clients; without names (no authentication) a node is asked for its partition-id. `settings`: the other fields of
-    `fewbytes.running.loop.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
+    `fewbytes.running.settings.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
     """
     return serve_run(grid, method, task, Settings.of({"out": out, **settings}), policy or Policy(), names)
 

@@ -30,7 +30,7 @@ from fewbytes.engines.local import memory_bytes
 from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
 from fewbytes.flower.messages import read_content, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
