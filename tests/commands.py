@@ -14,14 +14,7 @@ from typing import IO
 
 from fewbytes.cli.app import main
 
-for name in (
-    "analysis.attack",
-    "analysis.probe",
-    "experiments.compare",
-    "experiments.plan",
-    "reproduce",
-    "wire.inspect",
-):
+for name in ("analysis.attack", "analysis.probe", "experiments.compare", "experiments.plan", "reproduce"):
     importlib.import_module(f"fewbytes.{name}")  # once, and not in every command
 
 

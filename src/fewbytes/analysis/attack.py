@@ -3,7 +3,7 @@
 Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020, as GENE-FL (arXiv 2504.14628, III-D and Eq. 13)
 uses it. The server knows a network's shared tensors and their gradients for one image of the client; the other tensors
 it draws at random. From noise x~ it descends to an image whose gradients match: L-BFGS on Eq. 13, summed over the
-shared tensors. The label is told by the classifier's bias. A high PSNR is a leak.
+shared tensors. The label follows from the classifier's bias. A high PSNR is a leak.
 
 Worst cases for the client: batches are of one image; a label that the upload does not tell is given to the attacker;
 so are batch normalisation's statistics, which are used, not updated (evaluation mode).
@@ -56,7 +56,7 @@ def attack(
     """Attack training images of a client of a run; writes RUN/attack.json, which it returns, and RUN/attack.png.
 
     `model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model that
-    the run saved: the client's own, else the global one. Which of its tensors are shared the run's method tells. The
+    the run saved: the client's own, else the global one. The run's method says which of its tensors are shared. The
     same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
     folder that is no run, data that are no images, too few images, and a method whose uploads are no gradients.
     """

@@ -4,7 +4,7 @@ FuseFL (Tang et al., NeurIPS 2024), its figures of mutual information and of lin
 in eval mode; at every point H of it three networks are trained on H alone, and measured on the test set:
 
 - I(H;X) = H(X) - R, proxy: a decoder makes the image from H, R is its mean binary cross-entropy. H(X) is a constant
-  nobody knows, so what is told is -R.
+  nobody knows, so what is reported is -R.
 - I(H;Y) = ln C - CE, proxy: CE is the cross-entropy of an auxiliary network for the label, C the number of classes.
 - Linear separability: the accuracy of one linear layer on the flattened H.
 
@@ -102,7 +102,7 @@ def probe(
     experiment = experiment_of(run)
     model = load_model(run, client)
     if not isinstance(model, FusedNetwork):
-        units_of(model)  # tells before the data are read that it cannot be cut
+        units_of(model)  # before the data are read: it refuses what cannot be cut
     task = experiment.task()
     first = int(next(iter(model.recipe["takes"][0]))) if isinstance(model, FusedNetwork) else client or 0
     chosen, skipped = points_of(model, task.problem.model(first), task.data.test.shape, points)

@@ -23,7 +23,7 @@ Points = Mapping[str, tuple[Tensor, Tensor | None]]
 
 LARGEST = 128  # pixels a side of an image, unless asked otherwise; larger ones are scaled down
 LIMIT = 512  # that may be asked for
-ROWS = "fewbytes"  # the text in a sheet's PNG file that tells its rows
+ROWS = "fewbytes"  # the text in a sheet's PNG file that lists its rows
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _FILE = re.compile(rf"(\d{{1,9}})-({_NAME.pattern})\.(png|shares\.json|json)")

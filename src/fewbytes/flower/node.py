@@ -96,7 +96,7 @@ class Node:
             return self._answer(order, frames)
 
     def sample_counts(self, order: Order, tell: str) -> Done:
-        """How many samples the client of the order's job has, as far as `tell`, one of TELL, lets it be told."""
+        """How many samples the client of the order's job has, as far as `tell`, one of TELL, allows."""
         number, client = order.job.number, order.job.client
         if tell not in TELL:
             return Done(number, error=f"tell is one of {', '.join(TELL)}, not {tell!r}, in this node's configuration")

@@ -185,7 +185,7 @@ class Processes:
     def start_supernode(
         self, name: str, node_config: Mapping[str, str | int], home: Path | None = None, superlink: str | None = None
     ) -> None:
-        """Start a registered node's SuperNode, or start it again; `ended` tells its fate.
+        """Start a registered node's SuperNode, or start it again; `ended` says what becomes of it.
 
         `home` is its FLWR_HOME, `superlink` where it finds the SuperLink, if not where this host does.
 

@@ -74,7 +74,7 @@ class FedProto(Method):
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> GlobalPrototypes:
-        features = feature_size(problem)  # first: it tells models without any
+        features = feature_size(problem)  # first: it refuses models without any
         return GlobalPrototypes(number_of_classes(problem), features)
 
     def client(self, site: Site) -> Own:

@@ -1,7 +1,7 @@
 """Reads run folders, and answers what a summary asks of one.
 
 A run folder holds `config.toml` and `rounds.jsonl`; `ledger.parquet`, `partition.json` and `result.json` are
-missing where a run was killed, and then what they would have told is worked out from the rest or left out.
+missing where a run was killed, and then what they would have said is worked out from the rest or left out.
 `probe.json` is there once `fewbytes probe` was, `attack.json` and `attack.png` once `fewbytes attack` was.
 """
 
@@ -43,7 +43,7 @@ class LeftOut(TypedDict):
 class Round(TypedDict):
     """One line of `rounds.jsonl`: accuracies are fractions 0..1, bytes are those of this phase alone.
 
-    A client joined (`client`, where it is told) before the round of the line.
+    A client joined (`client`, where it is stated) before the round of the line.
     """
 
     round: int
@@ -63,7 +63,7 @@ class Round(TypedDict):
 
 class Partition(TypedDict):
     """`partition.json`: per client the number of samples of each class, in the train and in the test split; of data
-    that lie on the client's own node their number alone, or None, if that is all the node tells."""
+    that lie on the client's own node their number alone, or None, if that is all the node says."""
 
     classes: list[str]
     train: list[list[int] | int | None]

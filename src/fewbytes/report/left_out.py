@@ -1,6 +1,6 @@
 """Names the clients a run went on without, and those that joined it later, for the page and for the terminal.
 
-Why a client was left out is told by the network, so it is cut like any stranger's words.
+Why a client was left out comes from the network, so it is cut like any stranger's words.
 """
 
 from __future__ import annotations
