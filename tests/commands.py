@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from fewbytes.cli.app import main
+
+for name in ("analysis.attack", "analysis.probe", "experiments.compare", "experiments.plan", "reproduce"):
+    importlib.import_module(f"fewbytes.{name}")  # once, and not in every command
 
 
 def fewbytes(

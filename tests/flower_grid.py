@@ -17,11 +17,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from runs import ROUNDS
 
 import fewbytes as fb
+from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.messages import read_content
 from fewbytes.flower.network import Exchange
 from fewbytes.flower.node import Order
-from fewbytes.flower.run import client_app, serve_run
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 CLIENTS = 4
 Fault = Callable[[Message, Message], Iterable[Message]]

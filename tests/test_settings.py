@@ -14,8 +14,9 @@ import fewbytes as fb
 from fewbytes.cli.app import app
 from fewbytes.data import Partition
 from fewbytes.experiments.app import read_run_config
-from fewbytes.experiments.settings import DECLARED, GROUPS, make_experiment, read_experiment
-from fewbytes.running.loop import Settings
+from fewbytes.experiments.groups import DECLARED, GROUPS
+from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.running.settings import Settings
 
 OTHER: dict[str, Any] = {
     "dataset": "cells", "image_size": 32, "part": 0.5, "public": "cifar10", "augment": "crop-flip", "backdoor": 2,

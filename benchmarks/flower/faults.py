@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import fewbytes as fb
-from fewbytes.experiments.deploy import Deployed, sites
+from fewbytes.experiments.deploy import Deployment, places
 from fewbytes.experiments.settings import make_experiment, make_method
 
 FLIPPING = """
@@ -47,14 +47,14 @@ KILLED = {2: 1, 3: 2, 4: 3}  # round: client
 class Killer(fb.Watcher):
     """Kills a SuperNode when its round's first reply is in."""
 
-    def __init__(self, deployed: Deployed) -> None:
+    def __init__(self, deployed: Deployment) -> None:
         self.deployed, self.round, self.killed = deployed, 1, set[int]()
 
     def replied(self, client: int) -> None:
         victim = KILLED.get(self.round)
         if victim is not None and self.round not in self.killed:
             self.killed.add(self.round)
-            process = self.deployed.deployment._nodes[f"client-{victim}"].process
+            process = self.deployed.processes._nodes[f"client-{victim}"].process
             print(f"round {self.round}: SIGKILL to the SuperNode of client {victim}", flush=True)
             process.send_signal(signal.SIGKILL)
 
@@ -72,7 +72,7 @@ def nodes_killed(folder: Path) -> None:
     }  # fmt: skip
     experiment = make_experiment(settings)
     task = experiment.task()
-    deployed = Deployed(experiment, folder / "run", sites(experiment, None), "127.0.0.1:0", False)
+    deployed = Deployment(experiment, folder / "run", places(experiment, None), "127.0.0.1:0", False)
     write = deployed._write
     deployed._write = lambda: (write(), (deployed.folder / "app" / "apps.py").write_text(FLIPPING))  # type: ignore[method-assign]
     deployed.execute(Killer(deployed), lambda text: print(f"note: {text[:150]}", flush=True))

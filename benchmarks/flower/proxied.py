@@ -10,7 +10,7 @@ from proxy import Proxy
 from sockets_peer import ProxiedDeployment, Snapshot, snapshot
 
 import fewbytes as fb
-from fewbytes.experiments.deploy import Deployed, sites
+from fewbytes.experiments.deploy import Deployment, places
 from fewbytes.experiments.settings import Experiment
 
 
@@ -33,8 +33,8 @@ def deploy(
 ) -> Snapshots:
     """Run an experiment on Flower's processes, each client's link limited to so many bytes per second."""
     experiment.task()
-    deployed = Deployed(experiment, folder / "run", sites(experiment, None), "127.0.0.1:0", False)
-    deployed.deployment = through = ProxiedDeployment(deployed.folder)
+    deployed = Deployment(experiment, folder / "run", places(experiment, None), "127.0.0.1:0", False)
+    deployed.processes = through = ProxiedDeployment(deployed.folder)
     host, port = through.address.split(":")
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(host, int(port), uplink, downlink)) for _ in deployed.nodes]

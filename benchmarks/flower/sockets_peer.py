@@ -21,14 +21,14 @@ from pathlib import Path
 import tomli_w
 from proxy import Proxy
 
-from fewbytes.flower.processes import Deployment
+from fewbytes.flower.processes import Processes
 from fewbytes.models import build_model
 
 HERE = Path(__file__).parent
 ROUND_SECONDS = 120  # the longest a round may take
 
 
-class ProxiedDeployment(Deployment):
+class ProxiedDeployment(Processes):
     """A deployment whose SuperNodes reach the SuperLink at addresses of their own, `through[name]`."""
 
     def __init__(self, folder: Path) -> None:
@@ -77,7 +77,7 @@ def write_app(folder: Path, config: dict[str, str | int]) -> Path:
     return folder
 
 
-def wait_online(deployment: Deployment, nodes: int) -> None:
+def wait_online(deployment: Processes, nodes: int) -> None:
     """Wait until all nodes are there. Raises RuntimeError if one ends or a minute passes."""
     deadline = time.monotonic() + 60
     while list(deployment.node_status().values()).count("online") < nodes:
@@ -94,7 +94,7 @@ def snapshot(proxies: list[Proxy]) -> Snapshot:
     return time.monotonic(), [proxy.snapshot() for proxy in proxies]
 
 
-def follow(deployment: Deployment, run: int, marks: Path, rounds: int, proxies: list[Proxy]) -> list[Snapshot]:
+def follow(deployment: Processes, run: int, marks: Path, rounds: int, proxies: list[Proxy]) -> list[Snapshot]:
     """What has passed at the start and at each round's end. Raises RuntimeError if a round fails or is too slow."""
     taken: list[Snapshot] = []
     moved = time.monotonic()

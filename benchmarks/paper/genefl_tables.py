@@ -9,7 +9,7 @@ SGD 0.01, momentum 0.9 and batches of 64. A run that is finished in --out is not
 `known` is the mean over the last rounds before the newcomers come of the cohort's own models after local training
 (`received`: of what the server sent them, before it). `+0` is the newcomers' after their first local training, `+r`
 after r rounds more; `at once` what they inherit of GENE-FL, before any training. `up` is the uplink of the training
-rounds, with the known clients and in all, in MB = 10^6 bytes as sent; `of FedAvg` the part of clustered FedAvg's, in all.
+rounds, with the known clients and in all, in MB = 10^6 bytes as sent; `of FedAvg` the part of clustered FedAvg's.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.analysis.attack import (
-    Attacking,
     attack,
     drawn,
     gradients,
@@ -27,6 +26,7 @@ from fewbytes.analysis.attack import (
     reconstruct,
     recovered_label,
 )
+from fewbytes.analysis.settings import Attacking
 from fewbytes.base.state import load_state
 from fewbytes.base.streams import seeded
 from fewbytes.data import load_dataset

@@ -18,7 +18,6 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.analysis.probe import (
     Probes,
-    Probing,
     descend,
     enlarged,
     features,
@@ -31,6 +30,7 @@ from fewbytes.analysis.probe import (
     reconstruction_loss,
     rest_of,
 )
+from fewbytes.analysis.settings import Probing
 from fewbytes.base.state import load_state
 from fewbytes.data import Split
 from fewbytes.experiments.settings import make_experiment, make_method

@@ -46,7 +46,8 @@ def finished(tmp_path_factory) -> Path:
 
 def test_commands_import_only_what_they_need(tmp_path: Path) -> None:
     slow = "{'torchvision', 'sklearn', 'scipy', 'flwr', 'ray', 'torch._dynamo'}"
-    code = f"import sys, fewbytes.cli.app; print(sorted({slow} & sys.modules.keys()))"
+    loaded = "fewbytes.cli.app, fewbytes.experiments.compare, fewbytes.reproduce"
+    code = f"import sys, {loaded}; print(sorted({slow} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -26,10 +26,10 @@ from fewbytes.core.training import fit
 from fewbytes.data import Dataset, Partition, federate, load_dataset
 from fewbytes.data.coco import letter_boxed
 from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
-from fewbytes.flower.run import client_app, serve_run
 from fewbytes.models import build_model
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 pytest.importorskip("yolox", reason="the extra `detection` is not installed")
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import fewbytes as fb
 from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment, make_method
-from fewbytes.flower import run as flower_run
+from fewbytes.flower import apps as flower_apps
 from fewbytes.flower.network import Exchange
 from fewbytes.report import read_runs, write_report
 
@@ -47,15 +47,15 @@ def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, tol
             self.run_config = run_config
             with monkeypatch.context() as there:
                 there.setenv("FEWBYTES_DATA", str(places / host))
-                there.setattr(app, "_found", {})
-                there.setattr(flower_run, "_nodes", {})
+                there.setattr(app, "_served", {})
+                there.setattr(flower_apps, "_nodes", {})
                 return super().answer(message)
 
     names = [f"site-{i}" for i in range(3)]
     asked = experiment.run_settings(task, out, resume, fb.Watcher())
     policy = fb.Policy(round_timeout=20, connect_timeout=5)
     grid, exchange = Hosts(app.client, 3, named=True), Exchange(poll=0.001)
-    flower_run.serve_run(grid, method, task, asked, policy, names, exchange)
+    flower_apps.serve_run(grid, method, task, asked, policy, names, exchange)
     return out
 
 

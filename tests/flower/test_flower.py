@@ -14,16 +14,16 @@ from cases import CASES, COME_AND_GO, PRESENCE, TinyNet, scheduled_task, tiny_da
 from runs import ROUNDS, fingerprint
 
 import fewbytes as fb
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flower_grid import CLIENTS, MemoryGrid, handler_of, left_out, rounds_of, run
 from flwr.app import Array, ArrayRecord, Message
 
+from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.messages import read_content
 from fewbytes.flower.network import Exchange
-from fewbytes.flower.run import client_app, serve_run
 
 
 @pytest.fixture(autouse=True)

@@ -73,10 +73,10 @@ def test_a_newcomer_joins_the_cluster_of_its_twin(tmp_path):
 
 def test_a_client_silent_at_the_start_is_put_into_the_largest_cluster_and_noted(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
+    from fewbytes.flower.run import client_app, serve_run
     from flower_grid import MemoryGrid, handler_of
 
     from fewbytes.flower.network import Exchange
-    from fewbytes.flower.run import client_app, serve_run
     from fewbytes.running.loop import Settings
 
     method, task = Clustered(fb.FedAvg(**LOCAL), clusters=2, vectors=2), tiny_task(clients=5)

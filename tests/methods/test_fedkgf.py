@@ -23,15 +23,15 @@ from fewbytes.cli.app import main
 from fewbytes.core.problem import Task
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.data.partition import main_category
+from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
-from fewbytes.flower.run import client_app, serve_run
 from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
 from fewbytes.methods.fedpm import masked_names
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, left_alone, with_generated_kernels
 from fewbytes.models.layers import layers_of
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 from fewbytes.wire import Layout
 
 QUICK = ["--clients", "3", "--rounds", "2", "--model", "resnet4:width=8", "--set", "batch=50"]

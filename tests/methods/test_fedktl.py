@@ -25,8 +25,8 @@ from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.experiments.display import Display
 from fewbytes.generators import load_generator
 from fewbytes.methods.fedktl import (
-    Global,
     Joint,
+    KnowledgeTransfer,
     Own,
     Pairs,
     arcface_logits,
@@ -322,8 +322,8 @@ class WideNet(PlainNet):
         self.conv, self.norm, self.fc = nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Linear(32, 3)
 
 
-def server_state(folder: Path) -> Global:
-    return unpack(Global, read_checkpoint(folder).server)
+def server_state(folder: Path) -> KnowledgeTransfer:
+    return unpack(KnowledgeTransfer, read_checkpoint(folder).server)
 
 
 def client_state(folder: Path, client: int) -> Own:

@@ -20,14 +20,14 @@ from fewbytes.experiments.plan import make_plan
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut
 from fewbytes.models.build import ModelBuilder
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from flower_grid import MemoryGrid
 
+from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
-from fewbytes.flower.run import client_app, serve_run
 
 LOCAL = {"lr": 0.1, "batch": 8, "momentum": 0.0}
 

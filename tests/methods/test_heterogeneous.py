@@ -20,7 +20,7 @@ from fewbytes.methods.parts.heterogeneous import ClassVectors, Own, class_distan
 from fewbytes.models.blocks import head_of
 from fewbytes.models.build import ModelBuilder
 from fewbytes.running.checkpoint import read_checkpoint
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 from fewbytes.wire import counted, unpack
 
 NAMES = ["lg_fedavg", "fedproto", "feddistill", "fml", "fedkd", "fedgh", "fedgen"]
@@ -306,7 +306,10 @@ def test_in_the_end_everybody_has_the_newest_classifier(name, tmp_path):
     for head in heads:
         assert all(torch.equal(value, heads[0][key]) for key, value in head.items())
     if name != "lg_fedavg":  # whose server keeps none
-        server = unpack({"fedgh": fedgh, "fedgen": fedgen}[name].Global, read_checkpoint(tmp_path / "run").server)
+        server = unpack(
+            {"fedgh": fedgh.GlobalHead, "fedgen": fedgen.GeneratorAndHead}[name],
+            read_checkpoint(tmp_path / "run").server,
+        )
         assert all(torch.equal(value, server.head[key]) for key, value in heads[0].items())
 
 
@@ -326,8 +329,8 @@ def test_a_client_that_does_not_answer_is_left_out(name, tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flower_grid import MemoryGrid
 
+    from fewbytes.flower.apps import client_app, serve_run
     from fewbytes.flower.network import Exchange
-    from fewbytes.flower.run import client_app, serve_run
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
@@ -349,8 +352,8 @@ def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     from flower_grid import MemoryGrid
 
+    from fewbytes.flower.apps import client_app, serve_run
     from fewbytes.flower.network import Exchange
-    from fewbytes.flower.run import client_app, serve_run
 
     task = tiny_task()
     grid = MemoryGrid(client_app(CASES["fedgen"], task, tmp_path), 4)
@@ -362,7 +365,7 @@ def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
 
     settings, policy = Settings(rounds=2, out=tmp_path / "run", watcher=Late()), fb.Policy(connect_timeout=0.2)
     serve_run(grid, CASES["fedgen"], task, settings, policy, exchange=Exchange(poll=0.001))
-    server = unpack(fedgen.Global, read_checkpoint(tmp_path / "run").server)
+    server = unpack(fedgen.GeneratorAndHead, read_checkpoint(tmp_path / "run").server)
     assert server.counts.sum() == sum(len(client.train) for client in task.data.clients)
 
 
@@ -416,7 +419,7 @@ def test_the_generator_is_kept_from_round_to_round_but_not_in_the_release(quirks
     method = dataclasses.replace(CASES["fedgen"], release_quirks=quirks)
     task = tiny_task()
     fb.run(method, task, rounds=2, workers=1, out=tmp_path / "run")
-    server = unpack(fedgen.Global, read_checkpoint(tmp_path / "run").server)
+    server = unpack(fedgen.GeneratorAndHead, read_checkpoint(tmp_path / "run").server)
     first = method.server(task.problem).generator
     assert all(torch.equal(value, first[name]) for name, value in server.generator.items()) == quirks
     labels = torch.cat([client.train.labels for client in task.data.clients])

@@ -22,7 +22,7 @@ from fewbytes.experiments.plan import make_plan
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.methods.parts.distillation import (
     Generator,
-    Pool,
+    ImagePool,
     activation_loss,
     adversarial_loss,
     balance_loss,
@@ -188,7 +188,7 @@ def test_noise_fills_the_range_of_pixels():
 
 
 def test_a_pool_gives_back_what_was_added():
-    pool, x, logits = Pool(5), torch.randn(5, 1, 2, 2), torch.randn(5, 3)
+    pool, x, logits = ImagePool(5), torch.randn(5, 1, 2, 2), torch.randn(5, 3)
     pool.add(x[:2], logits[:2])
     pool.add(x[2:], logits[2:])
     assert len(pool) == 5

@@ -30,7 +30,9 @@ class FrozenStem(TinyNet):
 def test_buffers_go_with_the_parameters_they_are_beside():
     frozen = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).requires_grad_(False)
     without = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2, affine=False))  # its statistics are the block's
-    whole = fb.Task.on(tiny_data(), lambda: nn.Sequential(frozen, without, nn.Flatten(), nn.Linear(2, 2))).problem.model(0)
+    whole = fb.Task.on(
+        tiny_data(), lambda: nn.Sequential(frozen, without, nn.Flatten(), nn.Linear(2, 2))
+    ).problem.model(0)
     statistics = [f"1.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
     assert list(trained_entries(whole)) == ["1.0.weight", "1.0.bias", *statistics, "3.weight", "3.bias"]
 

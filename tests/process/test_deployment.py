@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.flower.certificates import write_certificates, write_node_key
-from fewbytes.flower.processes import Deployment, _family, _running
+from fewbytes.flower.processes import Processes, _family, _running
 
 pytestmark = pytest.mark.process
 PYPROJECT = """
@@ -78,7 +78,7 @@ def names(pem: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory) -> Iterator[SimpleNamespace]:
     """A SuperLink, the registered node hospital-a and a stranger whose key nobody registered."""
-    with Deployment(tmp_path_factory.mktemp("running") / "deployment", "127.0.0.1:0") as deployment:
+    with Processes(tmp_path_factory.mktemp("running") / "deployment", "127.0.0.1:0") as deployment:
         deployment.start_superlink(["link.example.org"])
         deployment.register(["hospital-a"])
         write_node_key(deployment.folder / "keys", "stranger")
@@ -144,30 +144,7 @@ def test_node_keys_are_p384_and_kept(tmp_path):
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", ":80", "127.0.0.1:70000", "::1:80", "http://x:80"])
 def test_an_address_of_another_form_is_refused(tmp_path, address):
     with pytest.raises(UserError, match="expected host:port"):
-        Deployment(tmp_path, address)
-
-
-def test_node_configurations_reach_flower_as_they_are(tmp_path):
-    from flwr.common.config import parse_config_args
-
-    config = {
-        "partition-id": 3,
-        "a": "x y",
-        "b": "it's",
-        "c": 'say "x"',
-        "d": "C:\\new\\it's",
-        "e": "k=v.toml",
-        "f.g": "",
-    }
-    deployment = Deployment(tmp_path, "127.0.0.1:9000")
-    command = deployment.supernode_command("a", config, superlink="link:443", folder=Path("copies"), port=9100)
-    assert command[-2] == "--node-config"
-    assert parse_config_args([command[-1]]) == config
-    assert "link:443" in command
-    assert "copies/keys/a" in command
-    for bad in ({"a": "'\""}, {"a": "x\ny"}, {"a b": "x"}):
-        with pytest.raises(UserError, match="node configuration"):
-            deployment.supernode_command("a", bad)
+        Processes(tmp_path, address)
 
 
 def test_only_tls_with_our_authority_is_spoken(running):
@@ -234,16 +211,16 @@ def test_a_run_is_submitted_watched_and_stopped(running, app):
 def test_a_second_superlink_is_told_why_not(running, tmp_path):
     with (
         pytest.raises(UserError, match="another deployment is running there"),
-        Deployment(running.folder, "127.0.0.1:0"),
+        Processes(running.folder, "127.0.0.1:0"),
     ):
         pass
     wanted = f"the SuperLink cannot listen on {running.deployment.address}: address already in use"
-    with Deployment(tmp_path, running.deployment.address) as second, pytest.raises(UserError, match=wanted):
+    with Processes(tmp_path, running.deployment.address) as second, pytest.raises(UserError, match=wanted):
         second.start_superlink()
 
 
 def test_nothing_is_left_after_the_context_and_its_nodes_return(tmp_path, app):
-    with Deployment(tmp_path / "deployment", "127.0.0.1:0") as deployment:
+    with Processes(tmp_path / "deployment", "127.0.0.1:0") as deployment:
         deployment.start_superlink()
         deployment.register(["a"])
         deployment.start_supernode("a", {})
@@ -274,8 +251,8 @@ def test_a_kill_leaves_nothing(tmp_path):
     script = f"""
 import os, signal, time
 from pathlib import Path
-from fewbytes.flower.processes import Deployment, _family
-with Deployment(Path({str(tmp_path)!r}), "127.0.0.1:0") as deployment:
+from fewbytes.flower.processes import Processes, _family
+with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0") as deployment:
     deployment.start_superlink()
     deployment.register(["a"])
     deployment.start_supernode("a", {{}})

@@ -26,7 +26,7 @@ import fewbytes as fb
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from fewbytes.flower.certificates import write_node_key
-from fewbytes.flower.processes import Deployment
+from fewbytes.flower.processes import Processes
 
 pytestmark = pytest.mark.process
 TESTS = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ sys.path.insert(0, {tests!r})
 from cases import CASES, late_task, tiny_task
 from flwr.serverapp import ServerApp
 import fewbytes as fb
-from fewbytes.flower.run import client_app, serve
+from fewbytes.flower.apps import client_app, serve
 server, method = ServerApp(), CASES[{case!r}]
 server = ServerApp()
 @server.main()
@@ -231,7 +231,7 @@ def test_damaged_certificates_and_keys_are_named(tmp_path):
     options = ["fedavg", "--clients", "2", "--rounds", "1"]
     assert fewbytes("deploy", *options, "--print", "--out", str(tmp_path)).returncode == 0
     (folder,) = tmp_path.iterdir()
-    with Deployment(folder / "deployment", "127.0.0.1:0") as flower:
+    with Processes(folder / "deployment", "127.0.0.1:0") as flower:
         (folder / "deployment" / "certificates" / "ca.crt").write_text("broken")
         with pytest.raises(fb.UserError, match=r"ca.crt is not a certificate: remove .*certificates"):
             flower.start_superlink()
@@ -272,7 +272,7 @@ def test_every_image_of_three_nodes_own_folders_is_used(places):
 def deployment(tmp_path_factory):
     """A SuperLink and two SuperNodes over TLS, with node authentication; used last, as idle they keep a core busy."""
     folder = tmp_path_factory.mktemp("deployment")
-    with Deployment(folder, "127.0.0.1:0") as flower:
+    with Processes(folder, "127.0.0.1:0") as flower:
         flower.start_superlink()
         flower.register(["client-0", "client-1"])
         for i in (0, 1):

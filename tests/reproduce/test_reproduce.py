@@ -24,7 +24,7 @@ from fewbytes.report.folder import Direction, RunFolder, read_run
 from fewbytes.reproduce import TABLES, Scale, Table, read_table, reproduce
 from fewbytes.reproduce.figures import Best, Mean, Stored, Total, Traffic
 from fewbytes.reproduce.grid import Cell, Printed, printed
-from fewbytes.reproduce.told import Found, Reproduction, page
+from fewbytes.reproduce.reproduction import CellRuns, Reproduction, page
 
 TINY = """\
 title = "Tiny"
@@ -160,7 +160,7 @@ def test_what_a_table_is_called_is_text_in_its_page(tmp_path: Path) -> None:
     row = {"round": 1, "phase": "round", "accuracy": {"personalised": 0.5}, "uplink_bytes": 1, "downlink_bytes": 1}
     run = RunFolder(tmp_path, hostile, [row], None, None, {"status": "done"}, "")
     table = Table(hostile, hostile, [cell], [], (1,))
-    text = page(Reproduction(table, [Found(cell, {1: run})], 1, [hostile], tmp_path / "t", [hostile], [hostile]))
+    text = page(Reproduction(table, [CellRuns(cell, {1: run})], 1, [hostile], tmp_path / "t", [hostile], [hostile]))
     assert hostile not in text
     for place in ("h1>{}<", 'th scope="row">{}<', 'th scope="col">{}!<', "h2>{}!<", "</i>{}<", 'class="note">{}<'):
         assert place.format("&lt;script&gt;alert(1)&lt;/script&gt;") in text

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 import fewbytes as fb
 from fewbytes.base.units import parse_bytes, parse_rate
-from fewbytes.running.loop import HEADROOM, Watcher
+from fewbytes.running.loop import HEADROOM
+from fewbytes.running.settings import Watcher
 
 METHOD = fb.FedAvg(**LOCAL)
 ROUNDS = 6

@@ -22,7 +22,7 @@ from test_wire import (
     bits,
     cases,
     in_order,
-    letters,
+    packets,
     round_trip,
     same,
     same_state,
@@ -36,7 +36,7 @@ from fewbytes.wire.fields import check_finite
 from fewbytes.wire.inspect import inspect_frame
 from fewbytes.wire.topk import largest
 
-Letter = tuple[State, Layout | None, Base | None]
+Packet = tuple[State, Layout | None, Base | None]
 
 
 def chosen(size: int, k: int, seed: int = 0) -> torch.Tensor:
@@ -50,9 +50,9 @@ def binomial_bits(n: int, k: int) -> float:
 
 
 @slow
-@given(letters(torch.float32), st.sampled_from(DENSITIES), st.integers(0, 1 << 32), st.booleans())
-def test_chosen_values_come_back_bit_for_bit(letter: Letter, density: float, seed: int, coded: bool) -> None:
-    state, layout, base = letter
+@given(packets(torch.float32), st.sampled_from(DENSITIES), st.integers(0, 1 << 32), st.booleans())
+def test_chosen_values_come_back_bit_for_bit(packet: Packet, density: float, seed: int, coded: bool) -> None:
+    state, layout, base = packet
     places = {n: chosen(v.numel(), math.ceil(density * v.numel()), seed) for n, v in state.items()}
     sent = TopK.of(state, places)
     back = round_trip(Few(sent), layout=layout, base=base, coded=coded).model
@@ -222,9 +222,9 @@ def test_patterns_of_kernels_too_long_for_them_are_refused() -> None:
 
 
 @slow
-@given(letters(torch.float32), st.booleans())
-def test_signs_come_back_bit_for_bit(letter: Letter, coded: bool) -> None:
-    state, layout, base = letter
+@given(packets(torch.float32), st.booleans())
+def test_signs_come_back_bit_for_bit(packet: Packet, coded: bool) -> None:
+    state, layout, base = packet
     sent = Signs.of(state)
     back = round_trip(Directions(sent), layout=layout, base=base, coded=coded).model
     assert list(back.signs) == in_order(state, layout)

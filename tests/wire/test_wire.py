@@ -317,7 +317,7 @@ NAMES = st.one_of(
 
 
 @st.composite
-def letters(draw: st.DrawFn, dtype: torch.dtype | None = None) -> tuple[State, Layout | None, Base | None]:
+def packets(draw: st.DrawFn, dtype: torch.dtype | None = None) -> tuple[State, Layout | None, Base | None]:
     """A state to send, the model's layout and the message it answers, each with more or less of the same entries."""
     model = draw(st.dictionaries(NAMES, tensors(dtype), max_size=5))
     seed = draw(st.integers(0, 1 << 32))
@@ -354,9 +354,9 @@ def in_order(state: State, layout: Layout | None) -> list[str]:
 
 
 @slow
-@given(letters(), st.booleans())
-def test_dense_comes_back_bit_for_bit(letter: tuple[State, Layout | None, Base | None], coded: bool) -> None:
-    state, layout, base = letter
+@given(packets(), st.booleans())
+def test_dense_comes_back_bit_for_bit(packet: tuple[State, Layout | None, Base | None], coded: bool) -> None:
+    state, layout, base = packet
     back = round_trip(Whole(Dense(state)), layout=layout, base=base, coded=coded)
     assert list(back.model.dense()) == in_order(state, layout)
     assert all(value.is_contiguous() for value in back.model.dense().values())
@@ -375,11 +375,11 @@ DENSITIES = [0.0, 0.003, 0.05, 0.5, 0.95, 0.997, 1.0]
 
 
 @slow
-@given(st.sampled_from(list(DTYPES.values())).flatmap(letters), st.data(), st.booleans())
+@given(st.sampled_from(list(DTYPES.values())).flatmap(packets), st.data(), st.booleans())
 def test_masked_comes_back_bit_for_bit(
-    letter: tuple[State, Layout | None, Base | None], data: st.DataObject, coded: bool
+    packet: tuple[State, Layout | None, Base | None], data: st.DataObject, coded: bool
 ) -> None:
-    state, layout, base = letter
+    state, layout, base = packet
     density = data.draw(st.sampled_from(DENSITIES))
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
     mask = {n: torch.from_numpy(rng.random(v.numel()) < density).view(v.shape) for n, v in state.items()}
@@ -480,11 +480,11 @@ EVERYTHING = st.builds(
 
 
 @slow
-@given(EVERYTHING, letters(), st.booleans())
+@given(EVERYTHING, packets(), st.booleans())
 def test_fields_of_every_type_come_back(
-    x: Everything, letter: tuple[State, Layout | None, Base | None], coded: bool
+    x: Everything, packet: tuple[State, Layout | None, Base | None], coded: bool
 ) -> None:
-    state, layout, base = letter
+    state, layout, base = packet
     x = dataclasses.replace(x, dense=Dense(state))
     assert fits(Everything, round_trip(x, layout=layout, base=base, coded=coded))
 
@@ -622,9 +622,9 @@ def test_masks_take_their_entropy(density: float, factor: float) -> None:
 
 
 @slow
-@given(letters(), st.booleans())
-def test_coding_never_costs(letter: tuple[State, Layout | None, Base | None], masked: bool) -> None:
-    state, layout, base = letter
+@given(packets(), st.booleans())
+def test_coding_never_costs(packet: tuple[State, Layout | None, Base | None], masked: bool) -> None:
+    state, layout, base = packet
     floats = {name: value for name, value in state.items() if value.dtype == torch.float32}
     x = Part(Masked.nonzero(floats)) if masked else Whole(Dense(state))
     assert len(pack(x, layout=layout, base=base)) <= len(pack(x, layout=layout, coded=False)) + 64

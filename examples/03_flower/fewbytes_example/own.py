@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 import fewbytes as fb
-from fewbytes.flower.run import client_app, serve
+from fewbytes.flower.apps import client_app, serve
 
 CLIENTS = 2
 

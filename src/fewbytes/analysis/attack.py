@@ -3,7 +3,7 @@
 Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020, as GENE-FL (arXiv 2504.14628, III-D and Eq. 13)
 uses it. The server knows a network's shared tensors and their gradients for one image of the client; the other tensors
 it draws at random. From noise x~ it descends to an image whose gradients match: L-BFGS on Eq. 13, summed over the
-shared tensors. The label is told by the classifier's bias. A high PSNR is a leak.
+shared tensors. The label follows from the classifier's bias. A high PSNR is a leak.
 
 Worst cases for the client: batches are of one image; a label that the upload does not tell is given to the attacker;
 so are batch normalisation's statistics, which are used, not updated (evaluation mode).
@@ -20,9 +20,8 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +30,9 @@ from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
+from fewbytes.analysis.settings import Attacking
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
-from fewbytes.base.ranges import Count, NotNegative, Whole
-from fewbytes.base.settings import Group, setting
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
 from fewbytes.core.problem import Id, Task
@@ -48,33 +46,19 @@ RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
 WEIGHTS = 0.5  # a network that is not the run's has layers of weights and biases U(-0.5, 0.5), as in the authors' code
 HISTORY = 100  # of L-BFGS
 
-Told = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]
 """Hears how it goes: (iterations done, iterations in all, text)."""
 
 
-@dataclass(frozen=True)
-class Attacking(Group):
-    """How images are attacked. Raises UserError for values that cannot be."""
-
-    title: ClassVar[str] = "Attack"
-
-    images: Count = setting(20, "Number of images, each attacked alone.")
-    iterations: Count = setting(300, "Iterations of L-BFGS at most, 20 steps each.")
-    restarts: Whole = setting(1, "Further starts where the gradients of one do not match.")
-    noise: NotNegative = setting(0.0, "Variance of Gaussian noise on every gradient entry that is observed.")
-    seed: int = setting(0, "Same seed, same figures.")
-
-
 def attack(
-    run: Path, model: str = "lenet", client: Id = 0, how: Attacking | None = None, told: Told = lambda *_: None
+    run: Path, model: str = "lenet", client: Id = 0, how: Attacking | None = None, progress: Progress = lambda *_: None
 ) -> dict[str, Any]:
     """Attack training images of a client of a run; writes RUN/attack.json, which it returns, and RUN/attack.png.
 
     `model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model that
-    the run saved: the client's own, else the global one. Which of its tensors are shared the run's method tells.
-    `how`: the attack's settings; `told` hears how it goes. The same seed, on as many threads, gives the same files;
-    stopped early, nothing is written. Raises UserError for a folder that is no run, data that are no images, too few
-    images, and a method whose uploads are no gradients.
+    the run saved: the client's own, else the global one. The run's method says which of its tensors are shared. The
+    same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
+    folder that is no run, data that are no images, too few images, and a method whose uploads are no gradients.
     """
     how = how or Attacking()
     experiment = experiment_of(run)
@@ -104,7 +88,7 @@ def attack(
     found: list[dict[str, Any]] = []
     made = []
     for i, (row, image, label) in enumerate(zip(rows, images.double(), labels.tolist(), strict=True)):
-        told(i, len(rows), f"image {i + 1}/{len(rows)}")
+        progress(i, len(rows), f"image {i + 1}/{len(rows)}")
         with seeded(how.seed, "attack", row):
             observed = noisy(gradients(victim, image[None], label, shared), how.noise)
             recovered = label_of(attacker, observed)
@@ -113,7 +97,7 @@ def attack(
         made.append(x[0].clamp(0, 1))
         figures = {"loss": _finite(loss), "psnr": _finite(psnr(image, made[-1]))}
         found.append({"sample": row, "label": label, "recovered_label": recovered} | figures)
-    told(len(rows), len(rows), "done")
+    progress(len(rows), len(rows), "done")
     values = [math.inf if row["psnr"] is None else row["psnr"] for row in found]
     counts = {name: p.numel() for name, p in parameters.items()}
     result = {

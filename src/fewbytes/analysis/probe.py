@@ -4,7 +4,7 @@ FuseFL (Tang et al., NeurIPS 2024), its figures of mutual information and of lin
 in eval mode; at every point H of it three networks are trained on H alone, and measured on the test set:
 
 - I(H;X) = H(X) - R, proxy: a decoder makes the image from H, R is its mean binary cross-entropy. H(X) is a constant
-  nobody knows, so what is told is -R.
+  nobody knows, so what is reported is -R.
 - I(H;Y) = ln C - CE, proxy: CE is the cross-entropy of an auxiliary network for the label, C the number of classes.
 - Linear separability: the accuracy of one linear layer on the flattened H.
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,10 +33,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
+from fewbytes.analysis.settings import Probing
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
-from fewbytes.base.ranges import Count, Positive, Several
-from fewbytes.base.settings import Group, setting
 from fewbytes.base.streams import seed_torch, stream, stream_seed
 from fewbytes.core.training import EVALUATION_BATCH, batches, prepared, ready
 from fewbytes.data import Split
@@ -51,22 +50,8 @@ HIDDEN = 12  # channels inside the decoder
 PAPER_BLOCKS = 8  # the paper probes where a model is cut into so many blocks
 
 Module = TypeVar("Module", bound=nn.Module)
-Told = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]
 """Hears how it goes: (batches done, batches in all, text)."""
-
-
-@dataclass(frozen=True)
-class Probing(Group):
-    """How probes are trained; the paper's values. Raises UserError for values that cannot be."""
-
-    title: ClassVar[str] = "Probes"
-
-    epochs: Count = setting(160, "Epochs of decoders and auxiliary networks; lr falls along a cosine.")
-    linear_epochs: Count = setting(10, "Epochs of the linear layers; lr stays.")
-    samples: Several | None = setting(None, "Train probes on at most so many samples (default: all).")
-    batch: Several = setting(128, "Samples of a batch.")
-    lr: Positive = setting(0.01, "Learning rate.")
-    seed: int = setting(0, "Same seed, same figures.")
 
 
 @dataclass(frozen=True)
@@ -103,12 +88,9 @@ class Probes(nn.Module):
 
 
 def probe(
-    run: Path,
-    client: int | None = None,
-    points: Sequence[str] = (),
-    how: Probing | None = None,
-    told: Told = lambda *_: None,
-) -> dict[str, Any]:
+    run: Path, client: int | None = None, points: Sequence[str] = (), how: Probing | None = None,
+    progress: Progress = lambda *_: None,
+) -> dict[str, Any]:  # fmt: skip
     """Probe the global model of a finished run, or a client's own; writes and returns RUN/probe.json.
 
     Probes are trained on all clients' training samples together, without random transforms, and measured on the
@@ -121,14 +103,14 @@ def probe(
     experiment = experiment_of(run)
     model = load_model(run, client)
     if not isinstance(model, FusedNetwork):
-        units_of(model)  # tells before the data are read that it cannot be cut
+        units_of(model)  # before the data are read: it refuses what cannot be cut
     task = experiment.task()
     first = int(next(iter(model.recipe["takes"][0]))) if isinstance(model, FusedNetwork) else client or 0
     chosen, skipped = points_of(model, task.problem.model(first), task.data.test.shape, points)
     train = pooled([one.train for one in task.data.clients], how, task.problem.device)
     test = task.data.test.load(task.problem.device)
     classes = len(task.data.classes)
-    found = probed(model, chosen, partial(task.problem.build, first), train, test, classes, how, told)
+    found = probed(model, chosen, partial(task.problem.build, first), train, test, classes, how, progress)
     result = {
         "model": "global" if client is None else f"client {client}",
         "epochs": how.epochs,
@@ -260,7 +242,7 @@ def probed(
     test: tuple[Tensor, Tensor],
     classes: int,
     how: Probing,
-    told: Told = lambda *_: None,
+    progress: Progress = lambda *_: None,
 ) -> list[dict[str, Any]]:
     """Train probes of a frozen model at all points on (x, y) and measure them on other samples: a row a point.
 
@@ -280,12 +262,18 @@ def probed(
             one = Probes(point.shape, tuple(x.shape[1:]), rest_of(fresh(), point.units), classes)
             probes.append(_placed(one, device))
         seed_torch(stream_seed(how.seed, "probe"))
-        _train(model, points, probes, x, y, how, told)
+        _train(model, points, probes, x, y, how, progress)
     return _measure(model, points, probes, *test, classes)
 
 
 def _train(
-    model: nn.Module, points: Sequence[Point], probes: Sequence[Probes], x: Tensor, y: Tensor, how: Probing, told: Told
+    model: nn.Module,
+    points: Sequence[Point],
+    probes: Sequence[Probes],
+    x: Tensor,
+    y: Tensor,
+    how: Probing,
+    progress: Progress,
 ) -> None:
     linear = [p for one in probes for p in one.linear.parameters()]
     informed = [p for one in probes for n, p in one.named_parameters() if not n.startswith("linear.")]
@@ -297,7 +285,7 @@ def _train(
     for epoch in range(epochs):
         order: NDArray[np.int64] = order_of.permutation(len(y))
         for start, stop in bounds:
-            told(done, epochs * len(bounds), f"epoch {epoch + 1}/{epochs}")
+            progress(done, epochs * len(bounds), f"epoch {epoch + 1}/{epochs}")
             chosen = torch.from_numpy(order[start:stop]).to(x.device)
             image, label = ready(x[chosen]), y[chosen]
             for h, one in zip(features(model, points, image), probes, strict=True):
@@ -312,7 +300,7 @@ def _train(
             if epoch < how.linear_epochs:
                 descend(linear, momenta[id(linear)], how.lr)
             done += 1
-    told(done, done, "done")
+    progress(done, done, "done")
 
 
 def descend(parameters: Sequence[Tensor], momenta: Sequence[Tensor], lr: float) -> None:

@@ -148,7 +148,7 @@ def _read(key: str, each: Declared, value: Any) -> Any:
         raise UserError(f"{key}: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 
-def numbers(separator: str, like: str) -> Text:
+def whole_numbers(separator: str, like: str) -> Text:
     """Whole numbers with a separator between them."""
 
     def read(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line. A command imports what it needs when it runs: help comes without torch."""
 
 from __future__ import annotations
 
@@ -11,28 +11,20 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from fewbytes.analysis.attack import Attacking, attack_table
-from fewbytes.analysis.attack import attack as attack_run
-from fewbytes.analysis.probe import Probing, probe_table
-from fewbytes.analysis.probe import probe as probe_run
+from fewbytes.analysis.settings import Attacking, Probing
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.units import parse_rate
 from fewbytes.cli.options import option, options_of, with_options
-from fewbytes.experiments.compare import compare as compare_methods
 from fewbytes.experiments.display import Display, console, note, printed, progress
-from fewbytes.experiments.job import Job, new_folder, resumed, unless_refused
-from fewbytes.experiments.plan import deployment_seconds, make_plan
-from fewbytes.experiments.settings import GROUPS, read_experiment
-from fewbytes.methods import METHODS
-from fewbytes.report import CAVEAT, RunFolder, choices, read_runs, summary_table, write_report
-from fewbytes.reproduce import TABLES, read_table, scale_of
-from fewbytes.reproduce import reproduce as reproduce_table
-from fewbytes.wire.inspect import inspect_frame
+from fewbytes.experiments.groups import GROUPS
+
+if TYPE_CHECKING:
+    from fewbytes.report import RunFolder
 
 NAME = "bold cyan"  # how the names of what is listed look
 app = typer.Typer(
@@ -66,6 +58,8 @@ SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in opt
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """An experiment's settings: the config file's, and over them those named on the command line."""
+    from fewbytes.experiments.settings import read_experiment
+
     config = given.pop("config", None)
     settings = read_experiment(config) if config is not None else {}
     if "partition_options" in given:
@@ -83,6 +77,7 @@ with_settings = with_options("settings", SETTINGS, _settings)
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """List the methods: paper, what each sends, its parameters and their defaults."""
+    from fewbytes.methods import METHODS
 
     rows = []
     for name, cls in METHODS.items():
@@ -108,13 +103,14 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run one method; writes a run folder with the result, the ledger, the models and a report."""
+    from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
 
     if method is not None:
         settings["method"] = method
     if resume is not None:
         settings = resumed(resume, settings)
     with _standard_output_for(as_json):
-        job = Job(settings)
+        job = PreparedRun(settings)
         folder = resume or new_folder(out, job.experiment.method)
         with unless_refused(folder, folder if resume is None else None):
             result = job.execute(folder, resume is not None)
@@ -134,7 +130,8 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Run one method on Flower's SuperLink and SuperNodes over TLS, on this machine or on a list of hosts."""
-    from fewbytes.experiments.deploy import LOOPBACK, Deployed, host_names, remembered, sites
+    from fewbytes.experiments.deploy import LOOPBACK, Deployment, host_names, places, remembered
+    from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
 
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if resume is not None:
@@ -143,18 +140,18 @@ def deploy(
     elif hosts is not None:
         settings.setdefault("clients", len(host_names(hosts)))
     with _standard_output_for(as_json):
-        job = Job(settings, here=None if hosts is None else ())
-        nodes = sites(job.experiment, hosts)
+        job = PreparedRun(settings, here=None if hosts is None else ())
+        nodes = places(job.experiment, hosts)
         folder = resume or new_folder(out, job.experiment.method)
         with unless_refused(folder, folder if resume is None else None):
-            deployed = Deployed(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
+            deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
             if show:
-                deployed.prepare()
+                deployment.prepare()
             else:
                 with Display(job.experiment.method, folder, "deploy") as display:
-                    deployed.execute(display, display.note)
+                    deployment.execute(display, display.note)
     if show:
-        printed.print(deployed.commands(), soft_wrap=True)
+        printed.print(deployment.commands(), soft_wrap=True)
     else:
         _print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
 
@@ -177,6 +174,7 @@ def compare(
 
     `all` runs every method there is on equal terms: a few minutes on the digits.
     """
+    from fewbytes.experiments.compare import compare as compare_methods
 
     names = list(dict.fromkeys(methods or USUAL))
     if "all" in names and len(names) > 1:
@@ -195,6 +193,8 @@ def compare(
 
 def _print_results(folder: Path, results: Any, as_json: bool) -> None:
     """Print what came of runs: result.json as it is, or a table and where the report is."""
+    from fewbytes.report import read_runs
+
     if as_json:
         print(json.dumps(results, indent=2))
     else:
@@ -203,6 +203,8 @@ def _print_results(folder: Path, results: Any, as_json: bool) -> None:
 
 def _show(runs: Sequence[RunFolder], page: Path) -> None:
     """Print the table of some runs, which to take, and where their report is."""
+    from fewbytes.report import CAVEAT, choices, summary_table
+
     printed.print(summary_table(runs))
     found = choices(runs)
     for text in [*map(str, found), CAVEAT] if found else ():
@@ -222,11 +224,13 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would cost in bytes and time, from a few real rounds of a few clients."""
+    from fewbytes.experiments.plan import deployment_seconds, make_plan
+    from fewbytes.experiments.prepared import PreparedRun
 
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
     if method is not None:
         settings["method"] = method
-    job = Job(settings)
+    job = PreparedRun(settings)
     with console.status(f"running a few rounds of {job.experiment.method} to measure its payloads"):
         how = job.experiment.run
         exchange = deployment_seconds(job.experiment) if how.engine == "flower-deployment" else 0.0
@@ -258,6 +262,8 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Run a paper's table, ours beside theirs; the same command goes on where it was stopped."""
+    from fewbytes.reproduce import TABLES, read_table, scale_of
+    from fewbytes.reproduce import reproduce as reproduce_table
 
     if table is None:
         known = {name: read_table(path, scale_of(scale)) for name, path in TABLES.items()}
@@ -292,6 +298,7 @@ def _names(text: str | None) -> list[str] | None:
 @app.command()
 def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a folder of them.")]) -> None:
     """Write the report of one run, or one page that compares several."""
+    from fewbytes.report import read_runs, write_report
 
     found = read_runs(runs)
     folder = runs[0] if len(runs) == 1 else Path(os.path.commonpath([path.resolve() for path in runs]))
@@ -309,6 +316,9 @@ def probe(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run's model knows at each depth of the image and the label; adds it to the run's report."""
+    from fewbytes.analysis.probe import probe as probe_run
+    from fewbytes.analysis.probe import probe_table
+    from fewbytes.report import read_runs, write_report
 
     names = [name.strip() for name in points.split(",")] if points is not None else []
     with _standard_output_for(as_json):
@@ -337,6 +347,9 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Show how well images can be made again from the gradients a run's method uploads; adds it to the run's report."""
+    from fewbytes.analysis.attack import attack as attack_run
+    from fewbytes.analysis.attack import attack_table
+    from fewbytes.report import read_runs, write_report
 
     with _standard_output_for(as_json):
         with progress("attack") as bar:
@@ -352,6 +365,7 @@ def attack(
 @app.command("inspect")
 def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")]) -> None:
     """Print what a frame holds."""
+    from fewbytes.wire.inspect import inspect_frame
 
     printed.print(inspect_frame(frame))
 

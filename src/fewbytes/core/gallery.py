@@ -23,7 +23,7 @@ Points = Mapping[str, tuple[Tensor, Tensor | None]]
 
 LARGEST = 128  # pixels a side of an image, unless asked otherwise; larger ones are scaled down
 LIMIT = 512  # that may be asked for
-ROWS = "fewbytes"  # the text in a sheet's PNG file that tells its rows
+ROWS = "fewbytes"  # the text in a sheet's PNG file that lists its rows
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _FILE = re.compile(rf"(\d{{1,9}})-({_NAME.pattern})\.(png|shares\.json|json)")
@@ -110,10 +110,10 @@ def _two_dimensional(points: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.
 
 def shares(rows: Mapping[str, Mapping[str, Tensor]]) -> bytes:
     """A JSON file of shares in [0, 1] to four digits: row, layer, then its elements. Raises MethodError for others."""
-    told = {
+    rounded = {
         row: {layer: _shares(row, layer, values) for layer, values in layers.items()} for row, layers in rows.items()
     }
-    return json.dumps(told, separators=(",", ":")).encode()
+    return json.dumps(rounded, separators=(",", ":")).encode()
 
 
 def _shares(row: str, layer: str, values: Tensor) -> list[float]:

@@ -31,7 +31,7 @@ class Gathered:
 
     def add(self, client: int, records: Records) -> None:
         """Add what a client's handler measured; of a name it measured before, the last counts. Scores that cannot be,
-        which only a stranger's node tells, are passed over."""
+        which only a stranger's node sends, are passed over."""
         _add(self.scores, client, {kind: (c, n) for kind, (c, n) in records.scores.items() if 0 <= c <= n and n})
         _add(self.losses, client, records.losses)
         _add(self.measures, client, records.measures)

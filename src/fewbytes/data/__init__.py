@@ -1,30 +1,10 @@
 """Data: data sets by name, their partition over clients, and random transforms of training samples."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from fewbytes.data.datasets import client_folders, load_dataset
-from fewbytes.data.federated import PARTITIONS, Partition, federate, federate_local, federate_partition
-from fewbytes.data.public import with_public
-from fewbytes.data.split import Boxes, ClientData, Dataset, FederatedData, Split, Transform
-from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
+from fewbytes.base.lazy import names_of
 
-__all__ = [
-    "PARTITIONS",
-    "Boxes",
-    "ClientData",
-    "Dataset",
-    "FederatedData",
-    "Partition",
-    "Split",
-    "Transform",
-    "chain",
-    "client_folders",
-    "crop_flip",
-    "federate",
-    "federate_local",
-    "federate_partition",
-    "load_dataset",
-    "stamp_shapes",
-    "with_public",
-    "with_transforms",
-]
+if TYPE_CHECKING:
+    from fewbytes.data.names import *  # noqa: F403
+
+__getattr__ = names_of("fewbytes.data")

@@ -1,6 +1,6 @@
 """Data sets of object detection in COCO's format: annotation files in JSON, and folders of images.
 
-`annotations/instances_<split>.json` tells the objects in the images in `<split>/`. Images are letter-boxed to one size:
+`annotations/instances_<split>.json` lists the objects in the images in `<split>/`. Images are letter-boxed to one size:
 scaled to fit in, their proportions kept, at the top left; the rest is grey.
 
 Source: cocodataset.org/#format-data; the letter-box is YOLOX's.

@@ -324,7 +324,7 @@ def _read_parquet(folder: Path, files: Files) -> tuple[dict[str, _Encoded], tupl
 
 
 def _columns(schema: pa.Schema, path: Path) -> tuple[str, str, tuple[str, ...]]:
-    """Names of the image and the label column, and the names of the classes, if the schema tells."""
+    """Names of the image and the label column, and the names of the classes, if the schema has them."""
     metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = metadata.get("info", {}).get("features", {})
     named = {k: v["names"] for k, v in features.items() if isinstance(v, dict) and v.get("_type") == "ClassLabel"}
@@ -379,7 +379,7 @@ def _decode(encoded: dict[str, _Encoded], classes: tuple[str, ...], image_size: 
                 for done in pending:
                     done.result()
             except UserError:
-                pool.shutdown(cancel_futures=True)  # what is wrong is told at once, not after all others are decoded
+                pool.shutdown(cancel_futures=True)  # what is wrong is raised at once, not after all others are decoded
                 raise
         arrays[split] = (x, source.labels)
     return _Decoded(arrays, classes)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
 
 import numpy as np
 from numpy.random import RandomState
 
 from fewbytes.base.errors import UserError, suggestion
-from fewbytes.base.ranges import Count, Whole
-from fewbytes.base.settings import Group, numbers, setting
 from fewbytes.base.streams import stream
 from fewbytes.data.partition import (
     Indices,
@@ -25,53 +22,8 @@ from fewbytes.data.partition import (
     pathological,
     shards,
 )
+from fewbytes.data.settings import PARTITIONS, Partition
 from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
-
-PARTITIONS = ("dirichlet", "iid", "main-category", "pathological", "shards")
-"""The partitions `federate` knows by name, besides `flwr:<Name>`."""
-CLASSES = numbers(",", "a list of class numbers, like 0,1,2")
-
-
-@dataclass(frozen=True)
-class Partition(Group):
-    """Who the clients are, and how a data set is dealt out to them."""
-
-    title: ClassVar[str] = "Clients"
-
-    partition: str = setting(
-        "dirichlet",
-        f"{', '.join(PARTITIONS)}, flwr:<Partitioner>, or local: data of each client's own.",
-        metavar="NAME",
-    )
-    clients: Count = setting(10, "Number of clients.")
-    alpha: float = setting(0.5, "Dirichlet alpha: the smaller, the less alike the clients.")
-    classes_per_client: Count = setting(2, "For pathological.")
-    shards_per_client: Count = setting(2, "For shards.")
-    main_share: float = setting(
-        0.8, "For main-category: part of a client's samples that is of its main classes.", brief=True
-    )
-    samples: tuple[Count, Count] | None = setting(
-        None,
-        "Fixed samples per client, e.g. 500/100.",
-        metavar="TRAIN/TEST",
-        text=numbers("/", "training/test samples per client, like 500/100"),
-    )
-    partition_options: dict[str, Any] = setting(
-        {}, "An option of a flwr: partitioner.", option="--partition-option", metavar="KEY=VALUE"
-    )
-    newcomers: Whole = setting(0, "Further clients, with classes of their own, that come later.", brief=True)
-    arrival: Count | None = setting(
-        None, "Round the newcomers come in (default: the first of the second half).", brief=True
-    )
-    stay: bool = setting(
-        False, "Whether the other clients go on when newcomers come.", option="--stay/--leave", brief=True
-    )
-    known_classes: Sequence[int] | None = setting(
-        None, "The other clients' classes, e.g. 0,1,2 (default: half, drawn).", metavar="LIST", text=CLASSES, brief=True
-    )
-    newcomer_classes: Sequence[int] | None = setting(
-        None, "The newcomers' classes (default: the rest).", metavar="LIST", text=CLASSES, brief=True
-    )
 
 
 def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> FederatedData:

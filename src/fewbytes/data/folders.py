@@ -19,7 +19,7 @@ def labelled_images(folder: Path) -> dict[str, Labelled]:
     """The images below a folder by split, "train" and perhaps "test"; nothing if it is no folder of labelled images.
 
     `<class>/<image>` or `<class>/images/<image>` in `train/` and a folder of TEST_NAMES, of which Tiny-ImageNet's
-    `val/` may be told by its `val_annotations.txt` instead. Else the whole is "train": `<class>/<image>`, or
+    `val/` may be described by its `val_annotations.txt` instead. Else the whole is "train": `<class>/<image>`, or
     `<domain>/<class>/<image>`, the classes of all domains by their names. Raises UserError where images lie at both
     depths, or an image that is listed is not there.
     """

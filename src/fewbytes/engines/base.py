@@ -21,7 +21,7 @@ from fewbytes.core.network import Handler, Network
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered
-from fewbytes.engines.handlers import Done, Held, Job, Part, packed, unchanged
+from fewbytes.engines.handlers import Done, Job, Part, SampleCounts, packed, unchanged
 from fewbytes.wire import Base, Counted, Frame, pack, unpack
 from fewbytes.wire.fields import LIMIT, check_finite
 
@@ -91,7 +91,7 @@ class Engine(ABC):
         self.scored = True
         self.on_reply: Callable[[Id], None] = lambda client: None
         """Called after every exchange (for a progress display)."""
-        self.held: dict[Id, tuple[Held, Held]] = {}
+        self.sample_counts: dict[Id, tuple[SampleCounts, SampleCounts]] = {}
         """What nodes say of their clients' training and test samples, where those are not here."""
         self.peak_memory_bytes = 0
         self._frames = frames
@@ -100,7 +100,7 @@ class Engine(ABC):
         self._open: str | None = None
         self._cohorts: dict[float, list[Id]] = {}
         self._parts: dict[str, list[Id]] = {}
-        self._waiting: dict[tuple[str, str], _Left] = {}  # by handler and part of the network
+        self._waiting: dict[tuple[str, str], _Unsent] = {}  # by handler and part of the network
         for waiting in () if resumed is None else resumed.waiting:
             self._waiting[waiting.handler, waiting.part] = self._unpacked(waiting)
 
@@ -201,8 +201,8 @@ class Engine(ABC):
         handler = self._handler(function)
         if handler.reply is not None:
             raise MethodError(f"handler {handler.name!r} replies, so it cannot be left with a next request: call it")
-        waiting = self._waiting.pop((handler.name, part), _Left())
-        left = _Left(everybody=send) if to is None else waiting
+        waiting = self._waiting.pop((handler.name, part), _Unsent())
+        left = _Unsent(everybody=send) if to is None else waiting
         left.members = self._parts.get(part)
         left.own |= {} if to is None else {i: message for i, message in to.items() if message is not None}
         left.guard()
@@ -242,7 +242,7 @@ class Engine(ABC):
 
     # -------------------------------------------------------------------------------------------- for engines' own use
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """A number no job or message of this run has had."""
         self._numbers += 1
         return self._numbers
@@ -307,7 +307,7 @@ class Engine(ABC):
             self._frames.mkdir(parents=True, exist_ok=True)
             (self._frames / f"{self.t}-{handler}-{client}-{way}.frame").write_bytes(bytes(frame))
 
-    def _packed(self, name: str, part: str, left: _Left) -> Waiting:
+    def _packed(self, name: str, part: str, left: _Unsent) -> Waiting:
         messages = {id(message): message for message in (*left.own.values(), left.everybody) if message is not None}
         frames = [bytes(pack(message, coded=False)) for message in messages.values()]
         at = {key: i for i, key in enumerate(messages)}
@@ -316,18 +316,18 @@ class Engine(ABC):
         members = [] if left.members is None else left.members
         return Waiting(name, frames, of, list(left.own), everybody, sorted(left.had), part, members)
 
-    def _unpacked(self, waiting: Waiting) -> _Left:
+    def _unpacked(self, waiting: Waiting) -> _Unsent:
         kind = self._handler(getattr(self.method, waiting.handler)).message
         messages = [unpack(kind, frame, limit=1 << 40) for frame in waiting.frames] if kind is not None else []
         own = {i: messages[at] if at >= 0 else None for i, at in zip(waiting.clients, waiting.of, strict=True)}
         everybody = None if waiting.everybody is None else messages[waiting.everybody]
-        left = _Left(own, everybody, set(waiting.had), waiting.members if waiting.part else None)
+        left = _Unsent(own, everybody, set(waiting.had), waiting.members if waiting.part else None)
         left.guard()
         return left
 
 
 @dataclass
-class _Left:
+class _Unsent:
     """Messages to one handler that wait: to some clients their own, and one to everybody else who has not had it."""
 
     own: dict[Id, Any] = field(default_factory=dict)
@@ -441,7 +441,7 @@ class Requests:
                 frame, counted = packed(handler, message, engine.problem.layout(client), engine.coded)
                 at = "" if frame is None else self._put(frame)
                 base = None if frame is None else Base.of(frame.digest, message)
-                number = 0 if frame is None else engine.number()
+                number = 0 if frame is None else engine.next_number()
                 self._packed[key] = Packed(handler.name, waited, number, frame, counted, base, at, self._uses[key])
             parts.append(self._packed[key])
             call = self._messages[client][-1][0].name

@@ -23,8 +23,8 @@ from fewbytes.wire import Base, Counted, Frame, Layout, counted, pack, unpack
 SCORE, SAVE = ":score", ":save"  # what an engine asks of a client besides the method's own handlers
 
 
-Held = list[int] | int | None
-"""What a node says of a split of its client's: samples of each class, their number, or nothing."""
+SampleCounts = list[int] | int | None
+"""How many samples a split of a client's has, as its node says: of each class, in all, or nothing."""
 
 
 class Part(msgspec.Struct, array_like=True):
@@ -67,7 +67,7 @@ class Done(msgspec.Struct, array_like=True):
     score: tuple[int, int] = (0, 0)  # correct, samples
     error: str = ""
     trace: str = ""
-    held: tuple[Held, Held] | None = None  # what a node tells of its client's training and test samples
+    sample_counts: tuple[SampleCounts, SampleCounts] | None = None  # of a client's training and test split
 
 
 class Runner:

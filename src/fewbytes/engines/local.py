@@ -20,7 +20,7 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.base import Engine, Requests, Resumed
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
-from fewbytes.engines.pool import Pool, attempt, failed
+from fewbytes.engines.pool import WorkerPool, attempt, failed
 from fewbytes.engines.store import ClientStore
 
 AHEAD = 4  # replies per worker that may wait for their turn
@@ -59,7 +59,7 @@ class LocalEngine(Engine):
             self.problem.layout(client)  # made once, before the workers inherit it
         forked = sys.platform == "linux" and self.problem.device == "cpu"
         count = min(workers or available_cores(), len(self.problem.clients))
-        self.pool = Pool(self.runner, count) if forked else None
+        self.pool = WorkerPool(self.runner, count) if forked else None
 
     def __enter__(self) -> Self:
         return self
@@ -89,15 +89,18 @@ class LocalEngine(Engine):
             yield job.client, value
 
     def checkpointed(self) -> None:
+        """Remove older states."""
         self.store.keep_only(self.versions)
 
     def score_clients(self) -> dict[Id, tuple[int, int]]:
+        """Score the models in the workers."""
         if type(self.method).local_model is Method.local_model:
             return {}
         clients = [i for i in self.clients if len(self.task.data.clients[i].test)]
         return {job.client: done.score for job, done, _ in self._run(SCORE, clients, None)}
 
     def save_models(self, folder: Path, about: dict[str, Any]) -> None:
+        """Save them from this process."""
         for client in self.ever():
             self.runner.save_model(client, self.versions.get(client, 0), self.t, folder, about)
 

@@ -21,7 +21,7 @@ import torch
 
 from fewbytes.base.errors import FewbytesError, MethodError, UserError
 from fewbytes.base.files import ScratchFolder
-from fewbytes.engines.drop import shared_memory
+from fewbytes.engines.frames import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
 from fewbytes.wire import Frame
 
@@ -78,11 +78,12 @@ class Exchange:
         return self._maps[name]
 
     def close(self) -> None:
+        """Unmap the files and remove them."""
         self._maps.clear()
         self._folder.close()
 
 
-class Pool:
+class WorkerPool:
     """Runs jobs on worker processes. A worker that dies is replaced and its jobs run again from the same states."""
 
     def __init__(self, runner: Runner, workers: int) -> None:

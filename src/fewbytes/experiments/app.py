@@ -10,24 +10,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
 
 from fewbytes.base.errors import UserError
 from fewbytes.core.problem import Id
 from fewbytes.experiments.settings import make_experiment
-from fewbytes.flower.run import Found, default_folder, make_client_app, serve_run
+from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
 from fewbytes.report import read_runs, write_report
-from fewbytes.running.loop import Watcher
+from fewbytes.running.loop import Result
+from fewbytes.running.settings import Watcher
 
 EVENTS = "deployment/events.jsonl"
 """Where in a run folder the server writes how it goes, for `fewbytes deploy`, if that made the folder."""
 
-_found: dict[str, Found] = {}
+_served: dict[str, Served] = {}  # of this process, by settings and client
 
 
 def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,30 +41,25 @@ def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _client_finds(context: Context) -> Found:
-    settings = read_run_config(context.run_config)
+def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Served:
+    settings = read_run_config(run_config)
     local = settings.get("partition") == "local"
-    me = context.node_config.get("partition-id") if local else None
+    me = node_config.get("partition-id") if local else None
     if local and me is None:
         raise UserError("a node with data of its own says whose they are: set its partition-id")
-    config = {k: v for k, v in context.run_config.items() if k not in ("resume", "out")}
+    config = {k: v for k, v in run_config.items() if k not in ("resume", "out")}
     key = json.dumps([config, me], sort_keys=True)
-    if key not in _found:
+    if key not in _served:
         experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
         method = experiment.made()
         task = experiment.task(None if me is None else (int(me),))
-        _found[key] = (key, method, method.adapted(task))
-    return _found[key]
+        _served[key] = Served(key, method, method.adapted(task))
+    return _served[key]
 
 
-client = make_client_app(_client_finds)
-server = ServerApp()
-
-
-@server.main()
-def main(grid: Grid, context: Context) -> None:
+def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> None:
     """Run the experiment that the run config describes."""
-    settings = read_run_config(context.run_config)
+    settings = read_run_config(run_config)
     out, resume, names = (settings.pop(key, empty) for key, empty in (("out", ""), ("resume", False), ("names", "")))
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = Path(out) if out else default_folder() / "runs" / f"{stamp}-{settings.get('method', 'run')}"
@@ -74,18 +67,22 @@ def main(grid: Grid, context: Context) -> None:
     try:
         experiment = make_experiment(settings)
         method, task = experiment.made(), experiment.task(here=())
-        serve_run(
-            grid, method, task, experiment.run_settings(task, folder, resume, events), experiment.policy,
+        serve(
+            method, task, experiment.run_settings(task, folder, resume, events), experiment.policy,
             names.split(",") if names else (),
         )  # fmt: skip
         page = write_report(read_runs([folder]), folder / "report.html")
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        words = "the run's server was stopped" if stopped else str(error) or type(error).__name__
-        events.write("failed", error=words, mine=isinstance(error, UserError))
+        why = "the run's server was stopped" if stopped else str(error) or type(error).__name__
+        events.write("failed", error=why, mine=isinstance(error, UserError))
         raise
     events.write("ended")
     print(f"report: {page}", flush=True)
+
+
+client = make_client_app(lambda context: _serve_client(context.run_config, context.node_config))
+server = make_server_app(_serve_run)
 
 
 class _EventLog(Watcher):

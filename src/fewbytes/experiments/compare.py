@@ -13,7 +13,7 @@ import msgspec
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.files import replacing
 from fewbytes.experiments.display import Display, note
-from fewbytes.experiments.job import Job, begun, finished, new_folder
+from fewbytes.experiments.prepared import PreparedRun, begun, finished, new_folder
 from fewbytes.experiments.settings import make_method
 from fewbytes.methods import METHODS, FuseFL
 from fewbytes.report import choices, read_runs, write_report
@@ -116,7 +116,7 @@ def _asked(folder: Path) -> tuple[list[str], dict[str, Any]]:
     return asked.methods, asked.settings
 
 
-def _result(name: str, job: Job | str, folder: Path) -> dict[str, Any]:
+def _result(name: str, job: PreparedRun | str, folder: Path) -> dict[str, Any]:
     """One method's result.json, from what there is of its run in the comparison's folder on, or why there is none."""
     run = folder / name
     try:
@@ -134,18 +134,18 @@ def _result(name: str, job: Job | str, folder: Path) -> dict[str, Any]:
         return {"method": name, "status": status, "why": why}
 
 
-def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
+def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
     """Methods with their own defaults and the parameters given. Raises UserError for what is wrong with any of them."""
     settings = dict(settings)
     own = _per_method(names, settings.pop("parameters", {}))
-    first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
+    first = PreparedRun({**settings, "method": names[0], "parameters": own[names[0]]})
     settings["model"] = first.experiment.model.model
-    jobs = [first, *(Job({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
+    jobs = [first, *(PreparedRun({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
     _note_unequal_training(jobs)
     return list(zip(names, jobs, strict=True))
 
 
-def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
+def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
     """Every method on equal terms, or why there is no job for it. Raises UserError for what is wrong for all."""
     dealt = settings.get("partition") != "local"  # else nothing can be held out for servers that distil
     settings = {key: value for key, value in TERMS.items() if dealt or key != "public"} | settings
@@ -153,14 +153,14 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
     given |= {"fraction": settings.pop("fraction")} if "fraction" in settings else {}
     training = _training({key: given.pop(key) for key in TRAINING if key in given})
     own = _per_method(names, given)
-    first = Job({**settings, "method": names[0], "parameters": own[names[0]]})
+    first = PreparedRun({**settings, "method": names[0], "parameters": own[names[0]]})
     settings["model"], rounds = first.experiment.model.model, first.experiment.run.rounds
     note(_terms(rounds, training))
-    jobs: list[tuple[str, Job | str]] = []
+    jobs: list[tuple[str, PreparedRun | str]] = []
     for name in names:
         parameters = equal_parameters(name, rounds, training) | own[name]
         try:
-            jobs.append((name, Job({**settings, "method": name, "parameters": parameters}, first.task)))
+            jobs.append((name, PreparedRun({**settings, "method": name, "parameters": parameters}, first.task)))
         except UserError as error:
             jobs.append((name, str(error)))
     return jobs
@@ -168,7 +168,6 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
 
 def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Parameters of each method: METHOD.KEY for one, KEY for all that have it. Raises UserError if none has."""
-
     own: dict[str, dict[str, Any]] = {name: {} for name in names}
     fields = {name: set(make_method(name, {}).parameters) for name in names}
     for key, value in parameters.items():
@@ -184,7 +183,7 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
     return own
 
 
-def _note_unequal_training(jobs: Sequence[Job]) -> None:
+def _note_unequal_training(jobs: Sequence[PreparedRun]) -> None:
     """Say which settings of local training differ between the methods compared."""
     for key in ("epochs", "lr", "batch", "momentum", "fraction"):
         values = {job.method.method_name: job.method.parameters[key] for job in jobs if key in job.method.parameters}

@@ -1,4 +1,4 @@
-"""A run deployed with one command: an app written, Flower's processes started or told, the run followed to its end."""
+"""A run deployed with one command: an app written, Flower's processes started or named, the run followed to its end."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import replacing
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.settings import Experiment
+from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
-from fewbytes.flower.processes import Deployment
-from fewbytes.running.loop import Watcher, terminating
+from fewbytes.flower.processes import Processes
+from fewbytes.running.loop import terminating
+from fewbytes.running.settings import Watcher
 
 LOOPBACK = "127.0.0.1:0"
 PLACES = "places.json"  # in the deployment's folder: --hosts and --address
-ENVIRONMENT = "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
+ENVIRONMENT = " ".join(f"{name}={value}" for name, value in compat.ENVIRONMENT.items())
 QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
 
 AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a SuperNode again, and how many there are
 
 
 @dataclass(frozen=True)
-class Site:
-    """A client's node: its registered name, and whether `deploy` starts it itself."""
+class Place:
+    """Where a client's node is: its registered name, and whether `deploy` starts it itself."""
 
     name: str
     here: bool
@@ -65,78 +65,81 @@ def remembered(folder: Path, hosts: str | None, address: str | None) -> tuple[st
     return there["hosts"], there["address"]
 
 
-def sites(experiment: Experiment, hosts: str | None) -> list[Site]:
+def places(experiment: Experiment, hosts: str | None) -> list[Place]:
     """A node a client: on the hosts of a list with commas, or all on this machine. Raises UserError."""
     count = experiment.partition.clients + experiment.partition.newcomers
     if hosts is None:
-        return [Site(f"client-{i}", True) for i in range(count)]
+        return [Place(f"client-{i}", True) for i in range(count)]
     names = host_names(hosts)
     if len(names) != count:
         raise UserError(f"--hosts takes a name for each of the run's {count} clients, with commas, not {len(names)}")
-    return [Site(name, False) for name in names]
+    return [Place(name, False) for name in names]
 
 
-class Deployed:
-    """A run's deployment in `<run folder>/deployment`.
+class Deployment:
+    """A run deployed in `<run folder>/deployment`.
 
     `address`: host:port where the nodes reach the SuperLink. Raises UserError for what the user got wrong.
     """
 
-    def __init__(self, experiment: Experiment, folder: Path, nodes: Sequence[Site], address: str, resume: bool) -> None:
+    def __init__(
+        self, experiment: Experiment, folder: Path, nodes: Sequence[Place], address: str, resume: bool
+    ) -> None:
         self.experiment, self.out, self.nodes, self.resume = experiment, folder.absolute(), nodes, resume
         self.folder = self.out / "deployment"
         self._asked = address
         host, colon, port = address.rpartition(":")
         if not colon or not port.isdecimal() or int(port) > 65535:
             raise UserError(f"address {address!r}: expected host:port, such as server.example:9092")
-        self.remote = not all(site.here for site in nodes)
+        self.remote = not all(place.here for place in nodes)
         if self.remote and port == "0":
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         self.host = host.strip("[]")
-        self.deployment = Deployment(self.folder, f"0.0.0.0:{port}" if self.remote else address)
+        self.processes = Processes(self.folder, f"0.0.0.0:{port}" if self.remote else address)
         self._again: dict[str, tuple[int, float]] = {}  # SuperNodes that ended: attempts so far, not before
-        self.address = f"{host}:{self.deployment.address.rpartition(':')[2]}"
+        self.address = f"{host}:{self.processes.address.rpartition(':')[2]}"
 
     def prepare(self) -> None:
         """Write everything and start nothing."""
-        with self.deployment:
+        with self.processes:
             self._write()
 
     def _write(self) -> None:
         """The app, the certificates, a folder for each node on another host; nothing of a stopped run's SuperLink."""
         (self.out / EVENTS).unlink(missing_ok=True)
         if not self.remote:  # a new SuperLink: an old one takes its nodes for connected for a minute more
-            for name in ("superlink.db", "superlink.db-wal", "superlink.db-shm", "nodes.json"):
+            for name in (*compat.DATABASE_FILES, "nodes.json"):
                 (self.folder / name).unlink(missing_ok=True)
         self._write_app()
-        hosts = ",".join(site.name for site in self.nodes) if self.remote else None
+        hosts = ",".join(place.name for place in self.nodes) if self.remote else None
         with replacing(self.folder / PLACES) as file:
             file.write(json.dumps({"hosts": hosts, "address": self._asked}).encode())
-        self.deployment.write_link()
+        self.processes.write_link()
         write_certificates(self.folder / "certificates", ["127.0.0.1", self.host])
-        for i, site in enumerate(self.nodes):
-            write_node_key(self.folder / "keys", site.name)
-            if not site.here:
-                self._write_node(i, site.name)
+        for i, place in enumerate(self.nodes):
+            write_node_key(self.folder / "keys", place.name)
+            if not place.here:
+                self._write_node(i, place.name)
 
     def commands(self) -> str:
         """What to run where, for people."""
         home = f"{self.folder}/flower-home"
-        lines = ["on this machine:", f"  export FLWR_HOME={home} {ENVIRONMENT}"]
-        lines.append(f"  {shlex.join(self.deployment.superlink_command())}")
-        for i, site in enumerate(self.nodes):
-            lines.append(f"  flwr supernode register {self.folder}/keys/{site.name}.pub fewbytes --name {site.name}")
-            if site.here:
-                command = self.deployment.supernode_command(site.name, self._node_config(i), port=9094 + i)
-                lines.append(f"  FLWR_HOME={self.folder}/homes/{site.name} {shlex.join(command)}")
-        lines.append(f"  flwr run {self.folder}/app fewbytes")
+        lines = ["on this machine:", f"  export {compat.HOME}={home} {ENVIRONMENT}"]
+        lines.append(f"  {shlex.join(self.processes.superlink_command())}")
+        for i, place in enumerate(self.nodes):
+            register = compat.register_command(self.folder / "keys" / f"{place.name}.pub", place.name)
+            lines.append(f"  {shlex.join(register)}")
+            if place.here:
+                command = self.processes.supernode_command(place.name, self._node_config(i), port=9094 + i)
+                lines.append(f"  {compat.HOME}={self.folder}/homes/{place.name} {shlex.join(command)}")
+        lines.append(f"  {shlex.join(compat.submit_command(self.folder / 'app'))}")
         return "\n".join([*lines, *self.elsewhere()])
 
     def elsewhere(self) -> list[str]:
         """What to run on the other hosts, for people."""
-        names = [site.name for site in self.nodes if not site.here]
-        told = "on each other host, with this package installed, in a copy of its folder there: sh start.sh"
-        return [told, *(f"  {self.folder}/nodes/{name}" for name in names)] if names else []
+        names = [place.name for place in self.nodes if not place.here]
+        heading = "on each other host, with this package installed, in a copy of its folder there: sh start.sh"
+        return [heading, *(f"  {self.folder}/nodes/{name}" for name in names)] if names else []
 
     def execute(self, watcher: Watcher, note: Callable[[str], None]) -> None:
         """Start Flower, submit the run, follow it to its end. Raises what the run's server raised, in its words.
@@ -144,16 +147,16 @@ class Deployed:
         A KeyboardInterrupt, or a SuperLink that dies, leaves the run folder ready to be resumed.
         """
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-        with terminating(), self.deployment:
+        with terminating(), self.processes:
             self._write()
-            self.deployment.start_superlink([self.host])
-            self.deployment.register([site.name for site in self.nodes])
-            for i, site in enumerate(self.nodes):
-                if site.here:
-                    self.deployment.start_supernode(site.name, self._node_config(i))
+            self.processes.start_superlink([self.host])
+            self.processes.register([place.name for place in self.nodes])
+            for i, place in enumerate(self.nodes):
+                if place.here:
+                    self.processes.start_supernode(place.name, self._node_config(i))
             if self.remote:
                 note("\n".join(self.elsewhere()))
-            number = self.deployment.submit(self.folder / "app")
+            number = self.processes.submit(self.folder / "app")
             try:
                 self._follow(number, watcher, note)
             except FewbytesError as error:
@@ -167,14 +170,14 @@ class Deployed:
         try:
             for event in self._events():
                 if event is None:
-                    self.deployment.check()
+                    self.processes.check()
                     self._start_again(note, hopeless=not pid)
                     dead = dead + 1 if pid and not _alive(pid) else 0
-                    if dead > 3:  # and has told nothing more
+                    if dead > 3:  # and has written nothing more
                         raise FewbytesError(f"the run's server has died ({self.folder / 'logs'})")
                     if time.monotonic() > quiet and not pid:
                         quiet = time.monotonic() + QUIET_SECONDS
-                        status, details = self.deployment.run_status(number)
+                        status, details = self.processes.run_status(number)
                         if status.startswith("finished"):
                             raise FewbytesError(f"the run's server ended without a word ({status} {details})".rstrip())
                     continue
@@ -215,7 +218,7 @@ class Deployed:
 
         Raises FewbytesError when none comes up at all (`hopeless`: nothing has been heard of the run).
         """
-        for ended in self.deployment.ended():
+        for ended in self.processes.ended():
             tries, when = self._again.get(ended.name, (0, 0.0))
             if time.monotonic() < when:
                 continue
@@ -227,12 +230,12 @@ class Deployed:
             elif tries == TRIES:
                 note(f"the SuperNode {ended.name} does not come up: {ended.reason}")
             if tries < TRIES:
-                client = [site.name for site in self.nodes].index(ended.name)
-                self.deployment.start_supernode(ended.name, self._node_config(client))
+                client = [place.name for place in self.nodes].index(ended.name)
+                self.processes.start_supernode(ended.name, self._node_config(client))
             self._again[ended.name] = (tries + 1, time.monotonic() + AGAIN_SECONDS)
 
     def _events(self) -> Iterator[dict[str, Any] | None]:
-        """What the run's server tells, as it comes; None now and then while it tells nothing."""
+        """What the run's server writes, as it comes; None now and then while it writes nothing."""
         path, position = self.out / EVENTS, 0
         while True:
             text = b""
@@ -253,22 +256,10 @@ class Deployed:
     def _write_app(self) -> None:
         app = self.folder / "app"
         app.mkdir(exist_ok=True)
-        names = ",".join(site.name for site in self.nodes)
+        names = ",".join(place.name for place in self.nodes)
         config = self.experiment.run_config() | {"out": str(self.out), "resume": self.resume, "names": names}
-        described = {
-            "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
-            "project": {
-                "name": "fewbytes-run", "version": "1.0.0", "license": {"file": "LICENSE"},
-                "dependencies": ["flwr>=1.41", "fewbytes"],
-            },
-            "tool": {"flwr": {"app": {
-                "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.41.0",
-                "components": {"serverapp": "apps:server", "clientapp": "apps:client"},
-                "config": config,
-            }}},
-        }  # fmt: skip
         for name, text in (
-            ("pyproject.toml", tomli_w.dumps(described)),
+            ("pyproject.toml", compat.app_config("apps:server", "apps:client", config)),
             ("apps.py", 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'),
             ("LICENSE", "Apache-2.0\n"),
         ):
@@ -284,7 +275,7 @@ class Deployed:
                 os.fchmod(file.fileno(), 0o600)
                 file.write((self.folder / part).read_bytes())
         config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
-        command = self.deployment.supernode_command(
+        command = self.processes.supernode_command(
             name, config, superlink=self.address, folder=Path("."), port=9094 + client
         )
         script = "\n".join(
@@ -293,8 +284,7 @@ class Deployed:
                 f"# The node {name}. FEWBYTES_DATA names the folder of its data sets. Of data that are not dealt out",
                 "# the server learns beforehand what tell= says: sizes, labels (samples of each class), or nothing.",
                 'cd "$(dirname "$0")"',
-                "export FLWR_HOME=$PWD/flower-home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1",
-                "export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05",
+                f"export {compat.HOME}=$PWD/flower-home {ENVIRONMENT}",
                 f"exec {shlex.join(command)}",
             )
         )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from fewbytes.base.units import listed
-from fewbytes.core.problem import Id
-from fewbytes.running.loop import Watcher
+from fewbytes.running.settings import Watcher
+
+if TYPE_CHECKING:
+    from fewbytes.core.problem import Id
 
 PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 """Of consoles that print text as it is: paths, names and errors may hold [brackets] or :colons:."""
@@ -54,9 +56,11 @@ class Display(Watcher):
             console.print(f"interrupted; go on with: fewbytes {self._command} --resume {self._folder}", soft_wrap=True)
 
     def waiting(self, there: int, wanted: int) -> None:
+        """Show how many clients are connected."""
         self._progress.update(self._bar, text=f"waiting for clients: {there} of {wanted} are connected")
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
+        """Set the length of the line."""
         self._rounds = rounds
         self._progress.update(self._bar, total=rounds, completed=done, text=f"round {done}/{rounds}")
 
@@ -65,24 +69,29 @@ class Display(Watcher):
         note(text)
 
     def joined(self, client: Id) -> None:
+        """Name the client with the next round."""
         self._joined.append(client)
         self._replies = 0
         self._progress.update(self._bar, text=f"joined: {self._joiners()}")
 
     def refused(self, client: Id, why: str) -> None:
+        """Say why, above the line."""
         self.note(f"client {client} cannot join: {why}")
 
     def _joiners(self) -> str:
         return f"client{'s' if len(self._joined) > 1 else ''} {listed(self._joined)}"
 
     def replied(self, client: Id) -> None:
+        """Count the client."""
         self._replies += 1
         self._show()
 
     def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
+        """Show the bytes with the next line."""
         self._up, self._down = uplink_bytes, downlink_bytes
 
     def scored(self, row: dict[str, Any]) -> None:
+        """Show the round and its scores; say what people should know of it."""
         self._replies = 0
         last = row["phase"] == "finish"
         done = self._rounds if last else row["round"]
@@ -109,6 +118,7 @@ class Display(Watcher):
             console.print(f"{self._name}: {self._text(done)}")
 
     def stopped(self, t: int) -> None:
+        """Shorten the line, and say why."""
         self._rounds = t
         self._progress.update(self._bar, total=t)
         self.note(f"{self._name} ends with round {t}: another would exceed the budget")
@@ -126,7 +136,7 @@ class Display(Watcher):
 
 @contextmanager
 def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A live line with the time left for work of a known length: told (steps done, steps, text), it shows them."""
+    """A live line with the time left for work of a known length; what it gives shows (steps done, steps, text)."""
     with _line(TimeRemainingColumn(), transient=True, disable=not console.is_terminal) as line:
         bar = line.add_task(name, total=None, text="starting")
         yield lambda done, steps, text: line.update(bar, completed=done, total=steps, text=text)

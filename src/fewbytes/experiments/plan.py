@@ -21,11 +21,12 @@ from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
 from fewbytes.experiments.run import run
 from fewbytes.experiments.settings import Experiment
+from fewbytes.flower.compat import CLIENT_RUNTIME, POLL_SECONDS
 from fewbytes.running.checkpoint import read_checkpoint
-from fewbytes.running.loop import HEADROOM, Watcher
+from fewbytes.running.loop import HEADROOM
+from fewbytes.running.settings import Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
-POLL_SECONDS = 3.0  # a SuperNode that found no message looks again after so long; who answers last has just looked
 HAND_OVER_SECONDS = 1.8  # measured: installing the app, handing message and reply between SuperNode and client
 
 
@@ -90,7 +91,7 @@ class Plan:
 def deployment_seconds(experiment: Experiment) -> float:
     """Seconds an exchange takes on Flower's processes besides moving and training, a client's start measured here."""
     code = (
-        "import json, sys; import flwr.supernode.runtime.run_clientapp, fewbytes.experiments.app; "
+        f"import json, sys; import {CLIENT_RUNTIME}, fewbytes.experiments.app; "
         "from fewbytes.experiments.settings import make_experiment; make_experiment(json.load(sys.stdin)).task()"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
@@ -99,6 +100,7 @@ def deployment_seconds(experiment: Experiment) -> float:
         started = time.monotonic()
         subprocess.run([sys.executable, "-c", code], input=text, text=True, check=True, env=environment)
         taken.append(time.monotonic() - started)
+    # whichever client answers last has just looked
     return POLL_SECONDS + HAND_OVER_SECONDS + taken[-1]
 
 

@@ -11,13 +11,14 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.local import LocalEngine
 from fewbytes.running.checkpoint import Checkpoint
-from fewbytes.running.loop import Result, Settings, drive
+from fewbytes.running.loop import Result, drive
+from fewbytes.running.settings import Settings
 
 
 def run(method: Method, task: Task, *, policy: Policy | None = None, **settings: Any) -> Result:
     """Run a method on a task on this machine; returns when all rounds are done.
 
-    `settings`: the fields of `fewbytes.running.loop.Settings`. The first are an experiment's, with its defaults:
+    `settings`: the fields of `fewbytes.running.settings.Settings`. The first are an experiment's, with its defaults:
     `rounds` (20), `budget` (most uplink bytes of the whole run, all clients together; it ends before a round that would
     exceed it, see `within`, unless the method has a number of rounds of its own), `engine` ("local", or
     "flower-simulation" on Ray: the same results, bit for bit), `workers` (one per core), `evaluate_every` (1), `coded`
@@ -37,7 +38,7 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
         raise UserError(f"a method is an object like FedAvg(), not {method!r}")
     task = method.adapted(task)
     if settings.engine == "flower-simulation":
-        from fewbytes.flower.run import simulate
+        from fewbytes.flower.simulation import simulate
 
         return simulate(method, task, settings, policy)
     if settings.engine != "local":

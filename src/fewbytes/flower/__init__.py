@@ -1,1 +1,8 @@
 """Methods on Flower: its simulation and its deployments. Nothing else imports flwr."""
+
+import os
+
+from fewbytes.flower.compat import QUIET
+
+for _name, _value in QUIET.items():
+    os.environ.setdefault(_name, _value)  # here, for whichever module imports flwr first

@@ -94,12 +94,14 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def node_name(name: str) -> str:
+    """The name, if it can be a node's. Raises UserError."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) or name.endswith(".pub"):
         raise UserError(f"{name!r} is no name for a node: 1 to 64 of A-Z a-z 0-9 . _ - with a letter or digit first")
     return name
 
 
 def write_file(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file at once, readable as `mode` says from the first byte on."""
     with replacing(path) as file:
         os.fchmod(file.fileno(), mode)
         file.write(content)

@@ -9,14 +9,14 @@ from typing import Any, cast
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fewbytes.base.errors import FrameError
-from fewbytes.engines.drop import Drop
+from fewbytes.engines.frames import FrameFolder
 from fewbytes.wire import Frame
 
 SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which costs the fewest requests
 
 
 def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = "") -> RecordDict:
-    """A message's content: what is asked or answered, and a frame, or its name in a Drop that both ends know."""
+    """A message's content: what is asked or answered, and a frame, or its name in a folder that both ends know."""
     record = ConfigRecord({"order": order})
     content = RecordDict({"fewbytes": record})
     if name:
@@ -36,13 +36,13 @@ def split_frames(blob: memoryview, lengths: Sequence[int]) -> list[memoryview]:
     return [blob[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
-def read_content(content: RecordDict, drop: Drop | None = None) -> tuple[bytes, memoryview]:
+def read_content(content: RecordDict, frame_folder: FrameFolder | None = None) -> tuple[bytes, memoryview]:
     """Undo `write_content`; an empty view for no frame. Raises FrameError for anything else."""
     try:
         record = content.config_records["fewbytes"]
         order, frame = record["order"], cast(Any, record.get("frame", b""))
-        if drop is not None and "name" in record:
-            frame = drop.get(str(record["name"]))
+        if frame_folder is not None and "name" in record:
+            frame = frame_folder.get(str(record["name"]))
         elif "frame" in content.array_records:
             frame = content.array_records["frame"]["frame"].data
     except (KeyError, TypeError, AttributeError):

@@ -16,7 +16,6 @@ import msgspec
 import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable import inflatable_utils
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.core.ledger import LeftOut
@@ -25,28 +24,18 @@ from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.base import Engine, Request, Requests, Resumed
-from fewbytes.engines.drop import Drop
-from fewbytes.engines.handlers import SCORE, Done, Held, Job
+from fewbytes.engines.frames import FrameFolder
+from fewbytes.engines.handlers import SCORE, Done, Job, SampleCounts
 from fewbytes.engines.local import memory_bytes
+from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
 from fewbytes.flower.messages import read_content, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
-from fewbytes.running.loop import Settings
+from fewbytes.running.settings import Settings
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
-LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
-NODE_UNAVAILABLE = 5  # Flower's error code for a node that is gone
 MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
-
-
-def look_often() -> None:
-    """Have Flower look for the rest of a reply every LOOK_SECONDS: of itself it waits 1, 2, 4, 8, 10 s, up to as long
-    again as a slow link's upload took."""
-    defaults = getattr(inflatable_utils.pull_objects, "__kwdefaults__", None) or {}
-    for name in ("initial_backoff", "backoff_cap"):
-        if name in defaults:
-            defaults[name] = LOOK_SECONDS
 
 
 class _Answer(NamedTuple):
@@ -70,13 +59,13 @@ class _Question:
 class Exchange:
     """How messages and replies are handed over.
 
-    `poll`: seconds between looks for replies. `ahead`: clients asked at a time (default: all). `drop`: where frames
-    are handed over that need not travel. `stop`: ends the run as Ctrl-C does.
+    `poll`: seconds between looks for replies. `ahead`: clients asked at a time (default: all). `frame_folder`: where
+    frames are handed over that need not travel. `stop`: ends the run as Ctrl-C does.
     """
 
     poll: float = 0.1
     ahead: int | None = None
-    drop: Drop | None = None
+    frame_folder: FrameFolder | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
 
@@ -105,8 +94,9 @@ class FlowerEngine(Engine):
         if names and len(names) != len(self.problem.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(self.problem.clients)} clients")
         self.grid, self.run, self.names = grid, folder.resolve().name, list(names)
-        self.poll, self.ahead, self.drop, self._stop = exchange.poll, exchange.ahead, exchange.drop, exchange.stop
-        self._tell_waiting = settings.watcher.waiting
+        self.poll, self.ahead, self._stop = exchange.poll, exchange.ahead, exchange.stop
+        self.frame_folder = exchange.frame_folder
+        self._report_waiting = settings.watcher.waiting
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
         self._new = resumed is None
         self._committed = dict(self.versions)
@@ -132,12 +122,12 @@ class FlowerEngine(Engine):
 
         Raises TooFewReplies, and UserError for a node that says what cannot be, unless a round has begun.
         """
-        deadline, starting, told = time.monotonic() + self.policy.connect_timeout, not self.t, -1
+        deadline, starting, reported = time.monotonic() + self.policy.connect_timeout, not self.t, -1
         self._refresh(starting)
         while not wanted <= self._nodes.keys() and time.monotonic() < deadline:
-            if len(wanted & self._nodes.keys()) != told:
-                told = len(wanted & self._nodes.keys())
-                self._tell_waiting(told, len(wanted))
+            if len(wanted & self._nodes.keys()) != reported:
+                reported = len(wanted & self._nodes.keys())
+                self._report_waiting(reported, len(wanted))
             self._wait(max(self.poll, 0.2))
             self._refresh(starting)
         there = sorted(wanted & self._nodes.keys())
@@ -151,36 +141,38 @@ class FlowerEngine(Engine):
         return there
 
     def _hear(self, clients: Sequence[Id]) -> None:
-        """Learn what clients hold whose data are not here, as far as their nodes tell.
+        """Learn what clients hold whose data are not here, as far as their nodes say.
 
         Raises UserError for a node that cannot take part, unless a round has begun.
         """
-        asked = [i for i in clients if i not in self.held and not len(self.task.data.clients[i].train)]
+        asked = [i for i in clients if i not in self.sample_counts and not len(self.task.data.clients[i].train)]
         for client, answer in self._ask("query.data", asked, lambda i: _Question(self._order(self._job("data", i)))):
             if answer.done.error and not self.t:
                 raise UserError(f"{self.called(client)} cannot take part: {_one_line(answer.done.error, 1000)}")
-            train, test = answer.done.held or (None, None)
-            self.held[client] = self._counts(train), self._counts(test)
+            train, test = answer.done.sample_counts or (None, None)
+            self.sample_counts[client] = self._counts(train), self._counts(test)
 
-    def _counts(self, told: Held) -> Held:
-        """What a node told, where it can be; the sum where the classes are not those that are known here."""
-        counts = [told] if isinstance(told, int) else told
+    def _counts(self, said: SampleCounts) -> SampleCounts:
+        """What a node said, where it can be; the sum where the classes are not those that are known here."""
+        counts = [said] if isinstance(said, int) else said
         if counts is None or not all(0 <= count < 1 << 48 for count in counts):
             return None
-        if isinstance(told, int) or told is None:
-            return told
-        return told if len(told) == len(self.problem.classes) else sum(told)
+        if isinstance(said, int) or said is None:
+            return said
+        return said if len(said) == len(self.problem.classes) else sum(said)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         torch.set_num_threads(self._threads)
 
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
+        """Start a step; no cohort has been drawn for it."""
         super().begin(t, scored, *names)
         self._call = 0
         self._cohort = (set(), 0)
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes(os.getpid()))
 
     def arrivals(self, t: int) -> list[Id]:
+        """Those of them whose nodes are connected; if nobody else is left they are waited for."""
         due = super().arrivals(t)
         if due and not self.clients:  # nobody is left to go on with, so they are waited for, as at the start
             there = self._connected(set(due))
@@ -191,6 +183,7 @@ class FlowerEngine(Engine):
         return there
 
     def checkpointed(self) -> None:
+        """Nodes may remove older states: the next requests say so."""
         self._committed = dict(self.versions)
 
     def _drawn(self, fraction: float) -> list[Id]:
@@ -202,7 +195,7 @@ class FlowerEngine(Engine):
         return chosen
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        places = () if self.drop is None else (self.drop.put, self.drop.remove)
+        places = () if self.frame_folder is None else (self.frame_folder.put, self.frame_folder.remove)
         requests = Requests(self, handler, messages, asked, *places)
         self._call += 1
         cohort, count = self._cohort
@@ -251,6 +244,7 @@ class FlowerEngine(Engine):
         return value
 
     def score_clients(self) -> dict[Id, tuple[int, int]]:
+        """Have the nodes score their clients' models."""
         if type(self.method).local_model is Method.local_model:
             return {}
         scores = {}
@@ -266,6 +260,7 @@ class FlowerEngine(Engine):
         return scores
 
     def save_models(self, folder: Path, about: dict[str, Any]) -> None:
+        """Have the nodes save them in their own folders."""
         if type(self.method).local_model is Method.local_model:
             return
         words = msgspec.json.encode(about)
@@ -350,9 +345,9 @@ class FlowerEngine(Engine):
             outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
             return _Answer(outcome, f"Flower's error {reply.error.code}: {_one_line(reply.error.reason)}")
         try:
-            text, frame = read_content(reply.content, self.drop)
-            if self.drop is not None and "name" in reply.content.config_records["fewbytes"]:
-                self.drop.remove(str(reply.content.config_records["fewbytes"]["name"]))
+            text, frame = read_content(reply.content, self.frame_folder)
+            if self.frame_folder is not None and "name" in reply.content.config_records["fewbytes"]:
+                self.frame_folder.remove(str(reply.content.config_records["fewbytes"]["name"]))
             if len(text) > DONE_LIMIT:
                 raise FrameError("length", f"{len(text)} bytes of measurements beside a reply")
             done = msgspec.msgpack.decode(text, type=Done)
@@ -380,7 +375,7 @@ class FlowerEngine(Engine):
         return f"{self.called(client)} runs something else than this server: {'; '.join(differing)}"
 
     def _job(self, handler: str, client: Id) -> Job:
-        return Job(self.number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
+        return Job(self.next_number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
 
     def _order(self, job: Job) -> Order:
         key = self.problem.architecture(job.client)
@@ -389,6 +384,7 @@ class FlowerEngine(Engine):
         return Order(self.run, self._agreed[key], job, self._call, self._committed.get(job.client, 0), self.coded)
 
     def called(self, client: Id) -> str:
+        """By number and registered name."""
         return f"client {client} ({self.names[client]})" if self.names else super().called(client)
 
     def _refresh(self, starting: bool = False) -> None:
@@ -398,14 +394,14 @@ class FlowerEngine(Engine):
         passed over.
         """
         nodes, strangers = {}, []
-        for info in self.grid.get_nodes():
+        for node, name in connected_nodes(self.grid).items():
             if self.names:
-                if info.name in self.names:
-                    nodes[self.names.index(info.name)] = info.node_id
-            elif info.node_id in self._clients:
-                nodes[self._clients[info.node_id]] = info.node_id
+                if name in self.names:
+                    nodes[self.names.index(name)] = node
+            elif node in self._clients:
+                nodes[self._clients[node]] = node
             else:
-                strangers.append(info.node_id)
+                strangers.append(node)
         ids = {self._push("query.hello", node, RecordDict({})): node for node in strangers}
         ids.pop(None, None)
         deadline = time.monotonic() + min(self.policy.connect_timeout, 600.0 if starting else HELLO_SECONDS)

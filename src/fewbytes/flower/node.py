@@ -37,7 +37,7 @@ class Order(msgspec.Struct, array_like=True):
     coded: bool
 
 
-class Kept(msgspec.Struct, array_like=True):
+class StoredReply(msgspec.Struct, array_like=True):
     """The last thing a client did: which job, for what order (a digest), with what reply."""
 
     number: int
@@ -95,8 +95,8 @@ class Node:
         with self._alone(job.client):
             return self._answer(order, frames)
 
-    def held(self, order: Order, tell: str) -> Done:
-        """How many samples the client of the order's job has, as far as `tell`, one of TELL, lets it be told."""
+    def sample_counts(self, order: Order, tell: str) -> Done:
+        """How many samples the client of the order's job has, as far as `tell`, one of TELL, allows."""
         number, client = order.job.number, order.job.client
         if tell not in TELL:
             return Done(number, error=f"tell is one of {', '.join(TELL)}, not {tell!r}, in this node's configuration")
@@ -104,8 +104,8 @@ class Node:
             return Done(number, error=why)
         counts = self.task.data.label_counts()
         train, test = counts["train"][client], counts["test"][client]
-        told = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}
-        return Done(number, held=told[tell])
+        allowed = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}
+        return Done(number, sample_counts=allowed[tell])
 
     def _unable(self, order: Order) -> str:
         """Why the order cannot be followed here; empty if it can."""
@@ -128,7 +128,11 @@ class Node:
         done, reply = attempt(self.runner, job, frames)
         packed = b"" if reply is None else bytes(reply)
         if not done.error and job.handler != SCORE:
-            record = Kept(job.number, asked, done, packed) if self.replies else Kept(job.number, b"", Done(0), b"")
+            record = (
+                StoredReply(job.number, asked, done, packed)
+                if self.replies
+                else StoredReply(job.number, b"", Done(0), b"")
+            )
             with replacing(self._path(job.client)) as file:
                 file.write(msgspec.msgpack.encode(record))
             self.store.keep_only_of(job.client, {order.kept, job.version, done.version})
@@ -142,9 +146,9 @@ class Node:
     def _path(self, client: Id) -> Path:
         return self.store.folder / f"{client}.reply"
 
-    def _kept(self, client: Id) -> Kept | None:
+    def _kept(self, client: Id) -> StoredReply | None:
         try:
-            return msgspec.msgpack.decode(self._path(client).read_bytes(), type=Kept)
+            return msgspec.msgpack.decode(self._path(client).read_bytes(), type=StoredReply)
         except (OSError, msgspec.MsgspecError):
             return None  # nothing kept, or torn by a loss of power: doing it again gives the same
 

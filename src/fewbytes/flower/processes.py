@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -23,21 +22,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import tomli_w
-
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import lock
+from fewbytes.flower import compat
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
 
 START_SECONDS = 60  # for the SuperLink to answer
 COMMAND_SECONDS = 120  # for a `flwr` command, which takes about one
 GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
-DEFAULTS = {  # a user who sets one himself has asked for it
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds; 1 adds half a second to every message
-}
 
 
 class Ended(NamedTuple):
@@ -48,7 +40,7 @@ class Ended(NamedTuple):
     reason: str
 
 
-class Deployment:
+class Processes:
     """Flower's processes over one folder and one address; leaving the context ends all it started, the logs stay.
 
     In the folder: certificates/, keys/, flower-home/ and homes/ (FLWR_HOME of the SuperLink and of each SuperNode),
@@ -69,9 +61,9 @@ class Deployment:
         self._nodes: dict[str, _Process] = {}
         self._lock: BinaryIO | None = None
 
-    def __enter__(self) -> Deployment:
-        for command in ("flower-superlink", "flower-supernode", "flwr"):
-            _found(command)
+    def __enter__(self) -> Processes:
+        for command in compat.COMMANDS:
+            _executable(command)
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         self._lock = lock(self.folder / "lock")
         if self._lock is None:
@@ -95,13 +87,8 @@ class Deployment:
 
     def superlink_command(self) -> list[str]:
         """The SuperLink's command line."""
-        certificates = self.folder / "certificates"
-        return [
-            "flower-superlink", "--host", self._host, "--port", str(self._port), "--enable-supernode-auth",
-            "--ssl-ca-certfile", f"{certificates}/ca.crt", "--ssl-certfile", f"{certificates}/server.pem",
-            "--ssl-keyfile", f"{certificates}/server.key", "--database", f"{self.folder}/superlink.db",
-            "--disable-runtime-dependency-installation",
-        ]  # fmt: skip
+        folder = self.folder
+        return compat.superlink_command(self._host, self._port, folder / "certificates", folder / compat.DATABASE)
 
     def supernode_command(
         self,
@@ -117,12 +104,8 @@ class Deployment:
         `port`: a loopback port for each SuperNode of a host.
         """
         folder = folder or self.folder
-        return [
-            "flower-supernode", "--superlink", superlink or self.local_address, "--port", str(port),
-            "--root-certificates", str(folder / "certificates" / "ca.crt"),
-            "--auth-supernode-private-key", str(folder / "keys" / node_name(name)),
-            "--node-config", " ".join(f"{key}={_toml(key, value)}" for key, value in node_config.items()),
-        ]  # fmt: skip
+        ca, key = folder / "certificates" / "ca.crt", folder / "keys" / node_name(name)
+        return compat.supernode_command(superlink or self.local_address, port, ca, key, node_config)
 
     def start_superlink(self, hosts: Sequence[str] = ()) -> None:
         """Start the SuperLink and wait until it answers with TLS; its certificates are made if there are none.
@@ -156,12 +139,11 @@ class Deployment:
             time.sleep(0.1)
 
     def write_link(self) -> None:
-        """Tell `flwr`, with flower-home as its FLWR_HOME, where the SuperLink `fewbytes` is."""
-        home, ca = self.folder / "flower-home", str(self.folder / "certificates" / "ca.crt")
+        """Write where the SuperLink is for `flwr`, with flower-home as its FLWR_HOME."""
+        home = self.folder / "flower-home"
         home.mkdir(exist_ok=True)
-        link = {"address": self.local_address, "root-certificates": ca}
-        described = tomli_w.dumps({"superlink": {"default": "fewbytes", "fewbytes": link}})
-        write_file(home / "config.toml", described.encode())
+        name, text = compat.connection_config(self.local_address, self.folder / "certificates" / "ca.crt")
+        write_file(home / name, text.encode())
 
     def check(self) -> None:
         """Raise FewbytesError if the SuperLink has ended on its own."""
@@ -185,25 +167,25 @@ class Deployment:
         for name in new:
             write_node_key(self.folder / "keys", name)
         for pair in (new[start : start + 2] for start in range(0, len(new), 2)):  # two at a time: a second each
-            key = {name: str(self.folder / "keys" / f"{name}.pub") for name in pair}
-            answers = self._flwr(*(["supernode", "register", key[name], "fewbytes", "--name", name] for name in pair))
+            key = {name: self.folder / "keys" / f"{name}.pub" for name in pair}
+            answers = self._flwr(*(compat.register_command(key[name], name) for name in pair))
             for name, answer in zip(pair, answers, strict=True):
-                if answer.get("success"):
-                    ids[name] = str(answer["node-id"])
-                elif "already in use" not in _message(answer):  # that key is registered: nodes.json was lost
-                    raise FewbytesError(f"registering {name}: {_message(answer)}")
+                why = compat.failure(answer)
+                if not why:
+                    ids[name] = compat.registered_id(answer)
+                elif compat.ALREADY_REGISTERED not in why:  # if it is, nodes.json was lost
+                    raise FewbytesError(f"registering {name}: {why}")
             write_file(self.folder / "nodes.json", json.dumps(ids, indent=1).encode())
 
     def node_status(self) -> dict[str, str]:
         """Each registered node's "registered" (never seen yet), "online" or "offline". Raises FewbytesError."""
-        listed = self._one("listing the nodes", "supernode", "ls", "fewbytes")["nodes"]
-        status = {node["node-id"]: str(node["status"]) for node in listed if node["status"] != "unregistered"}
+        status = compat.node_statuses(self._one("listing the nodes", compat.list_nodes_command()))
         return {name: status[node] for name, node in self._node_ids().items() if node in status}
 
     def start_supernode(
         self, name: str, node_config: Mapping[str, str | int], home: Path | None = None, superlink: str | None = None
     ) -> None:
-        """Start a registered node's SuperNode, or start it again; `ended` tells its fate.
+        """Start a registered node's SuperNode, or start it again; `ended` says what becomes of it.
 
         `home` is its FLWR_HOME, `superlink` where it finds the SuperLink, if not where this host does.
 
@@ -223,39 +205,38 @@ class Deployment:
 
     def submit(self, app: Path) -> int:
         """Submit the Flower app in the folder `app`; its run's id. Raises FewbytesError with Flower's message."""
-        return int(self._one(f"submitting {app}", "run", str(app.absolute()), "fewbytes")["run-id"])
+        return compat.run_id(self._one(f"submitting {app}", compat.submit_command(app.absolute())))
 
     def run_status(self, run: int) -> tuple[str, str]:
         """A run's status and details: pending, starting, running, finished:completed, …:failed, …:stopped.
 
         Takes a second of processor time. Raises FewbytesError with Flower's message.
         """
-        (row,) = self._one(f"run {run}", "ls", "fewbytes", "--run-id", str(run))["runs"]
-        return row["status"], "" if row["status-details"] == "N/A" else row["status-details"]
+        return compat.run_status(self._one(f"run {run}", compat.run_status_command(run)))
 
     def stop(self, run: int) -> None:
         """Stop a run. Raises FewbytesError with Flower's message, also if it has finished."""
-        self._one(f"stopping run {run}", "stop", str(run), "fewbytes")
+        self._one(f"stopping run {run}", compat.stop_command(run))
 
     def _node_ids(self) -> dict[str, str]:
         path = self.folder / "nodes.json"
         return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
-    def _one(self, doing: str, *arguments: str) -> dict[str, Any]:
-        (answer,) = self._flwr(arguments)
-        if not answer.get("success"):
-            raise FewbytesError(f"{doing}: {_message(answer)}")
+    def _one(self, doing: str, command: Sequence[str]) -> dict[str, Any]:
+        (answer,) = self._flwr(command)
+        if why := compat.failure(answer):
+            raise FewbytesError(f"{doing}: {why}")
         return answer
 
     def _flwr(self, *commands: Sequence[str]) -> list[dict[str, Any]]:
-        """The JSON answers of `flwr` commands run at once. Their exit codes tell nothing: most failures' is 0."""
+        """What `flwr` commands answer that are run at once."""
         self.check()
         home, pipe = self.folder / "flower-home", subprocess.PIPE
-        running = [_start(["flwr", *command, "--format", "json"], home, pipe, pipe) for command in commands]
+        running = [_start(compat.in_json(command), home, pipe, pipe) for command in commands]
         try:
-            return [_answer(*process.communicate(timeout=COMMAND_SECONDS)) for process in running]
+            return [compat.read_answer(*process.communicate(timeout=COMMAND_SECONDS)) for process in running]
         except subprocess.TimeoutExpired:
-            raise FewbytesError(f"flwr {' '.join(commands[0])}: no answer in {COMMAND_SECONDS} s") from None
+            raise FewbytesError(f"{' '.join(commands[0])}: no answer in {COMMAND_SECONDS} s") from None
         finally:
             for process in running:
                 process.kill()
@@ -272,22 +253,17 @@ class _Process:
             self.process = _start(command, home, file, subprocess.STDOUT)
 
     def reason(self) -> str:
-        """Why it ended: the signal, Flower's exit message, the last error or, failing all that, the log's last line."""
+        """Why it ended: the signal, or what its log says last."""
         if (self.process.returncode or 0) < 0:
             return f"killed by {signal.Signals(-self.process.returncode).name}"
-        text = _plain(self.log.read_bytes()[self._from :][-(1 << 16) :])
-        if exits := re.findall(r"Exit Code: \d+\n(.+?)(?:\n\n|\Z)", text, re.DOTALL):
-            return " ".join(exits[-1].split())
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if re.search(r"\bERROR\b|^[\w.]+(Error|Exception)\b|: error: ", line)]
-        return (errors or lines or ["it said nothing"])[-1]
+        return compat.last_words(self.log.read_bytes()[self._from :][-(1 << 16) :])
 
 
 def _start(command: Sequence[str], home: Path, output: Any, errors: Any) -> subprocess.Popen[bytes]:
     """Start one of Flower's commands in a session of its own."""
     # Flower finds flower-superexec, flwr-serverapp and flwr-clientapp on PATH
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environment = {**DEFAULTS, **os.environ, "FLWR_HOME": str(home.absolute()), "PATH": path}
+    environment = {**compat.ENVIRONMENT, **os.environ, compat.HOME: str(home.absolute()), "PATH": path}
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:
@@ -299,7 +275,8 @@ def _start(command: Sequence[str], home: Path, output: Any, errors: Any) -> subp
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours are never used there
         return subprocess.Popen(
-            [_found(command[0]), *command[1:]], env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+            [_executable(command[0]), *command[1:]], env=environment,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
             start_new_session=True, preexec_fn=die_with_parent,
         )  # fmt: skip
 
@@ -341,39 +318,13 @@ def _family(pids: set[int]) -> set[tuple[int, str]]:
     return family
 
 
-def _answer(output: bytes, errors: bytes) -> dict[str, Any]:
-    with suppress(ValueError):
-        return dict(json.loads(output[output.index(b"{") :]))
-    return {"error-message": _plain(errors or output)}
-
-
-def _message(answer: Mapping[str, Any]) -> str:
-    """A failed answer's message in one line, without Flower's lines about what it is doing."""
-    lines = [line.strip("│╭╰╮╯─ ") for line in str(answer.get("error-message", answer)).splitlines()]
-    return " ".join(line for line in lines if line and not re.match(r"Using SuperLink:|.*\.\.\.$", line))
-
-
-def _plain(text: bytes) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text.decode(errors="replace"))
-
-
-def _toml(key: str, value: str | int) -> str:
-    """A value as Flower's --node-config reads it: TOML, where a quote ends at the next of its kind."""
-    if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", key):
-        raise UserError(f"node configuration: {key!r} is no key (letters, digits, '_', '-', '.')")
-    if not isinstance(value, str):
-        return str(value).lower()
-    if not value.isprintable() or ("'" in value and '"' in value):
-        raise UserError(f"node configuration: {key} has both kinds of quotes or a control character: {value!r}")
-    return f"'{value}'" if "'" not in value else '"{}"'.format(value.replace("\\", "\\\\"))
-
-
-def _found(command: str) -> str:
+def _executable(command: str) -> str:
+    """Where a command is. Raises UserError if it is nowhere."""
     beside = Path(sys.executable).parent / command
-    found = str(beside) if beside.exists() else shutil.which(command)
-    if found is None:
-        raise UserError(f"{command} not found: a deployment needs Flower: pip install 'flwr>=1.41'")
-    return found
+    path = str(beside) if beside.exists() else shutil.which(command)
+    if path is None:
+        raise UserError(f"{command} not found: a deployment needs Flower: pip install '{compat.REQUIREMENT}'")
+    return path
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -113,11 +113,11 @@ def _scheduler_of(folder: Path) -> str:
 
 def _filled(cls: Any, folder: Path, **options: Any) -> Any:
     """A model with all its weights, in float32."""
-    model, told = cls.from_pretrained(
+    model, loading = cls.from_pretrained(
         folder, local_files_only=True, use_safetensors=True, output_loading_info=True, **options
     )
-    if told["missing_keys"]:
-        raise ValueError(f"{folder.name} lacks {', '.join(sorted(told['missing_keys'])[:3])}")
+    if loading["missing_keys"]:
+        raise ValueError(f"{folder.name} lacks {', '.join(sorted(loading['missing_keys'])[:3])}")
     return model.float()
 
 

@@ -28,7 +28,7 @@ from fewbytes.core.site import Site
 from fewbytes.core.training import Local, prepared
 from fewbytes.methods.parts.distillation import (
     Generator,
-    Pool,
+    ImagePool,
     adversarial_loss,
     batch_norm_terms,
     distillation_loss,
@@ -84,7 +84,7 @@ class DENSE(Method):
         return student_of(state, problem)
 
     def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
-        pool = Pool(self.server_epochs * self.server_batch)
+        pool = ImagePool(self.server_epochs * self.server_batch)
         optimiser = torch.optim.SGD(student.parameters(), self.server_lr, self.server_momentum)
         for _ in range(self.server_epochs):
             made = self.generate(student, teacher, problem.sample_shape, problem.device)

@@ -29,7 +29,7 @@ from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed
 from fewbytes.methods.parts.averaging import Model
-from fewbytes.methods.parts.compressed import Global
+from fewbytes.methods.parts.compressed import ServerModel
 from fewbytes.wire import Dense, TopK, payload
 from fewbytes.wire.topk import largest
 
@@ -60,13 +60,13 @@ class DGC(Method):
     warmup: Whole = 0  # rounds until it is: density^(t / (warmup + 1)) in round t before; the paper has 4
     norm: NotNegative = 0.0  # to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
 
-    def server(self, problem: Problem) -> Global:
-        return compressed.first_global(problem)
+    def server(self, problem: Problem) -> ServerModel:
+        return compressed.first_server_model(problem)
 
     def client(self, site: Site) -> Memory:
         return Memory({}, {})
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: ServerModel, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
         state.theta = compressed.moved(state.theta, compressed.take_means(state, replies))
 
@@ -88,7 +88,7 @@ class DGC(Method):
                 places[name], sent[name], state.u[name], state.v[name] = remember(u, v, value, m, k)
         return Sparse(TopK.of(sent, places), buffers)
 
-    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+    def global_model(self, state: ServerModel, problem: Problem) -> nn.Module:
         return compressed.whole(state, problem)
 
 

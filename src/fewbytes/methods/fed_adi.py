@@ -27,7 +27,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, ready
 from fewbytes.methods.parts.distillation import (
-    Pool,
+    ImagePool,
     batch_norm_terms,
     competition_loss,
     distillation_loss,
@@ -86,7 +86,7 @@ class FedADI(Method):
         return student_of(state, problem)
 
     def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
-        pool = Pool(self.server_epochs * self.server_batch)
+        pool = ImagePool(self.server_epochs * self.server_batch)
         optimiser = torch.optim.SGD(
             student.parameters(), self.server_lr, self.server_momentum, weight_decay=self.server_weight_decay
         )

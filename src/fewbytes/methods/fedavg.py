@@ -23,7 +23,15 @@ from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.parts.averaging import Global, Model, Own, Trained, first_shared, parameters_among, whole_model
+from fewbytes.methods.parts.averaging import (
+    GlobalModel,
+    Model,
+    Own,
+    Trained,
+    first_shared,
+    parameters_among,
+    whole_model,
+)
 from fewbytes.wire import Dense
 
 
@@ -38,7 +46,7 @@ class FedAvg(Method):
 
     headline: ClassVar[str] = "global"
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> GlobalModel:
         return first_shared(problem, self.shared(problem.first_model()))
 
     def shared(self, model: nn.Module) -> list[str]:
@@ -48,7 +56,7 @@ class FedAvg(Method):
     def client(self, site: Site) -> Own | None:
         return Own({}) if self.buffers == "local" else None
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: GlobalModel, net: Network, t: int) -> None:
         mean = Mean()
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
@@ -65,7 +73,7 @@ class FedAvg(Method):
             state.theta = state_of(model, keep=lambda name: name not in received)
         return Trained(Dense(state_of(model, keep=received.__contains__)), len(site.train))
 
-    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+    def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module | None:
         return whole_model(state, problem)
 
     def observed(self, model: nn.Module) -> list[str]:

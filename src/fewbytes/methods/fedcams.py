@@ -26,7 +26,7 @@ from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed
 from fewbytes.methods.parts.averaging import Model
-from fewbytes.methods.parts.compressed import Global, Residual
+from fewbytes.methods.parts.compressed import Residual, ServerModel
 from fewbytes.wire import Dense, Signs, payload
 
 
@@ -39,7 +39,7 @@ class Signed:
 
 
 @dataclass
-class Moments(Global):
+class Moments(ServerModel):
     """The server's state."""
 
     m: State
@@ -59,7 +59,7 @@ class FedCAMS(Method):
     server_lr: Positive = 1.0  # eta
 
     def server(self, problem: Problem) -> Moments:
-        first = compressed.first_global(problem)
+        first = compressed.first_server_model(problem)
         zeros = [{name: torch.zeros_like(value) for name, value in first.theta.items()} for _ in range(3)]
         return Moments(first.theta, first.buffers, *zeros)
 

@@ -26,7 +26,7 @@ from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed
 from fewbytes.methods.parts.averaging import Model
-from fewbytes.methods.parts.compressed import Global
+from fewbytes.methods.parts.compressed import ServerModel
 from fewbytes.wire import Dense, Quantised, payload
 
 
@@ -63,13 +63,13 @@ class FedCOM(Method):
     gamma: Positive = 1.0  # the server's step
     gate: bool = False  # FedCOMGATE: clients track how their gradients differ from the mean
 
-    def server(self, problem: Problem) -> Global:
-        return compressed.first_global(problem)
+    def server(self, problem: Problem) -> ServerModel:
+        return compressed.first_server_model(problem)
 
     def client(self, site: Site) -> Tracking | None:
         return Tracking({}, {}, 0, 0.0) if self.gate else None
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: ServerModel, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
         change = compressed.take_means(state, replies)
         state.theta = compressed.moved(state.theta, {name: self.gamma * value for name, value in change.items()})
@@ -93,7 +93,7 @@ class FedCOM(Method):
             state.delta = {name: delta.get(name, 0) - value / rate for name, value in sent.dense().items()}
         return Rounded(sent, buffers)
 
-    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+    def global_model(self, state: ServerModel, problem: Problem) -> nn.Module:
         return compressed.whole(state, problem)
 
     def observed(self, model: nn.Module) -> list[str]:

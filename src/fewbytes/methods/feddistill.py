@@ -42,7 +42,7 @@ from fewbytes.methods.parts.heterogeneous import (
 
 
 @dataclass
-class Global:
+class MeanLogits:
     """The server's state."""
 
     classes: int  # C
@@ -60,13 +60,13 @@ class FedDistill(Method):
     headline: ClassVar[str] = "personalised"
     needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, problem: Problem) -> Global:
-        return Global(number_of_classes(problem))
+    def server(self, problem: Problem) -> MeanLogits:
+        return MeanLogits(number_of_classes(problem))
 
     def client(self, site: Site) -> Own:
         return own_draw(site)
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: MeanLogits, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.logits)
         state.logits = with_means(state.logits, *gathered(replies, state.classes, state.classes))
 

@@ -21,7 +21,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
-from fewbytes.methods.parts.averaging import Global, Model, Own, Trained
+from fewbytes.methods.parts.averaging import GlobalModel, Model, Own, Trained
 from fewbytes.models.layers import hidden_layers, layers_of
 from fewbytes.wire import Dense
 
@@ -36,20 +36,20 @@ class FedFina(Method):
 
     headline: ClassVar[str] = "personalised"
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, last_convolutions(problem.first_model(), self.convolutions))
 
     def client(self, site: Site) -> Own:
         return Own({})
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: GlobalModel, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta)))
         state.theta = averaging.means_over(state.theta, replies)
 
     def train(self, state: Own, message: Model, site: Site) -> Trained:
         return averaging.train_shared(state, message, site, self.local)
 
-    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+    def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module | None:
         return averaging.whole_model(state, problem)
 
     def local_model(self, state: Own, site: Site) -> nn.Module | None:

@@ -70,7 +70,7 @@ class Knowledge:
 
 
 @dataclass
-class Global:
+class GeneratorAndHead:
     """The server's state."""
 
     generator: State  # g
@@ -94,22 +94,22 @@ class FedGen(Method):
     headline: ClassVar[str] = "combined"
     needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> GeneratorAndHead:
         head = shared_head(problem)
         with seeded(problem.seed, "generator"):
             g = self.make_generator(head)
-        return Global(parameters_of(g), torch.zeros(head.out_features, dtype=torch.int32), {})
+        return GeneratorAndHead(parameters_of(g), torch.zeros(head.out_features, dtype=torch.int32), {})
 
     def client(self, site: Site) -> Own:
         return own_draw(site)
 
-    def start(self, state: Global, net: Network) -> None:
+    def start(self, state: GeneratorAndHead, net: Network) -> None:
         self.ask(state, net, net.clients)
 
-    def join(self, state: Global, net: Network, client: Id) -> None:
+    def join(self, state: GeneratorAndHead, net: Network, client: Id) -> None:
         self.ask(state, net, [client])
 
-    def ask(self, state: Global, net: Network, clients: Iterable[Id]) -> None:
+    def ask(self, state: GeneratorAndHead, net: Network, clients: Iterable[Id]) -> None:
         """Add the clients' label counts to those of all. Raises MethodError for counts that are none."""
         for client, reply in net.call(self.count, to=clients):
             if reply.values.shape != state.counts.shape or reply.values.dtype != torch.int32 or reply.values.min() < 0:
@@ -120,7 +120,7 @@ class FedGen(Method):
         classes = head_sizes(site.model())[1]
         return Counts(Dense({"": site.train.labels.bincount(minlength=classes).to(torch.int32)}))
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: GeneratorAndHead, net: Network, t: int) -> None:
         mean = Mean()
         send = Knowledge(Dense(state.generator), Counts(Dense({"": state.counts}))) if state.head else None
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
@@ -131,7 +131,7 @@ class FedGen(Method):
                 self.learn(state)
         net.tell(self.receive, send=Head(Dense(state.head)), when="next")
 
-    def learn(self, state: Global) -> None:
+    def learn(self, state: GeneratorAndHead) -> None:
         """Train g so that the classifiers' mean logits tell its labels; they are linear, so these are their mean's."""
         head = linear_of(state.head)
         g = self.make_generator(head)

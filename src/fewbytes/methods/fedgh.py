@@ -1,4 +1,4 @@
-"""FedGH: Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM
+"""FedGH: Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized GlobalHead Header", ACM
 Multimedia 2023, Algorithm 1.
 
 Every client keeps a model of its own. Clients train their whole model and upload the mean features of each class they
@@ -43,7 +43,7 @@ from fewbytes.wire import Dense
 
 
 @dataclass
-class Global:
+class GlobalHead:
     """The server's state."""
 
     head: State
@@ -62,15 +62,15 @@ class FedGH(Method):
     headline: ClassVar[str] = "combined"
     needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, problem: Problem) -> Global:
-        return Global(state_of(shared_head(problem)))
+    def server(self, problem: Problem) -> GlobalHead:
+        return GlobalHead(state_of(shared_head(problem)))
 
     def client(self, site: Site) -> Own:
         model = site.model(fresh=True)
         load_state(head_of(model), state_of(head_of(site.problem.first_model())))
         return Own(state_of(model))
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: GlobalHead, net: Network, t: int) -> None:
         head = linear_of(state.head)
         replies = net.call(self.train, to=net.sample(self.fraction))
         means, labels = gathered(replies, head.out_features, head.in_features)

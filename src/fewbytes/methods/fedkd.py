@@ -36,7 +36,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.fml import Kl, mean_divergence, parameters_of
-from fewbytes.methods.parts.heterogeneous import STORED, WithFeatures, feature_sizes, number_of_classes
+from fewbytes.methods.parts.heterogeneous import STORED, AuxiliaryMean, WithFeatures, feature_sizes, number_of_classes
 from fewbytes.models.blocks import head_sizes
 from fewbytes.wire import Dense, payload
 
@@ -46,13 +46,6 @@ class Factors:
     """Either way: the parameters of the auxiliary model, as `compress` makes them."""
 
     factors: Dense
-
-
-@dataclass
-class Global:
-    """The server's state."""
-
-    auxiliary: State  # empty before the first mean
 
 
 @dataclass
@@ -78,16 +71,16 @@ class FedKD(Method):
     headline: ClassVar[str] = "personalised"
     needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> AuxiliaryMean:
         feature_sizes(problem)
         number_of_classes(problem)
-        return Global({})
+        return AuxiliaryMean({})
 
     def client(self, site: Site) -> Own:
         own, auxiliary = site.model(fresh=True), site.model(of=0)
         return Own(state_of(own), state_of(nn.Linear(head_sizes(auxiliary)[0], head_sizes(own)[0], bias=False)))
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: AuxiliaryMean, net: Network, t: int) -> None:
         mean, send = Mean(), Factors(Dense(compress(state.auxiliary, self.energy(t)))) if state.auxiliary else None
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
             mean.add(restore(reply.factors.dense()))

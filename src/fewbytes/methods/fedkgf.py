@@ -29,7 +29,7 @@ from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.parts.averaging import Global
+from fewbytes.methods.parts.averaging import GlobalModel
 from fewbytes.models.kgf import Kernels, generated_network
 from fewbytes.wire import Dense, payload
 
@@ -71,10 +71,10 @@ class FedKGF(Method):
         """The incomplete network: base kernels only, with alpha and beta of the seed."""
         return generated_network(model, Kernels(self.base, seed, self.sign, self.alpha, self.through, self.init))
 
-    def server(self, problem: Problem) -> Global:
-        return Global(dict(problem.first_state()))
+    def server(self, problem: Problem) -> GlobalModel:
+        return GlobalModel(dict(problem.first_state()))
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: GlobalModel, net: Network, t: int) -> None:
         cohort = net.sample(self.fraction)
         order = [cohort[i] for i in net.rng.permutation(len(cohort))]
         mean = EntryMeans()
@@ -93,7 +93,7 @@ class FedKGF(Method):
             names |= set(common_entries(model))
         return Modules(Dense(state_of(model, keep=names.__contains__)), len(site.train))
 
-    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+    def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module:
         return problem.first_model(state.theta)
 
     def observed(self, model: nn.Module) -> list[str] | None:

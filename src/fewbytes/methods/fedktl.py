@@ -64,7 +64,7 @@ class Pairs:
 
 
 @dataclass
-class Global:
+class KnowledgeTransfer:
     """The server's state."""
 
     transformer: State  # F
@@ -111,7 +111,7 @@ class FedKTL(Method):
     headline: ClassVar[str] = "personalised"
     needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> KnowledgeTransfer:
         latent = 1  # without transfer there is no generator
         if self.transfer != "none":
             if len(problem.sample_shape) != 3:
@@ -121,7 +121,7 @@ class FedKTL(Method):
         classes = number_of_classes(problem)
         size = self.prototype_size(features, classes)
         with seeded(problem.seed, "transformer"):
-            return Global(state_of(make_transformer(size, latent)), torch.randn(classes, latent), [])
+            return KnowledgeTransfer(state_of(make_transformer(size, latent)), torch.randn(classes, latent), [])
 
     def client(self, site: Site) -> Own:
         model = site.model(fresh=True)
@@ -136,14 +136,14 @@ class FedKTL(Method):
             raise UserError(f"dimension is {self.dimension}: give at least {classes}, the classes, or 0 for just that")
         return features if self.classifier == "linear" else self.dimension or classes
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: KnowledgeTransfer, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs)
         prototypes, labels = gathered(replies, len(state.centroids), state.transformer["0.weight"].shape[1])
         if len(labels) and self.transfer != "none":
             with seeded(net.problem.seed, "server", t):
                 self.generate(state, net, prototypes, labels)
 
-    def generate(self, state: Global, net: Network, prototypes: Tensor, labels: Tensor) -> None:
+    def generate(self, state: KnowledgeTransfer, net: Network, prototypes: Tensor, labels: Tensor) -> None:
         """3.3.3: train the transformer on the prototypes (n, K), then make the pairs of every class known so far."""
         generator = load_generator(self.generator)
         transformer = make_transformer(prototypes.shape[1], generator.latent_dim)

@@ -24,7 +24,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
-from fewbytes.methods.parts.averaging import Global, Model, Own, Trained
+from fewbytes.methods.parts.averaging import GlobalModel, Model, Own, Trained
 from fewbytes.wire import Dense
 
 
@@ -38,13 +38,13 @@ class FedLP(Method):
 
     headline: ClassVar[str] = "global"
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, trained_entries(problem.first_model()))
 
     def client(self, site: Site) -> Own:
         return Own({})
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: GlobalModel, net: Network, t: int) -> None:
         means = EntryMeans()
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             means.add(reply.theta.dense())
@@ -55,7 +55,7 @@ class FedLP(Method):
         kept = {name: value for name, value in trained.theta.dense().items() if site.rng.random() >= self.ratio}
         return Trained(Dense(kept), trained.samples)
 
-    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+    def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module | None:
         return averaging.whole_model(state, problem)
 
     def local_model(self, state: Own, site: Site) -> nn.Module | None:

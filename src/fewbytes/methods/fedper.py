@@ -23,7 +23,7 @@ from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.parts.averaging import Global, Model, Own, Trained, first_shared, parameters_among
+from fewbytes.methods.parts.averaging import GlobalModel, Model, Own, Trained, first_shared, parameters_among
 from fewbytes.models.layers import layers_of
 from fewbytes.wire import Dense
 
@@ -38,7 +38,7 @@ class FedPer(Method):
 
     headline: ClassVar[str] = "personalised"
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> GlobalModel:
         return first_shared(problem, self.base(problem.first_model()))
 
     def base(self, model: nn.Module) -> list[str]:
@@ -55,7 +55,7 @@ class FedPer(Method):
         model = site.model(fresh=True)
         return Own(state_of(model, keep=classifier(model).__contains__))
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: GlobalModel, net: Network, t: int) -> None:
         mean = Mean()
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)

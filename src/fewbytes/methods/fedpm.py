@@ -50,7 +50,7 @@ class Drawn:
 
 
 @dataclass
-class Global:
+class MaskProbabilities:
     """The server's state."""
 
     theta: State  # the probability of each masked weight
@@ -67,18 +67,18 @@ class FedPM(Method):
 
     headline: ClassVar[str] = "global"
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> MaskProbabilities:
         model = problem.first_model()
         names = masked_names(model)
         if not names:
             raise UserError("fedpm masks the weights of Linear and Conv2d layers, and this model learns none")
         learnt = dict(model.named_parameters(remove_duplicate=False))
-        return Global(
+        return MaskProbabilities(
             {name: torch.full_like(problem.first_state()[name], 0.5) for name in names},
             {name: value for name, value in problem.first_state().items() if name not in learnt},
         )
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: MaskProbabilities, net: Network, t: int) -> None:
         mean = Mean()
         message = Model(Dense(state.theta | state.buffers))
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=message):
@@ -101,7 +101,7 @@ class FedPM(Method):
         site.score("personalised", model)
         return Drawn(Bits(mask), Dense(state_of(model, keep=buffers.__contains__)))
 
-    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+    def global_model(self, state: MaskProbabilities, problem: Problem) -> nn.Module:
         model = problem.first_model(state.buffers)
         weights = frozen_weights(model)
         with seeded(problem.seed, "fedpm mask"):

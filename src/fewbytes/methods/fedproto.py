@@ -46,7 +46,7 @@ from fewbytes.models.prototypes import PrototypeNetwork
 
 
 @dataclass
-class Global:
+class GlobalPrototypes:
     """The server's state."""
 
     classes: int  # C
@@ -73,14 +73,14 @@ class FedProto(Method):
     headline: ClassVar[str] = "combined"
     needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, problem: Problem) -> Global:
-        features = feature_size(problem)  # first: it tells models without any
-        return Global(number_of_classes(problem), features)
+    def server(self, problem: Problem) -> GlobalPrototypes:
+        features = feature_size(problem)  # first: it refuses models without any
+        return GlobalPrototypes(number_of_classes(problem), features)
 
     def client(self, site: Site) -> Own:
         return Own(state_of(site.model(fresh=True)))
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: GlobalPrototypes, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction))
         state.prototypes = with_means(state.prototypes, *gathered(replies, state.classes, state.features))
         net.tell(self.receive, send=state.prototypes, when="next")

@@ -29,7 +29,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.distillation import divergence
-from fewbytes.methods.parts.heterogeneous import STORED, Own, number_of_classes, own_draw
+from fewbytes.methods.parts.heterogeneous import STORED, AuxiliaryMean, Own, number_of_classes, own_draw
 from fewbytes.wire import Dense, payload
 
 Kl = Literal["mean", "batchmean"]
@@ -40,13 +40,6 @@ class Auxiliary:
     """Either way: the parameters of the auxiliary model."""
 
     theta: Dense
-
-
-@dataclass
-class Global:
-    """The server's state."""
-
-    auxiliary: State  # empty before the first mean
 
 
 @dataclass(frozen=True)
@@ -63,14 +56,14 @@ class FML(Method):
     headline: ClassVar[str] = "personalised"
     needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> AuxiliaryMean:
         number_of_classes(problem)
-        return Global({})
+        return AuxiliaryMean({})
 
     def client(self, site: Site) -> Own:
         return own_draw(site)
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: AuxiliaryMean, net: Network, t: int) -> None:
         mean, send = Mean(), Auxiliary(Dense(state.auxiliary)) if state.auxiliary else None
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
             mean.add(reply.theta.dense())

@@ -51,7 +51,7 @@ from fewbytes.wire import Dense, payload
 
 
 @payload
-class Branch:
+class FusedPart:
     """One client's part of a fused block: A_m^k, H_m^k with its buffers, and the shape the block takes."""
 
     adaptor: Dense
@@ -63,7 +63,7 @@ class Branch:
 class Fused:
     """Server to client: the fused blocks it lacks, by client in order; None stands for what it sent itself."""
 
-    blocks: list[dict[Id, Branch | None]]
+    blocks: list[dict[Id, FusedPart | None]]
     statistics: list[dict[Id, Dense]]  # frozen_bn=train_shared: the statistics of all fused blocks' batch normalisation
     classifier: Dense | None  # at the end
 
@@ -72,16 +72,16 @@ class Fused:
 class Trained:
     """Client to server: its part of block k; with the last block its classifier."""
 
-    branch: Branch
+    branch: FusedPart
     classifier: Dense | None
     statistics: list[dict[Id, Dense]]  # as in Fused, after this client's training
 
 
 @dataclass
-class Global:
+class FusedBlocks:
     """The server's state."""
 
-    fused: list[dict[Id, Branch]] = field(default_factory=list)
+    fused: list[dict[Id, FusedPart]] = field(default_factory=list)
     known: dict[Id, int] = field(default_factory=dict)  # how many fused blocks each client has
     classifier: State = field(default_factory=dict)  # Lambda: the mean, later calibrated
 
@@ -91,8 +91,8 @@ class Own:
     """A client's state."""
 
     theta: State  # its own model: blocks and classifier
-    fused: list[dict[Id, Branch]] = field(default_factory=list)
-    sent: Branch | None = None  # its part of the last block it trained
+    fused: list[dict[Id, FusedPart]] = field(default_factory=list)
+    sent: FusedPart | None = None  # its part of the last block it trained
     classifier: State = field(default_factory=dict)  # the fused network's, at the end
 
 
@@ -128,18 +128,18 @@ class FuseFL(Method):
         """The units after which models are cut, if they are named."""
         return [name.strip() for name in self.cuts.split(",")] if self.cuts else []
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> FusedBlocks:
         models = [problem.model(i).cpu() for i in problem.architectures()]
         if problem.sample is not None:  # what cannot be fused is refused before anything is trained
             check_fusible(models, self.blocks, self.after, self.adaptor, self.final_reduce, problem.sample_shape)
         for model in models:
             check_trains(classifier_of(model), model)
-        return Global()
+        return FusedBlocks()
 
     def client(self, site: Site) -> Own:
         return Own(dict(site.problem.first_state(site.me)))
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: FusedBlocks, net: Network, t: int) -> None:
         before, branches, classifiers = len(state.fused), {}, []
         groups = [[i] for i in net.clients] if self.frozen_bn == "train_shared" else [net.clients]
         for group in groups:
@@ -152,7 +152,7 @@ class FuseFL(Method):
         if classifiers:
             state.classifier = averaged(classifiers, self.final_reduce)
 
-    def finish(self, state: Global, net: Network) -> None:
+    def finish(self, state: FusedBlocks, net: Network) -> None:
         if self.ccvr_samples:
             replies = dict(net.call(self.statistics, to={i: self.news(state, i) for i in net.clients}))
             state.known |= dict.fromkeys(replies, len(state.fused))
@@ -162,7 +162,7 @@ class FuseFL(Method):
             )  # fmt: skip
         net.tell(self.receive, to={i: self.news(state, i, Dense(state.classifier)) for i in net.clients})
 
-    def news(self, state: Global, client: Id, classifier: Dense | None = None) -> Fused | None:
+    def news(self, state: FusedBlocks, client: Id, classifier: Dense | None = None) -> Fused | None:
         """What a client is sent: nothing before the first block."""
         fresh = state.fused[state.known.get(client, 0) :]
         blocks = [{i: None if i == client else branch for i, branch in members.items()} for members in fresh]
@@ -191,7 +191,9 @@ class FuseFL(Method):
         )
         site.score("local", stage)
         state.theta = state_of(model)
-        state.sent = Branch(Dense({} if adaptor is None else state_of(adaptor)), Dense(blocks[k].state()), list(takes))
+        state.sent = FusedPart(
+            Dense({} if adaptor is None else state_of(adaptor)), Dense(blocks[k].state()), list(takes)
+        )
         last = Dense(state_of(classifier)) if k == len(blocks) - 1 else None
         statistics = []
         if moving and prefix is not None:
@@ -213,11 +215,11 @@ class FuseFL(Method):
         learn(state, message)
         site.score("personalised", self.network(state.fused, state.classifier, lambda i: site.model(of=i)))
 
-    def global_model(self, state: Global, problem: Problem) -> FusedNetwork | None:
+    def global_model(self, state: FusedBlocks, problem: Problem) -> FusedNetwork | None:
         return self.network(state.fused, state.classifier, problem.model) if state.classifier else None
 
     def network(
-        self, fused: list[dict[Id, Branch]], classifier: State, model: Callable[[Id], nn.Module]
+        self, fused: list[dict[Id, FusedPart]], classifier: State, model: Callable[[Id], nn.Module]
     ) -> FusedNetwork:
         """F_fus."""
         return fused_network(sent(fused), classifier, model, self.blocks, self.after, self.adaptor, self.final_reduce)
@@ -242,13 +244,13 @@ def learn(state: Own, message: Fused | None) -> None:
     if message is None:
         return
     for members in message.blocks:
-        state.fused.append({i: branch or cast("Branch", state.sent) for i, branch in members.items()})
+        state.fused.append({i: branch or cast("FusedPart", state.sent) for i, branch in members.items()})
     state.fused = moved(state.fused, message.statistics)
     if message.classifier is not None:
         state.classifier = message.classifier.dense()
 
 
-def sent(fused: Sequence[Mapping[Id, Branch]]) -> list[dict[Id, Sent]]:
+def sent(fused: Sequence[Mapping[Id, FusedPart]]) -> list[dict[Id, Sent]]:
     """Fused blocks as `fused_blocks` takes them."""
     return [
         {i: (part.adaptor.dense(), part.block.dense(), tuple(part.takes)) for i, part in members.items()}
@@ -262,7 +264,7 @@ def running(block: State) -> Dense:
     return Dense({k: v for k, v in block.items() if k.rpartition(".")[2] in names})
 
 
-def moved(fused: list[dict[Id, Branch]], statistics: Sequence[Mapping[Id, Dense]]) -> list[dict[Id, Branch]]:
+def moved(fused: list[dict[Id, FusedPart]], statistics: Sequence[Mapping[Id, Dense]]) -> list[dict[Id, FusedPart]]:
     """Fused blocks with other statistics of batch normalisation (frozen_bn=train_shared)."""
     return (
         [

@@ -164,20 +164,20 @@ class GeneFL(Method):
     def round(self, state: Genes, net: Network, t: int) -> None:
         layers = self.layers(net.problem.first_model())
         means: dict[int, EntryMeans] = {}
-        told: dict[int, list[tuple[list[float], float | None]]] = {}
+        received: dict[int, list[tuple[list[float], float | None]]] = {}
         cohort = net.sample(self.fraction)
         sent = {k: self.download(state, k) for k in {state.cluster_of[i] for i in cohort}}
         for i, reply in net.call(self.train, to={i: sent[state.cluster_of[i]] for i in cohort}):
             k = state.cluster_of[i]
             means.setdefault(k, EntryMeans()).add(reply.theta.dense())
-            told.setdefault(k, []).append((reply.scores, reply.accuracy))
+            received.setdefault(k, []).append((reply.scores, reply.accuracy))
         for k, mean in means.items():
             state.models[k] = mean.over(state.models[k])  # Algorithm 2, Eq. 10
             schedule = state.schedules[k]
             schedule.senders = [int(mean.weights.get(names[0], 0)) for names in layers.values()]
-            schedule.scores = np.mean([scores for scores, _ in told[k]], axis=0).tolist()
-            measured = [accuracy for _, accuracy in told[k] if accuracy is not None]
-            accuracy = float(np.mean(measured)) if measured else schedule.best  # nothing tells that it dropped
+            schedule.scores = np.mean([scores for scores, _ in received[k]], axis=0).tolist()
+            measured = [accuracy for _, accuracy in received[k] if accuracy is not None]
+            accuracy = float(np.mean(measured)) if measured else schedule.best  # as far as is known it did not drop
             smallest = self.smallest(len(layers))
             schedule.gamma = next_gamma(
                 schedule.gamma, accuracy, schedule.best, smallest, self.gamma_step, self.tolerance

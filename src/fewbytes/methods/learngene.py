@@ -32,7 +32,7 @@ GENES = 4  # layers of the learnGene
 
 
 @dataclass
-class Moving(averaging.Global):
+class Moving(averaging.GlobalModel):
     """The server's state; `moved` is |accumulated update| of each layer's values, on average."""
 
     moved: dict[str, float] = field(default_factory=dict)

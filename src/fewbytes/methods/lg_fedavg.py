@@ -1,5 +1,5 @@
 """LG-FedAvg: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act Globally: Federated
-Learning with Local and Global Representations", NeurIPS 2019 workshop on Federated Learning.
+Learning with Local and GlobalModel Representations", NeurIPS 2019 workshop on Federated Learning.
 
 Every client keeps a model of its own; features may come about in any way, as long as they are equally many. Clients
 train their whole model and upload its classifier; the server takes the mean of the classifiers, weighted by the

@@ -26,7 +26,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import (
-    Global,
+    GlobalModel,
     Model,
     Own,
     Trained,
@@ -53,7 +53,7 @@ class PFedSD(Method):
     headline: ClassVar[str] = "personalised"
     needs: ClassVar[type[Objective]] = Classification
 
-    def server(self, problem: Problem) -> Global:
+    def server(self, problem: Problem) -> GlobalModel:
         return first_shared(problem, self.shared(problem.first_model()))
 
     def shared(self, model: nn.Module) -> list[str]:
@@ -64,7 +64,7 @@ class PFedSD(Method):
         """No v_k yet."""
         return Own({})
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: GlobalModel, net: Network, t: int) -> None:
         mean = Mean()
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
@@ -85,7 +85,7 @@ class PFedSD(Method):
         student, teacher = logits
         return F.cross_entropy(student, labels) + self.lambda_kd * distillation_loss(teacher, student, self.temperature)
 
-    def global_model(self, state: Global, problem: Problem) -> nn.Module | None:
+    def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module | None:
         return whole_model(state, problem)
 
     def local_model(self, state: Own, site: Site) -> nn.Module | None:

@@ -32,7 +32,7 @@ from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed
 from fewbytes.methods.parts.averaging import Model
-from fewbytes.methods.parts.compressed import Global, Residual
+from fewbytes.methods.parts.compressed import Residual, ServerModel
 from fewbytes.wire import Dense, Packages, TopK, payload
 from fewbytes.wire.packages import LONGEST, kernel_size
 from fewbytes.wire.topk import largest
@@ -55,13 +55,13 @@ class SmartIdx(Method):
     density: Share = 1 / 32  # part of all values that is important
     patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # sign patterns that are frequent, at most
 
-    def server(self, problem: Problem) -> Global:
-        return compressed.first_global(problem)
+    def server(self, problem: Problem) -> ServerModel:
+        return compressed.first_server_model(problem)
 
     def client(self, site: Site) -> Residual:
         return Residual({})
 
-    def round(self, state: Global, net: Network, t: int) -> None:
+    def round(self, state: ServerModel, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
         state.theta = compressed.moved(state.theta, compressed.take_means(state, replies))
 
@@ -72,7 +72,7 @@ class SmartIdx(Method):
         state.keep(x, sent.dense())
         return Packed(sent, buffers)
 
-    def global_model(self, state: Global, problem: Problem) -> nn.Module:
+    def global_model(self, state: ServerModel, problem: Problem) -> nn.Module:
         return compressed.whole(state, problem)
 
 

@@ -42,8 +42,8 @@ def parsed(data: bytes) -> dict[str, Rows]:
     """The shares by layer and row from a file of `fewbytes.core.gallery.shares`. Raises ValueError for any other."""
     share = Annotated[float, msgspec.Meta(ge=0, le=1)]
     layers: dict[str, Rows] = {}
-    for row, told in msgspec.json.decode(data, type=dict[str, dict[str, list[share]]]).items():
-        for layer, values in told.items():
+    for row, of_row in msgspec.json.decode(data, type=dict[str, dict[str, list[share]]]).items():
+        for layer, values in of_row.items():
             layers.setdefault(layer, {})[row] = np.array(values)
     if not layers or any(len({len(values) for values in rows.values()} | {0}) != 2 for rows in layers.values()):
         raise ValueError("no shares, or rows of different lengths")

@@ -1,7 +1,7 @@
 """Reads run folders, and answers what a summary asks of one.
 
 A run folder holds `config.toml` and `rounds.jsonl`; `ledger.parquet`, `partition.json` and `result.json` are
-missing where a run was killed, and then what they would have told is worked out from the rest or left out.
+missing where a run was killed, and then what they would have said is worked out from the rest or left out.
 `probe.json` is there once `fewbytes probe` was, `attack.json` and `attack.png` once `fewbytes attack` was.
 """
 
@@ -43,7 +43,7 @@ class LeftOut(TypedDict):
 class Round(TypedDict):
     """One line of `rounds.jsonl`: accuracies are fractions 0..1, bytes are those of this phase alone.
 
-    A client joined (`client`, where it is told) before the round of the line.
+    A client joined (`client`, where it is stated) before the round of the line.
     """
 
     round: int
@@ -63,7 +63,7 @@ class Round(TypedDict):
 
 class Partition(TypedDict):
     """`partition.json`: per client the number of samples of each class, in the train and in the test split; of data
-    that lie on the client's own node their number alone, or None, if that is all the node tells."""
+    that lie on the client's own node their number alone, or None, if that is all the node says."""
 
     classes: list[str]
     train: list[list[int] | int | None]
@@ -253,8 +253,8 @@ class RunFolder:
     @property
     def seconds(self) -> float:
         """Seconds the run took, with its starting and finishing; what the rounds took where that is larger."""
-        told: float = (self.result or {}).get("seconds", 0.0)
-        return max(told, float(sum(row.get("seconds", 0.0) for row in self.rounds)))
+        stated: float = (self.result or {}).get("seconds", 0.0)
+        return max(stated, float(sum(row.get("seconds", 0.0) for row in self.rounds)))
 
     @property
     def status(self) -> str:
@@ -336,9 +336,9 @@ def _told_apart(runs: Sequence[RunFolder]) -> list[RunFolder]:
 def _settings(run: RunFolder) -> dict[str, Any]:
     """Every setting of a run by name, the method's own parameters among them."""
     config, result = tomllib.loads(run.config), run.result or {}
-    told = {key: result[key] for key in ("dataset", "model", "clients", "seed") if key in result}
+    stated = {key: result[key] for key in ("dataset", "model", "clients", "seed") if key in result}
     parameters: dict[str, Any] = config.pop("parameters", {}) | result.get("parameters", {})
-    return config | told | parameters
+    return config | stated | parameters
 
 
 def _column(direction: Direction) -> str:

@@ -1,6 +1,6 @@
 """Names the clients a run went on without, and those that joined it later, for the page and for the terminal.
 
-Why a client was left out is told by the network, so it is cut like any stranger's words.
+Why a client was left out comes from the network, so it is cut like any stranger's words.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def left_out(run: RunFolder) -> list[Left]:
         for row in run.rounds
         for left in row.get("left_out", [])
     ]
-    told = Counter(left[: len(_COLUMNS)] for left in found)
+    listed = Counter(left[: len(_COLUMNS)] for left in found)
     for entry in _unanswered(run):
-        if told[entry]:
-            told[entry] -= 1
+        if listed[entry]:
+            listed[entry] -= 1
         else:
             step = {"round": entry[0], "phase": "round" if entry[0] else "start"}
             found.append(Left(*entry, when(step), "not told: what it was part of did not end"))
@@ -103,18 +103,20 @@ def section(runs: Sequence[RunFolder]) -> Section | None:
 
 def _sentences(run: RunFolder) -> list[str]:
     exchanges, surplus, scorings, refused = _sorts(run)
-    told = []
+    sentences = []
     if exchanges:
         went_on = f"the rounds went on without {'it' if len(exchanges) == 1 else 'them'}"
-        told.append(f"{_of_all(run, len(exchanges))} ended without a usable reply: {_tally(exchanges)}; {went_on}.")
+        sentences.append(
+            f"{_of_all(run, len(exchanges))} ended without a usable reply: {_tally(exchanges)}; {went_on}."
+        )
     if surplus:
         were = "was" if len(surplus) == 1 else "were"
-        told.append(f"{_of_all(run, len(surplus))} {were} surplus: more clients were asked than needed.")
+        sentences.append(f"{_of_all(run, len(surplus))} {were} surplus: more clients were asked than needed.")
     if scorings:
-        told.append(f"{_counted(len(scorings), 'scoring')} of a client's own model failed: {_tally(scorings)}.")
+        sentences.append(f"{_counted(len(scorings), 'scoring')} of a client's own model failed: {_tally(scorings)}.")
     if refused:
-        told.append(f"The method could not serve {_counted(len(refused), 'newcomer')}.")
-    return told
+        sentences.append(f"The method could not serve {_counted(len(refused), 'newcomer')}.")
+    return sentences
 
 
 def _joined(run: RunFolder) -> list[str]:

@@ -18,6 +18,7 @@ def noted(runs: Sequence[RunFolder]) -> list[str]:
         rounds = sum(row["phase"] == "round" for row in run.rounds)
         name = f"{run.label}, " if len(runs) > 1 else ""
         lines += [
-            f"{name}in {len(told)} of {rounds} rounds {what} (the last time {told[-1]})" for what, told in found.items()
+            f"{name}in {len(amounts)} of {rounds} rounds {what} (the last time {amounts[-1]})"
+            for what, amounts in found.items()
         ]
     return lines

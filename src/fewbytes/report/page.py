@@ -118,8 +118,8 @@ class Probes:
 
 
 @dataclass(frozen=True)
-class Told:
-    """How many samples each client has for training and test, as their nodes tell; None if they do not."""
+class SampleTotals:
+    """How many samples each client has for training and test, as their nodes say; None if they do not."""
 
     runs: str
     sizes: list[tuple[int | None, int | None]]
@@ -127,11 +127,11 @@ class Told:
 
 @dataclass(frozen=True)
 class Labels:
-    """The views of the heat maps, a data set each, their height in pixels, and what nodes tell beside labels."""
+    """The views of the heat maps, a data set each, their height in pixels, and totals where labels are not known."""
 
     views: dict[str, str]
     height: int
-    told: list[Told]
+    totals: list[SampleTotals]
 
 
 @dataclass(frozen=True)
@@ -316,12 +316,16 @@ def _labels(runs: Sequence[RunFolder], charts: Charts) -> Labels | None:
         charts["labels-train"] = {v: heat_map(p["classes"], p["train"]) for v, p in partitions.items()}
         charts["labels-test"] = {v: heat_map(p["classes"], p["test"]) for v, p in partitions.items()}
     height = max(min(160 + 16 * len(partition["train"]), 640) for partition in partitions.values())
-    told = [Told(names[view], _sizes(partition)) for view, partition in partitions.items() if _untold(partition)]
-    return Labels(names, height, told)
+    totals = [
+        SampleTotals(names[view], _sizes(partition))
+        for view, partition in partitions.items()
+        if _lacks_labels(partition)
+    ]
+    return Labels(names, height, totals)
 
 
-def _untold(partition: Partition) -> bool:
-    """Whether the nodes do not tell the labels of all clients."""
+def _lacks_labels(partition: Partition) -> bool:
+    """Whether some node does not say its labels."""
     return not all(isinstance(row, list) for row in partition["train"])
 
 

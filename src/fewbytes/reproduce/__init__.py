@@ -15,8 +15,8 @@ from fewbytes.experiments.settings import check_device, make_method
 from fewbytes.methods import METHODS
 from fewbytes.reproduce.grid import Cell, Scale, Table
 from fewbytes.reproduce.reading import read_table
+from fewbytes.reproduce.reproduction import Reproduction, find
 from fewbytes.reproduce.running import data_of, folder_of, run_cells, unavailable
-from fewbytes.reproduce.told import Reproduction, find
 
 _FILES = (Path(__file__).parent / "tables").glob("*/*.toml")
 TABLES: dict[str, Path] = {

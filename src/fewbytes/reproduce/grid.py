@@ -15,7 +15,7 @@ Scale = Literal["small", "paper"]
 
 @dataclass(frozen=True)
 class Printed:
-    """What the paper prints: a mean and, where it tells one, a standard deviation."""
+    """What the paper prints: a mean and, where it gives one, a standard deviation."""
 
     mean: float
     deviation: float | None = None

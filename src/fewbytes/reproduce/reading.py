@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
-from fewbytes.experiments.settings import KEYS
+from fewbytes.experiments.groups import KEYS
 from fewbytes.methods import METHODS
 from fewbytes.reproduce.figures import make_figure
 from fewbytes.reproduce.grid import Cell, Printed, Scale, Table, printed

@@ -11,12 +11,12 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.data import load_dataset
 from fewbytes.experiments.display import Display, console
-from fewbytes.experiments.job import Job, begun, finished
+from fewbytes.experiments.prepared import PreparedRun, begun, finished
 from fewbytes.experiments.settings import Experiment, experiment_of, make_experiment
 from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.reproduce.grid import Cell
 
-FREE = ("workers", "device")
+NOT_COMPARED = ("workers", "device")
 """Settings that may differ from those a cell was begun with: no figure depends on them but for rounding."""
 
 
@@ -97,7 +97,7 @@ def run_cells(
         tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}{more}, seed {seed} ({folder})")
         display = CellDisplay(cell.settings["method"], folder, until)
         with contextlib.suppress(Pause):
-            Job(settings[folder]).execute(folder, begun(folder), page=False, display=display)
+            PreparedRun(settings[folder]).execute(folder, begun(folder), page=False, display=display)
             shutil.rmtree(folder / "checkpoint")  # the states of all clients: nothing needs them any more
         ended()
 
@@ -117,7 +117,7 @@ def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
     if not finished(folder) and not begun(folder):
         return True
     there, wanted = (
-        {key: value for key, value in each.settings().items() if key not in FREE}
+        {key: value for key, value in each.settings().items() if key not in NOT_COMPARED}
         for each in (experiment_of(folder), experiment)
     )
     if there != wanted:

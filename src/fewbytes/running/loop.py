@@ -8,13 +8,12 @@ import os
 import signal
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,10 +23,7 @@ from torch import nn
 from fewbytes.base.cores import all_cores
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import ScratchFolder, lock, replacing
-from fewbytes.base.ranges import Count
-from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.streams import seeded
-from fewbytes.base.units import parse_bytes
 from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
@@ -36,52 +32,13 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
 from fewbytes.engines.base import Engine
-from fewbytes.engines.handlers import Held
+from fewbytes.engines.handlers import SampleCounts
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
+from fewbytes.running.settings import Settings
 from fewbytes.running.summary import Outcome, summary
 from fewbytes.wire import pack, unpack
 from fewbytes.wire.fields import check_fields
-
-
-class Watcher:
-    """What a run reports while it goes on; override what you want to hear."""
-
-    _warned = False
-
-    def started(self, folder: Path, rounds: int, done: int) -> None:
-        """The run begins, `done` rounds of `rounds` already behind it."""
-
-    def waiting(self, there: int, wanted: int) -> None:
-        """The run waits for `wanted` clients to connect; `there` have."""
-
-    def replied(self, client: Id) -> None:
-        """A client's exchange has ended."""
-
-    def joined(self, client: Id) -> None:
-        """A client the run did not know has been served."""
-
-    def refused(self, client: Id, why: str) -> None:
-        """A client the run did not know cannot be served; the run goes on without it."""
-
-    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
-        """Bytes that the whole run has moved so far: reported when it begins, and after each of its steps."""
-
-    def scored(self, row: dict[str, Any]) -> None:
-        """A line of rounds.jsonl has been written: of a round, or of what came after the last (`row["phase"]`).
-
-        Unless overridden, warns of the first that was not finite.
-        """
-        if row.get("not_finite") and not self._warned:
-            self._warned = True
-            rejected = [left for left in row.get("left_out", []) if left["outcome"] == "rejected"]
-            why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
-            names = ", ".join(row["not_finite"])
-            text = f"round {row['round']}: {names} not finite: {why or 'is lr too high?'}"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-    def stopped(self, t: int) -> None:
-        """Round t was the last: another would exceed the budget."""
 
 
 @dataclass
@@ -98,35 +55,6 @@ class Result:
     def accuracy(self) -> float:
         """The accuracy the method's paper reports (`summary["accuracy"]["kind"]`), last round, in [0, 1]."""
         return float(self.summary["accuracy"]["final"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(Group):
-    """What a run is besides its method and task, whichever engine it runs on. Raises UserError for what cannot be."""
-
-    title: ClassVar[str] = "Run"
-
-    rounds: Count = setting(20, "Number of rounds.", resumable=True)
-    budget: Count | None = setting(
-        None,
-        "Most bytes all clients may send in a run, e.g. 200MB; it then ends early.",
-        metavar="SIZE",
-        text=Text("an amount of data", parse_bytes, int, kinds=str | float),
-        brief=True,
-    )
-    engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
-        "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
-    )
-    workers: Count | None = setting(None, "Worker processes (default: one per core).", resumable=True)
-    evaluate_every: Count = setting(1, "Score the models every so many rounds.")
-    coded: bool = setting(True, "Lossless coding of what travels.", key="coding", option="--coding/--no-coding")
-    keep_frames: bool = setting(False, "Keep every frame as a file, for `fewbytes inspect`.", option="--keep-frames")
-    save_models: bool = setting(True, "Save the trained models.", option="--models/--no-models")
-    out: Path | str | None = None  # the run folder; None: a temporary one that lives as long as the result
-    resume: bool = False  # go on from the checkpoint in it
-    config: str | None = None  # text of config.toml; None: the method's parameters
-    about: dict[str, Any] = field(default_factory=dict)  # entries for result.json
-    watcher: Watcher = field(default_factory=Watcher)
 
 
 HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
@@ -279,7 +207,7 @@ class _Loop:
     def _enter_counts(self, engine: Engine) -> None:
         """Enter in partition.json what nodes say of data that lie there. Raises UserError where a run goes on and a
         client's samples are not as many as they were."""
-        new = {i: held for i, held in engine.held.items() if i not in self._entered}
+        new = {i: held for i, held in engine.sample_counts.items() if i not in self._entered}
         if not new:
             return
         if not self._entered and self.settings.resume:
@@ -334,14 +262,14 @@ class _Loop:
     def _phase(self, engine: Engine, t: int, phase: str, step: Callable[[], None], *who: Id) -> None:
         started, before = time.monotonic(), len(engine.ledger)
         scored = phase == "round" and (t % self.evaluate_every == 0 or t == self.rounds)
-        perhaps = phase == "round" and self.budget is not None  # what it sends tells whether it is the last round
-        engine.begin(t, scored or perhaps or phase == "finish", *(f"join {client}" for client in who))
+        may_be_last = phase == "round" and self.budget is not None  # known by what it sends
+        engine.begin(t, scored or may_be_last or phase == "finish", *(f"join {client}" for client in who))
         step()
         engine.idle()
         exchanged = time.monotonic()
-        if perhaps and not within(self.budget, [*self.rows, {"phase": phase, **engine.ledger.totals(before)}]):
+        if may_be_last and not within(self.budget, [*self.rows, {"phase": phase, **engine.ledger.totals(before)}]):
             scored, self.rounds = True, t
-        if perhaps and not scored:
+        if may_be_last and not scored:
             engine.records.scores = {}
             engine.shown = {}
         accuracy, pooled = engine.records.accuracies(), engine.records.pooled()
@@ -440,7 +368,7 @@ class _Loop:
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts, outcome, about)
 
 
-def _total(held: Held) -> int | None:
+def _total(held: SampleCounts) -> int | None:
     return sum(held) if isinstance(held, list) else held
 
 

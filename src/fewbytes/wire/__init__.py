@@ -29,7 +29,7 @@ of the same type and shape; the first 16 bytes of that message's digest travel a
 if that takes no more bytes, the gaps before ones (1) or zeros (2), a byte each, 255 meaning 255 and more to come. A
 masked value is [entries, mask, numbers]. Bits are [entries, mask]. A quantised value is [entries, bits, grid, levels]:
 the numbers of its grid are float32, for each entry the value of level 0 and the step to the next; those of its levels
-are unsigned, of 8 or 16 bits as told. Entries of both are those of the float32 values that are meant.
+are unsigned, of 8 or 16 bits as stated. Entries of both are those of the float32 values that are meant.
 
 Places are chosen positions below a size. They travel as a mask of that size, or as [shift, length, count] and one
 section of `length` bytes, bits from the lowest on: of the gap before each place its `shift` lowest bits (the lowest bit

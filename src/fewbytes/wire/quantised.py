@@ -60,8 +60,8 @@ class Quantised:
     def read(cls, header: Any, reader: Reader) -> Self:
         """Raises FrameError for entries other than float32, or levels of other than 8 or 16 bits."""
         match header:
-            case [told, int(bits), grid_header, levels_header] if bits in DTYPES and bits is not True:
-                entries = reader.entries(told)
+            case [entries_header, int(bits), grid_header, levels_header] if bits in DTYPES and bits is not True:
+                entries = reader.entries(entries_header)
             case _:
                 raise FrameError("header", "a quantised value is malformed")
         if any(entry.dtype != "float32" for entry in entries):

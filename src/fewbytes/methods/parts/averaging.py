@@ -31,7 +31,7 @@ class Trained:
 
 
 @dataclass
-class Global:
+class GlobalModel:
     """The server's state."""
 
     theta: State  # what is shared of the model
@@ -44,12 +44,12 @@ class Own:
     theta: State  # what it keeps of its model; empty before it trains for the first time
 
 
-def first_shared(problem: Problem, names: Iterable[str]) -> Global:
+def first_shared(problem: Problem, names: Iterable[str]) -> GlobalModel:
     """The first weights of the entries of these names. Raises UserError if clients have different models."""
     if len(list(problem.architectures())) > 1:
         raise UserError("models are averaged, so all clients need the same one; fedktl and fedproto do not")
     wanted = set(names)
-    return Global({name: value.clone() for name, value in problem.first_state().items() if name in wanted})
+    return GlobalModel({name: value.clone() for name, value in problem.first_state().items() if name in wanted})
 
 
 def means_over(old: State, replies: Iterable[tuple[Id, Trained]]) -> State:
@@ -74,7 +74,7 @@ def train_shared(state: Own, message: Model, site: Site, local: Local) -> Traine
     return Trained(Dense({name: state.theta[name] for name in received}), len(site.train))
 
 
-def whole_model(state: Global, problem: Problem) -> nn.Module | None:
+def whole_model(state: GlobalModel, problem: Problem) -> nn.Module | None:
     """The server's model, if all of it is shared."""
     model = problem.first_model(state.theta)
     return model if state.theta.keys() == trained_entries(model).keys() else None

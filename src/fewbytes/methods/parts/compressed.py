@@ -27,7 +27,7 @@ class Change(Protocol):
 
 
 @dataclass
-class Global:
+class ServerModel:
     """The server's state."""
 
     theta: State  # the model's parameters
@@ -49,21 +49,21 @@ class Residual:
         self.error = {name: value - sent[name] for name, value in wanted.items()}
 
 
-def first_global(problem: Problem) -> Global:
+def first_server_model(problem: Problem) -> ServerModel:
     """The first weights, what is learnt and what is not."""
     first, learnt = problem.first_state(), dict(problem.first_model().named_parameters(remove_duplicate=False))
-    return Global(
+    return ServerModel(
         {name: value for name, value in first.items() if name in learnt},
         {name: value for name, value in first.items() if name not in learnt},
     )
 
 
-def message(state: Global) -> Model:
+def message(state: ServerModel) -> Model:
     """The whole model, for a round's cohort."""
     return Model(Dense(state.theta | state.buffers))
 
 
-def take_means(state: Global, replies: Iterable[tuple[Id, Change]]) -> State:
+def take_means(state: ServerModel, replies: Iterable[tuple[Id, Change]]) -> State:
     """The plain mean of the clients' changes; that of their batch-norm statistics takes the place of the server's."""
     mean = Mean()
     for _, reply in replies:
@@ -94,6 +94,6 @@ def trained_change(
     return change, Dense({name: value for name, value in after.items() if name not in parameters})
 
 
-def whole(state: Global, problem: Problem) -> nn.Module:
+def whole(state: ServerModel, problem: Problem) -> nn.Module:
     """The server's model."""
     return problem.first_model(state.theta | state.buffers)

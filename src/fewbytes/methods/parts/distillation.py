@@ -187,7 +187,7 @@ def noise(samples: int, shape: tuple[int, ...]) -> Split:
     return Split(x, torch.zeros(samples, dtype=torch.int64))
 
 
-class Pool:
+class ImagePool:
     """Samples made so far and the teacher's logits for them; room for `capacity`."""
 
     def __init__(self, capacity: int) -> None:

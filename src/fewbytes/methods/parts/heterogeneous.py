@@ -51,6 +51,13 @@ class TrainedHead:
 
 
 @dataclass
+class AuxiliaryMean:
+    """The server's state where all clients share a small model beside their own."""
+
+    auxiliary: State  # empty before the first mean
+
+
+@dataclass
 class Own:
     """A client's state."""
 

@@ -14,14 +14,15 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock
 from fewbytes.core.problem import Id, Task
 from fewbytes.experiments.display import Display
+from fewbytes.experiments.groups import DECLARED
 from fewbytes.experiments.run import run_with
-from fewbytes.experiments.settings import DECLARED, make_experiment, read_experiment
+from fewbytes.experiments.settings import make_experiment, read_experiment
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import read_checkpoint
 
 
-class Job:
+class PreparedRun:
     """A checked experiment: its settings, method and task. Everything the user can get wrong is refused here.
 
     `here`: as in `Experiment.task`.
@@ -127,6 +128,7 @@ def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
 
 
 def new_folder(out: Path, name: str) -> Path:
+    """A new folder below `out`, named by the time and `name`. Raises UserError if none can be made."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
         folder = out / f"{stamp}-{name}{suffix}"

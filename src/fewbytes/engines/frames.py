@@ -24,7 +24,7 @@ def shared_memory() -> Path | None:
     return SHARED if status.f_bavail * status.f_frsize > ROOM else None
 
 
-class Drop:
+class FrameFolder:
     """A folder of frames by name; whoever knows the folder may put and take. Names from outside are checked."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tells what came of a table: ours beside the paper's, in the terminal, as Markdown, as JSON and as a page."""
+"""What came of a table: ours beside the paper's, in the terminal, as Markdown, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
-from fewbytes.experiments.job import finished
+from fewbytes.experiments.prepared import finished
 from fewbytes.report import pictures, pieces
 from fewbytes.report.document import document
 from fewbytes.report.folder import RunFolder
@@ -24,7 +24,7 @@ from fewbytes.reproduce.running import folder_of, read_cell
 
 
 @dataclass(frozen=True)
-class Found:
+class CellRuns:
     """A cell and its runs, those that have begun, by seed."""
 
     cell: Cell
@@ -63,7 +63,7 @@ class Found:
         return "" if self.cell.printed is None else figure(self.cell.printed)
 
 
-def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> tuple[list[Found], list[str]]:
+def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> tuple[list[CellRuns], list[str]]:
     """The runs of some cells as they are now, and why damaged ones are not among them."""
     read: dict[Path, RunFolder] = {}
     damaged = []
@@ -74,7 +74,7 @@ def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> tuple[list[F
             except UserError as error:
                 damaged.append(str(error))
     return [
-        Found(cell, {seed: read[folder] for seed in seeds if (folder := folder_of(cell, seed, out)) in read})
+        CellRuns(cell, {seed: read[folder] for seed in seeds if (folder := folder_of(cell, seed, out)) in read})
         for cell in cells
     ], damaged
 
@@ -89,7 +89,7 @@ class Reproduction:
     """A table with what was found for its cells, and what is to be known of it; `path` is without suffix."""
 
     of: Table
-    found: Sequence[Found]
+    found: Sequence[CellRuns]
     seeds: int  # how many each cell is to have
     notes: Sequence[str]
     path: Path
@@ -111,11 +111,11 @@ class Reproduction:
         """Whether the paper prints any figure here."""
         return any(f.cell.printed for f in self.found)
 
-    def at(self, row: str, column: str) -> Found | None:
+    def at(self, row: str, column: str) -> CellRuns | None:
         """What was found for the cell of that row and column; None if the table has none there."""
         return next((f for f in self.found if (f.cell.row, f.cell.column) == (row, column)), None)
 
-    def text(self, found: Found) -> str:
+    def text(self, found: CellRuns) -> str:
         """Ours in words, with what it lacks; "-" where there is nothing yet."""
         if found.ours is None:
             return "-"
@@ -144,7 +144,7 @@ class Reproduction:
                 made.add_row(row, *(Text() if f is None else self._cell(f) for f in cells))
         return made
 
-    def _cell(self, found: Found) -> Text:
+    def _cell(self, found: CellRuns) -> Text:
         return Text.assemble(self.text(found), (f"\n{found.theirs}" if self.printed else "", "dim"))
 
     def markdown(self) -> str:
@@ -158,11 +158,11 @@ class Reproduction:
             lines.append(f"| {row} | {' | '.join(texts)} |")
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
 
-    def chosen(self) -> list[Found]:
+    def chosen(self) -> list[CellRuns]:
         """The cells that were asked for."""
         return [f for f in self.found if f.cell.row in self.chosen_rows and f.cell.column in self.chosen_columns]
 
-    def as_json(self, found: Sequence[Found] | None = None) -> list[dict[str, Any]]:
+    def as_json(self, found: Sequence[CellRuns] | None = None) -> list[dict[str, Any]]:
         """Every cell, or those given, with its figures by seed and its run folders."""
         return [
             {
@@ -187,7 +187,7 @@ class Reproduction:
 
 
 @dataclass(frozen=True)
-class Told:
+class CellText:
     """A cell in the page: ours and the paper's, in words."""
 
     ours: str
@@ -206,10 +206,10 @@ class Curves:
 def page(made: Reproduction) -> str:
     """One self-contained page: the table, for each column the curves of its rows, and what methods showed."""
     charts: Charts = {}
-    rows: dict[str, list[Told | None]] = {}
+    rows: dict[str, list[CellText | None]] = {}
     for row in made.rows:
         cells = [made.at(row, column) for column in made.columns]
-        rows[row] = [None if f is None else Told(made.text(f), f.theirs) for f in cells]
+        rows[row] = [None if f is None else CellText(made.text(f), f.theirs) for f in cells]
     curved = []
     for number, column in enumerate(made.columns):
         lines = {
@@ -247,7 +247,7 @@ _AXES: Layout = {
 }
 
 
-def _curves(index: int, found: Found) -> list[Trace]:
+def _curves(index: int, found: CellRuns) -> list[Trace]:
     """The mean over seeds by round and, of several, the band from the least to the greatest."""
     curves: dict[int, list[float]] = {}
     for run in found.runs.values():

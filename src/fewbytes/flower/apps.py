@@ -1,4 +1,4 @@
-"""Flower as the engine: the same method object as a ServerApp and a ClientApp, simulated on Ray or deployed over TLS.
+"""Flower as the engine: the same method object as a ServerApp and a ClientApp.
 
 A call of a handler is the message `train.handler`; payloads are frames, which travel as one blob. The server's state
 and the ledger are checkpointed by the run's loop, a client's state by its node (`fewbytes.flower.node`): Flower keeps
@@ -8,46 +8,40 @@ neither.
 from __future__ import annotations
 
 import functools
-import importlib.util
-import logging
 import os
-import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # Flower phones home unless told not to before it is imported
-os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
-
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fewbytes.base.cores import available_cores
 from fewbytes.base.errors import UserError
-from fewbytes.base.files import ScratchFolder
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
-from fewbytes.engines.drop import Drop, shared_memory
+from fewbytes.engines.frames import FrameFolder
 from fewbytes.engines.handlers import Done
 from fewbytes.flower.messages import read_content, split_frames, write_content
 from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
-from fewbytes.running.loop import Result, Settings, drive, terminating
-
-AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher looks every 0.1 s, and looks at each
-
-Found = tuple[str, Method, Task]
-"""What a client app runs: a key that names it in this process, the method, the task."""
+from fewbytes.running.loop import Result, drive
+from fewbytes.running.settings import Settings
 
 _nodes: dict[tuple[str, str, str], Node] = {}  # of this process, by what runs, where, and the run's name
+
+
+class Served(NamedTuple):
+    """What a client app serves, under a key that names it in this process."""
+
+    key: str
+    method: Method
+    task: Task
 
 
 def client_app(
@@ -67,35 +61,40 @@ def client_app(
     return _register(_Shared(_Client(method, task, folder)), app)
 
 
+def simulated_client_app(method: Method, task: Task, folder: Path, frame_folder: FrameFolder) -> ClientApp:
+    """As `client_app`, where server and nodes end together and frames are handed over in a folder."""
+    return _register(_Shared(_Client(method, task, folder, frame_folder)))
+
+
 @dataclass
 class _Client:
-    """What a client app is made of; `drop` is where a simulation hands frames over."""
+    """What a client app is made of; `frame_folder` is where a simulation hands frames over."""
 
     method: Method
     task: Task | Callable[[Context], Task]
     folder: Path | str | None
-    drop: Drop | None = None
+    frame_folder: FrameFolder | None = None
 
 
 def _register(shared: _Shared, app: ClientApp | None = None) -> ClientApp:
     client = shared.value
     made: dict[Any, Task] = {}  # by node
 
-    def find(context: Context) -> Found:
+    def find(context: Context) -> Served:
         me = None if isinstance(client.task, Task) else context.node_config.get("partition-id")
         if me not in made:
             task = client.task if isinstance(client.task, Task) else client.task(context)
             made[me] = client.method.adapted(task)
-        return f"{shared.key} {me}", client.method, made[me]
+        return Served(f"{shared.key} {me}", client.method, made[me])
 
     app = _SharedApp(shared) if app is None else app
-    return make_client_app(find, client.folder, client.drop, app)
+    return make_client_app(find, client.folder, client.frame_folder, app)
 
 
 def make_client_app(
-    find: Callable[[Context], Found],
+    find: Callable[[Context], Served],
     folder: Path | str | None = None,
-    drop: Drop | None = None,
+    frame_folder: FrameFolder | None = None,
     app: ClientApp | None = None,
 ) -> ClientApp:
     """A ClientApp that serves the handlers of the method that `find` finds for a context."""
@@ -105,10 +104,10 @@ def make_client_app(
         if message.metadata.message_type == "query.hello":
             here = context.node_config.get("partition-id")
             return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
-        text, frame = read_content(message.content, drop)
+        text, frame = read_content(message.content, frame_folder)
         order = msgspec.msgpack.decode(text, type=Order)
-        done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, drop)
-        name = drop.put(reply) if drop is not None and reply else ""
+        done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
+        name = frame_folder.put(reply) if frame_folder is not None and reply else ""
         return Message(write_content(msgspec.msgpack.encode(done), reply, name), reply_to=message)
 
     app.train("handler")(serve)
@@ -124,9 +123,9 @@ def _served(
     frame: memoryview,
     kind: str,
     context: Context,
-    find: Callable[[Context], Found],
+    find: Callable[[Context], Served],
     folder: Path | str | None,
-    drop: Drop | None,
+    frame_folder: FrameFolder | None,
 ) -> tuple[Done, bytes]:
     job, here = order.job, context.node_config.get("partition-id")
     if here is not None and int(here) != job.client:
@@ -142,13 +141,13 @@ def _served(
         for old in [place for place in _nodes if place[2] != order.run]:  # one run at a time
             del _nodes[old]
         threads = int(context.node_config.get("threads", 1))
-        _nodes[where] = Node(method, task, base, order.run, threads, replies=drop is None)
+        _nodes[where] = Node(method, task, base, order.run, threads, replies=frame_folder is None)
     node = _nodes[where]
     if kind == "query.data":
-        return node.held(order, str(context.node_config.get("tell", TELL[0]))), b""
+        return node.sample_counts(order, str(context.node_config.get("tell", TELL[0]))), b""
     if kind != "query.save":
-        if drop is not None:
-            return node.answer(order, [drop.get(part.at) for part in job.parts])
+        if frame_folder is not None:
+            return node.answer(order, [frame_folder.get(part.at) for part in job.parts])
         return node.answer(order, split_frames(frame, [part.length for part in job.parts]))
     about = msgspec.json.decode(frame)
     node.runner.save_model(job.client, job.version, job.round, node.folder / "models", about)
@@ -214,6 +213,17 @@ def server_app(method: Method, task: Task, **arguments: Any) -> ServerApp:
     return app
 
 
+def make_server_app(main: Callable[[Callable[..., Result], Mapping[str, Any]], object]) -> ServerApp:
+    """A ServerApp that calls `main` with `serve_run` over its grid, and the run config."""
+    app = ServerApp()
+
+    @app.main()
+    def start(grid: Grid, context: Context) -> None:
+        main(functools.partial(serve_run, grid), context.run_config)
+
+    return app
+
+
 def serve(
     grid: Grid,
     method: Method,
@@ -228,7 +238,7 @@ def serve(
 
     `task`: clients' data may lie elsewhere. `names`: the registered name of each client's node, in the order of the
     clients; without names (no authentication) a node is asked for its partition-id. `settings`: the other fields of
-    `fewbytes.running.loop.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
+    `fewbytes.running.settings.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
     """
     return serve_run(grid, method, task, Settings.of({"out": out, **settings}), policy or Policy(), names)
 
@@ -253,54 +263,3 @@ def serve_run(
         )
 
     return drive(method, task, settings, connect)
-
-
-def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:
-    """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent."""
-    if importlib.util.find_spec("ray") is None:
-        raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    from flwr.simulation import run_simulation
-
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    scratch = ScratchFolder("run") if settings.out is None else None
-    folder = Path(settings.out or "") if scratch is None else scratch.path / "run"
-    settings = replace(settings, out=folder)
-    frames = ScratchFolder("exchange", shared_memory())
-    drop = Drop(frames.path)
-    stop, ended = threading.Event(), threading.Event()
-    outcome: list[Result | BaseException] = []
-    count = min(settings.workers or available_cores(), len(task.problem.clients))
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        try:
-            exchange = Exchange(poll=0.01, ahead=AHEAD * count, drop=drop, stop=stop)
-            outcome.append(serve_run(grid, method, task, settings, policy, exchange=exchange))
-        except BaseException as error:  # told by the thread that waits
-            outcome.append(error)
-        finally:
-            ended.set()
-
-    backend: Any = {
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
-    }
-    with terminating(stop):  # an interrupt inside Flower would shut Ray down while its threads use it: a crash
-        try:
-            there = _register(_Shared(_Client(method, task, folder.absolute().parent, drop)))
-            run_simulation(app, there, len(task.problem.clients), backend_config=backend)
-        except KeyboardInterrupt:  # the second
-            ended.wait(30)
-        finally:
-            frames.close()
-    ending = outcome[0] if outcome else KeyboardInterrupt()
-    if isinstance(ending, BaseException):
-        if scratch is not None:
-            scratch.close()
-        raise ending
-    if scratch is not None:
-        weakref.finalize(ending, scratch.close)
-    return ending

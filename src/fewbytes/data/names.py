@@ -1,0 +1,31 @@
+"""What the package offers."""
+
+from __future__ import annotations
+
+from fewbytes.data.datasets import client_folders, load_dataset
+from fewbytes.data.federated import federate, federate_local, federate_partition
+from fewbytes.data.public import with_public
+from fewbytes.data.settings import PARTITIONS, Partition
+from fewbytes.data.split import Boxes, ClientData, Dataset, FederatedData, Split, Transform
+from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
+
+__all__ = [
+    "PARTITIONS",
+    "Boxes",
+    "ClientData",
+    "Dataset",
+    "FederatedData",
+    "Partition",
+    "Split",
+    "Transform",
+    "chain",
+    "client_folders",
+    "crop_flip",
+    "federate",
+    "federate_local",
+    "federate_partition",
+    "load_dataset",
+    "stamp_shapes",
+    "with_public",
+    "with_transforms",
+]

@@ -1,0 +1,80 @@
+"""Every setting of an experiment, group by group."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fewbytes.base.ranges import Count, Share
+from fewbytes.base.settings import Group, Text, setting
+from fewbytes.core.policy import Policy
+from fewbytes.data.settings import Partition
+from fewbytes.running.settings import Settings
+
+
+@dataclass(frozen=True)
+class DataSettings(Group):
+    """What is learnt from."""
+
+    title: ClassVar[str] = "Data"
+
+    dataset: str = setting(
+        "digits", "digits, a folder under FEWBYTES_DATA, a path, or a name to download.", metavar="NAME"
+    )
+    image_size: Count | None = setting(
+        None, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed).", brief=True
+    )
+    part: Share = setting(1.0, "Use only this part of the data set, e.g. 0.1, drawn by the seed.", brief=True)
+    public: str | Count | None = setting(
+        None, "For servers that distil: a data set, or a number of samples held out.", metavar="NAME"
+    )
+    augment: Literal["none", "crop-flip"] = setting(
+        "none", "Change training images at random: none, or crop-flip.", metavar="NAME", brief=True
+    )
+    backdoor: int = setting(
+        0, "Stamp a shape, by label, on the training images of the first so many clients.", brief=True
+    )
+    client_data: str | None = setting(
+        None, "For partition local: a folder with a data set for each client (default: DATASET on each node).",
+        metavar="DIR", brief=True,
+    )  # fmt: skip
+    class_names: list[str] | None = setting(
+        None, "For partition local: the classes in label order (default: those of the server's data set).",
+        option=None, text=Text("a list", json.loads, json.dumps), brief=True,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModelSettings(Group):
+    """What is trained, and on what."""
+
+    title: ClassVar[str] = "Model and training"
+
+    model: str | None = setting(
+        None, "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; @512 pools features; a+b, "
+        "HtFE8 (default: by the shape of the data).", metavar="NAME",
+    )  # fmt: skip
+    kgf: Count | None = setting(
+        None, "Generate the kernels of convolutions from so many base kernels, as Fed-KGF does.", brief=True
+    )
+    clusters: Count | None = setting(
+        None, "Run the method in each of so many clusters of clients whose data are alike.", brief=True
+    )
+    seed: int = setting(0, "Same seed, same results, bit for bit.")
+    precision: Literal["float32", "bf16"] = setting("float32", "float32 or bf16.", metavar="NAME")
+    device: str = setting("cpu", "cpu or cuda.", metavar="NAME")
+
+
+GROUPS: dict[str, type[Group]] = {
+    "data": DataSettings,
+    "partition": Partition,
+    "model": ModelSettings,
+    "run": Settings,
+    "policy": Policy,
+}
+"""The groups of an experiment's settings, by the fields of `fewbytes.experiments.settings.Experiment`."""
+DECLARED = {key: each for group in GROUPS.values() for key, each in group.declared().items()}
+"""Every setting by its key, but the method and what is the method's own."""
+KEYS = ("method", *DECLARED, "parameters", "fraction")
+"""What a config file may say; `fraction` stands for the method's parameter of that name."""

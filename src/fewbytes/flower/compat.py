@@ -1,0 +1,210 @@
+"""What this package takes for granted of Flower beyond its public interface, all in one place.
+
+Flower keeps its word for `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`. Its environment
+variables, commands and what they answer, logs, files and the rest of its modules may change with any version;
+`tests/flower/test_compat.py` tells which have. Importing this module does not import flwr.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+
+from fewbytes.base.errors import UserError
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+REQUIREMENT = "flwr>=1.41,<1.42"
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""Flower phones home unless told not to before it is imported."""
+ENVIRONMENT = {
+    **QUIET,
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds; 1 adds half a second to every message
+}
+"""What Flower's processes are started with, but for what a user has set himself."""
+HOME = "FLWR_HOME"
+"""The variable that names the folder of a process's own files."""
+LOGGER = "flwr"
+COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
+CONNECTION = "fewbytes"
+"""What `flwr` calls the SuperLink that `connection_config` describes."""
+DATABASE = "superlink.db"
+DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
+CLIENT_RUNTIME = "flwr.supernode.runtime.run_clientapp"
+"""The module whose process serves one message on a SuperNode."""
+POLL_SECONDS = 3.0
+"""A SuperNode that found no message looks again after so long."""
+ALREADY_REGISTERED = "already in use"
+"""What `failure` says of a node that cannot be registered because its key is."""
+LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
+NODE_UNAVAILABLE = 5  # error code for a node that is gone
+
+
+def look_often() -> None:
+    """Have Flower look for the rest of a reply every LOOK_SECONDS: of itself it waits 1, 2, 4, 8, 10 s, up to as long
+    again as a slow link's upload took."""
+    from flwr.supercore.inflatable import inflatable_utils
+
+    defaults = getattr(inflatable_utils.pull_objects, "__kwdefaults__", None) or {}
+    for name in ("initial_backoff", "backoff_cap"):
+        if name in defaults:
+            defaults[name] = LOOK_SECONDS
+
+
+def connected_nodes(grid: Grid) -> dict[int, str]:
+    """The nodes that are connected: their ids, and the names they are registered by (empty: none)."""
+    return {info.node_id: info.name for info in grid.get_nodes()}
+
+
+# ------------------------------------------------------------------------------------------------- commands and files
+
+
+def superlink_command(host: str, port: int, certificates: Path, database: Path) -> list[str]:
+    """A SuperLink's command line: TLS, and only registered nodes."""
+    return [
+        "flower-superlink", "--host", host, "--port", str(port), "--enable-supernode-auth",
+        "--ssl-ca-certfile", f"{certificates}/ca.crt", "--ssl-certfile", f"{certificates}/server.pem",
+        "--ssl-keyfile", f"{certificates}/server.key", "--database", str(database),
+        "--disable-runtime-dependency-installation",
+    ]  # fmt: skip
+
+
+def supernode_command(
+    superlink: str, port: int, ca: Path, private_key: Path, node_config: Mapping[str, str | int]
+) -> list[str]:
+    """A SuperNode's command line. Raises UserError for a value of its configuration that Flower cannot take.
+
+    `superlink`: host:port; `port`: a loopback port of its own; `ca`: the certificate that proves the SuperLink.
+    """
+    return [
+        "flower-supernode", "--superlink", superlink, "--port", str(port), "--root-certificates", str(ca),
+        "--auth-supernode-private-key", str(private_key),
+        "--node-config", " ".join(f"{key}={_toml(key, value)}" for key, value in node_config.items()),
+    ]  # fmt: skip
+
+
+def _toml(key: str, value: str | int) -> str:
+    """A value as --node-config reads it: TOML, where a quote ends at the next of its kind."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", key):
+        raise UserError(f"node configuration: {key!r} is no key (letters, digits, '_', '-', '.')")
+    if not isinstance(value, str):
+        return str(value).lower()
+    if not value.isprintable() or ("'" in value and '"' in value):
+        raise UserError(f"node configuration: {key} has both kinds of quotes or a control character: {value!r}")
+    return f"'{value}'" if "'" not in value else '"{}"'.format(value.replace("\\", "\\\\"))
+
+
+def register_command(public_key: Path, name: str) -> list[str]:
+    """The command that registers a node."""
+    return ["flwr", "supernode", "register", str(public_key), CONNECTION, "--name", name]
+
+
+def list_nodes_command() -> list[str]:
+    """The command that lists the registered nodes."""
+    return ["flwr", "supernode", "ls", CONNECTION]
+
+
+def submit_command(app: Path) -> list[str]:
+    """The command that submits an app."""
+    return ["flwr", "run", str(app), CONNECTION]
+
+
+def run_status_command(run: int) -> list[str]:
+    """The command that says what has become of a run."""
+    return ["flwr", "ls", CONNECTION, "--run-id", str(run)]
+
+
+def stop_command(run: int) -> list[str]:
+    """The command that stops a run."""
+    return ["flwr", "stop", str(run), CONNECTION]
+
+
+def connection_config(address: str, ca: Path) -> tuple[str, str]:
+    """Name and text of the file in HOME that says where the SuperLink is."""
+    connection = {"address": address, "root-certificates": str(ca)}
+    return "config.toml", tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
+
+
+def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
+    """The pyproject.toml of an app; its components are named `module:attribute`."""
+    described = {
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": {
+            "name": "fewbytes-run", "version": "1.0.0", "description": "A run of fewbytes",
+            "license": {"file": "LICENSE"},
+            "dependencies": [REQUIREMENT, "fewbytes"],
+        },
+        "tool": {"flwr": {"app": {
+            "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.41.0",
+            "components": {"serverapp": server, "clientapp": client},
+            "config": dict(run_config),
+        }}},
+    }  # fmt: skip
+    return tomli_w.dumps(described)
+
+
+# ----------------------------------------------------------------------------------------------- answers and last words
+
+
+def in_json(command: Sequence[str]) -> list[str]:
+    """A `flwr` command that answers with JSON."""
+    return [*command, "--format", "json"]
+
+
+def read_answer(output: bytes, errors: bytes) -> dict[str, Any]:
+    """What a command `in_json` answered. Its exit code tells nothing: most failures' is 0."""
+    with suppress(ValueError):
+        return dict(json.loads(output[output.index(b"{") :]))
+    return {"error-message": plain(errors or output)}
+
+
+def failure(answer: Mapping[str, Any]) -> str:
+    """Why a command failed in one line, without Flower's lines about what it is doing; empty if it did not."""
+    if answer.get("success"):
+        return ""
+    lines = [line.strip("│╭╰╮╯─ ") for line in str(answer.get("error-message", answer)).splitlines()]
+    return " ".join(line for line in lines if line and not re.match(r"Using SuperLink:|.*\.\.\.$", line))
+
+
+def registered_id(answer: Mapping[str, Any]) -> str:
+    """The id of the node that was registered."""
+    return str(answer["node-id"])
+
+
+def node_statuses(answer: Mapping[str, Any]) -> dict[str, str]:
+    """The registered nodes by id: "registered" (never seen yet), "online" or "offline"."""
+    return {node["node-id"]: str(node["status"]) for node in answer["nodes"] if node["status"] != "unregistered"}
+
+
+def run_id(answer: Mapping[str, Any]) -> int:
+    """The id of the run that was submitted."""
+    return int(answer["run-id"])
+
+
+def run_status(answer: Mapping[str, Any]) -> tuple[str, str]:
+    """A run's status (pending, starting, running, finished:completed, …:failed, …:stopped) and details."""
+    (row,) = answer["runs"]
+    return row["status"], "" if row["status-details"] == "N/A" else row["status-details"]
+
+
+def last_words(log: bytes) -> str:
+    """Why a process ended, by its log: Flower's exit message, the last error or, failing all that, the last line."""
+    text = plain(log)
+    if exits := re.findall(r"Exit Code: \d+\n(.+?)(?:\n\n|\Z)", text, re.DOTALL):
+        return " ".join(exits[-1].split())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\bERROR\b|^[\w.]+(Error|Exception)\b|: error: ", line)]
+    return (errors or lines or ["it said nothing"])[-1]
+
+
+def plain(text: bytes) -> str:
+    """Text without its colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.decode(errors="replace"))

@@ -1,0 +1,77 @@
+"""A run on Flower's simulation."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.cores import available_cores
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import ScratchFolder
+from fewbytes.core.method import Method
+from fewbytes.core.policy import Policy
+from fewbytes.core.problem import Task
+from fewbytes.engines.frames import FrameFolder, shared_memory
+from fewbytes.flower.apps import make_server_app, simulated_client_app
+from fewbytes.flower.compat import LOGGER
+from fewbytes.flower.network import Exchange
+from fewbytes.running.loop import Result, terminating
+from fewbytes.running.settings import Settings
+
+AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher looks every 0.1 s, and looks at each
+
+
+def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:
+    """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    from flwr.simulation import run_simulation
+
+    logging.getLogger(LOGGER).setLevel(logging.ERROR)
+    scratch = ScratchFolder("run") if settings.out is None else None
+    folder = Path(settings.out or "") if scratch is None else scratch.path / "run"
+    settings = replace(settings, out=folder)
+    frames = ScratchFolder("exchange", shared_memory())
+    frame_folder = FrameFolder(frames.path)
+    stop, ended = threading.Event(), threading.Event()
+    outcome: list[Result | BaseException] = []
+    count = min(settings.workers or available_cores(), len(task.problem.clients))
+
+    def main(serve: Callable[..., Result], _: Mapping[str, Any]) -> None:
+        try:
+            exchange = Exchange(poll=0.01, ahead=AHEAD * count, frame_folder=frame_folder, stop=stop)
+            outcome.append(serve(method, task, settings, policy, exchange=exchange))
+        except BaseException as error:  # raised by the thread that waits
+            outcome.append(error)
+        finally:
+            ended.set()
+
+    backend: Any = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
+    }
+    with terminating(stop):  # an interrupt inside Flower would shut Ray down while its threads use it: a crash
+        try:
+            client = simulated_client_app(method, task, folder.absolute().parent, frame_folder)
+            run_simulation(make_server_app(main), client, len(task.problem.clients), backend_config=backend)
+        except KeyboardInterrupt:  # the second
+            ended.wait(30)
+        finally:
+            frames.close()
+    ending = outcome[0] if outcome else KeyboardInterrupt()
+    if isinstance(ending, BaseException):
+        if scratch is not None:
+            scratch.close()
+        raise ending
+    if scratch is not None:
+        weakref.finalize(ending, scratch.close)
+    return ending

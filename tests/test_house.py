@@ -1,0 +1,101 @@
+"""The house: imports point one way, and what is heavy is imported only where it is used."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fewbytes
+
+SOURCE = Path(fewbytes.__file__).parent
+FLOORS = [
+    ["base"],
+    ["wire", "models", "data"],
+    ["core"],
+    ["generators"],
+    ["methods", "engines"],
+    ["running"],
+    ["report", "flower"],
+    ["experiments"],
+    ["analysis"],
+    ["reproduce"],
+    ["cli"],
+    ["names"],  # what the package offers
+    ["", "__main__"],  # the package itself, and its command
+]
+"""A room may import itself and the floors below its own."""
+LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
+ONLY = {"flwr": "flower", "typer": "cli", "plotly": "report", "jinja2": "report"}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(("fewbytes", *(part for part in parts if part != "__init__")))
+
+
+MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file imports, also inside functions and for types alone."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else str(node.module) for name in whole}
+    return found
+
+
+IMPORTS = {name: imports_of(path) for name, path in MODULES.items()}
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_imports_point_down_the_floors():
+    upward = [
+        f"{module} imports {each}"
+        for module, imported in IMPORTS.items()
+        for each in sorted(imported)
+        if each.split(".")[0] == "fewbytes" and room(each) != room(module) and LEVEL[room(each)] >= LEVEL[room(module)]
+    ]
+    assert not upward
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    within = {module: {each for each in imported if each in MODULES} for module, imported in IMPORTS.items()}
+    tuple(graphlib.TopologicalSorter(within).static_order())  # raises CycleError with the circle
+
+
+@pytest.mark.parametrize("library", ONLY)
+def test_a_library_has_one_room(library):
+    importing = {room(module) for module, names in IMPORTS.items() if any(n.split(".")[0] == library for n in names)}
+    assert importing == {ONLY[library]}
+
+
+def test_the_package_imports_nothing_that_only_some_need():
+    code = "import sys; from fewbytes import *; print(*{name.split('.')[0] for name in sys.modules})"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert "torch" in loaded
+    assert not {"flwr", "typer", "plotly", "jinja2", "sklearn", "torchvision"} & set(loaded)
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["probe"]])
+def test_help_comes_without_torch(command):
+    code = (
+        f"import sys; sys.argv = ['fewbytes', *{command}, '--help']\n"
+        "from fewbytes.__main__ import main\n"
+        "try: main()\n"
+        "finally: print('loaded:', *{name.split('.')[0] for name in sys.modules})"
+    )
+    printed, _, loaded = subprocess.check_output([sys.executable, "-c", code], text=True).partition("loaded:")
+    assert "Usage: fewbytes" in printed
+    assert not {"torch", "numpy", "flwr"} & set(loaded.split())
