@@ -1,5 +1,6 @@
 """fewbytes: federated learning over slow links, measured in the bytes that cross the wire."""
 
+from fewbytes import methods
 from fewbytes.base.errors import FewbytesError, FrameError, MethodError, UserError
 from fewbytes.base.state import Mean, State, state_of
 from fewbytes.core.ledger import Ledger
@@ -10,86 +11,22 @@ from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.experiments.run import run
-from fewbytes.methods import (
-    DENSE,
-    DGC,
-    FML,
-    METHODS,
-    Ensemble,
-    FedADI,
-    FedAvg,
-    FedBN,
-    FedCAC,
-    FedCAMS,
-    FedCOM,
-    FedDAFL,
-    FedDF,
-    FedDistill,
-    FedFina,
-    FedGen,
-    FedGH,
-    FedKD,
-    FedKGF,
-    FedKTL,
-    FedLP,
-    FedLPS,
-    FedPer,
-    FedPM,
-    FedProto,
-    FedPURIN,
-    FuseFL,
-    GeneFL,
-    Learngene,
-    LG_FedAvg,
-    PartialFed,
-    PFedSD,
-    Separate,
-    SmartIdx,
-)
-from fewbytes.methods.clustered import Clustered
+from fewbytes.methods import METHODS
+from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.files import load_model
 from fewbytes.running.checkpoint import VERSION as __version__
 from fewbytes.running.loop import Result, Watcher
 from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Signs, TopK, pack, payload, unpack
 
 __all__ = [
-    "DENSE",
-    "DGC",
-    "FML",
     "METHODS",
     "Bits",
     "Clustered",
     "Dense",
-    "Ensemble",
-    "FedADI",
-    "FedAvg",
-    "FedBN",
-    "FedCAC",
-    "FedCAMS",
-    "FedCOM",
-    "FedDAFL",
-    "FedDF",
-    "FedDistill",
-    "FedFina",
-    "FedGH",
-    "FedGen",
-    "FedKD",
-    "FedKGF",
-    "FedKTL",
-    "FedLP",
-    "FedLPS",
-    "FedPM",
-    "FedPURIN",
-    "FedPer",
-    "FedProto",
     "FewbytesError",
     "FrameError",
-    "FuseFL",
-    "GeneFL",
     "Id",
     "Images",
-    "LG_FedAvg",
-    "Learngene",
     "Ledger",
     "Local",
     "Masked",
@@ -97,18 +34,14 @@ __all__ = [
     "Method",
     "MethodError",
     "Network",
-    "PFedSD",
     "Packages",
-    "PartialFed",
     "Policy",
     "Problem",
     "Quantised",
     "Refused",
     "Result",
-    "Separate",
     "Signs",
     "Site",
-    "SmartIdx",
     "State",
     "Task",
     "TopK",
@@ -121,4 +54,9 @@ __all__ = [
     "run",
     "state_of",
     "unpack",
-]  # fmt: skip
+]
+
+
+def __getattr__(name: str) -> type[Method]:
+    """A method's class, `fewbytes.FedAvg`; its file is loaded when it is asked for."""
+    return getattr(methods, name)  # type: ignore[no-any-return]

@@ -21,6 +21,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.core.problem import Id
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.run import Found, default_folder, make_client_app, serve_run
+from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.loop import Watcher
 
@@ -69,7 +70,9 @@ def main(grid: Grid, context: Context) -> None:
     settings = read_run_config(context.run_config)
     out, resume, names = (settings.pop(key, empty) for key, empty in (("out", ""), ("resume", False), ("names", "")))
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = Path(out) if out else default_folder() / "runs" / f"{stamp}-{settings.get('method', 'run')}"
+    folder = (
+        Path(out) if out else default_folder() / "runs" / f"{stamp}-{short_name(str(settings.get('method', 'run')))}"
+    )
     events = _EventLog(folder)
     try:
         experiment = make_experiment(settings)

@@ -13,9 +13,10 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock
 from fewbytes.core.problem import Id, Task
-from fewbytes.experiments.display import Display
+from fewbytes.experiments.display import Display, note
 from fewbytes.experiments.run import run_with
-from fewbytes.experiments.settings import DECLARED, make_experiment, read_experiment
+from fewbytes.experiments.settings import DECLARED, Experiment, make_experiment, read_experiment
+from fewbytes.methods import method_class
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import read_checkpoint
@@ -31,6 +32,8 @@ class Job:
         self.experiment = make_experiment(settings)
         self.method = self.experiment.made()
         self.task = self.experiment.task(here) if task is None else task
+        if picked := list(_picked(settings, self.experiment)):
+            note(f"{self.method.name} takes {', '.join(picked)}, as nothing was said of it (--model, --set)")
 
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
         """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
@@ -38,14 +41,23 @@ class Job:
         notes = list(
             _left_alone(self.method.adapted(self.task))
         )  # a model that does not suit the method is refused here
-        with display or Display(e.method, folder) as display:
-            for note in notes:
-                display.note(note)
+        with display or Display(self.method.name, folder) as display:
+            for text in notes:
+                display.note(text)
             settings = e.run_settings(self.task, folder, resume, display)
             result = run_with(self.method, self.task, settings, e.policy)
         if page:
             write_report(read_runs([folder]), folder / "report.html")
         return result.summary
+
+
+def _picked(settings: dict[str, Any], experiment: Experiment) -> Iterator[str]:
+    """What an experiment has that neither the settings nor the method's defaults say."""
+    if settings.get("model") is None:
+        yield f"model {experiment.model.model}"
+    if not settings.get("parameters") and "fraction" not in settings:
+        usual = method_class(experiment.method).defaults()
+        yield from (f"{key} {value} (for {usual[key]})" for key, value in experiment.parameters.items())
 
 
 def _left_alone(task: Task) -> Iterator[str]:

@@ -13,8 +13,8 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -51,6 +51,9 @@ class FedDF(Method):
     scored_after_finish: ClassVar[bool] = True
     finish_exchanges: ClassVar[bool] = False
     needs: ClassVar[type[Objective]] = Classification
+
+    def quick(self, epochs: int) -> Self:
+        return replace(super().quick(epochs), server_steps=300, server_batch=50)
 
     def server(self, problem: Problem) -> Uploads:
         if problem.public is None and not problem.blank().is_floating_point():

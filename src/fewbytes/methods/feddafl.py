@@ -11,8 +11,8 @@ up, where D counts the model's values with batch-norm buffers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -59,6 +59,9 @@ class FedDAFL(Method):
     scored_after_finish: ClassVar[bool] = True
     finish_exchanges: ClassVar[bool] = False
     needs: ClassVar[type[Objective]] = Classification
+
+    def quick(self, epochs: int) -> Self:
+        return replace(super().quick(epochs), server_steps=60, student_steps=2, server_batch=32, latent=32)
 
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "FedDAFL")

@@ -12,8 +12,8 @@ up, where D counts the model's values with batch-norm buffers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,9 @@ class FedADI(Method):
     scored_after_finish: ClassVar[bool] = True
     finish_exchanges: ClassVar[bool] = False
     needs: ClassVar[type[Objective]] = Classification
+
+    def quick(self, epochs: int) -> Self:
+        return replace(super().quick(epochs), server_epochs=2, pixel_steps=20, server_steps=60, server_batch=32)
 
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "FedADI")
