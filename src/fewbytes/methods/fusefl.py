@@ -132,13 +132,8 @@ class FuseFL(Method):
 
     def quick(self, epochs: int) -> Self:
         """In fewer blocks if there are fewer epochs."""
-        samples = min(self.ccvr_samples, 500)
-        return replace(
-            self,
-            blocks=min(self.blocks, epochs),
-            ccvr_samples=samples,
-            local=replace(self.local, epochs=epochs, batch=16, lr=0.05),
-        )
+        local = replace(self.local, epochs=epochs, lr=0.05, batch=16)
+        return replace(self, blocks=min(self.blocks, epochs), ccvr_samples=min(self.ccvr_samples, 500), local=local)
 
     @property
     def after(self) -> list[str]:

@@ -29,17 +29,11 @@ SMALL_RESNET = "resnet8:width=8,stem=3x3"
 
 _GOOGLENET, _MOBILENET = "torchvision:googlenet", "torchvision:mobilenet_v2"
 _RESNETS = tuple(f"resnet{depth}:stem=7x7" for depth in (18, 34, 50, 101, 152))
-_EIGHT = ("cnn4", SMALL_RESNET = "resnet8:width=8,stem=3x3"
-"""For images of any size, a model that every method can train."""
-
-_GOOGLENET, _MOBILENET, *_RESNETS)
+_EIGHT = ("cnn4", _GOOGLENET, _MOBILENET, *_RESNETS)
 MIXES: dict[str, tuple[str, ...]] = {
     "HtFE2": ("cnn4", _RESNETS[0]),
     "HtFE3": ("resnet10", *_RESNETS[:2]),
-    "HtFE4": ("cnn4", SMALL_RESNET = "resnet8:width=8,stem=3x3"
-"""For images of any size, a model that every method can train."""
-
-_GOOGLENET, _MOBILENET, _RESNETS[0]),
+    "HtFE4": ("cnn4", _GOOGLENET, _MOBILENET, _RESNETS[0]),
     "HtFE8": _EIGHT,
     "HtFE9": ("resnet4", "resnet6", "resnet8", "resnet10", *_RESNETS),
     "HtM10": (*_EIGHT, "torchvision:vit_b_16", "torchvision:vit_b_32"),
