@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from cases import CASES, task_of
-from costs import COSTS, Exchange
+from cases import CASES, COSTS, task_of
+from costs import Exchange
 from runs import ROUNDS, fingerprint
 
 import fewbytes as fb
