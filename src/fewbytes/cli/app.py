@@ -26,6 +26,7 @@ from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.experiments.compare import compare as compare_methods
 from fewbytes.experiments.display import Display, console, note, printed, progress
 from fewbytes.experiments.job import Job, new_folder, resumed, unless_refused
+from fewbytes.experiments.new import new_method
 from fewbytes.experiments.plan import deployment_seconds, make_plan
 from fewbytes.experiments.settings import GROUPS, read_experiment
 from fewbytes.methods import METHODS
@@ -353,6 +354,24 @@ def attack(
     else:
         printed.print(attack_table(result))
         printed.print(f"report: {page}", soft_wrap=True)
+
+
+new = typer.Typer(help="Write the files of something new.", no_args_is_help=True)
+app.add_typer(new, name="new")
+
+
+@new.command("method")
+def method_files(
+    name: Annotated[str, typer.Argument(help="The name of its class, e.g. FedSAM.")],
+    folder: Annotated[
+        Path, typer.Option(help="Where the files go, outside a checkout of fewbytes.", metavar="DIR")
+    ] = Path("."),
+) -> None:
+    """Write a method's file, its test and its card: FedAvg under another name, to be changed."""
+
+    called, paths = new_method(name, folder)
+    printed.print("wrote " + ", ".join(map(str, paths)), soft_wrap=True)
+    printed.print(f"it runs: fewbytes run {called}", soft_wrap=True)
 
 
 @app.command("inspect")

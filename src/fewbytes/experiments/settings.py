@@ -256,7 +256,7 @@ GROUPS: dict[str, type[Group]] = {
 """The groups of an experiment's settings, by its fields."""
 DECLARED = {key: each for group in GROUPS.values() for key, each in group.declared().items()}
 """Every setting by its key, but the method and what is the method's own."""
-TRY_EPOCHS = 20
+TRY_EPOCHS = 40
 """The most local epochs, a round or in all, of a method that is only named."""
 KEYS = ("method", *DECLARED, "parameters", "fraction")
 """What a config file may say; `fraction` stands for the method's parameter of that name."""

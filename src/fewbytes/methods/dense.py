@@ -38,7 +38,16 @@ from fewbytes.methods.parts.distillation import (
     shuffled,
     step,
 )
-from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, check_images, distil, student_of, train_once
+from fewbytes.methods.parts.one_shot import (
+    LONG,
+    Trained,
+    Uploads,
+    check_images,
+    distil,
+    shorter,
+    student_of,
+    train_once,
+)
 from fewbytes.models import LogitMean
 
 
@@ -65,7 +74,9 @@ class DENSE(Method):
     needs: ClassVar[type[Objective]] = Classification
 
     def quick(self, epochs: int) -> Self:
-        return replace(super().quick(epochs), server_epochs=10, generator_steps=3, server_batch=32, latent=32)
+        return replace(
+            self, local=shorter(self.local, epochs), server_epochs=10, generator_steps=3, server_batch=32, latent=32
+        )
 
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "DENSE")

@@ -38,7 +38,16 @@ from fewbytes.methods.parts.distillation import (
     step,
     total_variation,
 )
-from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, check_images, distil, student_of, train_once
+from fewbytes.methods.parts.one_shot import (
+    LONG,
+    Trained,
+    Uploads,
+    check_images,
+    distil,
+    shorter,
+    student_of,
+    train_once,
+)
 from fewbytes.models import LogitMean
 
 
@@ -67,7 +76,9 @@ class FedADI(Method):
     needs: ClassVar[type[Objective]] = Classification
 
     def quick(self, epochs: int) -> Self:
-        return replace(super().quick(epochs), server_epochs=2, pixel_steps=20, server_steps=60, server_batch=32)
+        return replace(
+            self, local=shorter(self.local, epochs), server_epochs=2, pixel_steps=20, server_steps=60, server_batch=32
+        )
 
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "FedADI")

@@ -33,7 +33,16 @@ from fewbytes.methods.parts.distillation import (
     one_hot_loss,
     step,
 )
-from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, check_images, distil, student_of, train_once
+from fewbytes.methods.parts.one_shot import (
+    LONG,
+    Trained,
+    Uploads,
+    check_images,
+    distil,
+    shorter,
+    student_of,
+    train_once,
+)
 from fewbytes.models import LogitMean
 
 
@@ -61,7 +70,9 @@ class FedDAFL(Method):
     needs: ClassVar[type[Objective]] = Classification
 
     def quick(self, epochs: int) -> Self:
-        return replace(super().quick(epochs), server_steps=60, student_steps=2, server_batch=32, latent=32)
+        return replace(
+            self, local=shorter(self.local, epochs), server_steps=60, student_steps=2, server_batch=32, latent=32
+        )
 
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "FedDAFL")

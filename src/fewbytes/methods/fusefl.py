@@ -33,6 +33,7 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
+from fewbytes.methods.parts.one_shot import shorter
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
 from fewbytes.models.build import SMALL_RESNET
 from fewbytes.models.fused import (
@@ -132,7 +133,7 @@ class FuseFL(Method):
 
     def quick(self, epochs: int) -> Self:
         """In fewer blocks if there are fewer epochs."""
-        local = replace(self.local, epochs=epochs, lr=0.05, batch=16)
+        local = shorter(self.local, epochs)
         return replace(self, blocks=min(self.blocks, epochs), ccvr_samples=min(self.ccvr_samples, 500), local=local)
 
     @property
