@@ -356,7 +356,7 @@ def attack(
         printed.print(f"report: {page}", soft_wrap=True)
 
 
-new = typer.Typer(help="Write the files of something new.", no_args_is_help=True)
+new = typer.Typer(help="Write the files of something new.")
 app.add_typer(new, name="new")
 
 

@@ -169,20 +169,23 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, Job | str]]:
     for name in names:
         parameters = equal_parameters(name, rounds, training) | own[name]
         try:
-            jobs.append((name, Job({**settings, "method": name, "parameters": parameters}, first.task)))
+            jobs.append((short_name(name), Job({**settings, "method": name, "parameters": parameters}, first.task)))
         except UserError as error:
-            jobs.append((name, str(error)))
+            jobs.append((short_name(name), str(error)))
     return jobs
 
 
 def _usable() -> tuple[list[str], dict[str, str]]:
     """The names of all methods that can be had, and why others of installed packages cannot."""
-    names, broken = [], {}
+    names: list[str] = []
+    broken: dict[str, str] = {}
     for name in METHODS:
         try:
-            names.append(make_method(name, {}).name)
+            make_method(name, {})
         except UserError as error:
             broken[name] = str(error)
+        else:
+            names.append(name)
     return names, broken
 
 

@@ -314,7 +314,7 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
         parameters = parameters | {"fraction": settings["fraction"]}
     if isinstance(settings.get("client_data"), str) and "clients" not in settings:
         settings["clients"] = len(client_folders(settings["client_data"]))
-    if not parameters and "dataset" not in settings:
+    if not parameters and not settings.keys() & {"dataset", "client_data"}:
         parameters = _tried_out(settings["method"])
     groups: dict[str, Any] = {name: group.read(settings) for name, group in GROUPS.items()}
     experiment = Experiment(settings["method"], parameters, **groups)
