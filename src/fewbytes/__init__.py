@@ -59,4 +59,4 @@ __all__ = [
 
 def __getattr__(name: str) -> type[Method]:
     """A method's class, `fewbytes.FedAvg`; its file is loaded when it is asked for."""
-    return getattr(methods, name)  # type: ignore[no-any-return]
+    return methods.__getattr__(name)

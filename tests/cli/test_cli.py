@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import functools
 import json
@@ -211,7 +210,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys, method
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_the_parameters_of_equal_terms(name):
     parameters = comparison.equal_parameters(name, 6, comparison.TRAINING)
-    assert dataclasses.asdict(make_method(name, parameters)).items() >= parameters.items()
+    assert make_method(name, parameters).parameters.items() >= parameters.items()
     make_method(name, comparison.equal_parameters(name, 1, comparison.TRAINING | {"epochs": 1}))  # fusefl in one block
 
 
