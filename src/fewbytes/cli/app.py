@@ -159,6 +159,8 @@ def deploy(
                 deployed.prepare()
             else:
                 with Display(job.method.name, folder, "deploy") as display:
+                    for text in job.told:
+                        display.note(text)
                     deployed.execute(display, display.note)
     if show:
         printed.print(deployed.commands(), soft_wrap=True)
@@ -234,6 +236,8 @@ def plan(
     if method is not None:
         settings["method"] = method
     job = Job(settings)
+    for text in job.told:
+        note(text)
     with console.status(f"running a few rounds of {job.method.name} to measure its payloads"):
         how = job.experiment.run
         exchange = deployment_seconds(job.experiment) if how.engine == "flower-deployment" else 0.0

@@ -13,7 +13,7 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock
 from fewbytes.core.problem import Id, Task
-from fewbytes.experiments.display import Display, note
+from fewbytes.experiments.display import Display
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import DECLARED, Experiment, make_experiment, read_experiment
 from fewbytes.methods import method_class
@@ -25,24 +25,24 @@ from fewbytes.running.checkpoint import read_checkpoint
 class Job:
     """A checked experiment: its settings, method and task. Everything the user can get wrong is refused here.
 
-    `here`: as in `Experiment.task`.
+    `here`: as in `Experiment.task`. `told`: notes for people of what was picked for want of a setting.
     """
 
     def __init__(self, settings: dict[str, Any], task: Task | None = None, here: Sequence[Id] | None = None) -> None:
         self.experiment = make_experiment(settings)
         self.method = self.experiment.made()
         self.task = self.experiment.task(here) if task is None else task
-        if picked := list(_picked(settings, self.experiment)):
-            note(f"{self.method.name} takes {', '.join(picked)}, as nothing was said of it (--model, --set)")
+        picked = ", ".join(_picked(settings, self.experiment))
+        self.told = [f"{self.method.name} takes {picked}, as nothing was said of it (--model, --set)"] if picked else []
 
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
         """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
         e = self.experiment
-        notes = list(
+        left_alone = list(
             _left_alone(self.method.adapted(self.task))
         )  # a model that does not suit the method is refused here
         with display or Display(self.method.name, folder) as display:
-            for text in notes:
+            for text in (*self.told, *left_alone):
                 display.note(text)
             settings = e.run_settings(self.task, folder, resume, display)
             result = run_with(self.method, self.task, settings, e.policy)
