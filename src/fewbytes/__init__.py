@@ -1,10 +1,22 @@
 """fewbytes: federated learning over slow links, measured in the bytes that cross the wire."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fewbytes.base.lazy import names_of
 
 if TYPE_CHECKING:
     from fewbytes.names import *  # noqa: F403
 
-__getattr__ = names_of("fewbytes")
+_find = names_of("fewbytes")
+
+
+def __getattr__(name: str) -> Any:
+    """What `fewbytes.names` lists, or a method's class, `fewbytes.FedAvg`, whose file is loaded when asked for."""
+    try:
+        return _find(name)
+    except AttributeError:
+        if name.startswith("_"):
+            raise
+        from fewbytes import methods
+
+        return getattr(methods, name)

@@ -339,6 +339,28 @@ def test_fit_is_sgd_with_momentum_and_leaves_the_last_gradient():
     assert torch.allclose(ours.weight.grad, gradient, atol=1e-6)
 
 
+def test_a_step_may_go_by_gradients_made_anew_elsewhere():
+    torch.manual_seed(3)
+    model, above = nn.Linear(4, 3), nn.Linear(4, 3)
+    above.load_state_dict({name: value + 0.5 for name, value in model.state_dict().items()})
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    nn.functional.cross_entropy(above(x), y).backward()
+    wanted = model.weight.detach() - 0.1 * above.weight.grad
+
+    @torch.no_grad()
+    def move(by: float) -> None:
+        for p in model.parameters():
+            p += by
+
+    def before_step(again):
+        move(0.5)
+        again()
+        move(-0.5)
+
+    fit(model, x, y, fb.Local(lr=0.1, batch=6, order="stored"), before_step=before_step)
+    assert torch.allclose(model.weight, wanted, atol=1e-6)
+
+
 def test_evaluate_counts_and_restores_the_mode():
     model = TinyNet()
     x, y = tiny_data().test.load()

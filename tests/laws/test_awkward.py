@@ -9,7 +9,7 @@ from cases import CASES, task_of, tiny_task
 from runs import ROUNDS, fingerprint
 
 import fewbytes as fb
-from fewbytes.methods.clustered import Clustered
+from fewbytes.methods.parts.clustered import Clustered
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,8 +6,8 @@ import json
 from fnmatch import fnmatch
 
 import pytest
-from cases import CASES, task_of
-from costs import COSTS, Exchange
+from cases import CASES, COSTS, task_of
+from costs import Exchange
 from runs import ROUNDS, fingerprint
 
 import fewbytes as fb

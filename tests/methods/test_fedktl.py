@@ -126,7 +126,7 @@ def test_two_local_steps(golden, case):
         losses.append(float(arcface(scores, labels).detach()))
         return arcface(scores, labels)
 
-    def before_step() -> None:
+    def before_step(again) -> None:
         norms.append([float(nn.utils.get_total_norm(p.grad for p in m.parameters())) for m in local.children()])
 
     x, y = torch.from_numpy(g["x"]).flatten(0, 1), torch.from_numpy(g["y"]).flatten()

@@ -22,7 +22,6 @@ from fewbytes.base.state import EntryMeans
 from fewbytes.core.objective import evaluate
 from fewbytes.core.training import fit
 from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
-from fewbytes.methods.clustered import Clustered
 from fewbytes.methods.fedbn import FedBN, without_batch_norm
 from fewbytes.methods.fedfina import FedFina, last_convolutions
 from fewbytes.methods.fedlp import FedLP
@@ -42,6 +41,7 @@ from fewbytes.methods.genefl import (
 from fewbytes.methods.learngene import Learngene, Moving
 from fewbytes.methods.partialfed import PartialFed, last_square
 from fewbytes.methods.parts.averaging import Model
+from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.methods.parts.clusters import embedding, k_means, likeness, subspace, subspace_distance
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder

@@ -35,3 +35,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     spelt = {each.casefold(): each for each in known}
     close = difflib.get_close_matches(name.casefold(), list(spelt), n=1)
     return f" (did you mean {spelt[close[0]]!r}?)" if close else ""
+
+
+def one_line(error: Exception) -> str:
+    """What somebody else's code raised, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

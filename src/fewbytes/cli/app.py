@@ -80,9 +80,15 @@ def methods(as_json: AsJson = False) -> None:
     from fewbytes.methods import METHODS
 
     rows = []
-    for name, cls in METHODS.items():
+    for name in METHODS:
+        try:
+            cls = METHODS[name]
+        except UserError as error:  # of another package
+            note(str(error))
+            continue
         text = inspect.getdoc(inspect.getmodule(cls)) or ""
-        paper, idea, *_, cost = (" ".join(part.split()) for part in text.split("\n\n"))
+        told = [" ".join(part.split()) for part in text.split("\n\n")]
+        paper, idea, *_, cost = told if len(told) > 2 else [*told, "", ""]
         fields = cls.defaults()
         rows.append({"name": name, "paper": paper, "idea": idea, "bytes": cost, "parameters": fields})
         if not as_json:
@@ -97,7 +103,7 @@ def methods(as_json: AsJson = False) -> None:
 @with_settings
 def run(
     settings: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`.")] = None,
+    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.")] = None,
     out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run folder.")] = None,
     as_json: AsJson = False,
@@ -111,7 +117,7 @@ def run(
         settings = resumed(resume, settings)
     with _standard_output_for(as_json):
         job = PreparedRun(settings)
-        folder = resume or new_folder(out, job.experiment.method)
+        folder = resume or new_folder(out, job.method.method_name)
         with unless_refused(folder, folder if resume is None else None):
             result = job.execute(folder, resume is not None)
     _print_results(folder, result, as_json)
@@ -121,7 +127,7 @@ def run(
 @with_settings
 def deploy(
     settings: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`.")] = None,
+    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.")] = None,
     out: Out = Path("runs"),
     hosts: Annotated[str | None, typer.Option(help="Names of the clients' hosts, with commas.", metavar="LIST")] = None,
     address: Annotated[str | None, typer.Option(help="Where the nodes reach this machine.")] = None,
@@ -142,13 +148,15 @@ def deploy(
     with _standard_output_for(as_json):
         job = PreparedRun(settings, here=None if hosts is None else ())
         nodes = places(job.experiment, hosts)
-        folder = resume or new_folder(out, job.experiment.method)
+        folder = resume or new_folder(out, job.method.method_name)
         with unless_refused(folder, folder if resume is None else None):
             deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
             if show:
                 deployment.prepare()
             else:
-                with Display(job.experiment.method, folder, "deploy") as display:
+                with Display(job.method.method_name, folder, "deploy") as display:
+                    for text in job.notes:
+                        display.note(text)
                     deployment.execute(display, display.note)
     if show:
         printed.print(deployment.commands(), soft_wrap=True)
@@ -216,7 +224,7 @@ def _show(runs: Sequence[RunFolder], page: Path) -> None:
 @with_settings
 def plan(
     settings: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`.")] = None,
+    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.")] = None,
     uplink: Annotated[
         str, typer.Option(help="A client's uplink, e.g. 1MB/s or, in bits, 10Mbit/s or 10Mb/s.")
     ] = "1MB/s",
@@ -231,7 +239,9 @@ def plan(
     if method is not None:
         settings["method"] = method
     job = PreparedRun(settings)
-    with console.status(f"running a few rounds of {job.experiment.method} to measure its payloads"):
+    for text in job.notes:
+        note(text)
+    with console.status(f"running a few rounds of {job.method.method_name} to measure its payloads"):
         how = job.experiment.run
         exchange = deployment_seconds(job.experiment) if how.engine == "flower-deployment" else 0.0
         made = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget)
@@ -362,6 +372,25 @@ def attack(
         printed.print(f"report: {page}", soft_wrap=True)
 
 
+new = typer.Typer(help="Write the files of something new.")
+app.add_typer(new, name="new")
+
+
+@new.command("method")
+def method_files(
+    name: Annotated[str, typer.Argument(help="The name of its class, e.g. FedSAM.")],
+    folder: Annotated[
+        Path, typer.Option(help="Where the files go, outside a checkout of fewbytes.", metavar="DIR")
+    ] = Path("."),
+) -> None:
+    """Write a method's file, its test and its card: FedAvg under another name, to be changed."""
+    from fewbytes.experiments.new import new_method
+
+    called, paths = new_method(name, folder)
+    printed.print("wrote " + ", ".join(map(str, paths)), soft_wrap=True)
+    printed.print(f"it runs: fewbytes run {called}", soft_wrap=True)
+
+
 @app.command("inspect")
 def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")]) -> None:
     """Print what a frame holds."""
@@ -396,7 +425,7 @@ def _literal(text: str) -> Any:
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 the user's input was wrong, 1 anything else, 130 interrupted."""
-    sys.path.insert(0, os.getcwd())  # --model finds a module in the current folder, as `python -m` would
+    sys.path.insert(0, os.getcwd())  # a method, model or generator is found in the current folder, as by `python -m`
     try:
         returned = app(standalone_mode=False)  # an exit code where it ended a command itself
         code = returned if isinstance(returned, int) else 0

@@ -17,6 +17,7 @@ from fewbytes.core.objective import Objective
 from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
+from fewbytes.models import default_model
 from fewbytes.wire.fields import check_fields
 
 TERMS = tuple(f.name for f in dataclasses.fields(Local))
@@ -38,6 +39,18 @@ def own_fields(cls: type) -> set[str]:
     return {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
 
 
+def check_frozen(cls: type[Method]) -> None:
+    """Raises MethodError for a class that is no frozen dataclass, or adds hyper-parameters without being one."""
+    for each in (c for c in cls.__mro__ if issubclass(c, Method) and c is not Method):
+        made = vars(each).get("__dataclass_params__")
+        added = any("ClassVar" not in str(kind) for kind in inspect.get_annotations(each).values())
+        must = added or made is not None or (each is cls and not dataclasses.is_dataclass(cls))
+        if must and not (made and made.frozen):
+            raise MethodError(
+                f"{each.__name__} is no frozen dataclass: write @dataclass(frozen=True) above class {each.__name__}"
+            )
+
+
 class Method(ABC, metaclass=_Terms):
     """A federated method: a frozen dataclass of hyper-parameters. All that lasts is the server's and clients' state.
 
@@ -56,15 +69,8 @@ class Method(ABC, metaclass=_Terms):
     """What it can learn."""
 
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
-        """Raises MethodError for a class that is no frozen dataclass, or adds hyper-parameters without being one."""
-        for each in (c for c in cls.__mro__ if issubclass(c, Method) and c is not Method):
-            made = vars(each).get("__dataclass_params__")
-            added = any("ClassVar" not in str(kind) for kind in inspect.get_annotations(each).values())
-            must = added or made is not None or (each is cls and not dataclasses.is_dataclass(cls))
-            if must and not (made and made.frozen):
-                raise MethodError(
-                    f"{each.__name__} is no frozen dataclass: write @dataclass(frozen=True) above class {each.__name__}"
-                )
+        """Raises MethodError as `check_frozen` does."""
+        check_frozen(cls)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -124,6 +130,15 @@ class Method(ABC, metaclass=_Terms):
         """How many rounds a run of `asked` takes: as many, but for one-shot and staged methods with a number of
         their own."""
         return asked
+
+    def model_for(self, shape: tuple[int, ...]) -> str:
+        """The name of a model that suits the method and samples of `shape`, where the user names none."""
+        return default_model(shape)
+
+    def quick(self, epochs: int) -> Self:
+        """The method as it is tried out in minutes: so many local epochs a round (in all, where rounds are its own),
+        and a server that works far less than its paper's."""
+        return dataclasses.replace(self, epochs=epochs) if "epochs" in self.parameters else self  # type: ignore[type-var]
 
     @property
     def own_rounds(self) -> bool:

@@ -122,14 +122,14 @@ class Hooks(TypedDict, total=False):
     `loss`: of a batch's outputs and targets; by default the model's own, a method `loss(outputs, targets)`, if it has
     one, else the cross-entropy of labels. `extra(model)` is added to every batch's loss. Samples first pass `frozen`,
     in eval mode and without gradients; what that gives is computed once for all epochs if there is no transform and it
-    takes at most `KEPT_BYTES`. `before_step` is called when a batch's gradients are there, and `after_step` when the
-    parameters have moved.
+    takes at most `KEPT_BYTES`. `before_step` is called when a batch's gradients are there, with a function that makes
+    them anew, of the same batch and the parameters as they are then; `after_step` when the parameters have moved.
     """
 
     loss: Loss
     extra: Callable[[nn.Module], Tensor] | None
     frozen: nn.Module | None
-    before_step: Callable[[], None] | None
+    before_step: Callable[[Callable[[], Tensor]], None] | None
     after_step: Callable[[], None] | None
 
 
@@ -168,6 +168,18 @@ def fit(
     bounds = batches(len(y), local.batch) if local.order == "shuffled" else whole_batches(len(y), local.batch)
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
+
+    def gradients(samples: Tensor, targets: Tensor) -> Tensor:
+        """Leaves a batch's gradients in the parameters; its loss."""
+        for p in parameters:
+            p.grad = None
+        with context:
+            value: Tensor = loss(model(samples), targets)
+            if extra is not None:
+                value = value + extra(model)
+        value.backward()
+        return value.detach()
+
     in_training(model)
     if (
         frozen is not None
@@ -185,18 +197,11 @@ def fit(
             samples, targets = x[rows], y[rows]
             if transform is not None:
                 samples = transform(samples, targets)
-            for p in parameters:
-                p.grad = None
             if frozen is not None:
                 samples = outputs(frozen, samples, precision)
-            with context:
-                value = loss(model(samples), targets)
-                if extra is not None:
-                    value = value + extra(model)
-            value.backward()
-            total += value.detach()
+            total += gradients(samples, targets)
             if before_step is not None:
-                before_step()
+                before_step(functools.partial(gradients, samples, targets))
             if local.clip:
                 clip_each(local.clip, *getattr(model, "apart", [model]))
             step()

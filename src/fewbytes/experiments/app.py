@@ -18,6 +18,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.core.problem import Id
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
+from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.loop import Result
 from fewbytes.running.settings import Watcher
@@ -62,7 +63,9 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
     settings = read_run_config(run_config)
     out, resume, names = (settings.pop(key, empty) for key, empty in (("out", ""), ("resume", False), ("names", "")))
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = Path(out) if out else default_folder() / "runs" / f"{stamp}-{settings.get('method', 'run')}"
+    folder = (
+        Path(out) if out else default_folder() / "runs" / f"{stamp}-{short_name(str(settings.get('method', 'run')))}"
+    )
     events = _EventLog(folder)
     try:
         experiment = make_experiment(settings)

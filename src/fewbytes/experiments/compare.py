@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,52 +13,50 @@ import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.files import replacing
+from fewbytes.base.ranges import Share
+from fewbytes.core.method import Method
+from fewbytes.core.training import Local
 from fewbytes.experiments.display import Display, note
 from fewbytes.experiments.prepared import PreparedRun, begun, finished, new_folder
-from fewbytes.experiments.settings import make_method
-from fewbytes.methods import METHODS, FuseFL
+from fewbytes.experiments.settings import make_experiment, make_method, typed
+from fewbytes.methods import METHODS, method_class, short_name
+from fewbytes.models.build import SMALL_RESNET
 from fewbytes.report import choices, read_runs, write_report
 
-TERMS: dict[str, Any] = {"model": "resnet8:width=8,stem=3x3", "rounds": 6, "public": 100}
+TERMS: dict[str, Any] = {"model": SMALL_RESNET, "rounds": 6, "public": 100}
 """Settings of the experiment where all methods are compared, unless they are given: a model that every method can
 train, samples for the servers that distil, which no client then has."""
 TRAINING: dict[str, Any] = {"fraction": 1.0, "epochs": 2, "lr": 0.1, "batch": 20, "momentum": 0.9}
 """Hyper-parameters of local training, for the methods that have them."""
 ASKED = "comparison.json"  # what a comparison was asked to do, in its folder
-SERVERS: dict[str, dict[str, Any]] = {
-    "fusefl": {"ccvr_samples": 500},
-    "feddf": {"server_steps": 300, "server_batch": 50},
-    "dense": {"server_epochs": 10, "generator_steps": 3, "server_batch": 32, "latent": 32},
-    "feddafl": {"server_steps": 60, "student_steps": 2, "server_batch": 32, "latent": 32},
-    "fedadi": {"server_epochs": 2, "pixel_steps": 20, "server_steps": 60, "server_batch": 32},
-    "fedktl": {"server_epochs": 10},
-}
-"""Hyper-parameters of servers whose papers let them work for hours."""
 
 
 def equal_parameters(name: str, rounds: int, training: dict[str, Any]) -> dict[str, Any]:
     """The parameters of a method on these terms; who trains but once trains as many epochs as the others in all."""
-    cls = METHODS[name]
-    fields = cls.defaults()
-    parameters = {key: value for key, value in training.items() if key in fields} | SERVERS.get(name, {})
-    if cls().own_rounds and "epochs" in fields:
-        parameters["epochs"] *= rounds
-    if name == "fusefl":  # an epoch a block
-        parameters["blocks"] = min(FuseFL.blocks, parameters["epochs"])
-    return parameters
+    method = make_method(name, {})
+    epochs = training["epochs"] * (rounds if method.own_rounds else 1)
+    parameters = method.quick(epochs).parameters
+    return parameters | {key: value for key, value in training.items() if key in parameters and key != "epochs"}
 
 
 def _training(given: dict[str, Any]) -> dict[str, Any]:
     """TRAINING with what is given, numbers or their text, instead. Raises UserError."""
-    method = make_method("fedavg", TRAINING | given)
-    return {key: method.parameters[key] for key in TRAINING}
+    fraction, kinds = {"fraction": Share}, typing.get_type_hints(Local, include_extras=True)
+    training = TRAINING | typed("local training", kinds | fraction, given)
+    Local(**{key: value for key, value in training.items() if key not in fraction})  # its ranges
+    return training
 
 
-def _terms(rounds: int, training: dict[str, Any]) -> str:
+def _terms(names: Sequence[str], rounds: int, training: dict[str, Any]) -> str:
     """The terms in words."""
     listed = ", ".join(f"{key} {value:g}" for key, value in training.items())
     once = training["epochs"] * rounds
-    fewer = f"fusefl in {once} block{'s' if once > 1 else ''}, " if once < FuseFL.blocks else ""
+    methods = [make_method(name, {}) for name in names]
+    fewer = "".join(
+        f"{method.method_name} in {count} rounds, "
+        for method in methods
+        if (count := method.quick(once).planned_rounds(rounds)) != method.planned_rounds(rounds)
+    )
     return (
         f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {once} epochs), "
         f"{fewer}and servers that generate or distil work less than in their papers; those that need samples of their "
@@ -77,6 +76,9 @@ def compare(
         names, settings = _asked(resume)
     asked = json.dumps({"methods": names, "settings": settings}, indent=2)
     jobs = _all(settings) if names == ["all"] else _some(names, settings)
+    called = [name for name, _ in jobs]
+    if twice := {name for name in called if called.count(name) > 1}:
+        raise UserError(f"two of the methods are called {twice.pop()}: their results could not be told apart")
     if resume is None:
         folder = new_folder(out, "compare")
         with replacing(folder / ASKED) as file:
@@ -138,32 +140,55 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Prepare
     """Methods with their own defaults and the parameters given. Raises UserError for what is wrong with any of them."""
     settings = dict(settings)
     own = _per_method(names, settings.pop("parameters", {}))
-    first = PreparedRun({**settings, "method": names[0], "parameters": own[names[0]]})
+    choosy = (name for name in names if method_class(name).model_for is not Method.model_for)
+    leader = next(choosy, names[0])  # says the model, if nobody does
+    first = PreparedRun({**settings, "method": leader, "parameters": own[leader]})
     settings["model"] = first.experiment.model.model
-    jobs = [first, *(PreparedRun({**settings, "method": n, "parameters": own[n]}, first.task) for n in names[1:])]
+    others = {n: PreparedRun({**settings, "method": n, "parameters": own[n]}, first.task) for n in names if n != leader}
+    jobs = [first if name == leader else others[name] for name in names]
     _note_unequal_training(jobs)
-    return list(zip(names, jobs, strict=True))
+    return list(zip(map(short_name, names), jobs, strict=True))
 
 
 def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
     """Every method on equal terms, or why there is no job for it. Raises UserError for what is wrong for all."""
     dealt = settings.get("partition") != "local"  # else nothing can be held out for servers that distil
     settings = {key: value for key, value in TERMS.items() if dealt or key != "public"} | settings
-    names, given = list(METHODS), dict(settings.pop("parameters", {}))
+    names, broken = _usable()
+    given = dict(settings.pop("parameters", {}))
     given |= {"fraction": settings.pop("fraction")} if "fraction" in settings else {}
     training = _training({key: given.pop(key) for key in TRAINING if key in given})
     own = _per_method(names, given)
-    first = PreparedRun({**settings, "method": names[0], "parameters": own[names[0]]})
-    settings["model"], rounds = first.experiment.model.model, first.experiment.run.rounds
-    note(_terms(rounds, training))
-    jobs: list[tuple[str, PreparedRun | str]] = []
+    leader = next(name for name in names if not make_method(name, {}).own_rounds)  # newcomers may come to it
+    rounds = make_experiment({**settings, "method": leader}).run.rounds
+    parameters = equal_parameters(leader, rounds, training) | own[leader]
+    first = PreparedRun({**settings, "method": leader, "parameters": parameters})
+    settings["model"] = first.experiment.model.model
+    note(_terms(names, rounds, training))
+    jobs: list[tuple[str, PreparedRun | str]] = list(broken.items())
     for name in names:
         parameters = equal_parameters(name, rounds, training) | own[name]
         try:
-            jobs.append((name, PreparedRun({**settings, "method": name, "parameters": parameters}, first.task)))
+            jobs.append(
+                (short_name(name), PreparedRun({**settings, "method": name, "parameters": parameters}, first.task))
+            )
         except UserError as error:
-            jobs.append((name, str(error)))
+            jobs.append((short_name(name), str(error)))
     return jobs
+
+
+def _usable() -> tuple[list[str], dict[str, str]]:
+    """The names of all methods that can be had, and why others of installed packages cannot."""
+    names: list[str] = []
+    broken: dict[str, str] = {}
+    for name in METHODS:
+        try:
+            make_method(name, {})
+        except UserError as error:
+            broken[name] = str(error)
+        else:
+            names.append(name)
+    return names, broken
 
 
 def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -172,9 +197,9 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
     fields = {name: set(make_method(name, {}).parameters) for name in names}
     for key, value in parameters.items():
         name, dot, rest = key.rpartition(".")
-        if dot and name not in names:
+        if dot and not any(name in (n, short_name(n)) for n in names):
             raise UserError(f"--set {key}: {name!r} is not among the methods compared: {', '.join(names)}")
-        takers = [name] if dot else [n for n in names if rest in fields[n]]
+        takers = [n for n in names if (name in (n, short_name(n)) if dot else rest in fields[n])]
         if not takers:
             known = sorted(set.union(*fields.values()))
             raise UserError(f"--set {key}: no method compared has a parameter {rest!r}{suggestion(rest, known)}")

@@ -125,7 +125,7 @@ def make_plan(
     there = round(fmean(len(task.problem.clients_in(t)) for t in range(1, planned + 1)))
     ledger, seconds = _probe(probed, small, PROBED_ROUNDS, whole=False)
     if method.own_rounds:  # what is sent may depend on the number of clients: all of them, with little to train on
-        ledger, _ = _probe(_quick(method), _scant(task), planned, whole=method.finish_exchanges)
+        ledger, _ = _probe(method.quick(planned), _scant(task), planned, whole=method.finish_exchanges)
         measured, first = len(task.problem.clients) * planned, 0
     else:
         measured, first = len(few), PROBED_ROUNDS
@@ -150,13 +150,6 @@ def make_plan(
         over_budget=bool(budget is not None and up * cohort * fitting > budget),
         waiting_seconds=exchange_seconds * len(rows["bytes_up"]) / measured,
     )
-
-
-def _quick(method: Method) -> Method:
-    """A method with a number of rounds of its own, with one local epoch in each."""
-    if not hasattr(method, "local"):
-        return method
-    return replace(method, local=replace(method.local, epochs=method.planned_rounds(1)))  # type: ignore[type-var]
 
 
 def _scant(task: Task) -> Task:

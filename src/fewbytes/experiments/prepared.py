@@ -16,7 +16,8 @@ from fewbytes.core.problem import Id, Task
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.groups import DECLARED
 from fewbytes.experiments.run import run_with
-from fewbytes.experiments.settings import make_experiment, read_experiment
+from fewbytes.experiments.settings import Experiment, make_experiment, read_experiment
+from fewbytes.methods import method_class
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import read_checkpoint
@@ -25,28 +26,41 @@ from fewbytes.running.checkpoint import read_checkpoint
 class PreparedRun:
     """A checked experiment: its settings, method and task. Everything the user can get wrong is refused here.
 
-    `here`: as in `Experiment.task`.
+    `here`: as in `Experiment.task`. `notes`: for people, of what was picked for want of a setting.
     """
 
     def __init__(self, settings: dict[str, Any], task: Task | None = None, here: Sequence[Id] | None = None) -> None:
         self.experiment = make_experiment(settings)
         self.method = self.experiment.made()
         self.task = self.experiment.task(here) if task is None else task
+        picked = ", ".join(_picked(settings, self.experiment))
+        self.told = (
+            [f"{self.method.method_name} takes {picked}, as nothing was said of it (--model, --set)"] if picked else []
+        )
 
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
         """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
         e = self.experiment
-        notes = list(
+        left_alone = list(
             _left_alone(self.method.adapted(self.task))
         )  # a model that does not suit the method is refused here
-        with display or Display(e.method, folder) as display:
-            for note in notes:
-                display.note(note)
+        with display or Display(self.method.method_name, folder) as display:
+            for text in (*self.notes, *left_alone):
+                display.note(text)
             settings = e.run_settings(self.task, folder, resume, display)
             result = run_with(self.method, self.task, settings, e.policy)
         if page:
             write_report(read_runs([folder]), folder / "report.html")
         return result.summary
+
+
+def _picked(settings: dict[str, Any], experiment: Experiment) -> Iterator[str]:
+    """What an experiment has that neither the settings nor the method's defaults say."""
+    if settings.get("model") is None:
+        yield f"model {experiment.model.model}"
+    if not settings.get("parameters") and "fraction" not in settings:
+        usual = method_class(experiment.method).defaults()
+        yield from (f"{key} {value} (for {usual[key]})" for key, value in experiment.parameters.items())
 
 
 def _left_alone(task: Task) -> Iterator[str]:

@@ -31,9 +31,8 @@ from fewbytes.data import (
     with_transforms,
 )
 from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, ModelSettings
-from fewbytes.methods import METHODS
-from fewbytes.methods.clustered import Clustered
-from fewbytes.models import default_model
+from fewbytes.methods import method_class
+from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.yolox import NAMES as DETECTORS
@@ -97,7 +96,7 @@ class Experiment:
         augment = {"none": None, "crop-flip": crop_flip}[self.data.augment]
         data = with_transforms(data, augment, self.data.backdoor)
         shape, classes = data.test.shape, len(data.classes)
-        name = self.model.model or ("yolox-s" if detects else default_model(shape))
+        name = self.model.model or ("yolox-s" if detects else self.made().model_for(shape))
         model = self.model = dataclasses.replace(self.model, model=name)
         build = ModelBuilder(name, shape, classes, Kernels(model.kgf, model.seed) if model.kgf else None)
         task = Task.on(data, build, seed=model.seed, precision=model.precision, device=model.device, agreed=agreed)
@@ -195,6 +194,10 @@ class Experiment:
         }
 
 
+TRY_EPOCHS = 40
+"""The most local epochs, a round or in all, of a method that is only named."""
+
+
 def _words(dataset: Dataset) -> str:
     """A data set in words that differ for others' labels."""
     digest = hashlib.sha256("\n".join(dataset.classes).encode())
@@ -247,11 +250,22 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
         parameters = parameters | {"fraction": settings["fraction"]}
     if isinstance(settings.get("client_data"), str) and "clients" not in settings:
         settings["clients"] = len(client_folders(settings["client_data"]))
+    if not parameters and not settings.keys() & {"dataset", "client_data"}:
+        parameters = _tried_out(settings["method"])
     groups: dict[str, Any] = {name: group.read(settings) for name, group in GROUPS.items()}
     experiment = Experiment(settings["method"], parameters, **groups)
     if experiment.partition.newcomers or experiment.partition.arrival is not None:
         _schedule(experiment)
     return experiment
+
+
+def _tried_out(name: str) -> dict[str, Any]:
+    """The parameters of a method of which nothing is said, on data of which nothing is said: what differs from its
+    defaults for it to run in minutes."""
+    method = make_method(name, {})
+    usual = method.parameters
+    quick = method.quick(min(usual.get("epochs", TRY_EPOCHS), TRY_EPOCHS)).parameters
+    return {key: value for key, value in quick.items() if value != usual[key]}
 
 
 def _schedule(experiment: Experiment) -> None:
@@ -270,10 +284,12 @@ def _schedule(experiment: Experiment) -> None:
 
 def make_method(name: str, parameters: dict[str, Any]) -> Method:
     """A method by name with its own parameters, given as values or as text. Raises UserError."""
-    if name not in METHODS:
-        raise UserError(f"unknown method {name!r}{suggestion(name, METHODS)}; `fewbytes methods` lists them")
-    cls = METHODS[name]
-    hints = cls.kinds()
+    cls = method_class(name)
+    return cls(**typed(name, cls.kinds(), parameters))
+
+
+def typed(name: str, hints: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of what is called `name`, given as values or as text, by the types of all it has. Raises UserError."""
     fields = list(hints)
     values = {}
     for key, value in parameters.items():
@@ -289,7 +305,7 @@ def make_method(name: str, parameters: dict[str, Any]) -> Method:
         except msgspec.ValidationError as error:
             why = "expected true or false" if hints[key] is bool else str(error)
             raise UserError(f"{name}: parameter {key}={value}: {why}") from None
-    return cls(**values)
+    return values
 
 
 def check_device(device: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.streams import seeded
 from fewbytes.generators.compact import SHIPPED, CompactGenerator
 from fewbytes.generators.diffusion import StableDiffusion
@@ -55,7 +55,7 @@ def _own(module: str, attribute: str) -> ImageGenerator:
     try:
         generator = getattr(importlib.import_module(module), attribute)()
     except Exception as error:  # importing and calling run the user's code
-        raise UserError(f"the generator {name!r} cannot be made: {_line(error)}") from error
+        raise UserError(f"the generator {name!r} cannot be made: {one_line(error)}") from error
     if not isinstance(generator, ImageGenerator):
         raise UserError(
             f"{name!r} made a {type(generator).__name__}; a generator has latent_dim, sample_latents, synthesise"
@@ -64,7 +64,7 @@ def _own(module: str, attribute: str) -> ImageGenerator:
         latents = generator.sample_latents(2)
         images = generator.synthesise(latents)
     except Exception as error:
-        raise UserError(f"the generator {name!r} fails: {_line(error)}") from error
+        raise UserError(f"the generator {name!r} fails: {one_line(error)}") from error
     size = generator.latent_dim
     if not (_floats(latents, 2) and isinstance(size, int) and size > 0 and latents.shape[1] == size):
         raise UserError(f"the generator {name!r} must sample finite float latents (n, {size}), its latent_dim")
@@ -84,7 +84,3 @@ def _floats(values: object, dimensions: int) -> bool:
         and len(values) == 2
         and bool(torch.isfinite(values).all())
     )
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

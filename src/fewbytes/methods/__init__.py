@@ -1,56 +1,127 @@
-"""The methods, one paper a file."""
+"""The methods, one paper a file.
 
-from fewbytes.core.method import Method
-from fewbytes.methods.dense import DENSE
-from fewbytes.methods.dgc import DGC
-from fewbytes.methods.ensemble import Ensemble
-from fewbytes.methods.fed_adi import FedADI
-from fewbytes.methods.fed_dafl import FedDAFL
-from fewbytes.methods.fedavg import FedAvg
-from fewbytes.methods.fedbn import FedBN
-from fewbytes.methods.fedcac import FedCAC
-from fewbytes.methods.fedcams import FedCAMS
-from fewbytes.methods.fedcom import FedCOM
-from fewbytes.methods.feddf import FedDF
-from fewbytes.methods.feddistill import FedDistill
-from fewbytes.methods.fedfina import FedFina
-from fewbytes.methods.fedgen import FedGen
-from fewbytes.methods.fedgh import FedGH
-from fewbytes.methods.fedkd import FedKD
-from fewbytes.methods.fedkgf import FedKGF
-from fewbytes.methods.fedktl import FedKTL
-from fewbytes.methods.fedlp import FedLP
-from fewbytes.methods.fedlps import FedLPS
-from fewbytes.methods.fedper import FedPer
-from fewbytes.methods.fedpm import FedPM
-from fewbytes.methods.fedproto import FedProto
-from fewbytes.methods.fedpurin import FedPURIN
-from fewbytes.methods.fml import FML
-from fewbytes.methods.fusefl import FuseFL
-from fewbytes.methods.genefl import GeneFL
-from fewbytes.methods.learngene import Learngene
-from fewbytes.methods.lg_fedavg import LG_FedAvg
-from fewbytes.methods.partialfed import PartialFed
-from fewbytes.methods.pfedsd import PFedSD
-from fewbytes.methods.separate import Separate
-from fewbytes.methods.smartidx import SmartIdx
+The file NAME.py holds one method: the class whose name, in lower case, is NAME, by which the command line, config files
+and results know it. A method whose file is put here is listed and run as all others are. What several methods share is
+in `parts`.
 
-METHODS: dict[str, type[Method]] = {
-    cls.__name__.lower(): cls
-    for cls in (
-        FedAvg, GeneFL, FedPURIN, FedKGF, FuseFL, FedKTL, Separate, Ensemble, FedDF, FedDAFL, FedADI, DENSE,
-        FedPer, PFedSD, FedCAC,
-        LG_FedAvg, FedProto, FedDistill, FML, FedKD, FedGH, FedGen,
-        FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene,
-        FedCOM, FedPM,
-        DGC, FedCAMS, SmartIdx,
-    )
-}  # fmt: skip
-"""Every method by its name on the command line."""
+Other packages add methods by entry points of the group `fewbytes.methods`, named in the same way, and any class is a
+method as `package.module:Class`.
+"""
 
-__all__ = [
-    "DENSE", "DGC", "FML", "METHODS", "Ensemble", "FedADI", "FedAvg", "FedBN", "FedCAC", "FedCAMS",
-    "FedCOM", "FedDAFL", "FedDF", "FedDistill", "FedFina", "FedGH", "FedGen", "FedKD", "FedKGF", "FedKTL", "FedLP",
-    "FedLPS", "FedPM", "FedPURIN", "FedPer", "FedProto", "FuseFL", "GeneFL", "LG_FedAvg", "Learngene", "PFedSD",
-    "PartialFed", "Separate", "SmartIdx",
-]  # fmt: skip
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any
+
+from fewbytes.base.errors import MethodError, UserError, one_line, suggestion
+from fewbytes.core.method import Method, check_frozen
+
+FILES = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
+"""The names of our own methods."""
+
+
+class _Methods(Mapping[str, type[Method]]):
+    """Every method by its name; what holds one is imported when it is asked for. Raises UserError if it cannot be."""
+
+    def __getitem__(self, name: str) -> type[Method]:
+        added = _added().get(name, [])
+        if len(added) + (name in FILES) > 1:
+            packages = [*(["fewbytes"] if name in FILES else []), *map(_package, added)]
+            raise UserError(f"{' and '.join(packages)} each have a method {name!r}: uninstall one")
+        if name in FILES:
+            return _checked(name, _in_file(importlib.import_module(f"{__name__}.{name}"), name))
+        if not added:
+            raise KeyError(name)
+        found = _checked(name, _loaded(name, *added[0].value.partition(":")[::2]))
+        if short_name(found.__name__) != name:
+            raise UserError(f"{_package(added[0])} names {found.__name__} {name!r}: it is {short_name(found.__name__)}")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted({*FILES, *_added()}))
+
+    def __len__(self) -> int:
+        return len({*FILES, *_added()})
+
+    def __contains__(self, name: object) -> bool:
+        return name in FILES or name in _added()
+
+
+METHODS: Mapping[str, type[Method]] = _Methods()
+"""Every method by its name on the command line, in alphabetical order."""
+
+
+def method_class(name: str) -> type[Method]:
+    """The method of a name of METHODS, or `package.module:Class`. Raises UserError for what is none."""
+    module, colon, attribute = name.partition(":")
+    if colon:
+        return _checked(name, _loaded(name, module, attribute))
+    if name not in METHODS:
+        raise UserError(
+            f"unknown method {name!r}{suggestion(name, METHODS)}; `fewbytes methods` lists them, and your own is "
+            "package.module:Class"
+        )
+    return METHODS[name]
+
+
+def short_name(name: str) -> str:
+    """What results and run folders call the method of that name: without its module, in lower case."""
+    return name.rpartition(":")[2].lower()
+
+
+def _added() -> dict[str, list[EntryPoint]]:
+    """The entry points of installed packages by name."""
+    found: dict[str, list[EntryPoint]] = {}
+    for each in entry_points(group="fewbytes.methods"):
+        found.setdefault(each.name, []).append(each)
+    return found
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.module
+
+
+def _in_file(module: ModuleType, name: str) -> Any:
+    """The class that one of our files is there for."""
+    for key, value in vars(module).items():
+        if key.lower() == name and isinstance(value, type):
+            return value
+    raise UserError(f"{module.__file__} holds no method: its class is named {name}, in whatever case")
+
+
+def _loaded(name: str, module: str, attribute: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing runs the user's code
+        text = f"the method {name!r} cannot be imported: {one_line(error)}; is its folder on PYTHONPATH?"
+        raise UserError(text) from error
+
+
+def _checked(name: str, found: Any) -> type[Method]:
+    """What was found, if it is a method. Raises UserError."""
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise UserError(f"{name!r} is no method: a method is a class derived from fewbytes.Method")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise UserError(f"the method {name!r} lacks {', '.join(missing)}")
+    try:
+        check_frozen(found)
+    except MethodError as error:
+        raise UserError(f"the method {name!r} cannot be used: {error}") from None
+    if needed := [key for key, default in found.defaults().items() if default is dataclasses.MISSING]:
+        raise UserError(f"the method {name!r} has no default for {', '.join(needed)}: a method runs with no options")
+    return found
+
+
+def __getattr__(name: str) -> type[Method]:
+    """A method's class: `from fewbytes.methods import FedAvg`."""
+    if (file := name.lower()) in FILES:
+        found = vars(importlib.import_module(f"{__name__}.{file}")).get(name)
+        if inspect.isclass(found) and issubclass(found, Method):
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

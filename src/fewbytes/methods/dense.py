@@ -12,8 +12,8 @@ up, where D counts the model's values with batch-norm buffers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,16 @@ from fewbytes.methods.parts.distillation import (
     shuffled,
     step,
 )
-from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, check_images, distil, student_of, train_once
+from fewbytes.methods.parts.one_shot import (
+    LONG,
+    Trained,
+    Uploads,
+    check_images,
+    distil,
+    shorter,
+    student_of,
+    train_once,
+)
 from fewbytes.models import LogitMean
 
 
@@ -63,6 +72,11 @@ class DENSE(Method):
     scored_after_finish: ClassVar[bool] = True
     finish_exchanges: ClassVar[bool] = False
     needs: ClassVar[type[Objective]] = Classification
+
+    def quick(self, epochs: int) -> Self:
+        return replace(
+            self, local=shorter(self.local, epochs), server_epochs=10, generator_steps=3, server_batch=32, latent=32
+        )
 
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "DENSE")

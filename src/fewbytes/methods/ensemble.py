@@ -10,8 +10,8 @@ up, where D counts the model's values with batch-norm buffers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from torch import nn
 
@@ -21,7 +21,7 @@ from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, ensemble, train_once
+from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, ensemble, shorter, train_once
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Ensemble(Method):
 
     headline: ClassVar[str] = "global"
     needs: ClassVar[type[Objective]] = Classification
+
+    def quick(self, epochs: int) -> Self:
+        return replace(self, local=shorter(self.local, epochs))
 
     def server(self, problem: Problem) -> Uploads:
         return Uploads()

@@ -13,8 +13,8 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, ready
 from fewbytes.methods.parts.distillation import distillation_loss, endless, logits_of, noise, step
-from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, distil, student_of, train_once
+from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, distil, shorter, student_of, train_once
 from fewbytes.models import LogitMean
 
 CHECK_EVERY = 100  # steps
@@ -51,6 +51,9 @@ class FedDF(Method):
     scored_after_finish: ClassVar[bool] = True
     finish_exchanges: ClassVar[bool] = False
     needs: ClassVar[type[Objective]] = Classification
+
+    def quick(self, epochs: int) -> Self:
+        return replace(self, local=shorter(self.local, epochs), server_steps=300, server_batch=50)
 
     def server(self, problem: Problem) -> Uploads:
         if problem.public is None and not problem.blank().is_floating_point():

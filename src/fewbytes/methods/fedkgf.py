@@ -30,6 +30,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import GlobalModel
+from fewbytes.models.build import SMALL_RESNET
 from fewbytes.models.kgf import Kernels, generated_network
 from fewbytes.wire import Dense, payload
 
@@ -66,6 +67,11 @@ class FedKGF(Method):
     init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal, or uniform in [-1, 1]
     owners: Whole = 1  # clients that upload a group, whose mean is taken; 0: all upload the whole model, as in FedAvg
     common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
+
+    def model_for(self, shape: tuple[int, ...]) -> str:
+        """Of images a model with convolutions."""
+        usual = super().model_for(shape)
+        return SMALL_RESNET if usual == "mlp" and len(shape) == 3 else usual
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
         """The incomplete network: base kernels only, with alpha and beta of the seed."""

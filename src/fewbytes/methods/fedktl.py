@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -110,6 +110,9 @@ class FedKTL(Method):
 
     headline: ClassVar[str] = "personalised"
     needs: ClassVar[type[Objective]] = Classification
+
+    def quick(self, epochs: int) -> Self:
+        return replace(super().quick(epochs), server_epochs=10)
 
     def server(self, problem: Problem) -> KnowledgeTransfer:
         latent = 1  # without transfer there is no generator

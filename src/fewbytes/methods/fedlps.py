@@ -12,6 +12,7 @@ the encoder's (in the first round P = D, and the encoder's are left).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -104,7 +105,7 @@ class FedLPS(Method):
                 parameters[name].requires_grad_(False)
         pruned = [(parameters[name], kept) for name, kept in state.mask.items()]
 
-        def keep_zeros() -> None:
+        def keep_zeros(again: Callable[[], Tensor]) -> None:
             for p, kept in pruned:
                 if p.grad is not None:
                     p.grad.mul_(kept)

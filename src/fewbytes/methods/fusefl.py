@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, Self, cast
 
 import torch
 from torch import nn
@@ -33,7 +33,9 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
+from fewbytes.methods.parts.one_shot import shorter
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
+from fewbytes.models.build import SMALL_RESNET
 from fewbytes.models.fused import (
     AdaptorKind,
     FusedNetwork,
@@ -122,6 +124,17 @@ class FuseFL(Method):
 
     def planned_rounds(self, asked: int) -> int:
         return len(self.after) + 1 if self.cuts else self.blocks
+
+    def model_for(self, shape: tuple[int, ...]) -> str:
+        """A model with a unit for each block."""
+        if super().model_for(shape) != "mlp":
+            return super().model_for(shape)
+        return SMALL_RESNET if len(shape) == 3 else f"mlp:layers={self.planned_rounds(1)}"
+
+    def quick(self, epochs: int) -> Self:
+        """In fewer blocks if there are fewer epochs."""
+        local = shorter(self.local, epochs)
+        return replace(self, blocks=min(self.blocks, epochs), ccvr_samples=min(self.ccvr_samples, 500), local=local)
 
     @property
     def after(self) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.errors import UserError, one_line, suggestion
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.kgf import Kernels, with_generated_kernels
 from fewbytes.models.resnet import DEPTHS, ResNet
@@ -22,6 +22,9 @@ from fewbytes.models.yolox import STRIDE, Detector
 
 NAMES = ("mlp", "cnn4", "lenet", "vgg9", *(f"resnet{depth}" for depth in DEPTHS), "resnet18-sigmoid", *DETECTORS)
 """The models of this package."""
+
+SMALL_RESNET = "resnet8:width=8,stem=3x3"
+"""For images of any size, a model that every method can train."""
 
 _GOOGLENET, _MOBILENET = "torchvision:googlenet", "torchvision:mobilenet_v2"
 _RESNETS = tuple(f"resnet{depth}:stem=7x7" for depth in (18, 34, 50, 101, 152))
@@ -235,7 +238,7 @@ def _own(module: str, attribute: str, shape: tuple[int, ...], classes: int) -> n
     try:
         maker = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # importing runs the user's code
-        text = f"cannot import model {name!r}: {_line(error)}; is its folder on PYTHONPATH?"
+        text = f"cannot import model {name!r}: {one_line(error)}; is its folder on PYTHONPATH?"
         raise UserError(text) from error
     if not callable(maker):
         raise UserError(f"model {name!r} is a {type(maker).__name__}, not a class or function that makes a model")
@@ -254,8 +257,4 @@ def _call(name: str, maker: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         return maker(*args, **kwargs)
     except Exception as error:
-        raise UserError(f"model {name!r} cannot be made with {kwargs}: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"model {name!r} cannot be made with {kwargs}: {one_line(error)}") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.experiments.settings import check_device, make_method
-from fewbytes.methods import METHODS
+from fewbytes.methods import method_class
 from fewbytes.reproduce.grid import Cell, Scale, Table
 from fewbytes.reproduce.reading import read_table
 from fewbytes.reproduce.reproduction import Reproduction, find
@@ -135,14 +135,14 @@ def _with(cells: Sequence[Cell], given: Mapping[str, str]) -> list[Cell]:
         name, dot, field = key.rpartition(".")
         if dot and name not in methods:
             raise UserError(f"--set {key}: the table has no method {name!r}{suggestion(name, methods)}")
-        fields = {field for m in ([name] if dot else methods) for field in METHODS[m].defaults()}
+        fields = {field for m in ([name] if dot else methods) for field in method_class(m).defaults()}
         if field not in fields:
             raise UserError(f"--set {key}: no method of the table has a parameter {field!r}{suggestion(field, fields)}")
     made = []
     for cell in cells:
         method, own = cell.settings["method"], dict(cell.settings["parameters"])
         named = {key.removeprefix(f"{method}."): value for key, value in given.items()}
-        fields = set(METHODS[method].defaults())
+        fields = set(method_class(method).defaults())
         plain = make_method(method, own).parameters
         other = make_method(method, own | {k: v for k, v in named.items() if k in fields}).parameters
         own |= {k: other[k] for k in named.keys() & fields if other[k] != plain[k]}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fewbytes.methods import short_name
 from fewbytes.reproduce.figures import Figure
 
 Scale = Literal["small", "paper"]
@@ -36,7 +37,7 @@ class Cell:
         """The name of its runs: the method, the data set, and a digest of all settings."""
         text = json.dumps(dict(self.settings), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return f"{self.settings['method']}-{self.settings['dataset']}-{digest}"
+        return f"{short_name(self.settings['method'])}-{self.settings['dataset']}-{digest}"
 
 
 @dataclass(frozen=True)

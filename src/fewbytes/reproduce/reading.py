@@ -22,7 +22,7 @@ import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.experiments.groups import KEYS
-from fewbytes.methods import METHODS
+from fewbytes.methods import method_class
 from fewbytes.reproduce.figures import make_figure
 from fewbytes.reproduce.grid import Cell, Printed, Scale, Table, printed
 
@@ -130,8 +130,10 @@ def _rules(file: File) -> list[Rule]:
         except msgspec.ValidationError as error:
             raise UserError(f"rule {number}: {error}") from None
         for method in (*(rule.methods or ()), *([str(settings["method"])] if "method" in settings else [])):
-            if method not in METHODS:
-                raise UserError(f"rule {number}: unknown method {method!r}{suggestion(method, METHODS)}")
+            try:
+                method_class(method)
+            except UserError as error:
+                raise UserError(f"rule {number}: {error}") from None
         made.append(rule)
     return made
 

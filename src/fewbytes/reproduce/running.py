@@ -13,6 +13,7 @@ from fewbytes.data import load_dataset
 from fewbytes.experiments.display import Display, console
 from fewbytes.experiments.prepared import PreparedRun, begun, finished
 from fewbytes.experiments.settings import Experiment, experiment_of, make_experiment
+from fewbytes.methods import short_name
 from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.reproduce.grid import Cell
 
@@ -95,7 +96,7 @@ def run_cells(
         others = sum(each.run == cell.run for each in cells) - 1
         more = f" and {others} more cell{'s' if others > 1 else ''}" if others else ""
         tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}{more}, seed {seed} ({folder})")
-        display = CellDisplay(cell.settings["method"], folder, until)
+        display = CellDisplay(short_name(cell.settings["method"]), folder, until)
         with contextlib.suppress(Pause):
             PreparedRun(settings[folder]).execute(folder, begun(folder), page=False, display=display)
             shutil.rmtree(folder / "checkpoint")  # the states of all clients: nothing needs them any more

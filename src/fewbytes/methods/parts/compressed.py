@@ -87,7 +87,7 @@ def trained_change(
     """
     theta = message.theta.dense()
     model = site.model(theta)
-    site.fit(model, local, before_step=None if before_step is None else lambda: before_step(model))
+    site.fit(model, local, before_step=None if before_step is None else lambda again: before_step(model))
     site.score("personalised", model)
     after, parameters = state_of(model), dict(model.named_parameters(remove_duplicate=False))
     change = {name: after[name] - theta[name] for name, p in parameters.items() if p.requires_grad}

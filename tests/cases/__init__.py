@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 from typing import ClassVar
 
 import torch
+from costs import Formula
 from torch import nn
 
 import fewbytes as fb
@@ -14,102 +17,17 @@ from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.generators.protocol import check_latents
 
 LOCAL = {"epochs": 1, "lr": 0.1, "batch": 8}
-KTL = {"generator": "cases:TinyGenerator", "server_epochs": 2, "server_batch": 8}
 CLUSTERS = {"clusters": 2, "vectors": 2}
-GENE = {**CLUSTERS, "fraction": 0.75}
 SOME = {**LOCAL, "fraction": 0.75}
 
-CASES: dict[str, fb.Method] = {
-    "fedavg": fb.FedAvg(**LOCAL),
-    "fedavg-local-buffers": fb.FedAvg(**LOCAL, buffers="local", fraction=0.5),
-    "separate": fb.Separate(**LOCAL),
-    "fedktl": fb.FedKTL(**LOCAL, **KTL),
-    "fedktl-ablated": fb.FedKTL(
-        **LOCAL,
-        **KTL,
-        fraction=0.5,
-        order="shuffled",
-        transfer="images",
-        centroids="learned",
-        bandwidth="median",
-        lambda_mse=0.0,
-        dimension=5,
-        client_noise=0.2,
-        server_noise=0.2,
-    ),
-    "fedktl-linear": fb.FedKTL(**LOCAL, **KTL, classifier="linear", lambda_mmd=0.0, scale=1.0, margin=0.0),
-    "fedpurin": fb.FedPURIN(**LOCAL, beta=2),
-    "fedpurin-sampled": fb.FedPURIN(
-        **LOCAL, beta=2, fraction=0.5, gradient="delta", hessian=True, tau=0.3, activations=True
-    ),
-    "fedpurin-batch-norm": fb.FedPURIN(**LOCAL, batch_norm="selected", weighted=True),
-    "fusefl": fb.FuseFL(blocks=3, ccvr_samples=20, **(LOCAL | {"epochs": 4})),
-    "fusefl-average": fb.FuseFL(
-        cuts="conv", adaptor="average", final_reduce="mean", ccvr_samples=0, **(LOCAL | {"epochs": 2})
-    ),
-    "fusefl-moving": fb.FuseFL(
-        blocks=2,
-        frozen_bn="train_shared",
-        final_reduce="concatenate",
-        ccvr_samples=20,
-        ccvr_covariance="released",
-        **(LOCAL | {"epochs": 2}),
-    ),
-    "ensemble": fb.Ensemble(**LOCAL),
-    "feddf": fb.FedDF(**LOCAL, server_steps=6, server_batch=8, noise=20),
-    "dense": fb.DENSE(**LOCAL, server_epochs=2, generator_steps=2, server_batch=8, latent=4),
-    "feddafl": fb.FedDAFL(**LOCAL, server_steps=3, student_steps=2, server_batch=8, latent=4),
-    "fedadi": fb.FedADI(**LOCAL, server_epochs=2, pixel_steps=2, server_steps=2, server_batch=8),
-    "fedkgf": fb.FedKGF(**LOCAL, base=2),
-    "fedkgf-ablated": fb.FedKGF(
-        **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, common=True, fraction=0.75
-    ),
-    "fedkgf-averaged": fb.FedKGF(**LOCAL, base=2, owners=0, momentum=0.5, lr_rounds=2),
-    "fedper": fb.FedPer(**LOCAL, fraction=0.5),
-    "pfedsd": fb.PFedSD(**LOCAL),
-    "pfedsd-sampled": fb.PFedSD(**LOCAL, fraction=0.5, teacher="eval"),
-    "fedcac": fb.FedCAC(**LOCAL, beta=2),
-    "fedcac-sampled": fb.FedCAC(**LOCAL, beta=2, fraction=0.5, tau=0.3),
-    "lg_fedavg": fb.LG_FedAvg(**LOCAL, fraction=0.5),
-    "fedproto": fb.FedProto(**LOCAL),
-    "feddistill": fb.FedDistill(**LOCAL),
-    "fml": fb.FML(**LOCAL),
-    "fedkd": fb.FedKD(**LOCAL),
-    "fedgh": fb.FedGH(**LOCAL),
-    "fedgen": fb.FedGen(**LOCAL, server_steps=3, hidden=8),
-    "genefl": fb.GeneFL(**LOCAL, **GENE, gamma=1),
-    "genefl-ablated": fb.GeneFL(
-        **LOCAL,
-        **GENE,
-        similarity="vectors",
-        inherit="nothing",
-        gamma_step=0,
-        score="emd",
-        order="ascending",
-        norm="per_tensor_sum",
-        normalise="per_tensor",
-        elastic="target",
-        steps="split",
-        fisher="model",
-        fisher_samples=6,
-        classifier="own",
-    ),
-    "clustered": fb.Clustered(fb.FedAvg(**SOME, received=True), **CLUSTERS),
-    "fedbn": fb.FedBN(**LOCAL),
-    "partialfed": fb.PartialFed(**LOCAL),
-    "fedfina": fb.Clustered(fb.FedFina(**SOME, convolutions=1), **CLUSTERS),
-    "fedlp": fb.FedLP(**LOCAL),
-    "fedlps": fb.Clustered(fb.FedLPS(**SOME, ratios="adaptive"), **CLUSTERS),
-    "fedcom": fb.FedCOM(**LOCAL),
-    "fedcom-gate": fb.FedCOM(**LOCAL, bits=8, gate=True, gamma=0.9, fraction=0.5, lr_rounds=5),
-    "fedpm": fb.FedPM(**LOCAL),
-    "fedpm-sampled": fb.FedPM(**LOCAL, fraction=0.5, scored="sampled", lr_rounds=5),
-    "learngene": fb.Clustered(fb.Learngene(**SOME, select="updates", select_rounds=2), **CLUSTERS),
-    "dgc": fb.DGC(**LOCAL),
-    "dgc-ablated": fb.DGC(**LOCAL, fraction=0.5, density=0.1, warmup=2, momentum=0.5, norm=3.0, lr_rounds=3),
-    "fedcams": fb.FedCAMS(**LOCAL, fraction=0.5),
-    "smartidx": fb.SmartIdx(**LOCAL, density=0.2, patterns=3),
-}
+CASES: dict[str, fb.Method] = {}
+"""The smallest settings that exercise each method, by case: one file of this folder a method."""
+COSTS: dict[str, Formula] = {}
+"""By case what a client sends and receives."""
+for file in pkgutil.iter_modules(__path__):
+    of = importlib.import_module(f"cases.{file.name}")
+    CASES |= of.CASES
+    COSTS |= of.COSTS
 
 ANY_MODELS = fb.FedKTL, fb.LG_FedAvg, fb.FedProto, fb.FedDistill, fb.FML, fb.FedKD, fb.FedGH, fb.FedGen
 """Methods whose clients may have models of their own."""

@@ -12,8 +12,8 @@ up, where D counts the model's values with batch-norm buffers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,16 @@ from fewbytes.methods.parts.distillation import (
     step,
     total_variation,
 )
-from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, check_images, distil, student_of, train_once
+from fewbytes.methods.parts.one_shot import (
+    LONG,
+    Trained,
+    Uploads,
+    check_images,
+    distil,
+    shorter,
+    student_of,
+    train_once,
+)
 from fewbytes.models import LogitMean
 
 
@@ -65,6 +74,11 @@ class FedADI(Method):
     scored_after_finish: ClassVar[bool] = True
     finish_exchanges: ClassVar[bool] = False
     needs: ClassVar[type[Objective]] = Classification
+
+    def quick(self, epochs: int) -> Self:
+        return replace(
+            self, local=shorter(self.local, epochs), server_epochs=2, pixel_steps=20, server_steps=60, server_batch=32
+        )
 
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "FedADI")

@@ -1,0 +1,57 @@
+"""A new method's three files: the method, its case for the tests, its card."""
+
+from __future__ import annotations
+
+import keyword
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import replacing
+from fewbytes.methods import METHODS, short_name
+
+
+def new_method(title: str, folder: Path) -> tuple[str, list[Path]]:
+    """Write the files of a method called `title`; it runs as it is. What `fewbytes run` calls it, and the files.
+
+    In a checkout of this project, of which `folder` is any folder, they are put where all methods' are; elsewhere into
+    `folder` itself. Raises UserError for a name that cannot be or is taken, and a file that is there already.
+    """
+    name = short_name(title)
+    if not (title.isidentifier() and title.isascii()) or keyword.iskeyword(name) or keyword.iskeyword(title):
+        raise UserError(f"{title!r} cannot be the name of a class: take letters, digits and _, such as FedSAM")
+    if name in METHODS:
+        raise UserError(f"there is a method {name!r} already: take another name")
+    class_name = title if title != name else title.capitalize()
+    root = next((place for place in (folder, *folder.absolute().parents) if _is_ours(place)), None)
+    if root is not None:
+        method, tests, card = (
+            root / "src/fewbytes/methods" / f"{name}.py", root / "tests/cases" / f"{name}.py",
+            root / "docs/methods" / f"{name}.md",
+        )  # fmt: skip
+        called, beside = name, "case"
+    else:
+        method, tests, card = folder / f"{name}.py", folder / f"test_{name}.py", folder / f"{name}.md"
+        called, beside = f"{name}:{class_name}", "test"
+    made = {method: "method", tests: beside, card: "card"}
+    for path in made:
+        if path.exists():
+            raise UserError(f"{path} is there already, and nothing is written over it: take another name")
+    words = {"name": name, "class": class_name}
+    words |= {"file": _within(root, method), "tests": _within(root, tests)}
+    for path, kind in made.items():
+        template = Template((files("fewbytes.experiments") / "templates" / f"{kind}.txt").read_text("utf-8"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(template.substitute(words).encode())
+    return called, list(made)
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether this is a checkout of the project."""
+    return (place / "src/fewbytes/methods/__init__.py").is_file() and (place / "tests/cases").is_dir()
+
+
+def _within(root: Path | None, path: Path) -> str:
+    return path.name if root is None else path.relative_to(root).as_posix()

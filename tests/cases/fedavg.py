@@ -1,0 +1,17 @@
+"""Cases of FedAvg, and what their clients send and receive."""
+
+from __future__ import annotations
+
+from costs import MODEL, D, every
+
+import fewbytes as fb
+from cases import LOCAL
+
+CASES = {
+    "fedavg": fb.FedAvg(**LOCAL),
+    "fedavg-local-buffers": fb.FedAvg(**LOCAL, buffers="local", fraction=0.5),
+}
+COSTS = {
+    "fedavg": every(MODEL, MODEL),
+    "fedavg-local-buffers": every(4 * D, 4 * D),
+}

@@ -1,0 +1,95 @@
+"""Methods are found without a list: by their file, by an entry point, by package.module:Class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cases
+import pytest
+
+import fewbytes as fb
+from fewbytes.methods import FILES, method_class
+
+ROOT = Path(__file__).parents[2]
+METHOD = """
+from dataclasses import dataclass
+import fewbytes as fb
+
+@dataclass(frozen=True)
+class {name}(fb.Method):
+    def round(self, state: None, net: fb.Network, t: int) -> None:
+        pass
+"""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_a_method_with_a_case_and_a_card(name):
+    found = method_class(name)
+    assert found.__name__.lower() == found().name == name
+    assert getattr(fb, found.__name__) is found
+    assert (Path(cases.__file__).parent / f"{name}.py").exists()
+    assert (ROOT / "docs" / "methods" / f"{name}.md").exists()
+
+
+def test_what_is_no_method_is_no_attribute():
+    for name in ("fedavg", "FEDAVG", "FedSomething", "clustered"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(fb, name)
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Installs a package that names classes of a module of its own as methods."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def installed(package: str, text: str, **named: str) -> None:
+        (tmp_path / f"{package}.py").write_text(text)
+        about = tmp_path / f"{package}-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        points = "".join(f"{name} = {package}:{attribute}\n" for name, attribute in named.items())
+        (about / "entry_points.txt").write_text(f"[fewbytes.methods]\n{points}")
+
+    return installed
+
+
+def test_an_installed_package_adds_methods(install):
+    install("plug_one", METHOD.format(name="FedNew"), fednew="FedNew")
+    assert "fednew" in list(fb.METHODS)
+    assert len(fb.METHODS) == len(FILES) + 1
+    assert method_class("fednew").__name__ == "FedNew"
+    assert method_class("fedavg") is fb.FedAvg
+
+
+def test_what_an_installed_package_gets_wrong_is_told(install):
+    install("plug_two", METHOD.format(name="FedOther"), fedother="FedOther", short="FedOther", fedavg="FedOther")
+    install("plug_three", METHOD.format(name="FedOther"), fedother="FedOther", gone="Gone", number="__name__")
+    for name, why in (
+        ("fedother", "plug_three and plug_two each have a method 'fedother'|plug_two and plug_three each"),
+        ("fedavg", "fewbytes and plug_two each have a method 'fedavg'"),
+        ("short", "plug_two names FedOther 'short': it is fedother"),
+        ("gone", "'gone' cannot be imported: AttributeError"),
+        ("number", "'number' is no method"),
+    ):
+        with pytest.raises(fb.UserError, match=why):
+            method_class(name)
+
+
+WRONG = {
+    "Missing": ("", "cannot be imported"),
+    "Plain": ("class Plain: pass", "is no method"),
+    "Loose": (METHOD.format(name="Loose").replace("(frozen=True)", ""), "Loose is no frozen dataclass"),
+    "Empty": ("import fewbytes as fb\nclass Empty(fb.Method): pass", "lacks round"),
+    "Needy": (METHOD.format(name="Needy") + "    needed: int\n", "no default for needed"),
+    "Broken": ("1 / 0", "cannot be imported: ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_method_is_told_in_one_line(name, tmp_path, monkeypatch):
+    text, why = WRONG[name]
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"wrong_{name.lower()}.py").write_text(text)
+    with pytest.raises(fb.UserError, match=why) as told:
+        method_class(f"wrong_{name.lower()}:{name}")
+    assert "\n" not in str(told.value)

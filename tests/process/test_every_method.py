@@ -1,0 +1,22 @@
+"""Every method runs from the command line with no options but few rounds, and says what it has picked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from commands import fewbytes
+
+import fewbytes as fb
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize("name", fb.METHODS)
+def test_it_runs(name, tmp_path):
+    done = fewbytes("run", name, "--rounds", "2", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["status"] == "done"
+    assert f"{name} takes model {result['model']}" in done.stderr
+    assert 0 < result["accuracy"]["final"] <= 1
