@@ -7,4 +7,4 @@ from fewbytes.base.lazy import names_of
 if TYPE_CHECKING:
     from fewbytes.names import *  # noqa: F403
 
-__getattr__ = names_of("fewbytes")
+__getattr__, __dir__ = names_of("fewbytes")
