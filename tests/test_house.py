@@ -99,3 +99,12 @@ def test_help_comes_without_torch(command):
     printed, _, loaded = subprocess.check_output([sys.executable, "-c", code], text=True).partition("loaded:")
     assert "Usage: fewbytes" in printed
     assert not {"torch", "numpy", "flwr"} & set(loaded.split())
+
+
+def test_public_names_are_found_when_they_are_used():
+    assert set(fewbytes.__all__) <= set(dir(fewbytes))
+    assert fewbytes.wire.pack is fewbytes.pack
+    with pytest.raises(AttributeError, match="'fewbytes' has no attribute 'FedAvgg'"):
+        fewbytes.FedAvgg  # noqa: B018
+    with pytest.raises(ImportError, match="FedAvgg"):
+        from fewbytes import FedAvgg  # noqa: F401

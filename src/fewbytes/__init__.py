@@ -7,7 +7,7 @@ from fewbytes.base.lazy import names_of
 if TYPE_CHECKING:
     from fewbytes.names import *  # noqa: F403
 
-_find = names_of("fewbytes")
+_find, _names = names_of("fewbytes")
 
 
 def __getattr__(name: str) -> Any:
@@ -20,3 +20,8 @@ def __getattr__(name: str) -> Any:
         from fewbytes import methods
 
         return getattr(methods, name)
+
+
+def __dir__() -> list[str]:
+    """All there is, the methods' classes excepted."""
+    return _names()

@@ -264,7 +264,7 @@ def test_stopped_early_nothing_is_written(fedavg):
         (fedavg / name).unlink(missing_ok=True)
     before = sorted(fedavg.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        attack(fedavg, how=QUICK, told=stop)
+        attack(fedavg, how=QUICK, progress=stop)
     assert sorted(fedavg.iterdir()) == before
 
 

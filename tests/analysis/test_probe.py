@@ -318,7 +318,7 @@ def test_stopped_early_nothing_is_written(separate):
 
     before = sorted(separate.iterdir())
     with pytest.raises(KeyboardInterrupt):
-        probe(separate, 0, how=HOW, told=stop)
+        probe(separate, 0, how=HOW, progress=stop)
     assert sorted(separate.iterdir()) == before
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-def names_of(package: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose module `names` imports all that is public and lists it in `__all__`."""
+def names_of(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package whose module `names` imports all that is public, and lists it."""
 
-    def find(name: str) -> Any:
+    def get(name: str) -> Any:
         names, here = importlib.import_module(f"{package}.names"), vars(sys.modules[package])
         if name == "__all__" or name in names.__all__:
             return getattr(names, name)
@@ -19,4 +19,7 @@ def names_of(package: str) -> Callable[[str], Any]:
             return here[name]
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return find
+    def listed() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *get("__all__")})
+
+    return get, listed

@@ -7,4 +7,4 @@ from fewbytes.base.lazy import names_of
 if TYPE_CHECKING:
     from fewbytes.data.names import *  # noqa: F403
 
-__getattr__ = names_of("fewbytes.data")
+__getattr__, __dir__ = names_of("fewbytes.data")

@@ -34,9 +34,8 @@ class PreparedRun:
         self.method = self.experiment.made()
         self.task = self.experiment.task(here) if task is None else task
         picked = ", ".join(_picked(settings, self.experiment))
-        self.told = (
-            [f"{self.method.method_name} takes {picked}, as nothing was said of it (--model, --set)"] if picked else []
-        )
+        text = f"{self.method.method_name} takes {picked}, as nothing was said of it (--model, --set)"
+        self.notes = [text] if picked else []
 
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
         """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
