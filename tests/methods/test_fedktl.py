@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import KTL, LOCAL, OwnNet, TinyGenerator, TinyNet, opened, tiny_data
+from cases import LOCAL, OwnNet, TinyGenerator, TinyNet, opened, tiny_data
+from cases.fedktl import KTL
 from conftest import GOLDEN
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
