@@ -15,7 +15,8 @@ from pathlib import Path
 
 from proxied import deploy
 
-from fewbytes.experiments.plan import deployment_seconds, make_plan, parse_rate
+from fewbytes.base.units import parse_rate
+from fewbytes.experiments.plan import deployment_seconds, make_plan
 from fewbytes.experiments.settings import make_experiment, make_method
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import CASES, LOCAL, TinyNet, late_task, tiny_data, tiny_task
+from fewbytes.methods.clustered import Clustered, Clusters
 from safetensors.torch import load_file
 
 import fewbytes as fb
 from fewbytes.experiments.settings import make_experiment
-from fewbytes.methods.clustered import Clustered, Clusters
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack
 

@@ -21,7 +21,7 @@ from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.units import parse_rate
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.experiments.display import Display, console, note, printed, progress
-from fewbytes.experiments.groups import GROUPS
+from fewbytes.experiments.groups import GROUPS, Reproducing
 
 if TYPE_CHECKING:
     from fewbytes.report import RunFolder
@@ -251,24 +251,20 @@ def plan(
         printed.print(made.table())
 
 
+def _reproducing(given: dict[str, Any]) -> Reproducing:
+    """What was named of a reproduction. Raises UserError."""
+    return Reproducing.read(given | {"parameters": _pairs(given.get("parameters", []), "--set")})
+
+
 @app.command()
+@with_options("how", options_of(Reproducing), _reproducing)
 def reproduce(
+    how: Reproducing,
     table: Annotated[str | None, typer.Argument(help="SYSTEM/TABLE; without it, those there are.")] = None,
     scale: Annotated[str, typer.Option(help="small (minutes), or paper: as the paper has it.")] = "small",
     out: Annotated[
         Path, typer.Option(help="Where the runs and the table go, below a folder each system and scale.")
     ] = Path("runs/reproduce"),
-    rows: Annotated[
-        str | None, typer.Option(help="Only these rows, with commas; FedP* is all that begin so.", metavar="LIST")
-    ] = None,
-    columns: Annotated[str | None, typer.Option(help="Only these columns, likewise.", metavar="LIST")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Only these seeds, e.g. 1,2,3.", metavar="LIST")] = None,
-    until: Annotated[int | None, typer.Option(help="Stop each run after this round for now.")] = None,
-    parameters: Annotated[
-        list[str] | None, typer.Option("--set", help="A field of the methods, or METHOD.KEY.", metavar="KEY=VALUE")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Worker processes (default: one per core).")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Run a paper's table, ours beside theirs; the same command goes on where it was stopped."""
@@ -289,20 +285,14 @@ def reproduce(
         return
     with _standard_output_for(as_json):
         made = reproduce_table(
-            table, scale, out, rows=_names(rows), columns=_names(columns), seeds=_names(seeds), until=until,
-            parameters=_pairs(parameters or [], "--set"), workers=workers, device=device,
-            tell=lambda text: console.print(text, soft_wrap=True),
-        )  # fmt: skip
+            table, scale, out, tell=lambda text: console.print(text, soft_wrap=True), **dataclasses.asdict(how)
+        )
     if as_json:
         print(json.dumps(made.as_json(made.chosen()), indent=2))
     else:
         printed.print(made.heading, soft_wrap=True)
         printed.print(made.table())
         printed.print(f"report: {made.path.with_suffix('.html')}", soft_wrap=True)
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -78,3 +79,25 @@ DECLARED = {key: each for group in GROUPS.values() for key, each in group.declar
 """Every setting by its key, but the method and what is the method's own."""
 KEYS = ("method", *DECLARED, "parameters", "fraction")
 """What a config file may say; `fraction` stands for the method's parameter of that name."""
+
+
+NAMES = Text("names with commas", lambda text: [name.strip() for name in text.split(",")], ",".join)
+
+
+@dataclass(frozen=True)
+class Reproducing(Group):
+    """What of a paper's table is run, and how."""
+
+    title: ClassVar[str] = "What is run, and how"
+
+    rows: Sequence[str] | None = setting(
+        None, "Only these rows, with commas; FedP* is all that begin so.", metavar="LIST", text=NAMES
+    )
+    columns: Sequence[str] | None = setting(None, "Only these columns, likewise.", metavar="LIST", text=NAMES)
+    seeds: Sequence[str | int] | None = setting(None, "Only these seeds, e.g. 1,2,3.", metavar="LIST", text=NAMES)
+    until: int | None = setting(None, "Stop each run after this round for now.")
+    parameters: dict[str, str] = setting(
+        {}, "A field of the methods, or METHOD.KEY.", option="--set", metavar="KEY=VALUE"
+    )
+    workers: Count | None = setting(None, "Worker processes (default: one per core).")
+    device: str = setting("cpu", "cpu or cuda.", metavar="NAME")

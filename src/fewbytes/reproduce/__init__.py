@@ -9,8 +9,10 @@ import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fewbytes.base.errors import UserError, suggestion
+from fewbytes.experiments.groups import Reproducing
 from fewbytes.experiments.settings import check_device, make_method
 from fewbytes.methods import method_class
 from fewbytes.reproduce.grid import Cell, Scale, Table
@@ -33,18 +35,13 @@ def reproduce(
     scale: str = "small",
     out: Path = Path("runs/reproduce"),
     *,
-    rows: Sequence[str] | None = None,
-    columns: Sequence[str] | None = None,
-    seeds: Sequence[str | int] | None = None,
-    until: int | None = None,
-    parameters: Mapping[str, str] | None = None,
-    workers: int | None = None,
-    device: str = "cpu",
     tell: Callable[[str], None] = lambda text: None,
+    **what: Any,
 ) -> Reproduction:
     """Run what is not yet done of a table of TABLES, or of some of its rows, columns and seeds, and write the table.
 
-    Rows and columns are names or patterns: CIFAR-10* is all columns that begin so.
+    `what`: fields of `fewbytes.experiments.groups.Reproducing`. Rows and columns are names or patterns: CIFAR-10* is
+    all columns that begin so.
 
     Runs lie below `out`/<system>-<scale>/, and so do <table>.md, .json and .html with all that was ever run of it,
     which are written after every run and whatever happens: the same call goes on. `until`: stop each run after that
@@ -56,14 +53,15 @@ def reproduce(
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{suggestion(name, TABLES)}; there are {', '.join(TABLES)}")
     table = read_table(TABLES[name], scale_of(scale))
-    if until is not None and until < 1:
-        raise UserError(f"until is a round, 1 or later, not {until}")
-    check_device(device)
-    chosen_rows, chosen_columns = _chosen("row", rows, table.rows), _chosen("column", columns, table.columns)
+    how = Reproducing.of(what)
+    if how.until is not None and how.until < 1:
+        raise UserError(f"until is a round, 1 or later, not {how.until}")
+    check_device(how.device)
+    chosen_rows, chosen_columns = _chosen("row", how.rows, table.rows), _chosen("column", how.columns, table.columns)
     system, _, short = name.partition("/")
     folder = out / f"{system}-{scale}"
     _check_place(folder)
-    numbers, given = _seeds(table.seeds if seeds is None else seeds), dict(parameters or {})
+    numbers, given = _seeds(table.seeds if how.seeds is None else how.seeds), how.parameters
     cells = _with(table.cells, given)
     chosen = [cell for cell in cells if cell.row in chosen_rows and cell.column in chosen_columns]
     missing = unavailable(cells)
@@ -93,7 +91,7 @@ def reproduce(
         return made
 
     try:
-        run_cells(chosen, numbers, folder, until=until, workers=workers, device=device, tell=tell, ended=write)
+        run_cells(chosen, numbers, folder, how, tell=tell, ended=write)
     finally:
         made = write()
     for note in made.notes[len(notes) :]:

@@ -11,6 +11,7 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.data import load_dataset
 from fewbytes.experiments.display import Display, console
+from fewbytes.experiments.groups import Reproducing
 from fewbytes.experiments.prepared import PreparedRun, begun, finished
 from fewbytes.experiments.settings import Experiment, experiment_of, make_experiment
 from fewbytes.methods import short_name
@@ -70,33 +71,30 @@ def run_cells(
     cells: Sequence[Cell],
     seeds: Sequence[int],
     out: Path,
+    how: Reproducing,
     *,
-    until: int | None = None,
-    workers: int | None = None,
-    device: str = "cpu",
     tell: Callable[[str], None] = lambda text: None,
     ended: Callable[[], object] = lambda: None,
 ) -> None:
     """Run what is not yet done of the cells, seed by seed, each in its folder below `out`.
 
-    `workers` and `device` are those of every run. `tell` hears lines of text on how it goes, and `ended` is called
-    after each run. `until`: stop every run after that round for now. Raises UserError, before anything is run, for a
-    folder with a run of other settings or a damaged one, and what `fewbytes.run` raises; what was done stays and is
-    gone on with.
+    `tell` hears lines of text on how it goes, and `ended` is called after each run. Raises UserError, before anything
+    is run, for a folder with a run of other settings or a damaged one, and what `fewbytes.run` raises; what was done
+    stays and is gone on with.
     """
     jobs = {folder_of(cell, seed, out): (cell, seed) for seed in seeds for cell in cells}
     settings = {
-        folder: {"save_models": False, **cell.settings, "seed": seed, "workers": workers, "device": device}
+        folder: {"save_models": False, **cell.settings, "seed": seed, "workers": how.workers, "device": how.device}
         for folder, (cell, seed) in jobs.items()
     }
-    to_do = {folder for folder, each in settings.items() if _to_do(folder, make_experiment(each), until)}
+    to_do = {folder for folder, each in settings.items() if _to_do(folder, make_experiment(each), how.until)}
     for number, (folder, (cell, seed)) in enumerate(jobs.items(), 1):
         if folder not in to_do:
             continue
         others = sum(each.run == cell.run for each in cells) - 1
         more = f" and {others} more cell{'s' if others > 1 else ''}" if others else ""
         tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}{more}, seed {seed} ({folder})")
-        display = CellDisplay(short_name(cell.settings["method"]), folder, until)
+        display = CellDisplay(short_name(cell.settings["method"]), folder, how.until)
         with contextlib.suppress(Pause):
             PreparedRun(settings[folder]).execute(folder, begun(folder), page=False, display=display)
             shutil.rmtree(folder / "checkpoint")  # the states of all clients: nothing needs them any more
