@@ -14,12 +14,15 @@ def __getattr__(name: str) -> Any:
     """What `fewbytes.names` lists, or a method's class, `fewbytes.FedAvg`, whose file is loaded when asked for."""
     try:
         return _find(name)
-    except AttributeError:
-        if name.startswith("_"):
-            raise
+    except AttributeError as error:
         from fewbytes import methods
 
-        return getattr(methods, name)
+        if name.lower() not in methods.FILES:
+            raise
+        try:
+            return methods.__getattr__(name)
+        except AttributeError:
+            raise error from None
 
 
 def __dir__() -> list[str]:

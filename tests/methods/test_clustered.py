@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import CASES, LOCAL, TinyNet, late_task, tiny_data, tiny_task
-from fewbytes.methods.clustered import Clustered, Clusters
 from safetensors.torch import load_file
 
 import fewbytes as fb
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.methods.parts.clustered import Clustered, Clusters
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack
 
@@ -73,11 +73,11 @@ def test_a_newcomer_joins_the_cluster_of_its_twin(tmp_path):
 
 def test_a_client_silent_at_the_start_is_put_into_the_largest_cluster_and_noted(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
-    from fewbytes.flower.run import client_app, serve_run
     from flower_grid import MemoryGrid, handler_of
 
+    from fewbytes.flower.apps import client_app, serve_run
     from fewbytes.flower.network import Exchange
-    from fewbytes.running.loop import Settings
+    from fewbytes.running.settings import Settings
 
     method, task = Clustered(fb.FedAvg(**LOCAL), clusters=2, vectors=2), tiny_task(clients=5)
     grid = MemoryGrid(client_app(method, task, tmp_path), 5, lambda m, r: [] if silent(m) else [r])

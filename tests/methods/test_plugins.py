@@ -25,7 +25,7 @@ class {name}(fb.Method):
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_a_method_with_a_case_and_a_card(name):
     found = method_class(name)
-    assert found.__name__.lower() == found().name == name
+    assert found.__name__.lower() == found().method_name == name
     assert getattr(fb, found.__name__) is found
     assert (Path(cases.__file__).parent / f"{name}.py").exists()
     assert (ROOT / "docs" / "methods" / f"{name}.md").exists()
