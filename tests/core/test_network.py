@@ -179,6 +179,22 @@ def test_terms_of_local_training_are_given_by_their_plain_names():
         fb.FedAvg(learning_rate=0.1)
 
 
+@dataclass(frozen=True)
+class OwnWords(fb.Method):
+    """A method whose hyper-parameters have names of the package's, with other meanings."""
+
+    local: bool = True
+    lr: str = "high"
+
+    def round(self, state: None, net: fb.Network, t: int) -> None:
+        """Nothing."""
+
+
+def test_a_method_may_give_those_names_other_meanings():
+    assert OwnWords(lr="low", local=False).parameters == {"local": False, "lr": "low"}
+    assert OwnWords.defaults() == {"local": True, "lr": "high"}
+
+
 @pytest.mark.parametrize("terms", [{"optimiser": "adam"}, {"clip": 0.01}, {"lr_rounds": 3}, {"weight_decay": 0.3}])
 def test_every_method_takes_all_terms(terms):
     plain, other = (

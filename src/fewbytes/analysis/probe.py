@@ -95,7 +95,7 @@ def probe(
 
     Probes are trained on all clients' training samples together, without random transforms, and measured on the
     server's test set, on the run's device. `points` names the units after which to probe (see `points_of`); `how`: how
-    probes are trained, by default as in the paper; `told` hears of the batches. The same seed, on as many threads,
+    probes are trained, by default as in the paper; `progress` hears of the batches. The same seed, on as many threads,
     gives the same file; stopped early, nothing is written. Raises UserError for a folder that is no run or was made
     from Python, and if there is no such model or it cannot be cut.
     """
@@ -249,8 +249,8 @@ def probed(
     `fresh` makes a new model of the architecture whose layers the auxiliary networks are. A row: `point`, `units` and
     `shape` as in `Point`; `information_x` (-R in nats a value; None without a decoder), `information_y` (ln C - CE in
     nats) and `auxiliary_accuracy`, `linear_accuracy`; `auxiliary_enlarged`: whether it saw enlarged features. What is
-    not finite is None. A point's figures do not depend on which others are probed, unless layers drop out. `told`
-    hears of every batch.
+    not finite is None. A point's figures do not depend on which others are probed, unless layers drop out.
+    `progress` hears of every batch.
     """
     x, y = train
     device = str(x.device)

@@ -87,8 +87,8 @@ def methods(as_json: AsJson = False) -> None:
             note(str(error))
             continue
         text = inspect.getdoc(inspect.getmodule(cls)) or ""
-        told = [" ".join(part.split()) for part in text.split("\n\n")]
-        paper, idea, *_, cost = told if len(told) > 2 else [*told, "", ""]
+        parts = [" ".join(part.split()) for part in text.split("\n\n")]
+        paper, idea, *_, cost = parts if len(parts) > 2 else [*parts, "", ""]
         fields = cls.defaults()
         rows.append({"name": name, "paper": paper, "idea": idea, "bytes": cost, "parameters": fields})
         if not as_json:

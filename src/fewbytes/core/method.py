@@ -28,10 +28,11 @@ class _Terms(ABCMeta):
     """Lets the terms of local training be given by their plain names: `FedAvg(epochs=5)`, the others as its own."""
 
     def __call__(cls, *values: Any, **parameters: Any) -> Any:
-        terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own_fields(cls)}
-        if terms and hasattr(cls, "local"):
-            parameters["local"] = dataclasses.replace(parameters.get("local", cls.local), **terms)
-        return super().__call__(*values, **parameters | ({} if hasattr(cls, "local") else terms))
+        local = parameters.get("local", getattr(cls, "local", None))
+        if isinstance(local, Local):
+            terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own_fields(cls)}
+            parameters |= {"local": dataclasses.replace(local, **terms)} if terms else {}
+        return super().__call__(*values, **parameters)
 
 
 def own_fields(cls: type) -> set[str]:
@@ -86,15 +87,15 @@ class Method(ABC, metaclass=_Terms):
     def parameters(self) -> dict[str, Any]:
         """All hyper-parameters by their plain names, local training's terms among them."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        local = own.pop("local", None)
+        local = own.pop("local") if isinstance(own.get("local"), Local) else None
         return ({} if local is None else dataclasses.asdict(local)) | own
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Every hyper-parameter by its plain name, and its default (`dataclasses.MISSING`: none)."""
         own = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        local = own.pop("local", None)
-        return (dataclasses.asdict(local) if isinstance(local, Local) else {}) | own
+        local = own.pop("local") if isinstance(own.get("local"), Local) else None
+        return ({} if local is None else dataclasses.asdict(local)) | own
 
     @classmethod
     def kinds(cls) -> dict[str, Any]:

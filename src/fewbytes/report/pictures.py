@@ -184,8 +184,8 @@ def _read(files: Files, parse: Callable[[bytes], T], damaged: list[str]) -> dict
 def _rows(data: bytes) -> dict[str, Pixels]:
     """The rows of a sheet of images by label, each (height, images, width, channels)."""
     with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-        told = str(image.info[ROWS])
-        counts = msgspec.json.decode(told, type=dict[str, Annotated[int, msgspec.Meta(ge=1)]])
+        text = str(image.info[ROWS])
+        counts = msgspec.json.decode(text, type=dict[str, Annotated[int, msgspec.Meta(ge=1)]])
         width, height = image.width // max(counts.values()), image.height // len(counts)
         if image.mode not in ("L", "RGB") or not 1 <= min(width, height) <= max(width, height) <= LIMIT:
             raise ValueError("no sheet of images")
