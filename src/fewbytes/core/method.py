@@ -86,14 +86,14 @@ class Method(ABC, metaclass=_Terms):
     @property
     def parameters(self) -> dict[str, Any]:
         """All hyper-parameters by their plain names, local training's terms among them."""
-        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        own: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         local = own.pop("local") if isinstance(own.get("local"), Local) else None
         return ({} if local is None else dataclasses.asdict(local)) | own
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Every hyper-parameter by its plain name, and its default (`dataclasses.MISSING`: none)."""
-        own = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        own: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
         local = own.pop("local") if isinstance(own.get("local"), Local) else None
         return ({} if local is None else dataclasses.asdict(local)) | own
 
