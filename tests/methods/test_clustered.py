@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from cases import CASES, LOCAL, TinyNet, late_task, tiny_data, tiny_task
 from safetensors.torch import load_file
 
 import fewbytes as fb
+from fewbytes.experiments.plan import make_plan
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.methods.parts.clustered import Clustered, Clusters
 from fewbytes.running.checkpoint import read_checkpoint
@@ -93,6 +95,18 @@ def test_a_client_silent_at_the_start_is_put_into_the_largest_cluster_and_noted(
     assert of[3] == max(set(others), key=others.count)
     notes = [row["notes"] for row in result.rounds if "notes" in row]
     assert notes == [{"clients that were silent at the start are in the largest cluster": "1 clients"}]
+
+
+def test_all_that_a_method_says_of_itself_is_the_inner_method_s():
+    says = {name for name, value in vars(fb.Method).items() if inspect.isfunction(value) and name[0] != "_"}
+    assert says <= vars(Clustered).keys()
+    inner = fb.FedKGF(fraction=0.5)
+    method = Clustered(inner, clusters=2)
+    assert method.model_for((1, 8, 8)) == inner.model_for((1, 8, 8)) != fb.FedAvg().model_for((1, 8, 8))
+    assert method.quick(3) == Clustered(inner.quick(3), clusters=2)
+    assert method.changed(fraction=1.0, lr=0.3) == Clustered(fb.FedKGF(lr=0.3), clusters=2)
+    plan = make_plan(Clustered(fb.FedAvg(**LOCAL, fraction=0.5), 2), tiny_task(), 5, 1e6, 1e6)
+    assert (plan.clients, plan.cohort, plan.rounds) == (4, 2, 5)
 
 
 def test_what_cannot_be_clustered_is_refused():

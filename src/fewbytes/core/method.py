@@ -90,6 +90,10 @@ class Method(ABC, metaclass=_Terms):
         local = own.pop("local") if isinstance(own.get("local"), Local) else None
         return ({} if local is None else dataclasses.asdict(local)) | own
 
+    def changed(self, **parameters: Any) -> Self:
+        """The method with other hyper-parameters, by their plain names. Raises UserError."""
+        return dataclasses.replace(self, **parameters)  # type: ignore[type-var]
+
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Every hyper-parameter by its plain name, and its default (`dataclasses.MISSING`: none)."""
@@ -139,7 +143,7 @@ class Method(ABC, metaclass=_Terms):
     def quick(self, epochs: int) -> Self:
         """The method as it is tried out in minutes: so many local epochs a round (in all, where rounds are its own),
         and a server that works far less than its paper's."""
-        return dataclasses.replace(self, epochs=epochs) if "epochs" in self.parameters else self  # type: ignore[type-var]
+        return self.changed(epochs=epochs) if "epochs" in self.parameters else self
 
     @property
     def own_rounds(self) -> bool:

@@ -119,7 +119,7 @@ def make_plan(
     """
     fraction = getattr(method, "fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
-    probed = replace(method, fraction=1.0) if fraction != 1.0 else method  # type: ignore[type-var]
+    probed = method.changed(fraction=1.0) if fraction != 1.0 else method
     small = task.with_data(replace(task.data, clients=few, presence=None))
     planned = method.planned_rounds(rounds)
     there = round(fmean(len(task.problem.clients_in(t)) for t in range(1, planned + 1)))

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from torch import nn
 
@@ -67,6 +67,18 @@ class Clustered(Method):
     @property
     def parameters(self) -> dict[str, Any]:
         return self.inner.parameters
+
+    def changed(self, **parameters: Any) -> Self:
+        return replace(self, inner=self.inner.changed(**parameters))
+
+    def quick(self, epochs: int) -> Self:
+        return replace(self, inner=self.inner.quick(epochs))
+
+    def model_for(self, shape: tuple[int, ...]) -> str:
+        return self.inner.model_for(shape)
+
+    def planned_rounds(self, asked: int) -> int:
+        return self.inner.planned_rounds(asked)
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
         return self.inner.remodel(model, seed)
