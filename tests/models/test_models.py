@@ -14,9 +14,10 @@ from torch import nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.core.training import prepared, ready
-from fewbytes.models import PooledFeatures, batch_norm_names, build_model, default_model
+from fewbytes.models import PooledFeatures, batch_norm_names, build_model
 from fewbytes.models.blocks import classifier_of, cut, features_of, head_of
 from fewbytes.models.build import MIXES, ModelBuilder
+from fewbytes.models.builders import default_model
 from fewbytes.models.files import load_model, save_model
 from fewbytes.models.kgf import Kernels, with_generated_kernels
 

@@ -17,7 +17,7 @@ from fewbytes.core.objective import Objective
 from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.models import default_model
+from fewbytes.models.builders import default_model
 from fewbytes.wire.fields import check_fields
 
 TERMS = tuple(f.name for f in dataclasses.fields(Local))

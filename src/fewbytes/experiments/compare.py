@@ -20,7 +20,7 @@ from fewbytes.experiments.display import Display, note
 from fewbytes.experiments.prepared import PreparedRun, begun, finished, new_folder
 from fewbytes.experiments.settings import make_experiment, make_method, typed
 from fewbytes.methods import METHODS, method_class, short_name
-from fewbytes.models.build import SMALL_RESNET
+from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.report import choices, read_runs, write_report
 
 TERMS: dict[str, Any] = {"model": SMALL_RESNET, "rounds": 6, "public": 100}

@@ -30,7 +30,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import GlobalModel
-from fewbytes.models.build import SMALL_RESNET
+from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.models.kgf import Kernels, generated_network
 from fewbytes.wire import Dense, payload
 

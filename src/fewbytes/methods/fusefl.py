@@ -35,7 +35,7 @@ from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
 from fewbytes.methods.parts.one_shot import shorter
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
-from fewbytes.models.build import SMALL_RESNET
+from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.models.fused import (
     AdaptorKind,
     FusedNetwork,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fewbytes.models.build import batch_norm_names, build_model, default_model
+from fewbytes.models.build import batch_norm_names, build_model
+from fewbytes.models.builders import default_model
 from fewbytes.models.ensemble import LogitMean
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.resnet import ResNet

@@ -23,9 +23,6 @@ from fewbytes.models.yolox import STRIDE, Detector
 NAMES = ("mlp", "cnn4", "lenet", "vgg9", *(f"resnet{depth}" for depth in DEPTHS), "resnet18-sigmoid", *DETECTORS)
 """The models of this package."""
 
-SMALL_RESNET = "resnet8:width=8,stem=3x3"
-"""For images of any size, a model that every method can train."""
-
 _GOOGLENET, _MOBILENET = "torchvision:googlenet", "torchvision:mobilenet_v2"
 _RESNETS = tuple(f"resnet{depth}:stem=7x7" for depth in (18, 34, 50, 101, 152))
 _EIGHT = ("cnn4", _GOOGLENET, _MOBILENET, *_RESNETS)
@@ -129,11 +126,6 @@ class ModelBuilder:
 
 
 @cache
-def default_model(shape: tuple[int, ...]) -> str:
-    """The name of a model that suits samples of `shape`: `mlp` for flat ones or under 16 pixels, else `cnn4`."""
-    return "cnn4" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
-
-
 def batch_norm_names(model: nn.Module) -> set[str]:
     """Names of the parameters that belong to BatchNorm modules (weight and bias, not the running statistics)."""
     return {

@@ -1,4 +1,4 @@
-"""Functions that make models."""
+"""Functions that make models, and names of models that suit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Callable
 
 from torch import nn
+
+SMALL_RESNET = "resnet8:width=8,stem=3x3"
+"""For images of any size, a model that every method can train."""
 
 
 def takes_argument(build: Callable[..., nn.Module]) -> bool:
@@ -15,3 +18,8 @@ def takes_argument(build: Callable[..., nn.Module]) -> bool:
     except (TypeError, ValueError):
         return False
     return any(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def default_model(shape: tuple[int, ...]) -> str:
+    """The name of a model that suits samples of `shape`: `mlp` for flat ones or under 16 pixels, else `cnn4`."""
+    return "cnn4" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
