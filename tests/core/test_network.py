@@ -9,6 +9,7 @@ import torch
 from cases import LOCAL, scheduled_task, tiny_task
 
 import fewbytes as fb
+from fewbytes.base.ranges import Positive
 from fewbytes.engines.local import LocalEngine
 
 
@@ -150,6 +151,31 @@ def test_wrong_messages_are_refused(engine):
     news.values.state["x"].add_(1)
     with pytest.raises(fb.MethodError, match="'x' was changed in place"):
         heard(engine)
+
+
+def test_a_message_is_sent_now_or_next(engine):
+    with pytest.raises(fb.MethodError, match="sent now or next, not 'later'"):
+        engine.network.tell(engine.method.told, to=[0], send=News.of(1), when="later")
+
+
+@dataclass(frozen=True)
+class Strict(fb.Method):
+    """A method with checks of its own."""
+
+    rho: Positive = 0.1
+
+    def __post_init__(self) -> None:
+        if self.rho > 5:
+            raise fb.UserError("rho is too large")
+
+    def round(self, state: None, net: fb.Network, t: int) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(("rho", "words"), [(-7.0, "above 0"), (float("nan"), "finite"), (6.0, "too large")])
+def test_checks_of_ones_own_do_not_switch_off_ranges(rho, words):
+    with pytest.raises(fb.UserError, match=words):
+        Strict(rho=rho)
 
 
 def test_a_part_of_the_network_samples_the_same_cohort_and_reaches_only_its_clients(engine):

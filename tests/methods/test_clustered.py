@@ -97,6 +97,14 @@ def test_a_client_silent_at_the_start_is_put_into_the_largest_cluster_and_noted(
     assert notes == [{"clients that were silent at the start are in the largest cluster": "1 clients"}]
 
 
+def test_the_model_of_each_cluster_is_kept(tmp_path):
+    method = Clustered(fb.FedAvg(**LOCAL), clusters=2, vectors=2)
+    fb.run(method, tiny_task(), rounds=1, out=tmp_path / "run", workers=1)
+    kept = models(tmp_path / "run")
+    assert list(kept) == ["cluster-0.safetensors", "cluster-1.safetensors"]
+    assert not torch.equal(*(state["conv.weight"] for state in kept.values()))
+
+
 def test_all_that_a_method_says_of_itself_is_the_inner_method_s():
     says = {name for name, value in vars(fb.Method).items() if inspect.isfunction(value) and name[0] != "_"}
     assert says <= vars(Clustered).keys()
@@ -116,6 +124,9 @@ def test_what_cannot_be_clustered_is_refused():
         fb.run(Clustered(fb.FedAvg(), clusters=5), tiny_task(), rounds=1)
     with pytest.raises(fb.UserError, match="clusters must be at least 1"):
         Clustered(fb.FedAvg(), clusters=0)
+    for inner in (3, Clustered(fb.FedAvg())):
+        with pytest.raises(fb.UserError, match="clusters are of a method that has none"):
+            Clustered(inner)
     with pytest.raises(fb.UserError, match="genefl has clusters of its own: --set clusters=2, not --clusters"):
         make_experiment({"method": "genefl", "clusters": 2}).made()
 

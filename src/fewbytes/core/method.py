@@ -32,7 +32,9 @@ class _Terms(ABCMeta):
         if isinstance(local, Local):
             terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own_fields(cls)}
             parameters |= {"local": dataclasses.replace(local, **terms)} if terms else {}
-        return super().__call__(*values, **parameters)
+        made = super().__call__(*values, **parameters)
+        check_ranges(made)  # also where a class has a __post_init__ of its own
+        return made
 
 
 def own_fields(cls: type) -> set[str]:
@@ -185,6 +187,11 @@ class Method(ABC, metaclass=_Terms):
     def global_model(self, state: Any, problem: Problem) -> nn.Module | None:
         """The model scored on the server's test set, if the method has one."""
         return None
+
+    def server_models(self, state: Any, problem: Problem) -> dict[str, nn.Module]:
+        """What the run folder keeps of the server's models, by name: the global one, if there is one."""
+        model = self.global_model(state, problem)
+        return {} if model is None else {"global": model}
 
     def local_model(self, state: Any, site: Site) -> nn.Module | None:
         """A client's own model, scored on its test split, if the method has one."""

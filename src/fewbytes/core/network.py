@@ -158,6 +158,8 @@ class Network:
         the handler takes the place of one that waits, and what waits after the last round is sent then. Left with
         everybody, it also reaches who joins later.
         """
+        if when not in ("now", "next"):
+            raise MethodError(f"a message is sent now or next, not {when!r}")
         if when == "next":
             wanted = None if to is None else dict(to) if isinstance(to, Mapping) else dict.fromkeys(to, send)
             self._engine.leave(handler, wanted, send, self._part)

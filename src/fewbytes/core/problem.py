@@ -72,7 +72,9 @@ class Problem:
 
     def architecture(self, client: Id) -> Any:
         """A key that is equal for clients with the same model."""
-        if not takes_argument(self.build):
+        if "alike" not in self._kept:
+            self._kept["alike"] = not takes_argument(self.build)
+        if self._kept["alike"]:
             return 0
         of = getattr(self.build, "architecture", None)
         return client if of is None else of(client)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import keyword
+import sys
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -23,8 +25,10 @@ def new_method(title: str, folder: Path) -> tuple[str, list[Path]]:
         raise UserError(f"{title!r} cannot be the name of a class: take letters, digits and _, such as FedSAM")
     if name in METHODS:
         raise UserError(f"there is a method {name!r} already: take another name")
+    if root_of(folder) is None and (name in sys.stdlib_module_names or find_spec(name) is not None):
+        raise UserError(f"there is a module {name!r} already, which {name}.py would hide: take another name")
     class_name = title if title != name else title.capitalize()
-    root = next((place for place in (folder, *folder.absolute().parents) if _is_ours(place)), None)
+    root = root_of(folder)
     if root is not None:
         method, tests, card = (
             root / "src/fewbytes/methods" / f"{name}.py", root / "tests/cases" / f"{name}.py",
@@ -46,6 +50,11 @@ def new_method(title: str, folder: Path) -> tuple[str, list[Path]]:
         with replacing(path) as file:
             file.write(template.substitute(words).encode())
     return called, list(made)
+
+
+def root_of(folder: Path) -> Path | None:
+    """The checkout of this project that a folder lies in."""
+    return next((place for place in (folder, *folder.absolute().parents) if _is_ours(place)), None)
 
 
 def _is_ours(place: Path) -> bool:

@@ -49,6 +49,8 @@ class Clustered(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.inner, Method) or isinstance(self.inner, Clustered):
+            raise UserError(f"clusters are of a method that has none, like FedAvg(), not of {self.inner!r}")
         if self.inner.own_rounds:
             raise UserError(f"{self.inner.method_name} has rounds of its own, and cannot be run in clusters")
         for name in ("headline", "scored_after_finish", "finish_exchanges", "needs"):
@@ -140,6 +142,13 @@ class Clustered(Method):
         if self.clusters > 1:
             return None
         return self.inner.global_model(unpacked(self.inner, state.states[0]), problem)
+
+    def server_models(self, state: Clusters, problem: Problem) -> dict[str, nn.Module]:
+        """Of more than one cluster each one's, as `cluster-0` and so on."""
+        if self.clusters == 1:
+            return super().server_models(state, problem)
+        models = [self.inner.global_model(unpacked(self.inner, frame), problem) for frame in state.states]
+        return {f"cluster-{k}": model for k, model in enumerate(models) if model is not None}
 
     def local_model(self, state: Any, site: Site) -> nn.Module | None:
         return self.inner.local_model(state, site)
