@@ -1,13 +1,11 @@
-"""What every engine shares: the loop's side of a network, messages packed once, replies checked and entered in the
-ledger, messages that wait, frames kept."""
+"""What every engine shares: the loop's side of a network, replies checked and entered in the ledger, frames kept."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +19,11 @@ from fewbytes.core.network import Handler, Network
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered
-from fewbytes.engines.handlers import Done, Job, Part, SampleCounts, packed, unchanged
-from fewbytes.wire import Base, Counted, Frame, pack, unpack
+from fewbytes.engines.handlers import Done, SampleCounts, unchanged
+from fewbytes.engines.requests import Request
+from fewbytes.engines.waiting import Waiting, WaitingMessages
+from fewbytes.wire import Counted, Frame, unpack
 from fewbytes.wire.fields import LIMIT, check_finite
-
-
-@dataclass
-class Waiting:
-    """Messages to one handler that wait for their clients' next request, as a checkpoint holds them."""
-
-    handler: str
-    frames: list[bytes]
-    of: list[int]  # which frame each of `clients` is to get
-    clients: list[int]
-    everybody: int | None  # which frame all others are to get who are not in `had`
-    had: list[int]
-    part: str  # of the network they are left in; empty: all of it
-    members: list[int]  # who is in it
 
 
 @dataclass
@@ -99,10 +85,7 @@ class Engine(ABC):
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None
         self._cohorts: dict[float, list[Id]] = {}
-        self._parts: dict[str, list[Id]] = {}
-        self._waiting: dict[tuple[str, str], _Unsent] = {}  # by handler and part of the network
-        for waiting in () if resumed is None else resumed.waiting:
-            self._waiting[waiting.handler, waiting.part] = self._unpacked(waiting)
+        self._waiting = WaitingMessages(self._named, [] if resumed is None else resumed.waiting)
 
     # ---------------------------------------------------------------------------------------------- the loop's side
 
@@ -126,16 +109,14 @@ class Engine(ABC):
 
     def deliver(self) -> None:
         """Send all that waits, by itself."""
-        for (name, _), left in list(self._waiting.items()):
-            messages = {i: left.message(i) for i in self.clients if left.is_for(i)}
-            if messages:
-                for _ in self.exchange(getattr(self.method, name), messages, None):
-                    pass
-        self._waiting = {}
+        for name in self._waiting.handlers():
+            for _ in self.exchange(getattr(self.method, name), self._waiting.to(name, self.clients), None):
+                pass
+        self._waiting.clear()
 
     def waiting(self) -> list[Waiting]:
         """The messages that wait, for a checkpoint."""
-        return [self._packed(name, part, left) for (name, part), left in self._waiting.items()]
+        return self._waiting.packed()
 
     def arrivals(self, t: int) -> list[Id]:
         """Clients that are there for round t and can be reached, but are not known to the run yet, ascending."""
@@ -191,22 +172,11 @@ class Engine(ABC):
 
     def set_part(self, part: str, members: Sequence[Id]) -> None:
         """Who is in a part of the network; see `Network.among`."""
-        self._parts[part] = list(members)
-        for (_, where), left in self._waiting.items():
-            if where == part:
-                left.members = list(members)
+        self._waiting.set_part(part, members)
 
     def leave(self, function: Callable[..., Any], to: Mapping[Id, Any] | None, send: Any, part: str) -> None:
         """Leave messages with clients' next requests; see `Network.tell`."""
-        handler = self._handler(function)
-        if handler.reply is not None:
-            raise MethodError(f"handler {handler.name!r} replies, so it cannot be left with a next request: call it")
-        waiting = self._waiting.pop((handler.name, part), _Unsent())
-        left = _Unsent(everybody=send) if to is None else waiting
-        left.members = self._parts.get(part)
-        left.own |= {} if to is None else {i: message for i, message in to.items() if message is not None}
-        left.guard()
-        self._waiting[handler.name, part] = left  # in the order of the last messages, in which their handlers run
+        self._waiting.leave(self._handler(function), to, send, part)
 
     def show(self, file: str, made: Callable[[], bytes]) -> None:
         """Keep a file for people, in rounds that are scored."""
@@ -230,6 +200,9 @@ class Engine(ABC):
             self._handlers[name] = Handler.of(function)
         return self._handlers[name]
 
+    def _named(self, name: str) -> Handler:
+        return self._handler(getattr(self.method, name))
+
     def _read(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
         for client, reply in self._exchange(handler, asked, messages):
             self.on_reply(client)
@@ -249,10 +222,7 @@ class Engine(ABC):
 
     def waiting_for(self, client: Id) -> list[tuple[Handler, Any]]:
         """What waits for a client, in the order its handlers are to run."""
-        for left in self._waiting.values():
-            unchanged(*left.bases.values())
-        waiting = [(name, left.message(client)) for (name, _), left in self._waiting.items() if left.is_for(client)]
-        return [(self._handler(getattr(self.method, name)), message) for name, message in waiting]
+        return self._waiting.of(client)
 
     def settle(
         self, handler: Handler, client: Id, sent: Request, done: Done, reply: memoryview, limit: int = LIMIT
@@ -273,9 +243,7 @@ class Engine(ABC):
         self.versions[client] = done.version
         self.records.add(client, done.records)
         for part in sent.parts:
-            for (name, _), left in self._waiting.items():
-                if name == part.handler:
-                    left.delivered(client)
+            self._waiting.delivered(part.handler, client)
         row = Row(self.t, handler.name, client, sent.length, len(reply), sent.counted, Counted(*done.up))
         self.ledger.add(row)
         return value
@@ -306,156 +274,3 @@ class Engine(ABC):
         if self._frames is not None and frame is not None and len(frame):
             self._frames.mkdir(parents=True, exist_ok=True)
             (self._frames / f"{self.t}-{handler}-{client}-{way}.frame").write_bytes(bytes(frame))
-
-    def _packed(self, name: str, part: str, left: _Unsent) -> Waiting:
-        messages = {id(message): message for message in (*left.own.values(), left.everybody) if message is not None}
-        frames = [bytes(pack(message, coded=False)) for message in messages.values()]
-        at = {key: i for i, key in enumerate(messages)}
-        of = [at.get(id(message), -1) for message in left.own.values()]
-        everybody = None if left.everybody is None else at[id(left.everybody)]
-        members = [] if left.members is None else left.members
-        return Waiting(name, frames, of, list(left.own), everybody, sorted(left.had), part, members)
-
-    def _unpacked(self, waiting: Waiting) -> _Unsent:
-        kind = self._handler(getattr(self.method, waiting.handler)).message
-        messages = [unpack(kind, frame, limit=1 << 40) for frame in waiting.frames] if kind is not None else []
-        own = {i: messages[at] if at >= 0 else None for i, at in zip(waiting.clients, waiting.of, strict=True)}
-        everybody = None if waiting.everybody is None else messages[waiting.everybody]
-        left = _Unsent(own, everybody, set(waiting.had), waiting.members if waiting.part else None)
-        left.guard()
-        return left
-
-
-@dataclass
-class _Unsent:
-    """Messages to one handler that wait: to some clients their own, and one to everybody else who has not had it."""
-
-    own: dict[Id, Any] = field(default_factory=dict)
-    everybody: Any = None
-    had: set[Id] = field(default_factory=set)
-    members: list[Id] | None = None  # whom it can be for; None: anybody
-    bases: dict[int, Base] = field(default_factory=dict)
-
-    def guard(self) -> None:
-        """Note the messages' tensors as they are, so that a change in place is an error."""
-        messages = {id(message): message for message in (*self.own.values(), self.everybody) if message is not None}
-        known = self.bases
-        self.bases = {key: known.get(key) or Base.of(b"", message) for key, message in messages.items()}
-
-    def is_for(self, client: Id) -> bool:
-        there = self.members is None or client in self.members
-        return client in self.own or (self.everybody is not None and there and client not in self.had)
-
-    def message(self, client: Id) -> Any:
-        return self.own.get(client, self.everybody)
-
-    def delivered(self, client: Id) -> None:
-        self.own.pop(client, None)
-        self.had.add(client)
-
-
-@dataclass
-class Packed:
-    """One message as it travels, to however many clients."""
-
-    handler: str
-    waited: bool  # for this request, instead of having caused it
-    number: int
-    frame: Frame | None
-    counted: Counted
-    base: Base | None
-    at: str
-    left: int  # clients that have not answered yet
-
-    @property
-    def length(self) -> int:
-        """Bytes of the frame."""
-        return 0 if self.frame is None else len(self.frame)
-
-    def part(self) -> Part:
-        """What a job says of it."""
-        return Part(self.handler, self.number, self.at, self.length)
-
-
-@dataclass
-class Request:
-    """What travels to a client with one request: what waited for it, then the call's own message."""
-
-    parts: list[Packed]
-
-    @property
-    def length(self) -> int:
-        """Bytes of all frames."""
-        return sum(part.length for part in self.parts)
-
-    @property
-    def counted(self) -> Counted:
-        """What papers count for all of it."""
-        return sum((part.counted for part in self.parts), Counted())
-
-    @property
-    def base(self) -> Base | None:
-        """What the reply is coded against."""
-        return Base.together([part.base for part in self.parts if part.base is not None])
-
-    def fill(self, job: Job) -> None:
-        """Say in a job which frames come with it."""
-        job.waited = [part.part() for part in self.parts if part.waited]
-        job.message = next((part.part() for part in self.parts if not part.waited and part.frame is not None), None)
-
-
-class Requests:
-    """The requests of one call: each message packed once, when it is first sent, and dropped with its last reply.
-
-    `put` stores a frame where its reader finds it and `free` gives the place back.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        handler: Handler,
-        messages: Mapping[Id, Any],
-        asked: Sequence[Id],
-        put: Callable[[Frame], str] = lambda frame: "",
-        free: Callable[[str], None] = lambda at: None,
-    ) -> None:
-        self.open: dict[Id, Request] = {}
-        self._engine, self._put, self._free = engine, put, free
-        self._messages = {
-            i: [*((waited, message, True) for waited, message in engine.waiting_for(i) if waited != handler),
-                (handler, messages[i], False)]
-            for i in asked
-        }  # fmt: skip
-        self._uses = Counter(self._key(i, *each) for i, several in self._messages.items() for each in several)
-        self._packed: dict[Any, Packed] = {}
-
-    def _key(self, client: Id, handler: Handler, message: Any, waited: bool) -> Any:
-        return handler.name, waited, id(message), self._engine.problem.architecture(client)
-
-    def write(self, client: Id) -> Request:
-        """The client's request, its messages packed and put where their reader finds them."""
-        engine, parts = self._engine, []
-        for handler, message, waited in self._messages[client]:
-            key = self._key(client, handler, message, waited)
-            if key not in self._packed:
-                frame, counted = packed(handler, message, engine.problem.layout(client), engine.coded)
-                at = "" if frame is None else self._put(frame)
-                base = None if frame is None else Base.of(frame.digest, message)
-                number = 0 if frame is None else engine.next_number()
-                self._packed[key] = Packed(handler.name, waited, number, frame, counted, base, at, self._uses[key])
-            parts.append(self._packed[key])
-            call = self._messages[client][-1][0].name
-            engine.keep(client, f"{call}.{handler.name}" if waited else call, "down", parts[-1].frame)
-        self.open[client] = Request(parts)
-        return self.open[client]
-
-    def take(self, client: Id) -> Request:
-        """The client's request, once its reply is here (or will not come)."""
-        request = self.open.pop(client)
-        for part, each in zip(request.parts, self._messages[client], strict=True):
-            part.left -= 1
-            if part.left == 0:
-                del self._packed[self._key(client, *each)]
-                if part.at:
-                    self._free(part.at)
-        return request

@@ -18,9 +18,10 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
-from fewbytes.engines.base import Engine, Requests, Resumed
+from fewbytes.engines.base import Engine, Resumed
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import WorkerPool, attempt, failed
+from fewbytes.engines.requests import Requests
 from fewbytes.engines.store import ClientStore
 
 AHEAD = 4  # replies per worker that may wait for their turn

@@ -23,10 +23,11 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
-from fewbytes.engines.base import Engine, Request, Requests, Resumed
+from fewbytes.engines.base import Engine, Resumed
 from fewbytes.engines.frames import FrameFolder
 from fewbytes.engines.handlers import SCORE, Done, Job, SampleCounts
 from fewbytes.engines.local import memory_bytes
+from fewbytes.engines.requests import Request, Requests
 from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
 from fewbytes.flower.messages import read_content, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common

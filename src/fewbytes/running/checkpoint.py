@@ -15,7 +15,8 @@ from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.data.split import transform_name
-from fewbytes.engines.base import Resumed, Waiting
+from fewbytes.engines.base import Resumed
+from fewbytes.engines.waiting import Waiting
 from fewbytes.wire import unpack
 from fewbytes.wire.frame import MAJOR
 
