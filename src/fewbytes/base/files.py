@@ -78,3 +78,9 @@ class ScratchFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file at once, or not at all."""
+    with replacing(path) as file:
+        file.write(text.encode())

@@ -1,4 +1,4 @@
-"""The loop every engine shares: rounds, scoring, the run folder, checkpoints and resuming from them."""
+"""The loop every engine shares: rounds, from the first or from a checkpoint, into a run folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fewbytes.base.cores import all_cores
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import ScratchFolder, lock, replacing
-from fewbytes.base.streams import seeded
+from fewbytes.base.files import ScratchFolder, lock, replacing, write_text
 from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
@@ -32,9 +30,10 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
 from fewbytes.engines.base import Engine
-from fewbytes.engines.handlers import SampleCounts
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
+from fewbytes.running.counts import PartitionCounts
+from fewbytes.running.scoring import scored_models
 from fewbytes.running.settings import Settings
 from fewbytes.running.summary import Outcome, summary
 from fewbytes.wire import pack, unpack
@@ -69,9 +68,8 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
         folder = Path(settings.out or "") if scratch is None else scratch.path
         loop = _Loop(method, task, settings, folder)
         if not settings.resume:
-            loop.state = method.server(
-                task.problem
-            )  # refuses what cannot be before anything is written, as do the next lines
+            # what cannot be is refused before anything is written, here and by the next lines
+            loop.state = method.server(task.problem)
             if loop.state is not None:
                 check_fields(type(loop.state))
             method.state_class("client")
@@ -131,11 +129,7 @@ class _Loop:
         for t in range(1, self.rounds + 1):
             if not task.problem.clients_in(t):
                 raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
-        self.counts: dict[str, Any] = task.data.label_counts()
-        for i, client in enumerate(task.data.clients):
-            if not len(client.train):  # its data lie elsewhere: what its node says is entered once it is there
-                self.counts["train"][i] = self.counts["test"][i] = None
-        self._entered: set[Id] = set()  # the clients whose nodes' figures are in the counts
+        self.counts = PartitionCounts(task.data, folder)
         self.state: Any = None
         self.rows: list[dict[str, Any]] = []
         self.missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
@@ -147,7 +141,7 @@ class _Loop:
         """The checkpoint to go on from, or a folder begun anew. Raises UserError if neither can be."""
         if not self.settings.resume:
             _begin_folder(self.folder, self.method, self.task, self.rounds, self.settings.config)
-            self._write_counts()
+            self.counts.write()
             return None
         checkpoint = read_checkpoint(self.folder)
         self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
@@ -159,7 +153,7 @@ class _Loop:
 
     def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:
         done, finished = 0, False
-        self._enter_counts(engine)
+        self.counts.enter(engine.sample_counts, self.settings.resume)
         engine.on_reply = self.watcher.replied
         if checkpoint is not None:
             kind = self.method.state_class("server")
@@ -168,7 +162,7 @@ class _Loop:
             self.refused = {left["client"]: left["why"] for left in left_out if left["handler"] == "join"}
             done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
             engine.peak_memory_bytes = checkpoint.peak_memory_bytes
-            _write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
+            write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
             gallery.forget_after(self.folder, done + finished)
         self.watcher.started(self.folder, self.rounds, done)
         if self.rounds < self.planned:
@@ -182,7 +176,7 @@ class _Loop:
                 while (t := t + 1) <= self.rounds:
                     engine.clients = self._staying(engine.clients, t)
                     arrived = engine.arrivals(t)
-                    self._enter_counts(engine)
+                    self.counts.enter(engine.sample_counts, self.settings.resume)
                     for client in arrived:
                         if client not in self.refused:
                             self._join(engine, t, client)
@@ -203,30 +197,6 @@ class _Loop:
     def _finish(self, engine: Engine) -> None:
         engine.deliver()
         self.method.finish(self.state, engine.network)
-
-    def _enter_counts(self, engine: Engine) -> None:
-        """Enter in partition.json what nodes say of data that lie there. Raises UserError where a run goes on and a
-        client's samples are not as many as they were."""
-        new = {i: held for i, held in engine.sample_counts.items() if i not in self._entered}
-        if not new:
-            return
-        if not self._entered and self.settings.resume:
-            with suppress(OSError, ValueError):  # lost, or damaged
-                self.counts = json.loads((self.folder / "partition.json").read_text())
-        for client, held in new.items():
-            before = self.counts["train"][client], self.counts["test"][client]
-            for was, now, split in zip(map(_total, before), map(_total, held), ("training", "test"), strict=True):
-                if was and now and was != now:
-                    raise UserError(
-                        f"client {client} has {now} {split} samples and had {was} when the run began: give its node "
-                        "the data it had, or begin a new run"
-                    )
-            self.counts["train"][client], self.counts["test"][client] = held
-        self._entered |= new.keys()
-        self._write_counts()
-
-    def _write_counts(self) -> None:
-        _write_text(self.folder / "partition.json", json.dumps(self.counts))
 
     def _staying(self, clients: list[Id], t: int) -> list[Id]:
         """Those of the clients that have not left before round t."""
@@ -274,7 +244,7 @@ class _Loop:
             engine.shown = {}
         accuracy, pooled = engine.records.accuracies(), engine.records.pooled()
         if scored or (phase == "finish" and self.method.scored_after_finish):
-            accuracy |= self._score(engine)
+            accuracy |= scored_models(engine, self.state, last=t >= self.rounds)
         seconds = time.monotonic() - started
         self.seconds += seconds
         if phase in ("round", "join") or len(engine.ledger) > before or accuracy:
@@ -310,24 +280,6 @@ class _Loop:
         totals = engine.ledger.totals()
         self.watcher.moved(totals["uplink_bytes"], totals["downlink_bytes"])
 
-    def _score(self, engine: Engine) -> dict[str, float]:
-        accuracy = {}
-        scores = {i: score for i, score in engine.score_clients().items() if score[1]}  # 0 samples: no model yet
-        if scores:
-            accuracy["personalised"] = float(np.mean([correct / n for correct, n in scores.values()]))
-            accuracy["micro"] = sum(c for c, _ in scores.values()) / sum(n for _, n in scores.values())
-        first = set(self.task.problem.clients_in(1))
-        late = [correct / n for i, (correct, n) in scores.items() if i not in first]
-        if late and len(late) < len(scores):
-            accuracy["newcomers"] = float(np.mean(late))
-        problem, test = self.task.problem, self.task.data.test
-        model = self.method.global_model(self.state, problem)
-        if model is not None:
-            show = engine.network.show_images if engine.t >= self.rounds else None
-            with all_cores(), seeded(problem.seed, "score", engine.t):
-                accuracy |= problem.objective.score(model, test, problem.device, problem.precision, show)
-        return accuracy
-
     def _checkpoint(self, engine: Engine, t: int, phase: str) -> None:
         rows = "".join(json.dumps(row) + "\n" for row in self.rows)
         server = b"" if self.state is None else bytes(pack(self.state, coded=False))
@@ -350,7 +302,7 @@ class _Loop:
         with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
             for part in pack(checkpoint, coded=False).parts:
                 file.write(part)
-        _write_text(self.folder / "rounds.jsonl", rows)
+        write_text(self.folder / "rounds.jsonl", rows)
         engine.checkpointed()
 
     def _summarise(self, engine: Engine) -> None:
@@ -365,11 +317,7 @@ class _Loop:
         budgeted = {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
         outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
         about = self.settings.about | budgeted
-        return summary(self.method, self.task, self.rows, engine.ledger, self.counts, outcome, about)
-
-
-def _total(held: SampleCounts) -> int | None:
-    return sum(held) if isinstance(held, list) else held
+        return summary(self.method, self.task, self.rows, engine.ledger, self.counts.held, outcome, about)
 
 
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
@@ -380,13 +328,8 @@ def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config:
     if config is None:
         made = {"method": method.method_name, "rounds": rounds, "seed": task.problem.seed}
         config = msgspec.toml.encode(made | {"parameters": method.parameters}).decode()
-    _write_text(folder / "config.toml", config)
-    _write_text(folder / "rounds.jsonl", "")
-
-
-def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as file:
-        file.write(text.encode())
+    write_text(folder / "config.toml", config)
+    write_text(folder / "rounds.jsonl", "")
 
 
 @contextmanager

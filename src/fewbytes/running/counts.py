@@ -1,0 +1,56 @@
+"""partition.json: who holds how many samples of which class, as far as it is known here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import write_text
+from fewbytes.core.problem import Id
+from fewbytes.data.split import FederatedData
+from fewbytes.engines.handlers import SampleCounts
+
+
+class PartitionCounts:
+    """What partition.json in a run folder holds, in `held`; None for clients whose nodes have said nothing yet."""
+
+    def __init__(self, data: FederatedData, folder: Path) -> None:
+        self._path = folder / "partition.json"
+        self.held: dict[str, Any] = data.label_counts()
+        for i, client in enumerate(data.clients):
+            if not len(client.train):  # its data lie elsewhere: what its node says is entered once it is there
+                self.held["train"][i] = self.held["test"][i] = None
+        self._entered: set[Id] = set()  # the clients whose nodes' figures are held
+
+    def enter(self, said: Mapping[Id, tuple[SampleCounts, SampleCounts]], resumed: bool) -> None:
+        """Enter what nodes say of data that lie there, training and test samples. Raises UserError where a run goes on
+        and a client's samples are not as many as they were."""
+        new = {i: counts for i, counts in said.items() if i not in self._entered}
+        if not new:
+            return
+        if not self._entered and resumed:
+            with suppress(OSError, ValueError):  # lost, or damaged
+                self.held = json.loads(self._path.read_text())
+        for client, counts in new.items():
+            before = self.held["train"][client], self.held["test"][client]
+            for was, now, split in zip(map(_total, before), map(_total, counts), ("training", "test"), strict=True):
+                if was and now and was != now:
+                    raise UserError(
+                        f"client {client} has {now} {split} samples and had {was} when the run began: give its node "
+                        "the data it had, or begin a new run"
+                    )
+            self.held["train"][client], self.held["test"][client] = counts
+        self._entered |= new.keys()
+        self.write()
+
+    def write(self) -> None:
+        """Write the file."""
+        write_text(self._path, json.dumps(self.held))
+
+
+def _total(counts: SampleCounts) -> int | None:
+    return sum(counts) if isinstance(counts, list) else counts
