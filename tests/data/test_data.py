@@ -32,7 +32,7 @@ from fewbytes.data import (
     FederatedData,
     Partition,
     Split,
-    datasets,
+    decoding,
     federate,
     federate_partition,
     load_dataset,
@@ -601,7 +601,7 @@ def test_second_load_decodes_nothing_until_a_file_changes(pets: Path, monkeypatc
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(datasets, "open_image", refuse)
+        patch.setattr(decoding, "open_image", refuse)
         again = load_dataset(str(pets))
         assert again.classes == first.classes
         assert np.array_equal(again.train.x, first.train.x)

@@ -29,9 +29,9 @@ from torch import Tensor
 
 from fewbytes.base.state import State
 from fewbytes.wire import Base, Bits, Counted, Layout, Quantised, counted, pack, unpack
-from fewbytes.wire.fields import check_finite
 from fewbytes.wire.inspect import inspect_frame
 from fewbytes.wire.quantised import dequantise, quantise
+from fewbytes.wire.values import check_finite
 
 
 @st.composite

@@ -32,9 +32,9 @@ from test_wire import (
 
 from fewbytes.base.state import State
 from fewbytes.wire import Base, Counted, FrameError, Layout, Packages, Signs, TopK, counted, pack, unpack
-from fewbytes.wire.fields import check_finite
 from fewbytes.wire.inspect import inspect_frame
 from fewbytes.wire.topk import largest
+from fewbytes.wire.values import check_finite
 
 Packet = tuple[State, Layout | None, Base | None]
 

@@ -23,7 +23,8 @@ from fewbytes.engines.handlers import Done, SampleCounts, unchanged
 from fewbytes.engines.requests import Request
 from fewbytes.engines.waiting import Waiting, WaitingMessages
 from fewbytes.wire import Counted, Frame, unpack
-from fewbytes.wire.fields import LIMIT, check_finite
+from fewbytes.wire.fields import LIMIT
+from fewbytes.wire.values import check_finite
 
 
 @dataclass

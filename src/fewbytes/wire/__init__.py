@@ -55,7 +55,7 @@ in one error class, `FrameError`.
 from fewbytes.base.errors import FrameError
 from fewbytes.wire.bits import Bits
 from fewbytes.wire.dense import Dense
-from fewbytes.wire.fields import Base, Counted, WireValue, counted, pack, payload, unpack
+from fewbytes.wire.fields import pack, payload, unpack
 from fewbytes.wire.frame import Frame, Parsed
 from fewbytes.wire.images import Images
 from fewbytes.wire.layout import Entry, Layout
@@ -64,6 +64,7 @@ from fewbytes.wire.packages import Packages
 from fewbytes.wire.quantised import Quantised
 from fewbytes.wire.signs import Signs
 from fewbytes.wire.topk import TopK
+from fewbytes.wire.values import Base, Counted, WireValue, counted
 
 __all__ = [
     "Base",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fewbytes.base.state import State
-from fewbytes.wire.fields import Counted, Reader, Writer
+from fewbytes.wire.values import Counted, Reader, Writer
 
 
 @dataclass(frozen=True, eq=False)

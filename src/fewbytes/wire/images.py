@@ -16,7 +16,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire.coding import SECTION, Array, Buffer, size_of
-from fewbytes.wire.fields import Counted, Reader, Writer
+from fewbytes.wire.values import Counted, Reader, Writer
 
 EDGE = 16383  # pixels: the longest side of a WebP file
 SHEET = 1 << 20  # pixels of a sheet at most: decoding one takes about 25 bytes for each

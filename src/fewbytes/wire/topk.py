@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
-from fewbytes.wire.fields import Counted, Reader, Writer
 from fewbytes.wire.layout import DTYPES
+from fewbytes.wire.values import Counted, Reader, Writer
 
 INDEX_BITS = 24  # what papers count for an index
 ALL = 16  # dimensions a tensor has at most

@@ -1,0 +1,145 @@
+"""What a folder of labelled images holds, read but not decoded: Parquet files, class folders or CIFAR's own files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fewbytes.base.errors import UserError
+from fewbytes.data.cifar import cifar_files, read_cifar
+from fewbytes.data.folders import TEST_NAMES, Labelled, labelled_images, subfolders, test_images
+from fewbytes.data.images import Item
+
+LABEL_NAMES = ("label", "labels", "fine_label")
+CHUNK = 256  # images handed to a decoding thread at a time
+
+Files = dict[str, list[Path]]  # of a data set, by what they are to it
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The images of one split before decoding, in chunks, their labels, and where they lie (for errors)."""
+
+    chunks: Iterator[Sequence[Item | None]]
+    labels: NDArray[np.int64]
+    where: Path
+
+
+Read = Callable[[], tuple[dict[str, Encoded], tuple[str, ...]]]  # by split, and the names of the classes
+
+
+def source(folder: Path, first: Sequence[str] = ("train",)) -> tuple[Files, Read] | None:
+    """The files of the data set in a folder, and what reads them; None if it has no split called as one of `first`."""
+    if parquet := _parquet_files(folder, first):
+        return parquet, partial(_read_parquet, folder, parquet)
+    if images := labelled_images(folder) if "train" in first else {"train": test_images(folder)}:
+        by_class: Files = {}
+        for split, found in images.items():
+            for path, name in found:
+                by_class.setdefault(f"{split} {name}", []).append(path)
+        return (by_class, partial(_read_images, folder, images)) if by_class else None
+    if cifar := cifar_files(folder):
+        return cifar, partial(_read_cifar, cifar)
+    return None
+
+
+def _parquet_files(folder: Path, first: Sequence[str] = ("train",)) -> Files:
+    """The Parquet files of the first place that has a split called as one of `first`; nothing if none has."""
+
+    def splits(place: Path) -> Files:
+        found = {
+            s: sorted({*place.glob(f"{s}-*.parquet"), *place.glob(f"{s}.parquet")}) for s in ("train", *TEST_NAMES)
+        }
+        train, test = (next((found[s] for s in names if found[s]), []) for names in (first, TEST_NAMES))
+        return {"train": train, **({"test": test} if test and test != train else {})} if train else {}
+
+    if files := splits(folder) or splits(folder / "data"):
+        return files
+    configurations = {place: files for place in subfolders(folder) if (files := splits(place))}
+    if len(configurations) > 1:
+        names = ", ".join(place.name for place in configurations)
+        raise UserError(f"{folder} holds several configurations ({names}); name one of those folders")
+    return next(iter(configurations.values()), {})
+
+
+def _read_images(folder: Path, images: dict[str, Labelled]) -> tuple[dict[str, Encoded], tuple[str, ...]]:
+    classes = tuple(sorted({name for _, name in images["train"]}))
+    number = {name: i for i, name in enumerate(classes)}
+    encoded = {}
+    for split, found in images.items():
+        if unknown := {name for _, name in found} - set(classes):
+            first = found[0][0].relative_to(folder).parts[0]
+            raise UserError(f"{folder / first} has classes that train/ has not: {', '.join(sorted(unknown))}")
+        labels = np.array([number[name] for _, name in found], dtype=np.int64)
+        encoded[split] = Encoded(_chunks([path for path, _ in found]), labels, folder)
+    return encoded, classes
+
+
+def _read_cifar(files: Files) -> tuple[dict[str, Encoded], tuple[str, ...]]:
+    splits, classes = read_cifar(files)
+    return {split: Encoded(_chunks(x), y, files[split][0].parent) for split, (x, y) in splits.items()}, classes
+
+
+def _chunks(items: Sequence[Item] | NDArray[np.uint8]) -> Iterator[Sequence[Item]]:
+    return (list(items[i : i + CHUNK]) for i in range(0, len(items), CHUNK))
+
+
+def _read_parquet(folder: Path, files: Files) -> tuple[dict[str, Encoded], tuple[str, ...]]:
+    try:
+        schema = pq.read_schema(files["train"][0])
+        image, label, classes = _columns(schema, files["train"][0])
+        encoded = {}
+        for split, paths in files.items():
+            column = pa.chunked_array([c for p in paths for c in pq.read_table(p, columns=[label]).column(0).chunks])
+            if column.null_count:
+                raise UserError(f"{paths[0]} has {column.null_count} samples without a label; remove them")
+            labels = column.to_numpy().astype(np.int64)
+            encoded[split] = Encoded(_parquet_chunks(paths, image), labels, paths[0])
+    except (pa.ArrowException, KeyError) as error:
+        raise UserError(f"{folder} has a Parquet file that cannot be read: {' '.join(str(error).split())}") from error
+    highest = max(int(e.labels.max(initial=-1)) for e in encoded.values())
+    classes = classes or tuple(str(c) for c in range(highest + 1))
+    for e in encoded.values():
+        if len(e.labels) and not 0 <= e.labels.min() <= e.labels.max() < len(classes):
+            raise UserError(f"{e.where} has labels outside 0..{len(classes) - 1} (from {e.labels.min()}); correct them")
+    return encoded, classes
+
+
+def _columns(schema: pa.Schema, path: Path) -> tuple[str, str, tuple[str, ...]]:
+    """Names of the image and the label column, and the names of the classes, if the schema has them."""
+    metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = metadata.get("info", {}).get("features", {})
+    named = {k: v["names"] for k, v in features.items() if isinstance(v, dict) and v.get("_type") == "ClassLabel"}
+    images = [field.name for field in schema if _holds_images(field.type)]
+    labels = [name for name in (*LABEL_NAMES, *named) if name in schema.names and _is_label(schema.field(name).type)]
+    if not labels or not images:
+        wanted = "an integer label column (label, labels, fine_label)" if images else "an image column (image, img)"
+        columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
+        raise UserError(f"{path} has no {wanted.partition(' ')[2]}; found the columns {columns}")
+    return min(images, key=lambda name: name not in ("image", "img")), labels[0], tuple(named.get(labels[0], ()))
+
+
+def _is_label(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind))
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" and _holds_images(field.type) for field in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _parquet_chunks(paths: Sequence[Path], column: str) -> Iterator[Sequence[Item | None]]:
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=CHUNK, columns=[column]):
+                images = batch.column(0)
+                yield (images.field("bytes") if pa.types.is_struct(images.type) else images).to_pylist()

@@ -1,0 +1,321 @@
+"""Values that know how they travel: what they write and read, what papers count, what replies are coded against."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from fewbytes.base.errors import FrameError
+from fewbytes.base.state import State
+from fewbytes.wire import coding
+from fewbytes.wire.coding import Array, Buffer
+from fewbytes.wire.frame import NO_HASH, Parsed
+from fewbytes.wire.layout import DTYPES, Entry, Layout, entry_of
+
+
+@runtime_checkable
+class WireValue(Protocol):
+    """A value that knows how it travels. What is lossy happened when it was made; writing and reading are exact."""
+
+    def write(self, writer: Writer) -> Any:
+        """Write the arrays as sections; return what stands in the frame's header (packable by msgpack)."""
+
+    @classmethod
+    def read(cls, header: Any, reader: Reader) -> Self:
+        """Undo `write`. Raises FrameError for anything `write` would not have written."""
+
+    def states(self) -> State:
+        """The tensors by name that a reply to this value may be coded against."""
+
+    def counted(self) -> Counted:
+        """What papers count for this value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """What papers count: bytes of the values themselves, and mask entries at one bit each."""
+
+    value_bytes: int = 0
+    mask_bits: int = 0
+
+    @property
+    def nominal_bytes(self) -> int:
+        """Values and mask bits together, in whole bytes."""
+        return self.value_bytes + (self.mask_bits + 7) // 8
+
+    def __add__(self, other: Counted) -> Counted:
+        return Counted(self.value_bytes + other.value_bytes, self.mask_bits + other.mask_bits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """The message a reply answers, held by both ends: its frame's digest and its tensors by name."""
+
+    digest: bytes
+    tensors: Mapping[str, Tensor]
+    _ordered: dict[str, Array] = dataclasses.field(default_factory=dict, repr=False)
+    _versions: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self._versions.update({name: tensor._version for name, tensor in self.tensors.items()})
+
+    def changed(self) -> list[str]:
+        """Names of tensors that were changed in place since the message was sent: nothing can be coded against them."""
+        return [name for name, tensor in self.tensors.items() if tensor._version != self._versions[name]]
+
+    def ordered(self, entry: Entry) -> Array | None:
+        """The flat tensor of the entry's name, ready to be subtracted; None if there is no equally laid-out one."""
+        tensor = self.tensors.get(entry.name)
+        if tensor is None or entry_of(entry.name, tensor) != entry:
+            return None
+        if entry.name not in self._ordered:
+            self._ordered[entry.name] = coding.ordered(flat_words(tensor), tensor.is_floating_point())
+        return self._ordered[entry.name]
+
+    @classmethod
+    def of(cls, digest: bytes, message: Any) -> Base:
+        """The wire values of a message with that digest; where two of them share a name, the first one's tensor."""
+        tensors: State = {}
+        for value in _wire_values(message):
+            for name, tensor in value.states().items():
+                tensors.setdefault(name, tensor)
+        return cls(digest, tensors)
+
+    @classmethod
+    def together(cls, bases: Sequence[Base]) -> Base | None:
+        """Several messages that came at once, of equal names the last one's tensors; None for none."""
+        if len(bases) < 2:
+            return bases[0] if bases else None
+        merged = {name: tensor for base in bases for name, tensor in base.tensors.items()}
+        return cls(blake3(b"".join(base.digest for base in bases)).digest(), merged)
+
+
+def _wire_values(value: Any) -> list[WireValue]:
+    if isinstance(value, WireValue):
+        return [value]
+    if dataclasses.is_dataclass(value):
+        return [v for f in dataclasses.fields(value) for v in _wire_values(getattr(value, f.name))]
+    if isinstance(value, dict):
+        return [v for item in value.values() for v in _wire_values(item)]
+    if isinstance(value, list | tuple):
+        return [v for item in value for v in _wire_values(item)]
+    return []
+
+
+def counted(value: Any) -> Counted:
+    """What papers count for a payload: the sum over its wire values."""
+    return sum((v.counted() for v in _wire_values(value)), Counted())
+
+
+def check_finite(value: Any, name: str = "") -> None:
+    """Raises FrameError if numbers of a payload, or of a value of that name in one, are not finite."""
+    if isinstance(value, WireValue):
+        value = value.states()
+    elif dataclasses.is_dataclass(value):
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            check_finite(item, key if isinstance(key, str) else name)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_finite(item, name)
+    elif not _finite(value):
+        raise FrameError("values", f"the values of {name!r} are not all finite (is lr too high?)")
+
+
+def _finite(value: Any) -> bool:
+    """False for a number, or a tensor with one, that is not finite."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return bool(value.sum().isfinite() or value.isfinite().all())  # a sum of finite numbers may overflow
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def flat_words(value: Tensor) -> Array:
+    """A tensor's bits in C order as a flat array of unsigned integers (no copy where it is contiguous)."""
+    value = value.detach().cpu().contiguous().reshape(-1)
+    width = value.dtype.itemsize
+    if value.dtype == torch.bool:
+        return value.numpy().view(np.uint8)
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
+    return value.view(signed).numpy().view(f"u{width}")
+
+
+def tensor_of(words: Array, dtype: torch.dtype) -> Tensor:
+    """Undo `flat_words`: a flat tensor of `dtype` over the same memory."""
+    if dtype == torch.bool:
+        if words.max(initial=0) > 1:
+            raise FrameError("coding", "a truth value is neither 0 nor 1")
+        return torch.from_numpy(words).to(torch.bool)
+    return torch.from_numpy(words.view(f"i{words.dtype.itemsize}")).view(dtype)
+
+
+class Writer:
+    """Collects a payload's sections; wire values call its methods."""
+
+    def __init__(self, layout: Layout | None, base: Base | None, coded: bool) -> None:
+        self.layout, self.base, self.coded = layout, base, coded
+        self.sections: list[list[Buffer]] = []
+
+    def section(self, parts: list[Buffer]) -> None:
+        """Add a section: its parts, one after another."""
+        self.sections.append(parts)
+
+    def entries(self, state: Mapping[str, Tensor]) -> tuple[Any, list[str]]:
+        """The header that tells which entries travel, and their names in the order they travel.
+
+        True: all of the layout; bytes: a bitset over the layout; else a list of (name, type, shape).
+        """
+        entries = [entry_of(name, value) for name, value in state.items()]
+        known = self.layout
+        if known is None or any(e.name not in known.index or known.entries[known.index[e.name]] != e for e in entries):
+            return [[e.name, e.dtype, list(e.shape)] for e in entries], [e.name for e in entries]
+        chosen = np.zeros(len(known.entries), bool)
+        chosen[[known.index[e.name] for e in entries]] = True
+        names = [e.name for e, here in zip(known.entries, chosen, strict=True) if here]
+        return (True if chosen.all() else np.packbits(chosen, bitorder="little").tobytes()), names
+
+    def numbers(self, tensors: Sequence[Tensor], bases: Sequence[Array | None]) -> Any:
+        """Write tensors of one type as one value; `bases` are what `base_of` gave for each."""
+        floating = tensors[0].is_floating_point() if tensors else True
+        arrays = [flat_words(t) for t in tensors]
+        known = _filled(bases, [a.size for a in arrays], arrays[0].dtype.itemsize) if arrays and self.coded else None
+        return coding.encode_numbers(self, arrays, known, floating, self.coded)
+
+    def bits(self, mask: Array) -> Any:
+        """Write a flat bool array."""
+        return coding.encode_bits(self, mask, self.coded)
+
+    def places(self, places: Array, size: int) -> Any:
+        """Write distinct places below `size`, int64 and rising."""
+        return coding.encode_places(self, places, size, self.coded)
+
+    def base_of(self, name: str, value: Tensor) -> Array | None:
+        """What a reply's entry is coded against (flat), if both ends hold an equally laid-out one."""
+        return None if self.base is None or not self.coded else self.base.ordered(entry_of(name, value))
+
+    def state(self, state: Mapping[str, Tensor]) -> Any:
+        """Write named tensors of any types."""
+        header, names = self.entries(state)
+        groups = []
+        for dtype in dict.fromkeys(state[name].dtype for name in names):
+            chosen = [name for name in names if state[name].dtype == dtype]
+            bases = [self.base_of(name, state[name]) for name in chosen]
+            groups.append(self.numbers([state[name] for name in chosen], bases))
+        return [header, groups]
+
+
+class Reader:
+    """Gives a payload's sections back; wire values call its methods. Its arrays take at most `limit` bytes."""
+
+    def __init__(self, parsed: Parsed, layout: Layout | None, base: Base | None, limit: int) -> None:
+        if parsed.layout_hash != NO_HASH and (layout is None or layout.hash != parsed.layout_hash):
+            raise FrameError(
+                "layout", "the sender's model differs from this receiver's (names, types or shapes of its entries)"
+            )
+        if parsed.base_hash != NO_HASH and (base is None or base.digest[:16] != parsed.base_hash):
+            raise FrameError("base", "the reply is coded against a message this receiver does not hold: send in full")
+        self.layout = layout if parsed.layout_hash != NO_HASH else None
+        self.base = base if parsed.base_hash != NO_HASH else None
+        self._sections = iter(parsed.sections)
+        self._left = limit
+
+    def section(self) -> memoryview:
+        """The next section. Raises FrameError if there is none."""
+        try:
+            return next(self._sections)
+        except StopIteration:
+            raise FrameError("length", "the frame has fewer sections than its header needs") from None
+
+    def finished(self) -> None:
+        """Raises FrameError if a section is left over."""
+        if next(self._sections, None) is not None:
+            raise FrameError("length", "the frame has more sections than its header needs")
+
+    def spend(self, nbytes: int) -> None:
+        """Count bytes that will be allocated against the limit."""
+        self._left -= nbytes
+        if self._left < 0:
+            raise FrameError("length", "the payload is larger than this receiver is ready to hold")
+
+    def entries(self, header: Any) -> list[Entry]:
+        """The entries, in the order they travel, that a header of `Writer.entries` tells. Raises FrameError."""
+        if header is True and self.layout is not None:
+            return list(self.layout.entries)
+        if isinstance(header, bytes) and self.layout is not None:
+            known = self.layout.entries
+            chosen = np.unpackbits(np.frombuffer(header, np.uint8), bitorder="little")
+            if len(header) != (len(known) + 7) // 8 or chosen[len(known) :].any() or chosen.sum() == len(known):
+                raise FrameError("layout", "the choice of entries does not fit the model")
+            return [entry for entry, here in zip(known, chosen, strict=False) if here]
+        if not isinstance(header, list):
+            raise FrameError("header", "the entries of a value are malformed")
+        entries = []
+        for item in header:
+            match item:
+                case [str(name), str(dtype), list(shape)] if dtype in DTYPES and len(shape) <= 16:
+                    if not all(type(n) is int and n >= 0 for n in shape) or math.prod(n or 1 for n in shape) >= 1 << 56:
+                        raise FrameError("length", "a tensor's shape is out of bounds")
+                    entries.append(Entry(name, dtype, tuple(shape)))
+                case _:
+                    raise FrameError("header", "an entry of a value is malformed")
+        if len({entry.name for entry in entries}) != len(entries):
+            raise FrameError("header", "an entry stands twice in a value")
+        return entries
+
+    def numbers(self, header: Any, dtype: torch.dtype, sizes: Sequence[int], bases: Sequence[Array | None]) -> Tensor:
+        """Read what `Writer.numbers` wrote: one flat tensor of sum(sizes) elements."""
+        total = sum(sizes)
+        self.spend(total * dtype.itemsize)
+        words = np.dtype(f"u{dtype.itemsize}")
+        known = _filled(bases, sizes, dtype.itemsize)
+        floating = dtype.is_floating_point
+        return tensor_of(coding.decode_numbers(self, header, total, words, known, floating), dtype)
+
+    def bits(self, header: Any, size: int) -> Array:
+        """Read what `Writer.bits` wrote."""
+        self.spend(size)
+        return coding.decode_bits(self, header, size)
+
+    def places(self, header: Any, size: int) -> Array:
+        """Read what `Writer.places` wrote."""
+        self.spend(size)
+        places = coding.decode_places(self, header, size)
+        self.spend(places.nbytes)
+        return places
+
+    def base_of(self, entry: Entry) -> Array | None:
+        """What the entry is coded against (flat), if this receiver holds it."""
+        return None if self.base is None else self.base.ordered(entry)
+
+    def state(self, header: Any) -> State:
+        """Read what `Writer.state` wrote."""
+        match header:
+            case [names, list(groups)]:
+                entries = self.entries(names)
+            case _:
+                raise FrameError("header", "named tensors are malformed")
+        dtypes = list(dict.fromkeys(entry.dtype for entry in entries))
+        if len(groups) != len(dtypes):
+            raise FrameError("header", "named tensors have more or fewer codings than types")
+        state: State = {}
+        for dtype, group in zip(dtypes, groups, strict=True):
+            chosen = [entry for entry in entries if entry.dtype == dtype]
+            bases = [self.base_of(entry) for entry in chosen]
+            flat = self.numbers(group, DTYPES[dtype], [e.size for e in chosen], bases)
+            for entry, part in zip(chosen, flat.split([e.size for e in chosen]), strict=True):
+                state[entry.name] = part.view(entry.shape)
+        return {entry.name: state[entry.name] for entry in entries}
+
+
+def _filled(bases: Sequence[Array | None], sizes: Sequence[int], width: int) -> list[Array] | None:
+    """The bases with zeros where there is none, or None if there is none at all."""
+    if all(base is None for base in bases):
+        return None
+    return [np.zeros(n, f"i{width}") if base is None else base for n, base in zip(sizes, bases, strict=True)]
