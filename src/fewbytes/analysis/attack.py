@@ -81,8 +81,8 @@ def attack(
         )
     parameters = dict(victim.named_parameters())
     load_state(attacker, state_of(victim, keep=lambda name: name in shared or name not in parameters))
-    if split.boxes is not None:
-        raise UserError("the attack infers an image and its label, and these images have boxes instead of one")
+    if split.learnt is not None:
+        raise UserError("the attack infers an image and its label, and these samples have other targets")
     rows = sorted(stream(how.seed, "attack", "images").choice(len(split), how.images, replace=False).tolist())
     images, labels = split.take(rows).load(task.problem.device)
     found: list[dict[str, Any]] = []

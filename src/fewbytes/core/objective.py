@@ -2,142 +2,269 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.state import in_training
-from fewbytes.core.training import EVALUATION_BATCH, Loss, Precision, arithmetic, own_loss, prepared, ready
-from fewbytes.data.split import FederatedData, Items, LazySamples, Split
-
-CONFIDENCE, OVERLAP = 0.01, 0.65
-"""Detections of less confidence are dropped, and those that overlap a better one of the class more (YOLOX's values)."""
-MEASURES = {"mAP": 0, "AP50": 1, "AP75": 2, "APM": 4, "APL": 5}
-"""COCO's: mean over IoU 0.50:0.95, at 0.5, at 0.75, of medium and of large objects; where COCOeval keeps each."""
-BATCH = 16  # images
-DRAWN, ROW, DRAWN_SIZE = 8, 4, 320  # images, of which in a row, pixels a side
-DRAWN_CONFIDENCE = 0.3
-
+from fewbytes.core.metrics import (
+    Measure,
+    Metric,
+    Scores,
+    known_metric,
+    metrics_of,
+    value_of,
+    values,
+)
+from fewbytes.core.training import EVALUATION_BATCH, Loss, Precision, arithmetic, own_loss, ready
+from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Items, Kind, LazySamples, Split
 
 ShowImages = Callable[[str, Tensor, Sequence[str], int], None]
 """`Network.show_images`."""
 
 
+@dataclass(frozen=True)
 class Objective(ABC):
-    """What models learn of samples and their targets."""
+    """What models learn of samples and their targets.
+
+    `metrics`: what tells how good predictions are; the first is what tables call the score. `criterion`: a loss of
+    one's own, (outputs, targets) to the mean of a batch.
+    """
+
+    metrics: tuple[Metric, ...] = ()
+    criterion: Loss | None = field(default=None, compare=False, repr=False)
 
     suits: ClassVar[str]
     """Which models and methods can learn it, in words for who took another."""
 
-    def loss(self, model: nn.Module, given: Loss | None) -> Loss:
-        """What the model is trained with: what is given, its own, a method `loss(outputs, targets)`, or the usual.
-
-        Raises UserError if it cannot learn this.
-        """
-        return given or own_loss(model) or F.cross_entropy
+    def loss(self, model: nn.Module, given: Loss | None, targets: Tensor) -> Loss:
+        """What the model is trained with on data of these targets: what a method gives, the criterion, the model's own,
+        a method `loss(outputs, targets)`, or the usual. Raises UserError if it cannot learn this."""
+        if given is not None and self.criterion is not None:
+            raise UserError(
+                "the method trains by a loss of its own, which would take the place of yours: leave yours out"
+            )
+        return given or self.criterion or own_loss(model) or self.usual(targets)
 
     @abstractmethod
+    def usual(self, targets: Tensor) -> Loss:
+        """The usual loss, for data of these targets."""
+
+    def predictions(self, outputs: Any) -> Tensor:
+        """What metrics take, of a model's outputs."""
+        return _tensor(outputs)
+
     def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
-        """All samples and targets on the device, untransformed, images channels-last. Raises UserError if they cannot
-        be used so."""
+        """All samples (n, …) and targets on the device, untransformed, images channels-last. Raises UserError if they
+        cannot be used so."""
+        x, y = data.load(device)
+        return ready(x), y
 
     def samples(self, data: Split, device: str) -> tuple[Tensor | LazySamples, Tensor]:
         """As `tensors`, but those of a data set of one's own are read as they are indexed."""
         return data.lazy(device) if isinstance(data.x, Items) else self.tensors(data, device)
 
-    @abstractmethod
-    def evaluate(self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision) -> tuple[int, float]:
-        """How many predictions of a client's samples are right, and the sum of their losses."""
+    def evaluate(
+        self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+    ) -> tuple[Scores, float]:
+        """The metrics of a model's predictions, in eval mode, and the sum of the losses.
 
-    @abstractmethod
+        `precision`: of the forward passes; the losses are summed from float32.
+        """
+        training, total = model.training, 0.0
+        model.to(x.device).eval()
+        loss = self.loss(model, None, y)
+        measures: dict[str, Measure] = {}
+        with torch.no_grad(), arithmetic(precision, str(x.device)):
+            for start in range(0, len(y), EVALUATION_BATCH):
+                outputs, targets = model(x[start : start + EVALUATION_BATCH]), y[start : start + EVALUATION_BATCH]
+                total += float(loss(outputs, targets)) * len(targets)
+                predictions = self.predictions(outputs)
+                measures = measures or {m.name: m.make(predictions) for m in self.metrics}
+                for measure in measures.values():
+                    measure.update(predictions.cpu(), targets.cpu())
+        in_training(model) if training else model.eval()
+        found = {name: value_of(measure) for name, measure in measures.items()}
+        return {name: (value * len(y), len(y)) for name, value in found.items() if value == value}, total
+
     def score(
         self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
     ) -> dict[str, float]:
-        """What the server's test set, if it has samples, tells of a model: fractions by their names; `show`: pictures
-        of predictions for people."""
+        """By metric, what the server's test set tells of a model, if it has samples. `show`: pictures of predictions
+        for people."""
+        return values(self.evaluate(model, *test.lazy(device), precision)[0]) if len(test) else {}
 
 
 @dataclass(frozen=True)
 class Classification(Objective):
-    """One of several classes: cross-entropy; accuracy."""
+    """One of several classes: cross-entropy, of classes weighed as `weights` says.
+
+    `balanced` weighs each client's classes by the inverse of how often it has them, 1 on average over its samples.
+    """
+
+    metrics: tuple[Metric, ...] = (known_metric("multiclass", "accuracy"),)
+    weights: tuple[float, ...] | Literal["balanced"] | None = None
 
     suits: ClassVar[str] = "labels are learnt by models that give a logit a class"
 
-    def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
-        """Samples (n, …) and labels int64 (n,)."""
-        x, y = data.load(device)
-        return ready(x), y
+    def loss(self, model: nn.Module, given: Loss | None, targets: Tensor) -> Loss:
+        """As in `Objective`. Raises UserError for weights where there is another loss."""
+        if self.weights is not None and (given or self.criterion or own_loss(model)):
+            raise UserError("class weights are for the cross-entropy, and this method or model brings another loss")
+        return super().loss(model, given, targets)
 
-    def evaluate(self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision) -> tuple[int, float]:
-        """As the function `evaluate`."""
-        return evaluate(model, x, y, precision)
+    def usual(self, targets: Tensor) -> Loss:
+        """Cross-entropy, weighed."""
+        if self.weights is None:
+            return F.cross_entropy
+        if self.weights == "balanced":
+            counts = torch.bincount(targets)
+            weights = len(targets) / (max(1, int((counts > 0).sum())) * counts.clamp(min=1))
+            weights[counts == 0] = 0.0
+        else:
+            weights = torch.tensor(self.weights, device=targets.device)
+        return partial(_weighted, weights)
 
-    def score(
-        self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
-    ) -> dict[str, float]:
-        """`global`, the share of right predictions; nothing without test samples."""
-        if not len(test):
-            return {}
-        model, correct = prepared(model), 0
-        for start in range(0, len(test), 1000):
-            x, y = test.take(torch.arange(start, min(start + 1000, len(test)))).load(device)
-            correct += evaluate(model, ready(x), y, precision)[0]
-        return {"global": correct / len(test)}
+    def predictions(self, outputs: Any) -> Tensor:
+        """Probabilities (n, classes)."""
+        return _tensor(outputs).softmax(1)
+
+    def evaluate(
+        self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+    ) -> tuple[Scores, float]:
+        """As in `Objective`; the losses are plain cross-entropies. Accuracy alone is counted, without torchmetrics."""
+        if [metric.name for metric in self.metrics] == ["accuracy"]:
+            correct, loss = evaluate(model, x, y, precision)
+            return {"accuracy": (correct, len(y))}, loss
+        return super().evaluate(model, x, y, precision)
 
 
 @dataclass(frozen=True)
-class Detection(Objective):
-    """Boxes of objects of some classes in images: the detector's own loss; COCO's average precision."""
+class MultiLabel(Objective):
+    """Any of several labels, 0 or 1 each, float32 (n, labels): binary cross-entropy of each."""
 
-    classes: tuple[str, ...]
+    metrics: tuple[Metric, ...] = (known_metric("multilabel", "f1"),)
+
+    suits: ClassVar[str] = "several labels a sample are learnt by methods that do not look at labels, such as fedavg"
+
+    def usual(self, targets: Tensor) -> Loss:
+        """As said."""
+        return _each_label
+
+    def predictions(self, outputs: Any) -> Tensor:
+        """Probabilities (n, labels)."""
+        return _tensor(outputs).sigmoid()
+
+    def evaluate(
+        self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+    ) -> tuple[Scores, float]:
+        """As in `Objective`; metrics take whole numbers for labels."""
+        return super().evaluate(model, x, y.long(), precision)
+
+
+@dataclass(frozen=True)
+class Regression(Objective):
+    """Numbers, float32 (n,) or (n, how many): the mean squared error."""
+
+    metrics: tuple[Metric, ...] = (known_metric("regression", "mae"),)
+
+    suits: ClassVar[str] = "numbers are learnt by methods that do not look at labels, such as fedavg"
+
+    def usual(self, targets: Tensor) -> Loss:
+        """As said."""
+        return _squared
+
+    def predictions(self, outputs: Any) -> Tensor:
+        """The outputs, (n,) where there is one a sample."""
+        made = _tensor(outputs)
+        return made[:, 0] if made.dim() == 2 and made.shape[1] == 1 else made
+
+
+@dataclass(frozen=True)
+class Segmentation(Objective):
+    """A class for every pixel, int64 (n, height, width), 255 where there is none: their cross-entropy."""
+
+    metrics: tuple[Metric, ...] = (known_metric("segmentation", "iou"),)
 
     suits: ClassVar[str] = (
-        "objects are found by detectors, such as the model yolox-s, and by methods that train a client's model by its "
-        "own loss and do not look at labels or logits, such as fedavg: take such a model and method"
+        "classes of pixels are learnt by models that give logits (n, classes, height, width), such as unet, and by "
+        "methods that do not look at labels, such as fedavg"
     )
 
-    def loss(self, model: nn.Module, given: Loss | None) -> Loss:
-        """The detector's own. Raises UserError for a model without one, or where a method gives one."""
-        own = own_loss(model)
-        if given is not None or own is None:
-            raise UserError(self.suits)
-        return own
+    def usual(self, targets: Tensor) -> Loss:
+        """As said."""
+        return _each_pixel
 
-    def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
-        """Raises UserError: boxes differ in number, so detectors read images as they are used."""
-        raise UserError(self.suits)
-
-    def samples(self, data: Split, device: str) -> tuple[Tensor | LazySamples, Tensor]:
-        """Images, float32 (n, 3, height, width), and their boxes, read as they are indexed."""
-        return data.lazy(device)
-
-    def evaluate(self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision) -> tuple[int, float]:
-        """Raises UserError: boxes are not right or wrong one by one."""
-        raise UserError(self.suits)
-
-    def score(
-        self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
-    ) -> dict[str, float]:
-        """`MEASURES` of the test set. `show` is given its first images with true boxes and those that were found."""
-        found = detections(model, test, device, precision)
-        if show is not None:
-            show("detections", *drawn(found, test, self.classes), DRAWN_SIZE)
-        return average_precision(found, test)
+    def predictions(self, outputs: Any) -> Tensor:
+        """Probabilities (n, classes, height, width)."""
+        return _tensor(outputs).softmax(1)
 
 
-def objective_of(data: FederatedData) -> Objective:
-    """What is learned of these data: objects where they have boxes, else their labels."""
-    return Classification() if data.test.boxes is None else Detection(data.classes)
+@dataclass(frozen=True)
+class NextToken(Objective):
+    """The token after each one, int64 (n, length), -100 where none is asked for: their cross-entropy."""
+
+    metrics: tuple[Metric, ...] = (known_metric("text", "perplexity"),)
+
+    suits: ClassVar[str] = (
+        "next tokens are learnt by models that give logits (n, length, tokens), and by methods that do not look at "
+        "labels, such as fedavg"
+    )
+
+    def usual(self, targets: Tensor) -> Loss:
+        """As said."""
+        return _each_token
+
+
+@dataclass(frozen=True)
+class Own(Objective):
+    """Whatever a loss of one's own learns."""
+
+    suits: ClassVar[str] = "a loss of one's own is learnt by methods that do not look at labels, such as fedavg"
+
+    def usual(self, targets: Tensor) -> Loss:
+        """Raises UserError: there is none."""
+        raise UserError("what is learnt of such targets is not known here: give a loss")
+
+
+OBJECTIVES: Mapping[Kind, tuple[type[Objective], str]] = {
+    "classes": (Classification, "multiclass"),
+    "labels": (MultiLabel, "multilabel"),
+    "numbers": (Regression, "regression"),
+    "masks": (Segmentation, "segmentation"),
+    "tokens": (NextToken, "text"),
+}
+"""Objectives by what is learnt, and which metrics each knows by name (a key of `fewbytes.core.metrics.KNOWN`)."""
+
+
+def objective_for(
+    learns: Kind,
+    metrics: Sequence[str] | Mapping[str, Any] | None = None,
+    loss: Loss | None = None,
+    weights: tuple[float, ...] | Literal["balanced"] | None = None,
+) -> Objective:
+    """The objective of data of which that is learnt: with a loss of one's own, metrics by name or of one's own (by name
+    what `metrics_of` takes), class weights. Raises UserError for what there is not, or cannot be together."""
+    kind, known = OBJECTIVES.get(learns, (Own, None))
+    options: dict[str, Any] = {"criterion": loss}
+    if isinstance(metrics, Mapping):
+        options["metrics"] = metrics_of(metrics)
+    elif metrics and known is None:
+        raise UserError("metrics by name are for what is learnt usually: give yours as {name: metric}")
+    elif metrics and known is not None:
+        options["metrics"] = tuple(known_metric(known, each) for each in dict.fromkeys(metrics))
+    if weights is not None:
+        if kind is not Classification:
+            raise UserError("class weights are for learning one of several classes")
+        options["weights"] = weights
+    return kind(**options)
 
 
 def evaluate(
@@ -160,98 +287,27 @@ def evaluate(
     return correct, loss
 
 
-def detections(model: nn.Module, data: Split, device: str = "cpu", precision: Precision = "float32") -> list[Tensor]:
-    """What a detector finds in each image, float32 (found, 6) on the CPU: left, top, right, bottom in pixels of the
-    image as it is stored, confidence, class; the most confident first.
-
-    The model runs on `device` and in `precision`, and stays there.
-    """
-    from yolox.utils import postprocess
-
-    training = model.training
-    model = prepared(model).to(device).eval()
-    found: list[Tensor] = []
-    with torch.no_grad(), arithmetic(precision, device):
-        for start in range(0, len(data), BATCH):
-            x, _ = data.take(range(start, min(start + BATCH, len(data)))).load(device)
-            predictions = model(ready(x)).float()
-            for boxes in postprocess(predictions, predictions.shape[2] - 5, CONFIDENCE, OVERLAP):
-                if boxes is None:
-                    found.append(torch.zeros(0, 6))
-                    continue
-                boxes = boxes[boxes.isfinite().all(1)]
-                confidence = boxes[:, 4:5] * boxes[:, 5:6]
-                found.append(torch.cat([boxes[:, :4], confidence, boxes[:, 6:7]], 1).cpu())
-    model.train(training)
-    return found
+def _tensor(outputs: Any) -> Tensor:
+    """A model's outputs as a float32 tensor; of those with `logits`, as transformers give them, the logits."""
+    made: Tensor = outputs.logits if hasattr(outputs, "logits") else outputs
+    return made.float()
 
 
-def average_precision(found: list[Tensor], data: Split) -> dict[str, float]:
-    """COCO's `MEASURES` of what was found in the images of `data`, fractions 0..1, in pixels of the original images.
-
-    A measure for which there are no objects is left out. Raises UserError if pycocotools is not installed or `data`
-    has no ground truth.
-    """
-    try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-    except ImportError as error:
-        from fewbytes.models.yolox import detection_missing
-
-        raise detection_missing("scoring detections") from error
-    from fewbytes.data.coco import ratio
-
-    reference = None if data.boxes is None else data.boxes.truth
-    if reference is None:
-        raise UserError("detections are scored against the boxes of a test set, and this data set has none")
-    rows = np.arange(len(data)) if data.rows is None else data.rows
-    images = [reference["images"][row] for row in rows]
-    scales = [ratio(image["width"], image["height"], data.shape[-1]) for image in images]
-    results = [_result(boxes, row, scale) for boxes, row, scale in zip(found, rows, scales, strict=True)]
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints tables
-        truth = COCO()
-        truth.dataset = reference
-        truth.createIndex()
-        # Without any detection `loadRes` fails.
-        entries = np.concatenate(results) if sum(map(len, results)) else np.array([[rows[0], 0, 0, 0, 0, 0, 0]])
-        evaluation = COCOeval(truth, truth.loadRes(entries), "bbox")
-        evaluation.params.imgIds = rows.tolist()
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return {name: float(evaluation.stats[i]) for name, i in MEASURES.items() if evaluation.stats[i] >= 0}
+def _weighted(weights: Tensor, outputs: Any, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, F.pad(weights, (0, outputs.shape[1] - len(weights))))
 
 
-def drawn(found: list[Tensor], data: Split, classes: Sequence[str]) -> tuple[Tensor, list[str]]:
-    """The first images of a test set, uint8 (n, 3, height, width), the true boxes in white, and what was found with
-    some confidence; and in which row each goes."""
-    from torchvision.utils import draw_bounding_boxes  # slow to import
-
-    from fewbytes.data.transforms import COLOURS
-
-    pictures = []
-    for i, boxes in enumerate(found[:DRAWN]):
-        x, targets = data.take([i]).load()
-        scale = DRAWN_SIZE / x.shape[3]
-        picture = (F.interpolate(x, (DRAWN_SIZE, DRAWN_SIZE), mode="bilinear", antialias=True)[0] * 255).byte()
-        centre, half = targets[0, :, 1:3], targets[0, :, 3:] / 2
-        true = torch.cat([centre - half, centre + half], 1)[targets[0].any(1)]
-        if len(true):
-            picture = draw_bounding_boxes(picture, true * scale, colors="white")
-        boxes = boxes[(boxes[:, 4] >= DRAWN_CONFIDENCE) & (boxes[:, :2] < boxes[:, 2:4]).all(1)]
-        if len(boxes):
-            colours = [COLOURS[int(c) % len(COLOURS)] for c in boxes[:, 5]]
-            words = [f"{classes[int(c)]} {confidence:.2f}" for confidence, c in boxes[:, 4:].tolist()]
-            picture = draw_bounding_boxes(picture, boxes[:, :4] * scale, words, colours, width=2)
-        pictures.append(picture)
-    rows = [f"images {i // ROW * ROW + 1} to {min(i // ROW * ROW + ROW, len(pictures))}" for i in range(len(pictures))]
-    return torch.stack(pictures), rows
+def _each_label(outputs: Any, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
 
 
-def _result(found: Tensor, row: int, scale: float) -> NDArray[np.float64]:
-    """Detections as pycocotools reads them: image, left, top, width, height, confidence, class."""
-    boxes = found.double().numpy()
-    corners = boxes[:, :4] / scale
-    return np.column_stack(
-        [np.full(len(boxes), row), corners[:, :2], corners[:, 2:] - corners[:, :2], boxes[:, 4], boxes[:, 5]]
-    )
+def _squared(outputs: Any, targets: Tensor) -> Tensor:
+    return F.mse_loss(outputs.view_as(targets), targets)
+
+
+def _each_pixel(outputs: Any, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, ignore_index=IGNORED_PIXEL)
+
+
+def _each_token(outputs: Any, targets: Tensor) -> Tensor:
+    return F.cross_entropy(_tensor(outputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TOKEN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError
 from fewbytes.base.state import State, copied, load_state, mark_trained, state_of
 from fewbytes.base.streams import seeded
-from fewbytes.core.objective import Objective, objective_of
-from fewbytes.core.training import Precision
-from fewbytes.data.split import ClientData, FederatedData, Split, classes_in
+from fewbytes.core.detection import Detection
+from fewbytes.core.objective import Objective, objective_for
+from fewbytes.core.training import Loss, Precision
+from fewbytes.data.split import ClientData, FederatedData, Split, Transform, classes_in, widest
+from fewbytes.data.transforms import with_transforms
 from fewbytes.models.builders import takes_argument
 from fewbytes.wire.layout import Layout
 
@@ -135,6 +137,24 @@ class Problem:
         return layout
 
 
+class Terms(TypedDict, total=False):
+    """What may be said of a task of one's own, beside its model and data.
+
+    `loss`: (outputs, targets) to the mean of a batch, in place of the usual one. `metrics`: what models are scored by,
+    the first is the score: names (`fewbytes.core.metrics.KNOWN`), or by name metrics of torchmetrics or functions that
+    make one. `weights`: of classes, or balanced. `transform`: (x, y) to x, changed at random, of every training batch.
+    `seed`: of all randomness.
+    """
+
+    loss: Loss | None
+    metrics: Sequence[str] | Mapping[str, Any] | None
+    weights: tuple[float, ...] | Literal["balanced"] | None
+    transform: Transform | None
+    seed: int
+    precision: Precision
+    device: str
+
+
 @dataclass(frozen=True)
 class Task:
     """A problem and the data it is learned from, as far as they are here: a node holds its own client's only."""
@@ -144,8 +164,11 @@ class Task:
 
     @classmethod
     def on(cls, data: FederatedData, model: Callable[..., nn.Module], **how: Any) -> Task:
-        """A task on data dealt to clients; `how`: other fields of Problem, such as `seed` and `device`."""
-        return cls(Problem(model, **_known(data), **how), data)
+        """A task on data dealt to clients; `how`: other fields of Problem, such as `seed` and `device`, `objective` (by
+        default the usual one of what the data hold)."""
+        detects = data.learns == "boxes"
+        usual = Detection(classes=data.classes) if detects else objective_for(data.learns)
+        return cls(Problem(model, **({"objective": usual} | _known(data) | how)), data)
 
     @classmethod
     def of(
@@ -156,17 +179,20 @@ class Task:
         *,
         public: Any = None,
         presence: Sequence[tuple[int, int | None]] | None = None,
-        seed: int = 0,
+        **how: Unpack[Terms],
     ) -> Task:
         """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
 
         Each set is an (x, y) pair of tensors or a torch data set of (x, y) items, which is read as it is used: once for
-        its labels, then in every epoch (see `fewbytes.data.split.Items`). A test set may be empty: `(x[:0], y[:0])`.
+        its labels, then in every epoch (see `fewbytes.data.split.Items`). What is learnt follows from y
+        (`fewbytes.data.split.learnt_of`): classes (integers, one a sample), numbers (floats), any of several labels
+        (bool), a class for every pixel (integers (n, height, width)), the next token (integers shaped as x); of other
+        targets, what `loss` makes of them. A test set may be empty: `(x[:0], y[:0])`.
         uint8 samples are images and divided by 255; other integers, such as token ids, stay as they are. Parameters of
         the model that do not require gradients stay with each node and never travel. None stands for a client whose
         data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are
         optional and ignored. `presence`: per client the first and the last round it is there (None: to the end); who
-        comes after round 1 is a newcomer. `seed`: of all randomness. Raises UserError for other sets without labels.
+        comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
         """
         if not callable(model) or isinstance(model, nn.Module):
             raise UserError(
@@ -175,16 +201,25 @@ class Task:
             )
         nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
         pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
-        data = tuple(ClientData(*pair) for pair in pairs)
-        if not data or not all(len(train) or train is nothing for train, _ in pairs):
+        if not pairs or not all(len(train) or train is nothing for train, _ in pairs):
             raise UserError("a task needs at least one client, and every client at least one training sample")
         server = nothing if test is None else Split.of(test)
         if isinstance(public, Tensor | np.ndarray):
             public = (public, np.zeros(len(public), np.int64))
         shared = None if public is None else Split.of(public)
-        classes = tuple(map(str, range(classes_in([*(s for pair in pairs for s in pair), server]))))
-        spans = None if presence is None else tuple(presence)
-        return cls.on(FederatedData(data, server, classes, shared, spans), model, seed=seed)
+        splits = [split for pair in pairs for split in pair] + [server]
+        kinds = sorted({split.learns for split in splits if len(split)})
+        if len(kinds) > 1:
+            raise UserError(f"all learn the same, but some targets here are {', others '.join(kinds)}: make them alike")
+        learns = kinds[0] if kinds else "classes"
+        classes = tuple(map(str, range(classes_in(splits) if learns == "classes" else widest(splits))))
+        objective = objective_for(learns, how.pop("metrics", None), how.pop("loss", None), how.pop("weights", None))
+        data = FederatedData(
+            tuple(ClientData(*pair) for pair in pairs), server, classes, shared,
+            None if presence is None else tuple(presence), None if learns == "classes" else ("samples",),
+        )  # fmt: skip
+        data = with_transforms(data, how.pop("transform", None))
+        return cls.on(data, model, objective=objective, **how)
 
     def with_data(self, data: FederatedData) -> Task:
         """The same problem on other data."""
@@ -196,6 +231,6 @@ def _known(data: FederatedData) -> dict[str, Any]:
     splits = (data.test, *(client.train for client in data.clients))
     some = next((split for split in splits if len(split)), None)
     return {
-        "objective": objective_of(data), "classes": data.classes, "public": data.public,
+        "classes": data.classes, "public": data.public,
         "present": data.presence or ((1, None),) * len(data.clients), "sample": None if some is None else some.blank(),
     }  # fmt: skip

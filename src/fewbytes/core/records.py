@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
+from fewbytes.core.metrics import Scores, possible
+
 T = TypeVar("T")
+ByMetric = dict[str, dict[str, float]]
+"""Scores by metric, such as accuracy, then by kind, such as personalised."""
 
 
 class Records(msgspec.Struct, array_like=True):
     """What one client's handler measured, by name."""
 
-    scores: dict[str, tuple[int, int]] = {}  # by kind of accuracy: how many predictions were right, of how many
+    scores: dict[str, Scores] = {}  # by kind, such as personalised
     losses: dict[str, float] = {}
     measures: dict[str, float] = {}
 
@@ -25,31 +29,48 @@ class Records(msgspec.Struct, array_like=True):
 class Gathered:
     """What all clients' handlers measured in a step of a run: by name, by client."""
 
-    scores: dict[str, dict[int, tuple[int, int]]] = field(default_factory=dict)
+    scores: dict[str, dict[int, Scores]] = field(default_factory=dict)
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     measures: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def add(self, client: int, records: Records) -> None:
         """Add what a client's handler measured; of a name it measured before, the last counts. Scores that cannot be,
         which only a stranger's node sends, are passed over."""
-        _add(self.scores, client, {kind: (c, n) for kind, (c, n) in records.scores.items() if 0 <= c <= n and n})
+        _add(self.scores, client, {kind: possible(scores) for kind, scores in records.scores.items()})
         _add(self.losses, client, records.losses)
         _add(self.measures, client, records.measures)
 
-    def accuracies(self) -> dict[str, float]:
-        """By kind, the mean over the clients that were scored."""
-        return means({kind: {i: c / n for i, (c, n) in of.items()} for kind, of in self.scores.items()})
+    def means(self) -> ByMetric:
+        """By metric and kind, the mean over the clients that were scored."""
+        return mean_scores(self.scores)
 
-    def pooled(self) -> dict[str, float]:
-        """By kind, the accuracy over all clients' samples together."""
-        return {
-            kind: sum(c for c, _ in of.values()) / sum(n for _, n in of.values()) for kind, of in self.scores.items()
-        }
+    def pooled(self) -> ByMetric:
+        """By metric and kind, the mean over all clients' samples: of accuracy, that of all samples together."""
+        return pooled_scores(self.scores)
 
     def not_finite(self) -> list[str]:
         """The names of what some client measured as no finite number."""
         parts = (("loss", self.losses), ("measured", self.measures))
         return [f"{part}.{name}" for part, all_of in parts for name, of in all_of.items() if not _finite(of)]
+
+
+def mean_scores(scores: Mapping[str, Mapping[int, Scores]]) -> ByMetric:
+    """By metric and kind the mean over clients."""
+    return _by_metric(scores, lambda pairs: float(np.mean([total / n for total, n in pairs])))
+
+
+def pooled_scores(scores: Mapping[str, Mapping[int, Scores]]) -> ByMetric:
+    """By metric and kind the mean over clients' samples."""
+    return _by_metric(scores, lambda pairs: sum(total for total, _ in pairs) / sum(n for _, n in pairs))
+
+
+def _by_metric(scores: Mapping[str, Mapping[int, Scores]], one: Callable[[list[tuple[float, int]]], float]) -> ByMetric:
+    found: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    for kind, of in scores.items():
+        for client in sorted(of):
+            for metric, pair in of[client].items():
+                found.setdefault(metric, {}).setdefault(kind, []).append(pair)
+    return {metric: {kind: one(pairs) for kind, pairs in kinds.items()} for metric, kinds in found.items()}
 
 
 def means(values: Mapping[str, Mapping[int, float]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError
 from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
+from fewbytes.core.metrics import Scores, values
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
 from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
@@ -88,7 +89,7 @@ class Site:
         x, y = self.samples(self.train)
         if more is not None:
             x, y = torch.cat([x[:], ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
-        hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"))
+        hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"), y)
         precision, transform = self.problem.precision, self.train.transform
         try:
             value = fit(model, x, y, local, self.round, precision=precision, transform=transform, **hooks)
@@ -123,25 +124,24 @@ class Site:
         accuracy of that kind, in every round."""
         if not len(self.test):
             return None
-        correct, n = self.records.scores[kind] = self.correct(model)
-        return correct / n
+        scores, _ = self._evaluated(model)
+        self.records.scores[kind] = scores
+        return values(scores)["accuracy"]
 
     def score(self, kind: str, model: nn.Module) -> None:
-        """Record the accuracy, and the loss, of the model on this client's test split, in rounds that are scored."""
+        """Record the objective's metrics, and the loss, of the model on this client's test split, in rounds that are
+        scored."""
         if self._scored and len(self.test):
-            correct, n, loss = self._evaluated(model)
-            self.records.scores[kind] = correct, n
-            self.records.losses[kind] = loss / n
+            self.records.scores[kind], loss = self._evaluated(model)
+            self.records.losses[kind] = loss / len(self.test)
 
-    def correct(self, model: nn.Module) -> tuple[int, int]:
-        """How many of this client's test samples the model predicts rightly, and of how many."""
-        correct, n, _ = self._evaluated(model)
-        return correct, n
+    def scores(self, model: nn.Module) -> Scores:
+        """The objective's metrics of the model on this client's test split."""
+        return self._evaluated(model)[0]
 
-    def _evaluated(self, model: nn.Module) -> tuple[int, int, float]:
+    def _evaluated(self, model: nn.Module) -> tuple[Scores, float]:
         x, y = self.samples(self.test)
-        correct, loss = self.problem.objective.evaluate(model, x, y, self.problem.precision)
-        return correct, len(y), loss
+        return self.problem.objective.evaluate(model, x, y, self.problem.precision)
 
     def measure(self, name: str, value: float) -> None:
         """Record a measurement for people: it travels beside the payload, uncounted, and steers nothing."""

@@ -28,7 +28,7 @@ from PIL import Image
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
 from fewbytes.data.images import cache_folder, open_image
-from fewbytes.data.split import Boxes, Dataset, Split
+from fewbytes.data.split import Dataset, Split, Targets
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,11 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
         found = [objects[image.id] for image in kept]
         targets = _targets(kept, found, size)
         labels = torch.tensor([_main_category(mine) for mine in found])
-        boxes = Boxes(targets, None if training else _truth(kept, found, tuple(classes.values())))
+        truth = None if training else _truth(kept, found, tuple(classes.values()))
         split = path.stem.removeprefix("instances_")
-        splits[path] = Split(_decoded(kept, folder / split, path, size), labels, boxes=boxes)
+        splits[path] = Split(
+            _decoded(kept, folder / split, path, size), labels, learnt=Targets("boxes", targets, truth)
+        )
     return Dataset(name, splits[train_file], splits[test_file], tuple(classes.values()))
 
 
@@ -166,7 +168,7 @@ def _main_category(objects: Sequence[_Annotation]) -> int:
 
 
 def _targets(images: Sequence[_Image], objects: Sequence[Sequence[_Annotation]], size: int) -> torch.Tensor:
-    """What a detector is trained on, as in `Boxes`."""
+    """What a detector is trained on, as in `Kind`."""
     rows = [
         [
             (o.category_id, *(ratio(image.width, image.height, size) * v for v in _centred(o.bbox)))
@@ -190,7 +192,7 @@ def _centred(box: tuple[float, float, float, float]) -> tuple[float, float, floa
 def _truth(
     images: Sequence[_Image], objects: Sequence[Sequence[_Annotation]], classes: Sequence[str]
 ) -> dict[str, Any]:
-    """What detections are scored against, as in `Boxes`."""
+    """What detections are scored against, as in `Split`."""
     numbers = itertools.count(1)  # pycocotools takes 0 for no match
     return {
         "info": {},

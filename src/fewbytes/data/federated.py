@@ -41,6 +41,7 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     set those of `known_classes`; where one list is given the other holds the rest, and without any a seeded permutation
     of the classes is cut in half (the known half is the larger). Each half is partitioned by itself, in the same way.
     """
+    groups = len(dataset.classes if dataset.groups is None else dataset.groups)
     clients, newcomers, arrival = partition.clients, partition.newcomers, partition.arrival or 2
 
     def deal(classes: Sequence[int], clients: int, seed: int) -> tuple[list[Indices], list[Indices]]:
@@ -54,10 +55,10 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     if not newcomers:
         if partition.stay or partition.known_classes is not None or partition.newcomer_classes is not None:
             raise UserError("known_classes, newcomer_classes and stay are for runs with newcomers: say how many")
-        return _federated(dataset, *deal(range(len(dataset.classes)), clients, seed))
+        return _federated(dataset, *deal(range(groups), clients, seed))
     if arrival < 2:
         raise UserError(f"newcomers cannot come in round {arrival}: give them round 2 or a later one")
-    known, new = _halves(len(dataset.classes), partition.known_classes, partition.newcomer_classes, seed)
+    known, new = _halves(groups, partition.known_classes, partition.newcomer_classes, seed)
     train, test = deal(known, clients, seed)
     try:
         others = deal(new, newcomers, int(stream(seed, "newcomers").integers(1 << 32)))
@@ -160,13 +161,18 @@ def federate_local(clients: Sequence[Dataset | None], test: Split, classes: Sequ
     """Each client's own data set, whole; None for one whose data lie elsewhere, on its own node.
 
     `test`: the server's test set, whose samples' shape all must have, be it empty. `classes`: how labels are numbered
-    everywhere. Raises UserError for samples of another shape, a class that is not in `classes`, and boxes.
+    everywhere. Raises UserError for samples of another shape, of which something else
+    is learnt, a class that is not in `classes`, and boxes.
     """
     nothing = ClientData(test.take([]), test.take([]))
     held = []
     for i, dataset in enumerate(clients):
-        if dataset is not None and dataset.train.boxes is not None:
+        if dataset is not None and dataset.learns == "boxes":
             raise UserError(f"client {i}: {dataset.name} holds objects to be found, which are dealt out only")
+        if dataset is not None and dataset.learns != test.learns:
+            raise UserError(
+                f"client {i}: {dataset.name} holds {dataset.learns} to be learnt, the server's data {test.learns}"
+            )
         if dataset is not None and dataset.train.shape != test.shape:
             raise UserError(
                 f"client {i}: samples of {dataset.name} have shape {dataset.train.shape}, the server's {test.shape}: "
@@ -174,19 +180,19 @@ def federate_local(clients: Sequence[Dataset | None], test: Split, classes: Sequ
             )
         own = None if dataset is None else dataset.numbered(classes)
         held.append(nothing if own is None else ClientData(own.train, own.test))
-    return FederatedData(tuple(held), test, tuple(classes))
+    return FederatedData(tuple(held), test, tuple(classes), groups=None if test.learns == "classes" else ("samples",))
 
 
 def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indices]) -> FederatedData:
     for i, part in enumerate(train):
         if not len(part):
             raise UserError(f"client {i} is left without a training sample; use fewer clients or another partition")
-    if dataset.test.boxes is not None:  # detection is scored on the server's test set alone
+    if dataset.learns == "boxes":  # detection is scored on the server's test set alone
         test = [np.empty(0, np.int64)] * len(train)
     clients = tuple(
         ClientData(dataset.train.take(mine), dataset.test.take(own)) for mine, own in zip(train, test, strict=True)
     )
-    return FederatedData(clients, dataset.test, dataset.classes)
+    return FederatedData(clients, dataset.test, dataset.classes, groups=dataset.groups)
 
 
 def _check(partition: Partition, seed: int, available: int) -> None:

@@ -6,17 +6,18 @@ from fewbytes.data.datasets import client_folders, load_dataset
 from fewbytes.data.federated import federate, federate_local, federate_partition
 from fewbytes.data.public import with_public
 from fewbytes.data.settings import PARTITIONS, Partition
-from fewbytes.data.split import Boxes, ClientData, Dataset, FederatedData, Split, Transform
+from fewbytes.data.split import ClientData, Dataset, FederatedData, Kind, Split, Targets, Transform
 from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
 
 __all__ = [
     "PARTITIONS",
-    "Boxes",
     "ClientData",
     "Dataset",
     "FederatedData",
+    "Kind",
     "Partition",
     "Split",
+    "Targets",
     "Transform",
     "chain",
     "client_folders",

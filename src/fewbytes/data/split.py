@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,16 +19,27 @@ Transform = Callable[[Tensor, Tensor], Tensor]
 """(x, labels (n,)) to x, changed at random: float32 of the same shape, drawn from torch's global CPU generator."""
 
 
-@dataclass(frozen=True)
-class Boxes:
-    """The objects in images: what detectors are trained on and scored against.
+Kind = Literal["classes", "labels", "numbers", "masks", "tokens", "boxes", "own"]
+"""What is learnt of samples. classes: one of several, the labels. labels: any of several, float32 (n, labels). numbers:
+float32 (n,) or (n, how many). masks: a class for every pixel, (n, height, width). tokens: the next after each,
+int64 (n, length). boxes: the objects in images, float32 (n, most, 5), of each its class, centre x, centre y, width and
+height in pixels of the image as it is stored; rows of zeros fill up. own: what a loss of one's own takes."""
 
-    `targets`: float32 (n, most, 5), of each object its class, centre x, centre y, width and height in pixels of the
-    image as it is stored; rows of zeros fill up. `truth`: the same in COCO's format, in pixels of the original images,
-    with row numbers as image ids and class numbers as category ids; None where samples are only trained on.
+
+IGNORED_PIXEL, IGNORED_TOKEN = 255, -100
+"""Targets that mean nothing: of pixels, and of tokens."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What is learnt of samples where that is not one of several classes: `values` (n, …), as `Kind` says.
+
+    `truth`: of images whose boxes are scored, the boxes in COCO's format, in pixels of the original images, with row
+    numbers as image ids and class numbers as category ids.
     """
 
-    targets: Tensor
+    kind: Kind
+    values: Tensor
     truth: dict[str, Any] | None = None
 
 
@@ -36,9 +47,9 @@ class Items:
     """The samples of a torch map-style data set, read item by item each time they are used.
 
     So its transforms run each time, and only what is being used lies in memory. Worker processes are forked: like those
-    of torch's DataLoader they need a data set that opens its files where it reads. `labels`: int64 (n,), for which
-    every item is read once. Raises UserError for items that are not (x, integer label) with x a tensor or array of one
-    shape, and for a data set that holds an open file.
+    of torch's DataLoader they need a data set that opens its files where it reads. `targets`: of all items, for which
+    every one is read once. Raises UserError for items that are not (x, target) with x a tensor or array of one shape,
+    and target an integer label, a number, or a tensor or array of one shape; for a data set that holds an open file.
     """
 
     def __init__(self, data: TorchDataset[Any]) -> None:
@@ -55,27 +66,34 @@ class Items:
         with untouched():
             first = self._read(0)[0]
             self.shape, self.dtype = (len(data), *first.shape), first.dtype
-            self.labels = torch.tensor([self._read(i)[1] for i in range(len(data))])
+            self.targets = torch.stack([self._read(i)[1] for i in range(len(data))])
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     def __getitem__(self, rows: NDArray[np.int64]) -> Tensor:
         return torch.stack([self._read(int(i))[0] for i in rows])
 
-    def _read(self, i: int) -> tuple[Tensor, int]:
+    def _read(self, i: int) -> tuple[Tensor, Tensor]:
         name, item = type(self._data).__name__, self._data[i]
-        if not (isinstance(item, (tuple, list)) and len(item) == 2 and _is_integer(item[1])):
-            raise UserError(f"item {i} of {name} carries no integer label; items must be (x, label)")
+        if not (isinstance(item, (tuple, list)) and len(item) == 2 and _is_target(item[1])):
+            raise UserError(
+                f"item {i} of {name} carries no integer label and no other target; items must be (x, label)"
+            )
         if not isinstance(item[0], (Tensor, np.ndarray)):
             raise UserError(
                 f"item {i} of {name} is a {type(item[0]).__name__}; "
                 "give tensors or arrays, for example with torchvision's PILToTensor transform"
             )
-        x = torch.as_tensor(item[0])
+        x, target = torch.as_tensor(item[0]), torch.as_tensor(item[1])
+        if not i:
+            self._like = target
         if i and x.shape != self.shape[1:]:
             raise UserError(f"item {i} has shape {tuple(x.shape)}, item 0 {self.shape[1:]}; resize them to one shape")
-        return x, int(item[1])
+        if target.shape != self._like.shape:
+            like = tuple(self._like.shape)
+            raise UserError(f"the target of item {i} has shape {tuple(target.shape)}, that of item 0 {like}")
+        return x, target
 
 
 class Split:
@@ -84,9 +102,9 @@ class Split:
     `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255, float32 features
     (n, ...) or other integers, such as token ids (n, length); or `Items`, read as they are used. `y`: int64 tensor
     (n,), class indices. `rows`: int64 (m,), which samples this view holds and in which order; None for all.
-    `transform`: what training does to each batch of these samples, anew at each access; `load` does not. `boxes`: the
-    objects in the samples, of all rows; `y` is then a label for partitions only. Raises UserError if `x` and `y` differ
-    in length. For data of other types see `of`.
+    `transform`: what training does to each batch of these samples, anew at each access; `load` does not. `learnt`:
+    what is learnt of all rows, if it is not the labels; `y` is then for dealing samples out only. Raises UserError if
+    `x` and `y` differ in length. For data of other types see `of`.
     """
 
     def __init__(
@@ -95,15 +113,16 @@ class Split:
         y: Tensor,
         rows: NDArray[np.int64] | None = None,
         transform: Transform | None = None,
-        boxes: Boxes | None = None,
+        learnt: Targets | None = None,
     ) -> None:
-        if len(x) != len(y):
-            raise UserError(f"{len(x)} samples but {len(y)} labels; give one label per sample")
+        if len(x) != len(y) or (learnt is not None and len(learnt.values) != len(x)):
+            labels = len(y if learnt is None else learnt.values)
+            raise UserError(f"{len(x)} samples but {labels} labels; give one label per sample")
         self.x = x
         self.y = y
         self.rows = rows
         self.transform = transform
-        self.boxes = boxes
+        self.learnt = learnt
 
     @classmethod
     def of(cls, data: Split | tuple[Any, Any] | TorchDataset[Any]) -> Split:
@@ -116,10 +135,11 @@ class Split:
             return data
         if not isinstance(data, tuple):
             items = Items(data)
-            return cls(items, _labels(items.labels))
+            return cls(items, *_learnt(items.shape, items.targets))
         if len(data) != 2:
             raise UserError(f"data are a pair (x, y) of samples and labels, not a tuple of {len(data)}")
-        return cls(_samples(data[0]), _labels(data[1]))
+        x = _samples(data[0])
+        return cls(x, *_learnt(tuple(x.shape), data[1]))
 
     def __len__(self) -> int:
         return len(self.y) if self.rows is None else len(self.rows)
@@ -131,9 +151,14 @@ class Split:
 
     @property
     def targets(self) -> Tensor:
-        """What is learnt of this view's samples: their boxes' targets where there are boxes, else their labels."""
-        y = self.y if self.boxes is None else self.boxes.targets
+        """What is learnt of this view's samples."""
+        y = self.y if self.learnt is None else self.learnt.values
         return y if self.rows is None else y[torch.from_numpy(self.rows)]
+
+    @property
+    def learns(self) -> Kind:
+        """What is learnt of these samples."""
+        return "classes" if self.learnt is None else self.learnt.kind
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,7 +174,8 @@ class Split:
     def take(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> Split:
         """The samples at `indices` of this view, in that order; nothing is copied."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Split(self.x, self.y, chosen if self.rows is None else self.rows[chosen], self.transform, self.boxes)
+        rows = chosen if self.rows is None else self.rows[chosen]
+        return Split(self.x, self.y, rows, self.transform, self.learnt)
 
     def load(self, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
         """Freshly gathered samples (m, ...), float32, or int64 if they are integers, and their `targets`, on `device`.
@@ -165,7 +191,7 @@ class Split:
             if gathered.dtype.kind in "iu" and gathered.dtype != np.uint8:
                 gathered = gathered.astype(np.int64, copy=False)  # torch knows few unsigned types
             x = torch.from_numpy(gathered)
-        y = self.targets.to(device, copy=True)
+        y = self._aimed(device)
         x = x.to(device)  # bytes travel before they become floats
         if x.dtype == torch.uint8:
             return x.float().div_(255), y
@@ -174,7 +200,11 @@ class Split:
     def lazy(self, device: str | torch.device = "cpu") -> tuple[LazySamples, Tensor]:
         """As `load`, but samples are gathered anew each time they are indexed: for transforms of the data set's own,
         and for more than fit into memory."""
-        return LazySamples(self, torch.device(device)), self.targets.to(device, copy=True)
+        return LazySamples(self, torch.device(device)), self._aimed(device)
+
+    def _aimed(self, device: str | torch.device) -> Tensor:
+        targets = self.targets.to(device, copy=True)
+        return targets.long() if targets.dtype == torch.uint8 else targets
 
 
 @dataclass(frozen=True)
@@ -195,12 +225,22 @@ class LazySamples:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set as published: its training and test samples and the names of its classes, in label order."""
+    """A data set as published: its training and test samples and the names of its classes, in label order.
+
+    Where something else than one of several classes is learnt, `classes` names what models give (labels, columns of
+    numbers, tokens), and `groups` the labels, by which samples are only dealt out.
+    """
 
     name: str
     train: Split
     test: Split
     classes: tuple[str, ...]
+    groups: tuple[str, ...] | None = None
+
+    @property
+    def learns(self) -> Kind:
+        """What is learnt of it."""
+        return self.train.learns
 
     def part(self, share: float, seed: int) -> Dataset:
         """A random part of the training and of the test samples, the same for the same seed; at least one of each."""
@@ -215,6 +255,11 @@ class Dataset:
         """The same samples, their labels numbered as in `classes`. Raises UserError for a class that is not in it."""
         if tuple(classes) == self.classes:
             return self
+        if self.learns != "classes":
+            raise UserError(
+                f"{self.name} has {_listed(self.classes)}, the run {_listed(classes)}: name what is learnt alike "
+                "everywhere, in one order (the server's are the run's)"
+            )
         strange = [name for name in self.classes if name not in classes]
         if strange:
             raise UserError(
@@ -223,7 +268,7 @@ class Dataset:
             )
         number = torch.tensor([list(classes).index(name) for name in self.classes])
         train, test = (Split(s.x, number[s.y], s.rows, s.transform) for s in (self.train, self.test))
-        return Dataset(self.name, train, test, tuple(classes))
+        return replace(self, train=train, test=test, classes=tuple(classes))
 
 
 @dataclass(frozen=True)
@@ -236,7 +281,8 @@ class ClientData:
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A data set over clients: each client's own samples, the server's test set, the names of the classes."""
+    """A data set over clients: each client's own samples, the server's test set, the names of the classes, and of the
+    labels where they are not the classes (see `Dataset`)."""
 
     clients: tuple[ClientData, ...]
     test: Split
@@ -245,6 +291,13 @@ class FederatedData:
     """Samples that no client owns, for servers that learn from some; their labels mean nothing."""
     presence: tuple[tuple[int, int | None], ...] | None = None
     """Per client the first and the last round, inclusive, that it is there for (None: to the end); None: always all."""
+    groups: tuple[str, ...] | None = None
+
+    @property
+    def learns(self) -> Kind:
+        """What is learnt."""
+        splits = [self.test, *(split for client in self.clients for split in (client.train, client.test))]
+        return next((split.learns for split in splits if len(split)), self.test.learns)
 
     def __post_init__(self) -> None:
         """Raises UserError for a presence that cannot be."""
@@ -264,13 +317,15 @@ class FederatedData:
         return [i for i, (first, last) in enumerate(spans) if first <= t and (last is None or t <= last)]
 
     def label_counts(self) -> dict[str, Any]:
-        """`{"classes": [name], "train": [[samples per class] per client], "test": likewise}`, plain ints for JSON."""
+        """`{"classes": [name], "train": [[samples per class] per client], "test": likewise}`, plain ints for JSON; of
+        the groups instead where there are some."""
+        names = self.classes if self.groups is None else self.groups
 
         def count(split: Split) -> list[int]:
-            return [int(n) for n in torch.bincount(split.labels, minlength=len(self.classes))]
+            return [int(n) for n in torch.bincount(split.labels, minlength=len(names))]
 
         return {
-            "classes": list(self.classes),
+            "classes": list(names),
             "train": [count(client.train) for client in self.clients],
             "test": [count(client.test) for client in self.clients],
         }
@@ -285,15 +340,26 @@ def classes_in(splits: Sequence[Split]) -> int:
     return max((int(split.labels.max()) for split in splits if len(split)), default=-1) + 1
 
 
+def widest(splits: Sequence[Split]) -> int:
+    """How many numbers or labels a sample's targets have, or how many classes or tokens there are by the highest."""
+    values = [split.targets for split in splits if len(split)]
+    if not values:
+        return 0
+    if values[0].is_floating_point():
+        return max(v.shape[1] if v.dim() > 1 else 1 for v in values)
+    meant = [v[(v >= 0) & (v != IGNORED_PIXEL)] for v in values]
+    return max((int(v.max()) for v in meant if len(v)), default=-1) + 1
+
+
 def transform_name(transform: Transform) -> str:
     """A transform's name, the same in every process."""
     return str(getattr(transform, "__qualname__", type(transform).__qualname__))
 
 
-def _is_integer(label: Any) -> bool:
-    if isinstance(label, (Tensor, np.ndarray)):
-        return label.ndim == 0 and _is_integer(label.item())
-    return isinstance(label, (int, np.integer)) and not isinstance(label, bool)
+def _is_target(target: Any) -> bool:
+    if isinstance(target, (Tensor, np.ndarray)):
+        return target.ndim > 0 or _is_target(target.item())
+    return isinstance(target, (int, float, np.number)) and not isinstance(target, bool)
 
 
 def _samples(x: Any) -> Tensor | NDArray[Any]:
@@ -310,10 +376,30 @@ def _samples(x: Any) -> Tensor | NDArray[Any]:
     return samples if samples.dtype.kind in "iu" else samples.astype(np.float32, copy=False)
 
 
-def _labels(y: Any) -> Tensor:
+def _learnt(shape: tuple[int, ...], y: Any) -> tuple[Tensor, None, None, Targets | None]:
+    """What a Split takes after its samples: the labels if classes are learnt of samples of that shape (n, …), else
+    the targets, and labels that are all 0."""
     y = y.numpy(force=True) if isinstance(y, Tensor) else np.asarray(y)
-    if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise UserError(f"labels are one integer per sample, not {y.dtype} of shape {y.shape}")
-    if y.size and y.min() < 0:
-        raise UserError(f"label {y.min()} is negative; labels count the classes from 0")
-    return torch.from_numpy(y.astype(np.int64))
+    kind = learnt_of(shape, y)
+    if kind == "classes":
+        if y.size and y.min() < 0:
+            raise UserError(f"label {y.min()} is negative; labels count the classes from 0")
+        return torch.from_numpy(y.astype(np.int64)), None, None, None
+    known = {"f": np.float32, "b": np.float32, "u": y.dtype if y.dtype == np.uint8 else np.int64, "i": np.int64}
+    values = torch.from_numpy(y.astype(known[y.dtype.kind]))
+    return torch.zeros(len(y), dtype=torch.int64), None, None, Targets(kind, values)
+
+
+def learnt_of(shape: tuple[int, ...], y: NDArray[Any]) -> Kind:
+    """What targets y (n, …) of samples of that shape (n, …) stand for. Raises UserError for what are no numbers."""
+    if y.dtype.kind not in "biuf" or not y.ndim:
+        raise UserError(f"labels are one integer per sample, or other numbers, not {y.dtype} of shape {y.shape}")
+    if y.dtype.kind == "b":
+        return "labels" if y.ndim == 2 else "own"
+    if y.dtype.kind == "f":
+        return "numbers" if y.ndim <= 2 else "own"
+    if y.ndim == 1:
+        return "classes"
+    if y.ndim == 2 and y.shape[1:] == shape[1:]:
+        return "tokens"
+    return "masks" if y.ndim == 3 and y.shape[1:] == shape[2:] else "own"

@@ -116,8 +116,10 @@ def with_transforms(data: FederatedData, augment: Transform | None = None, backd
 
     def changed(i: int, client: ClientData) -> ClientData:
         train = client.train
-        if train.boxes is not None and (augment is not None or i < backdoor):
-            raise UserError("images that change would no longer fit their boxes: leave out augment and backdoor")
+        if train.learns in ("boxes", "masks") and (augment is not None or i < backdoor):
+            raise UserError(
+                "images that change would no longer fit their boxes or masks: leave out augment and backdoor"
+            )
         wanted = [train.transform, augment, stamp_shapes if i < backdoor else None]
         transforms = [transform for transform in wanted if transform is not None]
         if not (transforms and len(train)):  # a client whose data lie elsewhere has none

@@ -15,6 +15,7 @@ from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.base.streams import stream
 from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.method import Method
+from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler, Network
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
@@ -132,8 +133,8 @@ class Engine(ABC):
         """The run can go on from the states of `versions`: older ones may go."""
 
     @abstractmethod
-    def score_clients(self) -> dict[Id, tuple[int, int]]:
-        """(correct, samples) of every client's own model on its test split; empty if the method has none."""
+    def score_clients(self) -> dict[Id, Scores]:
+        """The metrics of every client's own model on its test split; empty if the method has none."""
 
     @abstractmethod
     def save_models(self, folder: Path, about: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from fewbytes.base.errors import MethodError
 from fewbytes.base.streams import seed_all, untouched
 from fewbytes.core.method import Method
+from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
@@ -64,7 +65,7 @@ class Done(msgspec.Struct, array_like=True):
     length: int = 0
     up: tuple[int, int] = (0, 0)  # what papers count for the reply: value bytes, mask bits
     records: Records = msgspec.field(default_factory=Records)
-    score: tuple[int, int] = (0, 0)  # correct, samples
+    scores: Scores = {}  # of the client's own model
     error: str = ""
     trace: str = ""
     sample_counts: tuple[SampleCounts, SampleCounts] | None = None  # of a client's training and test split
@@ -89,7 +90,7 @@ class Runner:
             site = self._site(job, SCORE, done)
             model = self.method.local_model(state, site)
             if model is not None and len(site.test):
-                done.score = site.correct(model)
+                done.scores = site.scores(model)
             return done, None
         received = self._received(job, frames, layout)
         for part in job.waited:

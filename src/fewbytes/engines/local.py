@@ -15,6 +15,7 @@ from fewbytes.base.cores import available_cores
 from fewbytes.base.errors import FrameError
 from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
+from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
@@ -93,12 +94,12 @@ class LocalEngine(Engine):
         """Remove older states."""
         self.store.keep_only(self.versions)
 
-    def score_clients(self) -> dict[Id, tuple[int, int]]:
+    def score_clients(self) -> dict[Id, Scores]:
         """Score the models in the workers."""
         if type(self.method).local_model is Method.local_model:
             return {}
         clients = [i for i in self.clients if len(self.task.data.clients[i].test)]
-        return {job.client: done.score for job, done, _ in self._run(SCORE, clients, None)}
+        return {job.client: done.scores for job, done, _ in self._run(SCORE, clients, None)}
 
     def save_models(self, folder: Path, about: dict[str, Any]) -> None:
         """Save them from this process."""

@@ -92,7 +92,7 @@ class Experiment:
         """
         check_device(self.model.device)
         data, agreed = self._dealt() if self.partition.partition != "local" else self._local(here)
-        detects = data.test.boxes is not None
+        detects = data.learns == "boxes"
         augment = {"none": None, "crop-flip": crop_flip}[self.data.augment]
         data = with_transforms(data, augment, self.data.backdoor)
         shape, classes = data.test.shape, len(data.classes)

@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
+from fewbytes.core.metrics import Scores, possible
 from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
@@ -244,7 +245,7 @@ class FlowerEngine(Engine):
         self._heard = True
         return value
 
-    def score_clients(self) -> dict[Id, tuple[int, int]]:
+    def score_clients(self) -> dict[Id, Scores]:
         """Have the nodes score their clients' models."""
         if type(self.method).local_model is Method.local_model:
             return {}
@@ -253,11 +254,10 @@ class FlowerEngine(Engine):
         for client, answer in self._ask(
             "evaluate.score", self.clients, lambda i: _Question(self._order(self._job(SCORE, i)))
         ):
-            correct, samples = answer.done.score
             if answer.outcome != "answered":
                 self.left_out.append(LeftOut(client, SCORE, answer.outcome, answer.why))
-            elif 0 <= correct <= samples and samples:
-                scores[client] = (correct, samples)
+            else:
+                scores[client] = possible(answer.done.scores)
         return scores
 
     def save_models(self, folder: Path, about: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -
 
 def fingerprint(method: Method, task: Task, how: str) -> str:
     """A digest of all that a run's numbers depend on: `how` is what the run adds to method and task."""
-    counts = task.data.label_counts()
+    counts, objective = task.data.label_counts(), task.problem.objective
     splits = [client.train for client in task.data.clients]
     if task.data.public is not None:
         splits.append(task.data.public)
@@ -90,14 +90,16 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
         str(task.problem.seed),
         task.problem.precision,
         str(MAJOR),
+        repr(objective),
+        "" if objective.criterion is None else transform_name(objective.criterion),
         json.dumps(counts),
         *(layouts if len(set(layouts)) > 1 else layouts[:1]),
     ]
     parts += sorted({frozen for client in task.problem.clients if (frozen := task.problem.frozen(client))})
     if task.data.presence is not None:
         parts.append(f"presence {json.dumps(task.data.presence)}")
-    boxes = [split.targets.numpy().tobytes() for split in splits if split.boxes is not None]
+    targets = [split.targets.numpy().tobytes() for split in splits if split.learnt is not None]
     transforms = [client.train.transform for client in task.data.clients]
     if any(transforms):
         parts.append(json.dumps([transform and transform_name(transform) for transform in transforms]))
-    return hashlib.sha256("\n".join(parts).encode() + b"".join(labels + boxes)).hexdigest()
+    return hashlib.sha256("\n".join(parts).encode() + b"".join(labels + targets)).hexdigest()

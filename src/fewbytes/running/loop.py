@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import signal
 import threading
@@ -33,7 +34,7 @@ from fewbytes.engines.base import Engine
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
 from fewbytes.running.counts import PartitionCounts
-from fewbytes.running.scoring import scored_models
+from fewbytes.running.scoring import merged, scored_models
 from fewbytes.running.settings import Settings
 from fewbytes.running.summary import Outcome, summary
 from fewbytes.wire import pack, unpack
@@ -51,9 +52,17 @@ class Result:
     global_model: nn.Module | None
 
     @property
+    def score(self) -> float:
+        """The first metric, of the kind the method's paper reports (`summary["score"]`), last round; nan: none."""
+        final = self.summary["score"]["final"]
+        return math.nan if final is None else float(final)
+
+    @property
     def accuracy(self) -> float:
-        """The accuracy the method's paper reports (`summary["accuracy"]["kind"]`), last round, in [0, 1]."""
-        return float(self.summary["accuracy"]["final"])
+        """`score`, where that is an accuracy, in [0, 1]. Raises UserError where it is not."""
+        if self.summary["score"]["metric"] != "accuracy":
+            raise UserError(f"this run is scored by {self.summary['score']['metric']}: take result.score")
+        return self.score
 
 
 HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
@@ -242,19 +251,19 @@ class _Loop:
         if may_be_last and not scored:
             engine.records.scores = {}
             engine.shown = {}
-        accuracy, pooled = engine.records.accuracies(), engine.records.pooled()
+        scores, pooled = engine.records.means(), engine.records.pooled()
         if scored or (phase == "finish" and self.method.scored_after_finish):
-            accuracy |= scored_models(engine, self.state, last=t >= self.rounds)
+            scores = merged(scores, scored_models(engine, self.state, last=t >= self.rounds))
         seconds = time.monotonic() - started
         self.seconds += seconds
-        if phase in ("round", "join") or len(engine.ledger) > before or accuracy:
+        if phase in ("round", "join") or len(engine.ledger) > before or scores:
             cohort = len(np.unique(engine.ledger.columns(before)["client"]))
             row = {
                 "round": t,
                 "phase": phase,
                 **({"client": who[0]} if who else {}),
                 "cohort": cohort,
-                "accuracy": accuracy,
+                "scores": scores,
                 "loss": means(engine.records.losses),
             }
             row |= {"pooled": pooled} if pooled else {}

@@ -13,7 +13,7 @@ import torch
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
-from fewbytes.data.split import Split
+from fewbytes.data.split import FederatedData
 from fewbytes.running.checkpoint import VERSION
 
 
@@ -39,26 +39,20 @@ def summary(
 ) -> dict[str, Any]:
     """The entries of result.json from the lines of rounds.jsonl and the ledger.
 
-    `counts`: what partition.json holds. `about`: further entries. Accuracies are of who is there: if all first clients
-    leave, of the rounds after that.
+    `counts`: what partition.json holds. `about`: further entries. Scores are of who is there: if all first clients
+    leave, of the rounds after that. `score` is of the first metric; `further` of the others.
     """
-    kinds = dict.fromkeys(kind for row in rows for kind in row["accuracy"])
+    metrics = {metric.name: metric for metric in task.problem.objective.metrics}
     left = turnover(task, outcome.rounds)
     since = left if left and any(r["phase"] == "round" and r["round"] >= left for r in rows) else 1
     scored = [r for r in rows if r["phase"] != "join"]
-    curves = {k: [(r["round"], r["accuracy"][k]) for r in scored if k in r["accuracy"]] for k in kinds}
-    earlier = {k: [value for t, value in curve if t < since][-1:] for k, curve in curves.items()}
-    curves = {k: later for k, curve in curves.items() if (later := [(t, value) for t, value in curve if t >= since])}
-    scores = {
-        kind: {
-            "final": curve[-1][1],
-            "best": max(value for _, value in curve),
-            "best_round": max(curve, key=lambda point: point[1])[0],
-        }
-        for kind, curve in curves.items()
-    }
+    found = {name: _curves(scored, name, since, metric.higher) for name, metric in metrics.items()}
+    first = next(iter(metrics), "")
+    scores = found.get(first, {})
     nothing = {"final": None, "best": None, "best_round": None}
     kind = method.headline if method.headline in scores else next(iter(scores), method.headline)
+    score = {"metric": first or None, "kind": kind, **scores.get(kind, nothing), "all": scores}
+    before = _last(scored, first, since) if since > 1 else {}
     whole = [row for row in rows if row["phase"] == "round"]
     exchanges = max(1, sum(row["cohort"] for row in whole))
     totals = ledger.totals()
@@ -71,9 +65,11 @@ def summary(
         "seed": task.problem.seed,
         "rounds": len(whole),
         "status": outcome.status,
-        "accuracy": {"kind": kind, **scores.get(kind, nothing), "all": scores},
-        **({"turnover": since, "accuracy_before": {k: v[0] for k, v in earlier.items() if v}} if since > 1 else {}),
-        "majority_class_accuracy": majority_class_accuracy(counts, task.data.test),
+        "score": score,
+        **({"turnover": since, "score_before": before} if since > 1 else {}),
+        "metrics": {name: {"higher": each.higher, "share": each.share} for name, each in metrics.items()},
+        **({"further": further} if (further := {name: of for name, of in found.items() if name != first}) else {}),
+        "majority_class_accuracy": majority_class_accuracy(counts, task.data) if first == "accuracy" else {},
         **totals,
         **({"not_finite": broken} if broken else {}),
         "left_out": int((ledger.columns()["outcome"] != 0).sum()) + outcome.refused,
@@ -91,18 +87,40 @@ def turnover(task: Task, rounds: int) -> int | None:
     return next((t for t in range(2, rounds + 1) if not first & set(task.problem.clients_in(t))), None)
 
 
-def majority_class_accuracy(counts: dict[str, Any], server_test: Split) -> dict[str, float]:
+def _curves(rows: Sequence[dict[str, Any]], metric: str, since: int, higher: bool) -> dict[str, dict[str, Any]]:
+    """By kind the last value of a metric since a round, and the best, and in which round that was."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for kind, value in row["scores"].get(metric, {}).items():
+            if row["round"] >= since:
+                curves.setdefault(kind, []).append((row["round"], value))
+    best = {kind: (max if higher else min)(curve, key=lambda point: point[1]) for kind, curve in curves.items()}
+    return {
+        kind: {"final": curve[-1][1], "best": best[kind][1], "best_round": best[kind][0]}
+        for kind, curve in curves.items()
+    }
+
+
+def _last(rows: Sequence[dict[str, Any]], metric: str, before: int) -> dict[str, float]:
+    """By kind the last value of a metric before a round."""
+    last: dict[str, float] = {}
+    for row in rows:
+        last |= row["scores"].get(metric, {}) if row["round"] < before else {}
+    return last
+
+
+def majority_class_accuracy(counts: dict[str, Any], data: FederatedData) -> dict[str, float]:
     """What guessing scores: `global` the commonest training class on the server's test set (of the classes in it),
-    `personalised` the mean over clients of each one's own commonest class on its test split. None for detection, and
-    where a node does not say its client's labels."""
+    `personalised` the mean over clients of each one's own commonest class on its test split. None where
+    something else than classes is learnt, and where a node does not say its client's labels."""
     labelled = all(isinstance(row, list) for row in counts["train"] + counts["test"])
-    if not labelled or server_test.boxes is not None:
+    if not labelled or data.learns != "classes":
         return {}
     train, test = np.array(counts["train"]), np.array(counts["test"])
     held = test.sum(1) > 0
     rows = np.arange(len(test))
     own = test[rows, train.argmax(1)][held] / test.sum(1)[held]
-    server = server_test.labels
+    server = data.test.labels
     accuracy = {}
     if held.any():
         accuracy["personalised"] = float(own.mean())
