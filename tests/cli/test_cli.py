@@ -60,9 +60,9 @@ def test_a_run_leaves_its_folder(finished):
     assert result["rounds"] == 3
     assert result["status"] == "done"
     assert 0 < result["uplink_bytes"] < result["uplink_nominal_bytes"]
-    assert result["accuracy"]["final"] <= result["accuracy"]["best"] <= 1
+    assert result["score"]["final"] <= result["score"]["best"] <= 1
     assert set(result) >= {
-        "method", "dataset", "seed", "rounds", "accuracy", "uplink_bytes", "downlink_bytes",
+        "method", "dataset", "seed", "rounds", "score", "uplink_bytes", "downlink_bytes",
         "uplink_bytes_per_client_round", "downlink_bytes_per_client_round", "seconds", "peak_memory_bytes", "versions",
     }  # fmt: skip
     assert result["peak_memory_bytes"] > 10**8
@@ -111,8 +111,8 @@ def test_compare_beats_guessing(tmp_path):
     assert set(results) == {"fedavg", "fedpurin", "separate"}
     assert results["fedpurin"]["parameters"]["tau"] == 0.4
     for result in results.values():
-        kind = "global" if result["accuracy"]["kind"] == "global" else "personalised"
-        assert result["accuracy"]["final"] > result["majority_class_accuracy"][kind] + 0.2
+        kind = "global" if result["score"]["kind"] == "global" else "personalised"
+        assert result["score"]["final"] > result["majority_class_accuracy"][kind] + 0.2
     assert results["separate"]["uplink_bytes"] == 0 < results["fedpurin"]["uplink_bytes"]
     assert (only_run(tmp_path) / "report.html").stat().st_size > 1_000_000
 
@@ -201,7 +201,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path, monkeypatch, capsys, method
     assert code == 0, errors
     assert first.stat().st_mtime_ns == written
     assert (folder / "report.html").exists()
-    kept = ("method", "accuracy", "uplink_bytes", "downlink_bytes", "recommended", "status", "rounds")
+    kept = ("method", "score", "uplink_bytes", "downlink_bytes", "recommended", "status", "rounds")
     assert [{k: r.get(k) for k in kept} for r in json.loads(out)] == [{k: r.get(k) for k in kept} for r in whole]
     for wrong in (["--resume", str(folder), "--rounds", "4"], ["fedavg", "--resume", str(folder)], ["--resume", "."]):
         code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", *wrong)
@@ -256,7 +256,7 @@ def test_the_last_live_line_is_the_result(tmp_path, monkeypatch, capsys):
     assert code == 0, errors
     told = " ".join(errors.split()).rpartition("fusefl: ")[2]
     assert told.startswith("after round 2/2 ")
-    scores = json.loads(out)["accuracy"]["all"]
+    scores = json.loads(out)["score"]["all"]
     assert set(scores) == {"local", "global", "personalised"}
     for kind, score in scores.items():  # FuseFL's models are scored once more after the last round
         assert f"{kind} {score['final']:.1%} " in told

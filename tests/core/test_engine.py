@@ -429,8 +429,8 @@ def test_a_newcomer_whose_reply_is_not_finite_is_told_with_the_round():
 def test_a_score_that_cannot_be_is_passed_over():
     gathered = Gathered()
     for client, scores in enumerate([{"own": (1, 2)}, {"own": (0, 0)}, {"own": (3, 2)}, {"own": (-1, 2)}]):
-        gathered.add(client, Records(scores))
-    assert gathered.accuracies() == gathered.pooled() == {"own": 0.5}
+        gathered.add(client, Records({kind: {"accuracy": pair} for kind, pair in scores.items()}))
+    assert gathered.means() == gathered.pooled() == {"accuracy": {"own": 0.5}}
 
 
 def test_training_that_diverges_is_told_though_nothing_is_sent():

@@ -137,4 +137,4 @@ def test_clusters_are_a_setting_of_any_experiment(tmp_path):
     assert experiment.settings()["clusters"] == 2
     result = fb.run(experiment.made(), tiny_task(), rounds=1, out=tmp_path / "run")
     assert result.summary["method"] == "fedper"
-    assert result.summary["accuracy"]["kind"] == "personalised"
+    assert result.summary["score"]["kind"] == "personalised"

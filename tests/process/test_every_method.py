@@ -19,4 +19,4 @@ def test_it_runs(name, tmp_path):
     result = json.loads(done.stdout)
     assert result["status"] == "done"
     assert f"{name} takes model {result['model']}" in done.stderr
-    assert 0 < result["accuracy"]["final"] <= 1
+    assert 0 < result["score"]["final"] <= 1
