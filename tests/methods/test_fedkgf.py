@@ -29,6 +29,7 @@ from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
 from fewbytes.methods.fedpm import masked_names
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
+from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, left_alone, with_generated_kernels
 from fewbytes.models.layers import layers_of
 from fewbytes.running.settings import Settings
@@ -291,9 +292,19 @@ def test_kgf_goes_with_other_methods(fewbytes, tmp_path):
         assert sent == sum(v.numel() for v in expected.state_dict().values())
 
 
+def test_where_no_model_is_named_kgf_takes_one_with_convolutions(fewbytes):
+    once = ["--clients", "2", "--samples", "20/5", "--rounds", "1", "--set", "epochs=1", "--json"]
+    code, text, errors = fewbytes("run", "fedavg", *once, "--kgf", "16")
+    assert code == 0, errors
+    assert json.loads(text)["model"] == SMALL_RESNET
+    code, text, _ = fewbytes("run", "fedavg", *once)
+    assert json.loads(text)["model"] == "mlp"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["run", "fedavg", "--kgf", "512"], "take fewer, or a model with wider convolutions"),
         (["run", "fedavg", *QUICK, "--kgf", "512"], "no convolution whose kernels 512 base kernels"),
         (["run", "fedkgf", *QUICK, "--set", "base=64"], "no convolution whose kernels 64 base kernels"),
         (["run", "fedkgf", *QUICK, "--model", "mlp"], "no convolution whose kernels"),

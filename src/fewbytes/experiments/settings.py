@@ -34,6 +34,7 @@ from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, Mo
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.build import ModelBuilder
+from fewbytes.models.builders import convolutional
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.running.settings import Settings, Watcher
@@ -96,7 +97,9 @@ class Experiment:
         augment = {"none": None, "crop-flip": crop_flip}[self.data.augment]
         data = with_transforms(data, augment, self.data.backdoor)
         shape, classes = data.test.shape, len(data.classes)
-        name = self.model.model or ("yolox-s" if detects else self.made().model_for(shape))
+        usual = self.made().model_for(shape)
+        usual = convolutional(usual, shape) if self.model.kgf else usual
+        name = self.model.model or ("yolox-s" if detects else usual)
         model = self.model = dataclasses.replace(self.model, model=name)
         build = ModelBuilder(name, shape, classes, Kernels(model.kgf, model.seed) if model.kgf else None)
         task = Task.on(data, build, seed=model.seed, precision=model.precision, device=model.device, agreed=agreed)
