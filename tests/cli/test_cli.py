@@ -215,6 +215,18 @@ def test_every_method_has_the_parameters_of_equal_terms(name):
     make_method(name, comparison.equal_parameters(name, 1, comparison.TRAINING | {"epochs": 1}))  # fusefl in one block
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_word_for_a_number_is_refused_in_words(name):
+    numbers = [key for key, default in METHODS[name].defaults().items() if type(default) in (int, float)]
+    for key in numbers:
+        with pytest.raises(
+            fb.UserError, match=rf"^{name}: {key} must be a (whole )?number( of at| above| in) .*, not abc$"
+        ):
+            make_method(name, {key: "abc"})
+        with pytest.raises(fb.UserError, match=rf"^{key} must be a (whole )?number( of at| above| in) .*, not 'abc'$"):
+            METHODS[name](**{key: "abc"})
+
+
 def test_equal_terms_that_are_given_hold_for_methods_of_one_shot_too(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(comparison, "METHODS", ["ensemble", "fedavg", "fusefl"])
     given = ["--set", "epochs=1", "--set", "ensemble.lr=0.2", "--rounds", "3", "--model", "mlp", "--clients", "3"]
@@ -229,7 +241,7 @@ def test_equal_terms_that_are_given_hold_for_methods_of_one_shot_too(tmp_path, m
     assert (parameters["fedavg"]["epochs"], parameters["ensemble"]["epochs"]) == (1, 3)
     assert (parameters["fedavg"]["lr"], parameters["ensemble"]["lr"]) == (0.1, 0.2)
     code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "all", "--set", "epochs=few")
-    assert (code, "parameter epochs=few" in errors) == (2, True)
+    assert (code, "epochs must be a whole number of at least 1, not few" in errors) == (2, True)
 
 
 def test_a_budget_is_kept_and_told(tmp_path, monkeypatch, capsys):
@@ -352,7 +364,9 @@ MISTAKES = {
     "unknown parameter": (["run", "fedpurin", "--set", "tua=0.5"], "tau"),
     "tau above 1": (["run", "fedpurin", "--set", "tau=1.5"], "(0, 1]"),
     "tau zero": (["run", "fedpurin", "--set", "tau=0"], "(0, 1]"),
-    "a word for a number": (["run", "fedpurin", "--set", "tau=half"], "tau"),
+    "a word for a number": (["run", "fedpurin", "--set", "tau=half"], "tau must be a number in (0, 1], not half"),
+    "half an epoch": (["run", "fedavg", "--set", "epochs=1.5"], "epochs must be a whole number of at least 1, not 1.5"),
+    "neither true nor false": (["run", "fedpurin", "--set", "hessian=yes"], "hessian must be true or false, not yes"),
     "a set without value": (["run", "fedpurin", "--set", "tau"], "KEY=VALUE"),
     "unknown partition": (["run", "fedavg", "--partition", "dirichle"], "dirichlet"),
     "alpha zero": (["run", "fedavg", "--alpha", "0"], "alpha"),

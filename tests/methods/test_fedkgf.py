@@ -309,7 +309,7 @@ def test_where_no_model_is_named_kgf_takes_one_with_convolutions(fewbytes):
         (["run", "fedkgf", *QUICK, "--set", "base=64"], "no convolution whose kernels 64 base kernels"),
         (["run", "fedkgf", *QUICK, "--model", "mlp"], "no convolution whose kernels"),
         (["run", "fedkgf", *QUICK, "--kgf", "4", "--set", "base=2"], "generated already"),
-        (["run", "fedkgf", *QUICK, "--set", "base=0"], "base must be at least 1"),
+        (["run", "fedkgf", *QUICK, "--set", "base=0"], "base must be a whole number of at least 1, not 0"),
         (["run", "fedavg", *QUICK, "--partition", "main-category", "--main-share", "2"], "main_share is 2.0"),
     ],
 )

@@ -134,17 +134,19 @@ class Group:
 
 
 def _read(key: str, each: Declared, value: Any) -> Any:
-    text = each.about.text
+    text, given = each.about.text, value
     if text is not None and isinstance(value, text.kinds):
         try:
             value = text.read(value)
         except ValueError:
-            raise UserError(f"{key} is {text.like}, not {value!r}") from None
+            raise UserError(f"{key} is {text.like}, not {given!r}") from None
     if must := wrong(each.kind, value):
         raise UserError(f"{key} {must}, not {value!r}")
     try:
         return msgspec.convert(value, each.kind)
     except msgspec.ValidationError as error:
+        if text is not None:
+            raise UserError(f"{key} is {text.like}, not {given!r}") from None
         raise UserError(f"{key}: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 

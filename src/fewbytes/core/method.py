@@ -105,8 +105,8 @@ class Method(ABC, metaclass=_Terms):
 
     @classmethod
     def kinds(cls) -> dict[str, Any]:
-        """The type of every hyper-parameter by its plain name."""
-        own, terms = typing.get_type_hints(cls), typing.get_type_hints(Local)
+        """The type of every hyper-parameter by its plain name, with its range."""
+        own, terms = (typing.get_type_hints(each, include_extras=True) for each in (cls, Local))
         return {name: own.get(name, terms.get(name)) for name in cls.defaults()}
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:

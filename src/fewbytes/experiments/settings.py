@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.ranges import wrong
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
@@ -306,8 +307,8 @@ def typed(name: str, hints: Mapping[str, Any], parameters: Mapping[str, Any]) ->
         try:
             values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))
         except msgspec.ValidationError as error:
-            why = "expected true or false" if hints[key] is bool else str(error)
-            raise UserError(f"{name}: parameter {key}={value}: {why}") from None
+            must = wrong(hints[key], value) or f"cannot be read ({error})"
+            raise UserError(f"{name}: {key} {must}, not {value}") from None
     return values
 
 
