@@ -559,6 +559,25 @@ def test_every_number_of_our_methods_says_its_range(method):
             method(**{name: -1 if plain[name] is int else float("nan")})
 
 
+@pytest.mark.parametrize(
+    ("mistaken", "says"),
+    [
+        (lambda: fb.FedAvg(local=3), "local must be a Local, not 3"),
+        (lambda: fb.Task.on("digits", TinyNet), "data are a data set dealt out.* not 'digits'; Task.of takes your own"),
+        (lambda: fb.Task.on(tiny_task().data, "mlp"), "model is a function that makes one.* not 'mlp'"),
+        (lambda: fb.Task.on(tiny_task().data, TinyNet()), "model is a function that makes one.* not a TinyNet"),
+        (lambda: fb.Task.of("mlp", []), "model is a function that makes one.* not 'mlp'"),
+        (lambda: fb.run(fb.FedAvg(), 3), "a task is made by Task.of.* not 3"),
+        (lambda: fb.run(fb.FedAvg(), tiny_task().data), "a task is made by Task.of.* not a FederatedData"),
+        (lambda: fb.run(fb.FedAvg(), tiny_task(), resume=True), "resume goes on with the run in a folder: say which"),
+    ],
+)
+def test_mistakes_in_python_are_told_in_one_line(mistaken, says):
+    with pytest.raises(fb.UserError, match=f"^{says}") as told:
+        mistaken()
+    assert "\n" not in str(told.value)
+
+
 def test_run_refuses_what_cannot_be(tmp_path):
     fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, out=tmp_path / "run")
     with pytest.raises(fb.UserError, match="already holds a run"):

@@ -37,6 +37,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {spelt[close[0]]!r}?)" if close else ""
 
 
+def named(value: object) -> str:
+    """A value of the wrong kind, briefly: a text or a number itself, of all else the type."""
+    return repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+
+
 def one_line(error: Exception) -> str:
     """What somebody else's code raised, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

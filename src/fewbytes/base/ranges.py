@@ -37,8 +37,8 @@ def check_ranges(settings: Any) -> None:
 def wrong(kind: Any, value: Any) -> str:
     """What a hyper-parameter of a type is, as in `must be above 0`, if this value is not; else nothing.
 
-    A number of type float is finite. Types other than bool, int, float, str, Literal, and Annotated and unions of them,
-    are not looked at.
+    A number of type float is finite. Types other than bool, int, float, str, dataclasses, Literal, and Annotated and
+    unions of them, are not looked at.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -52,6 +52,8 @@ def wrong(kind: Any, value: Any) -> str:
     if kind is type(None):
         return "" if value is None else "is none"
     plain, limits = (args[0], [arg for arg in args if isinstance(arg, Meta)]) if origin is Annotated else (kind, [])
+    if isinstance(plain, type) and dataclasses.is_dataclass(plain) and not isinstance(value, plain):
+        return f"must be a {plain.__name__}"
     if plain in NAMES:
         accepted = (int, float) if plain is float else plain
         if not isinstance(value, accepted) or isinstance(value, bool) != (plain is bool):

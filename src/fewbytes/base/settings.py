@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
-from fewbytes.base.ranges import wrong
+from fewbytes.base.ranges import check_ranges, wrong
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,7 @@ class Group:
 
     def __post_init__(self) -> None:
         """Check values by their types. Raises UserError."""
-        hints = typing.get_type_hints(type(self), include_extras=True)
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if must := wrong(hints[f.name], value):
-                raise UserError(f"{f.name} {must}, not {value!r}")
+        check_ranges(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
