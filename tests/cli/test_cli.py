@@ -369,6 +369,14 @@ MISTAKES = {
     "neither true nor false": (["run", "fedpurin", "--set", "hessian=yes"], "hessian must be true or false, not yes"),
     "a set without value": (["run", "fedpurin", "--set", "tau"], "KEY=VALUE"),
     "unknown partition": (["run", "fedavg", "--partition", "dirichle"], "dirichlet"),
+    "an alpha that the partition does not use": (
+        ["run", "fedavg", "--partition", "iid", "--alpha", "0.3"],
+        "alpha is for partition dirichlet",
+    ),
+    "shards that the partition does not use": (
+        ["run", "fedavg", "--shards-per-client", "3"],
+        "shards_per_client is for partition shards, and dirichlet",
+    ),
     "alpha zero": (["run", "fedavg", "--alpha", "0"], "alpha"),
     "too many clients": (["run", "fedavg", "--clients", "5000"], "5000"),
     "clients without samples": (["run", "fedavg", "--clients", "700", "--alpha", "0.01"], "clients"),

@@ -31,6 +31,7 @@ from fewbytes.data import (
     with_public,
     with_transforms,
 )
+from fewbytes.data.settings import USED_BY
 from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, ModelSettings
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
@@ -122,6 +123,12 @@ class Experiment:
         how, seed = self.data, self.model.seed
         if how.client_data is not None or how.class_names is not None:
             raise UserError("client_data and class_names are for clients with data of their own: set partition local")
+        kind = "flwr:<Partitioner>" if self.partition.partition.startswith("flwr:") else self.partition.partition
+        for key, users in USED_BY.items():
+            if kind not in users and getattr(self.partition, key) != DECLARED[key].default:
+                raise UserError(
+                    f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
+                )
         dataset, public = self._part(load_dataset(how.dataset, how.image_size)), None
         agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
         if how.public is not None:
