@@ -366,6 +366,8 @@ MISTAKES = {
     "tau zero": (["run", "fedpurin", "--set", "tau=0"], "(0, 1]"),
     "a word for a number": (["run", "fedpurin", "--set", "tau=half"], "tau must be a number in (0, 1], not half"),
     "half an epoch": (["run", "fedavg", "--set", "epochs=1.5"], "epochs must be a whole number of at least 1, not 1.5"),
+    "a fraction named twice": (["run", "fedavg", "--fraction", "0.5", "--set", "fraction=0.2"], "named twice, 0.5 and"),
+    "a fraction named twice in a config": (["run", "-c", "twice.toml"], "named twice, 0.5 and"),
     "neither true nor false": (["run", "fedpurin", "--set", "hessian=yes"], "hessian must be true or false, not yes"),
     "a set without value": (["run", "fedpurin", "--set", "tau"], "KEY=VALUE"),
     "unknown partition": (["run", "fedavg", "--partition", "dirichle"], "dirichlet"),
@@ -429,6 +431,7 @@ def test_a_mistake_gets_one_clear_line_and_code_2(mistake, tmp_path, monkeypatch
     (tmp_path / "broken.toml").write_text("rounds = [")
     (tmp_path / "misspelt.toml").write_text('method = "fedavg"\nround = 3')
     (tmp_path / "wrong.toml").write_text('method = "fedavg"\nrounds = "many"')
+    (tmp_path / "twice.toml").write_text('method = "fedavg"\nfraction = 0.5\n[parameters]\nfraction = 0.2')
     arguments, told = MISTAKES[mistake]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEWBYTES_DATA", str(tmp_path))
@@ -546,9 +549,10 @@ def test_json_has_standard_output_for_itself_and_models_come_from_the_current_fo
 
 def test_config_spellings_of_the_command_line(tmp_path):
     (tmp_path / "c.toml").write_text('method = "fedavg"\nsamples = "30/10"\nfraction = 0.5\nclients = 4\nrounds = 1')
-    done = fewbytes("run", "-c", "c.toml", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["parameters"]["fraction"] == 0.5
+    for given, fraction in ([], 0.5), (["--set", "fraction=0.75"], 0.75):
+        done = fewbytes("run", "-c", "c.toml", *given, "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["parameters"]["fraction"] == fraction
 
 
 def test_a_diverging_run_says_so_and_writes_json(tmp_path):

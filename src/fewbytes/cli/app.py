@@ -58,7 +58,7 @@ SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in opt
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """An experiment's settings: the config file's, and over them those named on the command line."""
-    from fewbytes.experiments.settings import read_experiment
+    from fewbytes.experiments.settings import folded, read_experiment
 
     config = given.pop("config", None)
     settings = read_experiment(config) if config is not None else {}
@@ -66,7 +66,10 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
         pairs = _pairs(given["partition_options"], "--partition-option")
         given["partition_options"] = {key: _literal(value) for key, value in pairs.items()}
     if "parameters" in given:
-        given["parameters"] = {**dict(settings.get("parameters", {})), **_pairs(given["parameters"], "--set")}
+        given["parameters"] = _pairs(given["parameters"], "--set")
+    given = folded(given)
+    if "parameters" in given:
+        given["parameters"] = settings.get("parameters", {}) | given["parameters"]
     return settings | given
 
 

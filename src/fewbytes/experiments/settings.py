@@ -229,7 +229,21 @@ def read_experiment(path: Path) -> dict[str, Any]:
     for key in settings:
         if key not in KEYS:
             raise UserError(f"the config {path} has an unknown key {key!r}{suggestion(key, KEYS)}")
-    return settings
+    return folded(settings)
+
+
+def folded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with `fraction` among the parameters. Raises UserError if it is named in both places."""
+    parameters = settings.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise UserError("parameters is a table of the method's own fields")
+    if "fraction" not in settings:
+        return settings
+    if "fraction" in parameters:
+        both = f"{settings['fraction']} and, as a parameter, {parameters['fraction']}"
+        raise UserError(f"fraction is named twice, {both}: name it once")
+    others = {key: value for key, value in settings.items() if key != "fraction"}
+    return others | {"parameters": {"fraction": settings["fraction"], **parameters}}
 
 
 def experiment_of(run: Path) -> Experiment:
@@ -248,17 +262,13 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
     What has several parts may be text, like "500/100" (see `Text` in the declarations). `clients` follows from
     `client_data`.
     """
-    settings = dict(settings)
+    settings = folded(dict(settings))
     for key in settings:
         if key not in KEYS:
             raise UserError(f"there is no setting {key!r}{suggestion(key, KEYS)}")
     if not isinstance(settings.get("method"), str):
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     parameters = settings.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise UserError("parameters is a table of the method's own fields")
-    if "fraction" in settings:
-        parameters = parameters | {"fraction": settings["fraction"]}
     if isinstance(settings.get("client_data"), str) and "clients" not in settings:
         settings["clients"] = len(client_folders(settings["client_data"]))
     if not parameters and not settings.keys() & {"dataset", "client_data"}:
