@@ -379,6 +379,11 @@ MISTAKES = {
         ["run", "fedavg", "--shards-per-client", "3"],
         "shards_per_client is for partition shards, and dirichlet",
     ),
+    "more clusters than clients": (["run", "genefl", "--clients", "3"], "clusters is 4, more than the 3 clients"),
+    "more clusters than clients, of any method": (
+        ["run", "fedavg", "--clients", "3", "--clusters", "4"],
+        "set clusters=3 or less",
+    ),
     "alpha zero": (["run", "fedavg", "--alpha", "0"], "alpha"),
     "too many clients": (["run", "fedavg", "--clients", "5000"], "5000"),
     "clients without samples": (["run", "fedavg", "--clients", "700", "--alpha", "0.01"], "clients"),

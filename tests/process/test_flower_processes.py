@@ -138,6 +138,7 @@ def test_deploy_prepares_other_hosts(tmp_path):
         (["--hosts", "a,a", "--address", "x:1"], "names 'a' twice"),
         (["--address", "nowhere"], "'nowhere': expected host:port"),
         (["--min-replies", "2"], "min_replies"),
+        (["--clients", "3", "--clusters", "4", "--print"], "set clusters=3 or less"),
         (["--engine", "local", "--resume", "."], "not a run folder"),
     ],
 )

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(version("fewbytes"))
+        raise typer.Exit
+
+
+@app.callback()
+def _everywhere(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """What goes before a command's name."""
+
+
 USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs where no method is named: same models, many rounds
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
@@ -151,6 +169,10 @@ def deploy(
     with _standard_output_for(as_json):
         job = PreparedRun(settings, here=None if hosts is None else ())
         nodes = places(job.experiment, hosts)
+        if resume is None:
+            job.check()  # before anything of Flower's is started
+        if resume is None:
+            job.check()  # before anything of Flower's is started
         folder = resume or new_folder(out, job.method.method_name)
         with unless_refused(folder, folder if resume is None else None):
             deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)

@@ -37,6 +37,10 @@ class PreparedRun:
         text = f"{self.method.method_name} takes {picked}, as nothing was said of it (--model, --set)"
         self.notes = [text] if picked else []
 
+    def check(self) -> None:
+        """Raises UserError for a task that the method cannot begin with, as a run does itself."""
+        self.method.server(self.method.adapted(self.task).problem)
+
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
         """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
         e = self.experiment
