@@ -52,6 +52,10 @@ def test_commands_import_only_what_they_need(tmp_path: Path) -> None:
     assert done.stdout == "[]\n"
 
 
+def test_the_version_is_told(tmp_path, monkeypatch, capsys):
+    assert ended(capsys, monkeypatch, tmp_path, "--version") == (0, f"{fb.__version__}\n", "")
+
+
 def test_a_run_leaves_its_folder(finished):
     names = {"config.toml", "rounds.jsonl", "ledger.parquet", "result.json", "report.html", "partition.json"}
     assert names <= {p.name for p in finished.iterdir()}

@@ -29,28 +29,10 @@ if TYPE_CHECKING:
 
 NAME = "bold cyan"  # how the names of what is listed look
 app = typer.Typer(
-    help="Federated learning over slow links, measured in the bytes that cross the wire.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        print(version("fewbytes"))
-        raise typer.Exit
-
-
-@app.callback()
-def _everywhere(
-    asked: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
-    ] = False,
-) -> None:
-    """What goes before a command's name."""
-
-
 USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs where no method is named: same models, many rounds
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
@@ -93,6 +75,21 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
 
 with_settings = with_options("settings", SETTINGS, _settings)
 """Gives a command the options of an experiment; it gets the settings that were named as `settings`."""
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(version("fewbytes"))
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning over slow links, measured in the bytes that cross the wire."""
 
 
 @app.command()
@@ -169,8 +166,6 @@ def deploy(
     with _standard_output_for(as_json):
         job = PreparedRun(settings, here=None if hosts is None else ())
         nodes = places(job.experiment, hosts)
-        if resume is None:
-            job.check()  # before anything of Flower's is started
         if resume is None:
             job.check()  # before anything of Flower's is started
         folder = resume or new_folder(out, job.method.method_name)
