@@ -61,6 +61,17 @@ def test_an_installed_package_adds_methods(install):
     assert method_class("fedavg") is fb.FedAvg
 
 
+def test_a_default_may_be_made_anew_each_time(install):
+    made = "    names: list = field(default_factory=lambda: ['stem'])\n"
+    made += "    local: fb.Local = field(default_factory=lambda: fb.Local(epochs=3))\n"
+    text = METHOD.format(name="FedMade").replace("import dataclass", "import dataclass, field") + made
+    install("plug_four", text, fedmade="FedMade")
+    found = method_class("fedmade")
+    assert found.defaults()["names"] == ["stem"]
+    assert found.defaults()["epochs"] == found().parameters["epochs"] == 3
+    assert found(lr=0.5).local == fb.Local(epochs=3, lr=0.5)
+
+
 def test_what_an_installed_package_gets_wrong_is_told(install):
     install("plug_two", METHOD.format(name="FedOther"), fedother="FedOther", short="FedOther", fedavg="FedOther")
     install("plug_three", METHOD.format(name="FedOther"), fedother="FedOther", gone="Gone", number="__name__")
