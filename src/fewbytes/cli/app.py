@@ -128,6 +128,7 @@ def run(
 ) -> None:
     """Run one method; writes a run folder with the result, the ledger, the models and a report."""
     from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
+    from fewbytes.methods import short_name
 
     if method is not None:
         settings["method"] = method
@@ -135,7 +136,7 @@ def run(
         settings = resumed(resume, settings)
     with _standard_output_for(as_json):
         job = PreparedRun(settings)
-        folder = resume or new_folder(out, job.method.method_name)
+        folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
             result = job.execute(folder, resume is not None)
     _print_results(folder, result, as_json)
@@ -156,6 +157,7 @@ def deploy(
     """Run one method on Flower's SuperLink and SuperNodes over TLS, on this machine or on a list of hosts."""
     from fewbytes.experiments.deploy import LOOPBACK, Deployment, host_names, places, remembered
     from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
+    from fewbytes.methods import short_name
 
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if resume is not None:
@@ -168,7 +170,7 @@ def deploy(
         nodes = places(job.experiment, hosts)
         if resume is None:
             job.check()  # before anything of Flower's is started
-        folder = resume or new_folder(out, job.method.method_name)
+        folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
             deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
             if show:
