@@ -45,3 +45,10 @@ def named(value: object) -> str:
 def one_line(error: Exception) -> str:
     """What somebody else's code raised, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def import_failed(error: Exception, module: str) -> str:
+    """What came of importing a module of the user's by its name and taking something from it, in one line."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    there = missing is None or not f"{module}.".startswith(f"{missing}.")  # then it lacks something else
+    return one_line(error) + ("" if there else "; is its folder on PYTHONPATH?")
