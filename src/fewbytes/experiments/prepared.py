@@ -38,15 +38,15 @@ class PreparedRun:
         self.notes = [text] if picked else []
 
     def check(self) -> None:
-        """Raises UserError for a task that the method cannot begin with, as a run does itself."""
+        """Raises UserError for a task that the method cannot begin with, before anybody hears of a run."""
         self.method.server(self.method.adapted(self.task).problem)
 
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
         """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
         e = self.experiment
-        left_alone = list(
-            _left_alone(self.method.adapted(self.task))
-        )  # a model that does not suit the method is refused here
+        if not resume:
+            self.check()
+        left_alone = list(_left_alone(self.method.adapted(self.task)))
         with display or Display(self.method.method_name, folder) as display:
             for text in (*self.notes, *left_alone):
                 display.note(text)
@@ -122,7 +122,7 @@ def resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     new["method"] = given.get("method", made["method"])
     free = {key for key in given if key in DECLARED and DECLARED[key].about.resumable}
     for key in given.keys() - free:
-        default = DECLARED[key].default if key in DECLARED else None
+        default: Any = DECLARED[key].default if key in DECLARED else None
         was, now = made.get(key, default), new.get(key, default)
         if was != now and key == "parameters":
             key = next(each for each in was if was[each] != now[each])
