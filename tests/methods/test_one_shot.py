@@ -385,12 +385,6 @@ def test_only_images_can_be_made(name):
     fb.run(CASES["feddf"], task, rounds=1)
 
 
-@pytest.mark.parametrize("name", ["dense", "feddafl"])
-def test_named_alone_it_learns_far_more_than_guessing(name):
-    experiment = make_experiment({"method": name})
-    assert fb.run(experiment.made(), experiment.task()).accuracy > 0.5
-
-
 def test_a_plan_is_of_the_one_round_and_distils_nothing(monkeypatch):
     monkeypatch.setattr(fb.DENSE, "distil", None)
     plan = make_plan(CASES["dense"], tiny_task(), 20, 1e6, 1e6)
