@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_origin
 
 import pyarrow.parquet as pq
 import pytest
@@ -50,6 +51,10 @@ def test_commands_import_only_what_they_need(tmp_path: Path) -> None:
     code = f"import sys, {loaded}; print(sorted({slow} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_version_is_told(tmp_path, monkeypatch, capsys):
+    assert ended(capsys, monkeypatch, tmp_path, "--version") == (0, f"{fb.__version__}\n", "")
 
 
 def test_a_run_leaves_its_folder(finished):
@@ -215,6 +220,20 @@ def test_every_method_has_the_parameters_of_equal_terms(name):
     make_method(name, comparison.equal_parameters(name, 1, comparison.TRAINING | {"epochs": 1}))  # fusefl in one block
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_word_for_a_number_is_refused_in_words(name):
+    kinds = METHODS[name].kinds()
+    numbers = [key for key, default in METHODS[name].defaults().items() if type(default) in (int, float)]
+    numbers = [key for key in numbers if get_origin(kinds[key]) is not Literal]
+    for key in numbers:
+        with pytest.raises(
+            fb.UserError, match=rf"^{name}: {key} must be a (whole )?number( of at| above| in) .*, not abc$"
+        ):
+            make_method(name, {key: "abc"})
+        with pytest.raises(fb.UserError, match=rf"^{key} must be a (whole )?number( of at| above| in) .*, not 'abc'$"):
+            METHODS[name](**{key: "abc"})
+
+
 def test_equal_terms_that_are_given_hold_for_methods_of_one_shot_too(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(comparison, "METHODS", ["ensemble", "fedavg", "fusefl"])
     given = ["--set", "epochs=1", "--set", "ensemble.lr=0.2", "--rounds", "3", "--model", "mlp", "--clients", "3"]
@@ -229,7 +248,7 @@ def test_equal_terms_that_are_given_hold_for_methods_of_one_shot_too(tmp_path, m
     assert (parameters["fedavg"]["epochs"], parameters["ensemble"]["epochs"]) == (1, 3)
     assert (parameters["fedavg"]["lr"], parameters["ensemble"]["lr"]) == (0.1, 0.2)
     code, _, errors = ended(capsys, monkeypatch, tmp_path, "compare", "all", "--set", "epochs=few")
-    assert (code, "parameter epochs=few" in errors) == (2, True)
+    assert (code, "epochs must be a whole number of at least 1, not few" in errors) == (2, True)
 
 
 def test_a_budget_is_kept_and_told(tmp_path, monkeypatch, capsys):
@@ -352,9 +371,26 @@ MISTAKES = {
     "unknown parameter": (["run", "fedpurin", "--set", "tua=0.5"], "tau"),
     "tau above 1": (["run", "fedpurin", "--set", "tau=1.5"], "(0, 1]"),
     "tau zero": (["run", "fedpurin", "--set", "tau=0"], "(0, 1]"),
-    "a word for a number": (["run", "fedpurin", "--set", "tau=half"], "tau"),
+    "a word for a number": (["run", "fedpurin", "--set", "tau=half"], "tau must be a number in (0, 1], not half"),
+    "half an epoch": (["run", "fedavg", "--set", "epochs=1.5"], "epochs must be a whole number of at least 1, not 1.5"),
+    "a fraction named twice": (["run", "fedavg", "--fraction", "0.5", "--set", "fraction=0.2"], "named twice, 0.5 and"),
+    "a fraction named twice in a config": (["run", "-c", "twice.toml"], "named twice, 0.5 and"),
+    "neither true nor false": (["run", "fedpurin", "--set", "hessian=yes"], "hessian must be true or false, not yes"),
     "a set without value": (["run", "fedpurin", "--set", "tau"], "KEY=VALUE"),
     "unknown partition": (["run", "fedavg", "--partition", "dirichle"], "dirichlet"),
+    "an alpha that the partition does not use": (
+        ["run", "fedavg", "--partition", "iid", "--alpha", "0.3"],
+        "alpha is for partition dirichlet",
+    ),
+    "shards that the partition does not use": (
+        ["run", "fedavg", "--shards-per-client", "3"],
+        "shards_per_client is for partition shards, and dirichlet",
+    ),
+    "more clusters than clients": (["run", "genefl", "--clients", "3"], "clusters is 4, more than the 3 clients"),
+    "more clusters than clients, of any method": (
+        ["run", "fedavg", "--clients", "3", "--clusters", "4"],
+        "set clusters=3 or less",
+    ),
     "alpha zero": (["run", "fedavg", "--alpha", "0"], "alpha"),
     "too many clients": (["run", "fedavg", "--clients", "5000"], "5000"),
     "clients without samples": (["run", "fedavg", "--clients", "700", "--alpha", "0.01"], "clients"),
@@ -407,6 +443,7 @@ def test_a_mistake_gets_one_clear_line_and_code_2(mistake, tmp_path, monkeypatch
     (tmp_path / "broken.toml").write_text("rounds = [")
     (tmp_path / "misspelt.toml").write_text('method = "fedavg"\nround = 3')
     (tmp_path / "wrong.toml").write_text('method = "fedavg"\nrounds = "many"')
+    (tmp_path / "twice.toml").write_text('method = "fedavg"\nfraction = 0.5\n[parameters]\nfraction = 0.2')
     arguments, told = MISTAKES[mistake]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEWBYTES_DATA", str(tmp_path))
@@ -524,9 +561,10 @@ def test_json_has_standard_output_for_itself_and_models_come_from_the_current_fo
 
 def test_config_spellings_of_the_command_line(tmp_path):
     (tmp_path / "c.toml").write_text('method = "fedavg"\nsamples = "30/10"\nfraction = 0.5\nclients = 4\nrounds = 1')
-    done = fewbytes("run", "-c", "c.toml", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["parameters"]["fraction"] == 0.5
+    for given, fraction in ([], 0.5), (["--set", "fraction=0.75"], 0.75):
+        done = fewbytes("run", "-c", "c.toml", *given, "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["parameters"]["fraction"] == fraction
 
 
 def test_a_diverging_run_says_so_and_writes_json(tmp_path):
