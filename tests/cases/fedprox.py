@@ -9,7 +9,7 @@ from cases import LOCAL
 
 CASES = {
     "fedprox": fb.FedProx(**LOCAL, mu=0.1),
-    "fedprox-stragglers": fb.FedProx(**LOCAL, mu=0.1, stragglers=0.5, fraction=0.75),
+    "fedprox-stragglers": fb.FedProx(**LOCAL | {"epochs": 3}, mu=0.1, stragglers=0.5, fraction=0.75),
 }
 COSTS = {
     "fedprox": every(MODEL, MODEL),
