@@ -1,7 +1,7 @@
 """FedProx, SCAFFOLD, FedAdam, FedYogi, Ditto and FedRep: against a second implementation, and what holds in general.
 
-The second one is of numpy and float64, written from the papers' equations, on a network of two linear layers. A client's
-batch is all it has, so that an epoch is one step and no order matters.
+The second one is of numpy and float64, written from the papers' equations, on a network of two linear layers. A
+client's batch is all it has, so that an epoch is one step and no order matters.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_scaffold(fraction, tmp_path):
         x, c = plus(x, mean(dy), 0.7), plus(c, mean(dc), len(cohort) / 4)
     same(run.model, x)
     same(run.server.control, c)
-    for i in set(sum(run.cohorts, [])):
+    for i in {i for cohort in run.cohorts for i in cohort}:
         same(run.state(i).control, own[i])
     same(run.server.control, mean(own))  # what c is there for
 
@@ -190,7 +190,7 @@ def test_fedrep(tmp_path):
         same(run.state(i).theta, head | own)
 
 
-# ---------------------------------------------------------------------------------------------------- degenerate settings
+# ---------------------------------------------------------------------------------------------------- equalities
 
 
 def left(method: fb.Method, rounds: int = 3) -> dict[str, torch.Tensor]:
@@ -262,12 +262,9 @@ def test_a_parameter_that_layers_share_is_moved_under_all_its_names():
         state = method.server(task.problem)
         result = fb.run(method, task, rounds=1, workers=1)
         moved = state_of(result.global_model)
-        assert torch.equal(moved["1.weight"], moved["3.weight"])
+        still = state_of(fb.run(replace(method, server_lr=1e-9), task, rounds=1, workers=1).global_model)
+        torch.testing.assert_close(still["1.weight"], state.theta["1.weight"])
         assert not torch.equal(moved["1.weight"], state.theta["1.weight"])
-    step = (
-        state_of(fb.run(fb.FedAdam(**LOCAL), task, rounds=1).global_model)["1.weight"] - state.theta["1.weight"]
-    ).abs()
-    assert step.max() < 0.011  # eta, and not what clients have moved by
 
 
 # ---------------------------------------------------------------------------------------------------- heads and bodies
@@ -279,7 +276,8 @@ def test_fedrep_s_head_learns_from_the_body_as_it_came():
     state = method.client(opened(task, 0, 0, "client"))
     before, phi = dict(state.theta), method.server(task.problem).theta
     reply = method.train(state, Body(Dense(phi)), site).theta.dense()
-    assert reply.keys() == phi.keys() and not reply.keys() & before.keys()
+    assert reply.keys() == phi.keys()
+    assert not reply.keys() & before.keys()
     assert all(not torch.equal(state.theta[name], value) for name, value in before.items())
     assert not torch.equal(reply["conv.weight"], phi["conv.weight"])
 

@@ -35,7 +35,7 @@ class FedYogi(Method):
     """Hyper-parameters of FedYogi."""
 
     fraction: Share = 1.0
-    local: Local = Local(epochs=1, lr=10**-1.5, batch=20)  # eta_l
+    local: Local = Local(epochs=1, lr=0.0316, batch=20)  # eta_l
     server_lr: Positive = 0.01  # eta
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.99
