@@ -287,16 +287,26 @@ def test_fedrep_needs_more_than_one_layer():
         fb.run(fb.FedRep(), fb.Task.on(tiny_data(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), rounds=1)
 
 
-def test_clipping_of_a_head_does_not_count_the_body_s_gradients():
-    """Each half is clipped as if it were alone: gradients that are left from the other one are none of its own."""
+def test_each_half_of_fedrep_is_clipped_by_its_own_gradients():
+    """A norm that either half's gradients keep to clips neither, though both together exceed it."""
     task = two_layer_task()
-    method = fb.FedRep(**FULL, clip=1e-3, momentum=0.0, epochs=1, head_epochs=1)
-    state, phi = method.client(opened(task, 0, 0, "client")), method.server(task.problem).theta
-    before = dict(state.theta)
-    reply = method.train(state, Body(Dense(phi)), opened(task, 0, 1, "train")).theta.dense()
-    for new, old in ((reply, phi), ({name: state.theta[name] for name in before}, before)):
-        moved = torch.cat([(new[name] - old[name]).flatten() for name in old]).norm()
-        assert moved == pytest.approx(LR * 1e-3, rel=1e-2)
+
+    def moved(clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """How far head and body move in a step each."""
+        method = fb.FedRep(**FULL, clip=clip, momentum=0.0, epochs=1, head_epochs=1)
+        state, phi = method.client(opened(task, 0, 0, "client")), method.server(task.problem).theta
+        before = state.theta
+        method.train(state, Body(Dense(phi)), opened(task, 0, 1, "train"))
+        head, body = (torch.cat([(state.theta[k] - v).flatten() for k, v in old.items()]) for old in (before, phi))
+        return head, body
+
+    head, body = moved(clip=0.0)
+    lengths = head.norm() / LR, body.norm() / LR
+    assert max(lengths) < 2 * min(lengths)
+    for one, other in zip(moved(clip=1.01 * float(max(lengths))), (head, body), strict=True):
+        assert torch.equal(one, other)
+    for half in moved(clip=0.1 * float(min(lengths))):
+        assert half.norm() == pytest.approx(0.1 * LR * float(min(lengths)), rel=1e-2)
 
 
 def test_ditto_begins_with_what_comes_first():
