@@ -16,6 +16,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.base.state import state_of
+from fewbytes.data import Split
 from fewbytes.methods.fedrep import Body
 from fewbytes.methods.parts.averaging import Model, Own
 from fewbytes.methods.scaffold import Control, Controlled
@@ -249,6 +250,17 @@ def test_a_newcomer_s_control_variate_is_0(tmp_path):
     trained = [c for c in own if c]
     total = {name: sum(c[name] for c in trained) / 3 for name in trained[0]}
     same(run.server.control, total)
+
+
+def test_a_client_whose_reply_is_not_accepted_keeps_its_control_variate(tmp_path):
+    data = tiny_data()
+    broken = replace(data.clients[3], train=Split(data.clients[3].train.x * torch.nan, data.clients[3].train.y))
+    task = fb.Task.on(replace(data, clients=(*data.clients[:3], broken)), two_layers)
+    with pytest.warns(RuntimeWarning, match="client 3 rejected"):
+        run = Finished(fb.SCAFFOLD(**LOCAL), task, tmp_path)
+    own = [numbers(run.state(i).control) for i in range(3)]
+    assert not run.versions.get(3) or not run.state(3).control
+    same(run.server.control, {name: value * 3 / 4 for name, value in mean(own).items()})
 
 
 def test_a_parameter_that_layers_share_is_moved_under_all_its_names():
