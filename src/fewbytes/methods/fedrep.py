@@ -40,7 +40,7 @@ class Body:
 
 @dataclass(frozen=True)
 class FedRep(Method):
-    """Hyper-parameters of FedRep, with the paper's values for CIFAR."""
+    """Hyper-parameters of FedRep."""
 
     fraction: Share = 1.0  # r
     local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.5)  # of the body
