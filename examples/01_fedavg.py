@@ -12,5 +12,7 @@ result = fb.run(fb.FedAvg(epochs=2, lr=0.1, batch=20, momentum=0.9), task, round
 
 for row in result.rounds:
     up, down = row["uplink_bytes"] / 1e6, row["downlink_bytes"] / 1e6
-    print(f"round {row['round']:2}: global {row['accuracy']['global']:.1%}, {up:.2f} MB up, {down:.2f} MB down")
+    print(
+        f"round {row['round']:2}: global {row['scores']['accuracy']['global']:.1%}, {up:.2f} MB up, {down:.2f} MB down"
+    )
 print(f"final {result.accuracy:.1%} after {result.summary['uplink_bytes'] / 1e6:.2f} MB up")

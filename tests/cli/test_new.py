@@ -28,7 +28,7 @@ def test_a_new_method_runs_and_passes_its_test(tmp_path):
     resumed = fewbytes("run", "--resume", folder, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     refused = fewbytes("run", "fedtry:FedTry", "--set", "fraction=nan", cwd=tmp_path)
-    assert (refused.returncode, "fraction must be finite" in refused.stderr) == (2, True)
+    assert (refused.returncode, "fraction must be a number in (0, 1], not nan" in refused.stderr) == (2, True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_fedtry.py"]
     tested = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout

@@ -295,7 +295,7 @@ def test_command_line_trains_scores_draws_and_reports(
     assert end.value.code == 0
     printed = capsys.readouterr()
     result = json.loads(printed.out)
-    assert result["score"]["metric"] == "mAP" and result["score"]["kind"] == "global"
+    assert (result["score"]["metric"], result["score"]["kind"]) == ("mAP", "global")
     assert set(result["further"]) == {"AP50", "AP75", "APM", "APL"}
     assert (result["image_size"], result["majority_class_accuracy"]) == (64, {})
     assert "warn" not in printed.err.lower()

@@ -110,7 +110,7 @@ def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
     UserError for anything else."""
     made = []
     for name, what in given.items():
-        make = what.clone if hasattr(what, "clone") else what
+        make = what.clone if hasattr(what, "clone") and not isinstance(what, type) else what
         if not callable(make):
             raise UserError(
                 f"the metric {name!r} is a {type(what).__name__}: give one of torchmetrics', or what makes it"

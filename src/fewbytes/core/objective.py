@@ -26,6 +26,8 @@ from fewbytes.core.metrics import (
 from fewbytes.core.training import EVALUATION_BATCH, Loss, Precision, arithmetic, own_loss, ready
 from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Items, Kind, LazySamples, Split
 
+Weights = tuple[float, ...] | Literal["balanced"]
+"""Of classes in a loss: one each, or the inverse of how often a client has them."""
 ShowImages = Callable[[str, Tensor, Sequence[str], int], None]
 """`Network.show_images`."""
 
@@ -110,7 +112,7 @@ class Classification(Objective):
     """
 
     metrics: tuple[Metric, ...] = (known_metric("multiclass", "accuracy"),)
-    weights: tuple[float, ...] | Literal["balanced"] | None = None
+    weights: Weights | None = None
 
     suits: ClassVar[str] = "labels are learnt by models that give a logit a class"
 
@@ -122,15 +124,7 @@ class Classification(Objective):
 
     def usual(self, targets: Tensor) -> Loss:
         """Cross-entropy, weighed."""
-        if self.weights is None:
-            return F.cross_entropy
-        if self.weights == "balanced":
-            counts = torch.bincount(targets)
-            weights = len(targets) / (max(1, int((counts > 0).sum())) * counts.clamp(min=1))
-            weights[counts == 0] = 0.0
-        else:
-            weights = torch.tensor(self.weights, device=targets.device)
-        return partial(_weighted, weights)
+        return F.cross_entropy if self.weights is None else partial(_weighted, class_weights(self.weights, targets))
 
     def predictions(self, outputs: Any) -> Tensor:
         """Probabilities (n, classes)."""
@@ -189,9 +183,11 @@ class Regression(Objective):
 
 @dataclass(frozen=True)
 class Segmentation(Objective):
-    """A class for every pixel, int64 (n, height, width), 255 where there is none: their cross-entropy."""
+    """A class for every pixel, int64 (n, height, width), 255 where there is none: their cross-entropy, of classes
+    weighed as in `Classification`."""
 
     metrics: tuple[Metric, ...] = (known_metric("segmentation", "iou"),)
+    weights: Weights | None = None
 
     suits: ClassVar[str] = (
         "classes of pixels are learnt by models that give logits (n, classes, height, width), such as unet, and by "
@@ -200,7 +196,8 @@ class Segmentation(Objective):
 
     def usual(self, targets: Tensor) -> Loss:
         """As said."""
-        return _each_pixel
+        weights = None if self.weights is None else class_weights(self.weights, targets[targets != IGNORED_PIXEL])
+        return partial(_each_pixel, weights)
 
     def predictions(self, outputs: Any) -> Tensor:
         """Probabilities (n, classes, height, width)."""
@@ -248,7 +245,7 @@ def objective_for(
     learns: Kind,
     metrics: Sequence[str] | Mapping[str, Any] | None = None,
     loss: Loss | None = None,
-    weights: tuple[float, ...] | Literal["balanced"] | None = None,
+    weights: Weights | None = None,
 ) -> Objective:
     """The objective of data of which that is learnt: with a loss of one's own, metrics by name or of one's own (by name
     what `metrics_of` takes), class weights. Raises UserError for what there is not, or cannot be together."""
@@ -261,10 +258,20 @@ def objective_for(
     elif metrics and known is not None:
         options["metrics"] = tuple(known_metric(known, each) for each in dict.fromkeys(metrics))
     if weights is not None:
-        if kind is not Classification:
-            raise UserError("class weights are for learning one of several classes")
+        if learns not in ("classes", "masks"):
+            raise UserError("class weights are for learning one of several classes, of samples or of pixels")
         options["weights"] = weights
     return kind(**options)
+
+
+def class_weights(weights: Weights, targets: Tensor) -> Tensor:
+    """A weight for each class: those given, or by targets (n,) the inverse of how many are of it, 1 on average over
+    them all; 0 for what none is of."""
+    if weights != "balanced":
+        return torch.tensor(weights, device=targets.device)
+    counts = torch.bincount(targets)
+    inverse = len(targets) / (max(1, int((counts > 0).sum())) * counts.clamp(min=1))
+    return torch.where(counts > 0, inverse, 0.0)
 
 
 def evaluate(
@@ -305,8 +312,10 @@ def _squared(outputs: Any, targets: Tensor) -> Tensor:
     return F.mse_loss(outputs.view_as(targets), targets)
 
 
-def _each_pixel(outputs: Any, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, ignore_index=IGNORED_PIXEL)
+def _each_pixel(weights: Tensor | None, outputs: Any, targets: Tensor) -> Tensor:
+    if weights is not None:
+        weights = F.pad(weights, (0, outputs.shape[1] - len(weights)))
+    return F.cross_entropy(outputs, targets, weights, ignore_index=IGNORED_PIXEL)
 
 
 def _each_token(outputs: Any, targets: Tensor) -> Tensor:

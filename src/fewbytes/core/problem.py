@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from fewbytes.base.errors import UserError, named
 from fewbytes.base.state import State, copied, load_state, mark_trained, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
-from fewbytes.core.objective import Objective, objective_for
+from fewbytes.core.objective import Objective, Weights, objective_for
 from fewbytes.core.training import Loss, Precision
 from fewbytes.data.split import ClientData, FederatedData, Split, Transform, classes_in, widest
 from fewbytes.data.transforms import with_transforms
@@ -148,7 +148,7 @@ class Terms(TypedDict, total=False):
 
     loss: Loss | None
     metrics: Sequence[str] | Mapping[str, Any] | None
-    weights: tuple[float, ...] | Literal["balanced"] | None
+    weights: Weights | None
     transform: Transform | None
     seed: int
     precision: Precision

@@ -21,6 +21,7 @@ from fewbytes.data.coco import SIZE, is_coco, read_coco
 from fewbytes.data.decoding import decoded
 from fewbytes.data.folders import TEST_NAMES, holds_classes, subfolders
 from fewbytes.data.images import cache_folder, squared
+from fewbytes.data.masks import holds_masks, read_masks
 from fewbytes.data.sources import source
 from fewbytes.data.split import Dataset, Split
 
@@ -44,6 +45,7 @@ def load_dataset(name: str, image_size: int | None = None, only_test: bool = Fal
     - `train-*.parquet`, at the top, in `data/` or in one subfolder per configuration
     - `train/<class>/<image>`, or `train/<class>/images/<image>` as Tiny-ImageNet
     - `<class>/<image>`, or `<domain>/<class>/<image>`: all domains are read as one data set
+    - `train/images/<image>` and `train/masks/<image>.png`: a class for every pixel, see `read_masks`
     - CIFAR's own pickles, here or in one subfolder (`cifar-10-batches-py`, `cifar-100-python`); no code in them is run
 
     Test samples are `test`, else `validation`, `valid` or `val`, else a fixed 20 % of each class. Otherwise it is
@@ -67,6 +69,8 @@ def load_dataset(name: str, image_size: int | None = None, only_test: bool = Fal
         folder = _download(name)
     if named_coco or is_coco(folder):
         return read_coco(name, folder, image_size or SIZE)
+    if holds_masks(folder):
+        return read_masks(name, folder, image_size, only_test)
     held, untrained = source(folder), False
     if held is None and only_test:
         held, untrained = source(folder, TEST_NAMES), True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fewbytes.data.datasets import client_folders, load_dataset
 from fewbytes.data.federated import federate, federate_local, federate_partition
+from fewbytes.data.masks import masks_of_boxes
 from fewbytes.data.public import with_public
 from fewbytes.data.settings import PARTITIONS, Partition
 from fewbytes.data.split import ClientData, Dataset, FederatedData, Kind, Split, Targets, Transform
@@ -26,6 +27,7 @@ __all__ = [
     "federate_local",
     "federate_partition",
     "load_dataset",
+    "masks_of_boxes",
     "stamp_shapes",
     "with_public",
     "with_transforms",

@@ -139,11 +139,12 @@ def score_words(scores: dict[str, dict[str, float]]) -> str:
     """Scores by metric and kind in a line; accuracy, where it is the only metric, needs no name."""
     from fewbytes.core.metrics import traits  # imports torch, which is there where something was scored
 
-    return "  ".join(
-        f"{'' if list(scores) == ['accuracy'] else f'{metric} '}{kind} {written(value, traits(metric)[1])}"
-        for metric, kinds in scores.items()
-        for kind, value in kinds.items()
-    )
+    lines = []
+    for metric, kinds in scores.items():
+        share = traits(metric)[1]
+        line = "  ".join(f"{kind} {written(value, share)}" for kind, value in kinds.items())
+        lines.append(line if list(scores) == ["accuracy"] else f"{metric}: {line}")
+    return "  ".join(lines)
 
 
 @contextmanager

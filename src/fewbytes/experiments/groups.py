@@ -13,6 +13,8 @@ from fewbytes.core.policy import Policy
 from fewbytes.data.settings import Partition
 from fewbytes.running.settings import Settings
 
+NAMES = Text("names with commas", lambda text: [name.strip() for name in text.split(",")], ",".join)
+
 
 @dataclass(frozen=True)
 class DataSettings(Group):
@@ -36,6 +38,12 @@ class DataSettings(Group):
     backdoor: int = setting(
         0, "Stamp a shape, by label, on the training images of the first so many clients.", brief=True
     )
+    masks: bool = setting(
+        False,
+        "Of boxes, learn a class for every pixel: that of the box it lies in.",
+        option="--masks/--boxes",
+        brief=True,
+    )
     client_data: str | None = setting(
         None, "For partition local: a folder with a data set for each client (default: DATASET on each node).",
         metavar="DIR", brief=True,
@@ -44,6 +52,24 @@ class DataSettings(Group):
         None, "For partition local: the classes in label order (default: those of the server's data set).",
         option=None, text=Text("a list", json.loads, json.dumps), brief=True,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LearningSettings(Group):
+    """What is learnt of the data, and how good it is."""
+
+    title: ClassVar[str] = "Learning"
+
+    metrics: Sequence[str] | None = setting(
+        None, "What models are scored by, e.g. auc,f1; tables go by the first (default: accuracy, mae, iou, … by what "
+        "is learnt).", metavar="LIST", text=NAMES, brief=True,
+    )  # fmt: skip
+    class_weights: str | None = setting(
+        None,
+        "Of each class in the loss, e.g. 1,5,1; balanced: by how often a client has it.",
+        metavar="LIST",
+        brief=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -70,6 +96,7 @@ class ModelSettings(Group):
 GROUPS: dict[str, type[Group]] = {
     "data": DataSettings,
     "partition": Partition,
+    "learning": LearningSettings,
     "model": ModelSettings,
     "run": Settings,
     "policy": Policy,
@@ -79,9 +106,6 @@ DECLARED = {key: each for group in GROUPS.values() for key, each in group.declar
 """Every setting by its key, but the method and what is the method's own."""
 KEYS = ("method", *DECLARED, "parameters", "fraction")
 """What a config file may say; `fraction` stands for the method's parameter of that name."""
-
-
-NAMES = Text("names with commas", lambda text: [name.strip() for name in text.split(",")], ",".join)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import wrong
 from fewbytes.core.method import Method
+from fewbytes.core.objective import Objective, Weights, objective_for
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
 from fewbytes.data import (
@@ -28,11 +30,12 @@ from fewbytes.data import (
     federate,
     federate_local,
     load_dataset,
+    masks_of_boxes,
     with_public,
     with_transforms,
 )
 from fewbytes.data.settings import USED_BY
-from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, ModelSettings
+from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, LearningSettings, ModelSettings
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.build import ModelBuilder
@@ -50,6 +53,7 @@ class Experiment:
     parameters: dict[str, Any]
     data: DataSettings
     partition: Partition
+    learning: LearningSettings
     model: ModelSettings
     run: Settings
     policy: Policy
@@ -101,10 +105,11 @@ class Experiment:
         shape, classes = data.test.shape, len(data.classes)
         usual = self.made().model_for(shape)
         usual = convolutional(usual, shape) if self.model.kgf else usual
-        name = self.model.model or ("yolox-s" if detects else usual)
+        name = self.model.model or {"boxes": "yolox-s", "masks": "unet"}.get(data.learns, usual)
         model = self.model = dataclasses.replace(self.model, model=name)
         build = ModelBuilder(name, shape, classes, Kernels(model.kgf, model.seed) if model.kgf else None)
-        task = Task.on(data, build, seed=model.seed, precision=model.precision, device=model.device, agreed=agreed)
+        how = {"seed": model.seed, "precision": model.precision, "device": model.device}
+        task = Task.on(data, build, **self._objective(data), agreed=agreed, **how)
         try:
             for client in range(min(len(data.clients), len(build.names))):
                 task.problem.layout(client)  # so that a wrong model is refused before anything is written
@@ -118,6 +123,17 @@ class Experiment:
             raise UserError(f"{name} finds objects, and {self.data.dataset} has no boxes of any: take another model")
         return task
 
+    def _objective(self, data: FederatedData) -> dict[str, Objective]:
+        """What is learnt of the data, where it is not the usual. Raises UserError."""
+        metrics, weights = self.learning.metrics, self.learning.class_weights
+        if metrics is None and weights is None:
+            return {}
+        if data.learns == "boxes":
+            raise UserError(
+                "objects are found by a detector's own loss, and scored as COCO does: leave the metrics out"
+            )
+        return {"objective": objective_for(data.learns, metrics, weights=_weights(weights, data.classes))}
+
     def _dealt(self) -> tuple[FederatedData, Mapping[str, str]]:
         """The data set dealt out, and what servers and nodes, who all do so, must agree on."""
         how, seed = self.data, self.model.seed
@@ -129,7 +145,7 @@ class Experiment:
                 raise UserError(
                     f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
                 )
-        dataset, public = self._part(load_dataset(how.dataset, how.image_size)), None
+        dataset, public = self._part(self._loaded(how.dataset)), None
         agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
         if how.public is not None:
             dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
@@ -146,7 +162,7 @@ class Experiment:
             raise UserError("partition local holds nothing out: name a data set of the server's for public")
         count = self.partition.clients
         mine = {
-            client: self._part(load_dataset(self._place(client, alone=here is not None), how.image_size))
+            client: self._part(self._loaded(self._place(client, alone=here is not None)))
             for client in (range(count) if here is None else here)
         }
         like = mine[here[0]] if here else self._part(self._servers())  # who says what classes there are
@@ -157,6 +173,13 @@ class Experiment:
         if how.public is not None and not here:
             data = dataclasses.replace(data, public=with_public(like, str(how.public), seed, how.image_size)[1])
         return data, {"classes": json.dumps(names), "shape of a sample": str(test.shape)}
+
+    def _loaded(self, name: str, only_test: bool = False) -> Dataset:
+        """A data set, its boxes filled in if they are to be."""
+        dataset = load_dataset(name, self.data.image_size, only_test)
+        if self.data.masks and dataset.learns != "boxes":
+            raise UserError(f"masks are made of boxes, and {name} has none")
+        return masks_of_boxes(dataset) if self.data.masks else dataset
 
     def _part(self, dataset: Dataset) -> Dataset:
         return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset
@@ -178,7 +201,7 @@ class Experiment:
     def _servers(self) -> Dataset:
         """The server's own data set, of which only the test samples are used."""
         try:
-            return load_dataset(self.data.dataset, self.data.image_size, only_test=True)
+            return self._loaded(self.data.dataset, only_test=True)
         except UserError as error:
             raise UserError(
                 f"{error}; with partition local the dataset is the server's, and has a test set, if only of an image "
@@ -203,6 +226,22 @@ class Experiment:
         return {
             name: [c for c, held in enumerate(zip(*rows, strict=True)) if any(held)] for name, rows in pools.items()
         }
+
+
+def _weights(text: str | None, classes: Sequence[str]) -> Weights | None:
+    """Class weights from how they are written. Raises UserError."""
+    if text is None or text == "balanced":
+        return text  # type: ignore[return-value]
+    try:
+        weights = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        weights = ()
+    if len(weights) != len(classes) or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise UserError(
+            f"class_weights: balanced, or a number of 0 or more for each of {len(classes)} classes, with commas, "
+            f"not {text!r}"
+        )
+    return weights
 
 
 TRY_EPOCHS = 40

@@ -16,11 +16,21 @@ from fewbytes.models.features import PooledFeatures
 from fewbytes.models.kgf import Kernels, with_generated_kernels
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.models.small import Cnn4, LeNet, Mlp
+from fewbytes.models.unet import UNet
 from fewbytes.models.vgg import Vgg9
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.models.yolox import STRIDE, Detector
 
-NAMES = ("mlp", "cnn4", "lenet", "vgg9", *(f"resnet{depth}" for depth in DEPTHS), "resnet18-sigmoid", *DETECTORS)
+NAMES = (
+    "mlp",
+    "cnn4",
+    "lenet",
+    "vgg9",
+    "unet",
+    *(f"resnet{depth}" for depth in DEPTHS),
+    "resnet18-sigmoid",
+    *DETECTORS,
+)
 """The models of this package."""
 
 _GOOGLENET, _MOBILENET = "torchvision:googlenet", "torchvision:mobilenet_v2"
@@ -46,6 +56,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
       options `width` (64; channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`
     - `resnet18-sigmoid` with the same options, and `lenet`: smooth ones, for `fewbytes attack`
     - `cnn4`, `vgg9` with the option `scale` (1.0), `mlp` with the options `hidden` (200) and `layers` (1)
+    - `unet` with the option `width` (16; channels at the top): logits for every pixel
     - `yolox-nano`, `yolox-tiny`, `yolox-s`, `yolox-m`, `yolox-l` and `yolox-x`: detectors, for data with boxes
     - `torchvision:<name>`, any classifier of torchvision, with random weights
     - `package.module:callable`, your own. It gets those of `shape`, `classes`, `num_classes` and `in_channels` that
@@ -87,6 +98,8 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
             return Cnn4(shape, classes)
         if base == "lenet":
             return LeNet(shape, classes)
+        if base == "unet":
+            return UNet(shape, classes, **options)
         if base == "vgg9":
             return Vgg9(shape, classes, **options)
         number, _, smooth = base.removeprefix("resnet").partition("-")
@@ -171,6 +184,7 @@ def _options(base: str, text: str) -> dict[str, Any]:
         "cnn4": (),
         "lenet": (),
         "vgg9": ("scale",),
+        "unet": ("width",),
         **dict.fromkeys(DETECTORS, ()),
     }.get(base, ("width", "stem"))
     options: dict[str, Any] = {}

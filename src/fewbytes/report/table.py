@@ -18,16 +18,15 @@ T = TypeVar("T")
 
 
 def summary_table(runs: Sequence[RunFolder]) -> Table:
-    """One row a run: final and best score of the method's own kind, final personalised and global score, what it
-    reached by further metrics, megabytes (10^6 bytes) up and down over the whole run, seconds; last what always
-    guessing the majority class would score. Under it a line for every run that left clients out, and for what its
-    method noted. At most 100 columns wide, without further metrics."""
+    """One row a run: final and best score of the method's own kind, final personalised and global score, megabytes
+    (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class would score.
+    Under it a line for every run that has further metrics or left clients out, and for what its method noted. At most
+    100 columns wide."""
     metrics = list(dict.fromkeys(run.metric for run in runs))
-    further = list(dict.fromkeys(metric for run in runs for metric in run.metrics[1:]))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=10, max_width=26)
     table.add_column(metrics[0] if len(metrics) == 1 else "score", no_wrap=True, max_width=12)
-    for name in ("final", "best", "personal-\nised", "global", *further, "MB\nup", "MB\ndown", "s"):
+    for name in ("final", "best", "personal-\nised", "global", "MB\nup", "MB\ndown", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         score = run.score(run.kind)
@@ -38,17 +37,31 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
             run.written(score.best),
             run.written(run.score("personalised").final),
             run.written(run.score("global").final),
-            *(run.written(run.score(run.kind, metric).final, metric) for metric in further),
             megabytes(run.total_bytes("uplink")),
             megabytes(run.total_bytes("downlink")),
             seconds(run.seconds),
         )
     for name, majority in majority_rows(runs):
         cells = [percent(majority.get(kind)) for kind in ("personalised", "global")]
-        table.add_row(Text(name), "", "", "", *cells, *([""] * (len(further) + 3)), style="dim")
-    if lines := [*_turnovers(runs), *left_out.captions(runs), *(f"note: {note}" for note in notes.noted(runs))]:
+        table.add_row(Text(name), "", "", "", *cells, "", "", "", style="dim")
+    if lines := [
+        *_further(runs),
+        *_turnovers(runs),
+        *left_out.captions(runs),
+        *(f"note: {note}" for note in notes.noted(runs)),
+    ]:
         table.caption, table.caption_justify = Text("\n".join(lines)), "left"
     return table
+
+
+def _further(runs: Sequence[RunFolder]) -> list[str]:
+    """A line for every run that was scored by several metrics: what it reached by the others."""
+    return [
+        f"{run.label}, {run.kind}: "
+        + ", ".join(f"{metric} {run.written(run.score(run.kind, metric).final, metric)}" for metric in run.metrics[1:])
+        for run in runs
+        if run.metrics[1:]
+    ]
 
 
 def badges(run: RunFolder) -> list[str]:
