@@ -15,7 +15,7 @@ from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.files import load_model
 from fewbytes.running.checkpoint import VERSION as __version__
 from fewbytes.running.loop import Result
-from fewbytes.running.settings import Watcher
+from fewbytes.running.watcher import Watcher
 from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Signs, TopK, pack, payload, unpack
 
 __all__ = [

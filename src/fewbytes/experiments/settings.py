@@ -36,7 +36,8 @@ from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.yolox import NAMES as DETECTORS
-from fewbytes.running.settings import Settings, Watcher
+from fewbytes.running.settings import Settings
+from fewbytes.running.watcher import Watcher
 
 
 @dataclass

@@ -146,7 +146,7 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
     if not found:
         return None
     charts["choice"] = {choice.kind: _chart(choice, runs) for choice in found}
-    ended = sum(bool((run.result or {}).get("ended_by_budget")) for run in runs)
+    ended = sum((run.result or {}).get("ended_by") == "budget" for run in runs)
     return Section(found, {choice.kind: WORDS[choice.kind] for choice in found}, CAVEAT, bool(_budgets(runs)), ended)
 
 
