@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,7 @@ class Watcher:
         `why` alone."""
 
 
-class Recorder(Watcher):
+class Recorder(Watcher, ABC):
     """A watcher that writes numbers elsewhere, where much can fail that is not the run's business.
 
     It says what went wrong as a note, once, and hears no more of that run, which goes on.
