@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fewbytes.base.errors import UserError
+
 if TYPE_CHECKING:
     from fewbytes.core.problem import Id
 
@@ -78,8 +80,11 @@ Heard = Watcher | Callable[[dict[str, Any]], object]
 
 
 def together(given: Heard | Sequence[Heard]) -> Watcher:
-    """One watcher that passes on to all."""
+    """One watcher that passes on to all. Raises UserError for what is none."""
     many = given if isinstance(given, Sequence) else [given]
+    for each in many:
+        if not isinstance(each, Watcher) and not callable(each):
+            raise UserError(f"a watcher is a fewbytes.Watcher, or a function of a row, not {each!r}")
     return _Together([each if isinstance(each, Watcher) else _Called(each) for each in many])
 
 
