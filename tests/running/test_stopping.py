@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from cases import LOCAL, tiny_task
+from cases import LOCAL, TinyNet, tiny_data, tiny_task
 from runs import fingerprint
 from torch import nn
 
 import fewbytes as fb
 from fewbytes.core.metrics import Metric
-from fewbytes.core.objective import MultiLabel
+from fewbytes.core.objective import Classification, MultiLabel
 from fewbytes.running.stopping import StopWhen
 
 TERMS = LOCAL | {"lr": 0.02}
@@ -163,6 +163,31 @@ def test_resuming_finds_the_same_end(method, stop, tmp_path):
         assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "through")
     with pytest.raises(fb.UserError, match="has ended"):
         fb.run(method, tiny_task(), out=tmp_path / "run", resume=True, **run | {"stop_when": "patience=3"})
+
+
+class Pictured(Classification):
+    """Classes of which the last round's predictions are shown."""
+
+    def score(self, model, test, device, precision, show):
+        if show is not None:
+            show("predictions", torch.zeros(1, 1, 4, 4, dtype=torch.uint8), ["one"], 8)
+        return super().score(model, test, device, precision, show)
+
+
+class Showing(fb.FedAvg):
+    """FedAvg that shows something each round."""
+
+    def round(self, state, net, t):
+        super().round(state, net, t)
+        net.show_images("round", torch.zeros(1, 1, 4, 4, dtype=torch.uint8), ["one"])
+
+
+@pytest.mark.parametrize(("stop", "last"), [("global>=0", 1), ("patience=1", 2), ("global<=0", 3)])
+def test_predictions_are_shown_of_the_last_round_alone(stop, last, tmp_path):
+    task = fb.Task.on(tiny_data(), TinyNet, objective=Pictured())
+    fb.run(Showing(**LOCAL), task, rounds=3, out=tmp_path, stop_when=stop, workers=1)
+    shown = {path.name for path in (tmp_path / "gallery").iterdir()}
+    assert shown == {f"{t}-round.png" for t in range(1, last + 1)} | {f"{last}-predictions.png"}
 
 
 def test_a_method_with_rounds_of_its_own_runs_whole():

@@ -147,7 +147,7 @@ def run(
         job = PreparedRun(settings)
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
-            watchers = [watcher_of(text, folder.name) for text in watch or ()]
+            watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
             result = job.execute(folder, resume is not None, watchers=watchers)
     _print_results(folder, result, as_json)
 
@@ -185,7 +185,7 @@ def deploy(
             job.check()  # before anything of Flower's is started
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
-            watchers = [watcher_of(text, folder.name) for text in watch or ()]
+            watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
             deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
             if show:
                 deployment.prepare()

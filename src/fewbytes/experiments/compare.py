@@ -130,7 +130,7 @@ def _result(name: str, job: PreparedRun | str, folder: Path, watch: Sequence[str
             raise UserError(job)
         if finished(run):
             return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
-        watchers = [watcher_of(text, f"{folder.name}/{name}") for text in watch]
+        watchers = [watcher_of(text, f"{folder.absolute().name}/{name}") for text in watch]
         display = Display(name, folder, "compare")
         return job.execute(run, begun(run), page=False, display=display, watchers=watchers)
     except OSError:

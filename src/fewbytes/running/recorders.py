@@ -153,7 +153,7 @@ class MLflow(_ByRound):
                 self._run = begun[0].info.run_id
                 client.update_run(self._run, status="RUNNING")
                 return max((each.step for each in client.get_metric_history(self._run, LAST)), default=0)
-        self._run = client.create_run(experiment, run_name=self._name or folder.name, tags=tag).info.run_id
+        self._run = client.create_run(experiment, run_name=self._name or folder.absolute().name, tags=tag).info.run_id
         parameters = [self._module.entities.Param(_clean(key), str(value)[:6000]) for key, value in config.items()]
         for start in range(0, len(parameters), 100):  # no more at once
             client.log_batch(self._run, params=parameters[start : start + 100])
@@ -185,7 +185,7 @@ class Trackio(_ByRound):
         return "Trackio"
 
     def _open(self, folder: Path, config: dict[str, Any], resumed: bool) -> int:
-        name = self._name or folder.name
+        name = self._name or folder.absolute().name
         with contextlib.redirect_stdout(io.StringIO()):  # it greets
             self._run = self._module.init(
                 self._project, name, config=config, resume="allow" if resumed else "never", embed=False,
