@@ -15,7 +15,8 @@ from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.files import load_model
 from fewbytes.running.checkpoint import VERSION as __version__
 from fewbytes.running.loop import Result
-from fewbytes.running.settings import Watcher
+from fewbytes.running.recorders import MLflow, TensorBoard, Trackio
+from fewbytes.running.watcher import Watcher
 from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Signs, TopK, pack, payload, unpack
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Images",
     "Ledger",
     "Local",
+    "MLflow",
     "Masked",
     "Mean",
     "Method",
@@ -44,7 +46,9 @@ __all__ = [
     "Site",
     "State",
     "Task",
+    "TensorBoard",
     "TopK",
+    "Trackio",
     "UserError",
     "Watcher",
     "__version__",

@@ -260,7 +260,7 @@ def test_a_budget_is_kept_and_told(tmp_path, monkeypatch, capsys):
     assert "over the budget" in out
     folder = only_run(tmp_path)
     result = json.loads((folder / "fedavg" / "result.json").read_text())
-    assert (result["budget"], result["ended_by_budget"], result["rounds"]) == (130_000, True, 1)
+    assert (result["budget"], result["ended_by"], result["rounds"]) == (130_000, "budget", 1)
     resume = ["run", "--resume", str(folder / "fedavg"), "--budget"]
     assert ended(capsys, monkeypatch, tmp_path, *resume, "0.13MB", "--json")[0] == 0
     code, _, errors = ended(capsys, monkeypatch, tmp_path, *resume, "1MB")

@@ -320,15 +320,27 @@ def test_batches_cover_everything_and_none_is_single(samples, size):
         assert all(b - a > 1 for a, b in bounds)
 
 
-def test_fit_is_sgd_with_momentum_and_leaves_the_last_gradient():
+@pytest.mark.parametrize(
+    ("terms", "reference"),
+    [
+        ({"momentum": 0.9}, lambda p, **rest: torch.optim.SGD(p, momentum=0.9, **rest)),
+        (
+            {"momentum": 0.9, "optimiser": "nesterov"},
+            lambda p, **rest: torch.optim.SGD(p, momentum=0.9, nesterov=True, **rest),
+        ),
+        ({"optimiser": "adam"}, torch.optim.Adam),
+        ({"optimiser": "adamw"}, torch.optim.AdamW),
+    ],
+)
+def test_fit_is_the_optimiser_it_names_and_leaves_the_last_gradient(terms, reference):
     torch.manual_seed(3)
     ours, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
     theirs.load_state_dict(ours.state_dict())
     x, y = torch.randn(10, 4), torch.arange(10) % 3
     torch.manual_seed(5)
-    fit(ours, x, y, fb.Local(epochs=3, lr=0.1, batch=4, momentum=0.9, weight_decay=0.01))
+    fit(ours, x, y, fb.Local(epochs=3, lr=0.1, batch=4, weight_decay=0.01, **terms))
     torch.manual_seed(5)
-    optimiser = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    optimiser = reference(theirs.parameters(), lr=0.1, weight_decay=0.01)
     for _ in range(3):
         for chosen in torch.randperm(10).split(4):
             optimiser.zero_grad()
@@ -337,6 +349,22 @@ def test_fit_is_sgd_with_momentum_and_leaves_the_last_gradient():
             optimiser.step()
     assert torch.allclose(ours.weight, theirs.weight, atol=1e-6)
     assert torch.allclose(ours.weight.grad, gradient, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("terms", "rates"),
+    [
+        ({}, [0.8] * 6),
+        ({"lr_rounds": 4}, [0.8, 0.4 + 0.2 * 2**0.5, 0.4, 0.4 - 0.2 * 2**0.5, 0, 0]),
+        ({"lr_rounds": 4, "lr_schedule": "linear"}, [0.8, 0.6, 0.4, 0.2, 0, 0]),
+        ({"lr_rounds": 2, "lr_schedule": "step", "lr_factor": 0.5}, [0.8, 0.8, 0.4, 0.4, 0.2, 0.2]),
+        ({"lr_warmup": 4}, [0.2, 0.4, 0.6, 0.8, 0.8, 0.8]),
+        ({"lr_rounds": 2, "lr_schedule": "linear", "lr_warmup": 2}, [0.4, 0.8, 0.8, 0.4, 0, 0]),
+    ],
+)
+def test_the_learning_rate_of_a_round(terms, rates):
+    local = fb.Local(lr=0.8, **terms)
+    assert [local.lr_in(t) for t in range(1, 7)] == pytest.approx(rates)
 
 
 def test_a_step_may_go_by_gradients_made_anew_elsewhere():

@@ -221,7 +221,9 @@ def test_a_method_may_give_those_names_other_meanings():
     assert OwnWords.defaults() == {"local": True, "lr": "high"}
 
 
-@pytest.mark.parametrize("terms", [{"optimiser": "adam"}, {"clip": 0.01}, {"lr_rounds": 3}, {"weight_decay": 0.3}])
+@pytest.mark.parametrize(
+    "terms", [{"optimiser": "adamw"}, {"clip": 0.01}, {"lr_rounds": 3}, {"lr_warmup": 2}, {"weight_decay": 0.3}]
+)
 def test_every_method_takes_all_terms(terms):
     plain, other = (
         fb.run(fb.FedBN(**LOCAL, **given), tiny_task(), rounds=2, workers=1).rounds[-1]["loss"]["train"]

@@ -61,7 +61,7 @@ def run(
     row = {"round": 1, "phase": "round", "scores": {"accuracy": accuracy}, "uplink_bytes": up, "downlink_bytes": down}
     guessing = {"global": 0.1, "personalised": 0.4}
     result: dict[str, Any] = {"status": "done", "majority_class_accuracy": guessing}
-    result |= {} if budget is None else {"budget": budget, "ended_by_budget": True}
+    result |= {} if budget is None else {"budget": budget, "ended_by": "budget"}
     counts = {"classes": ["a"], "train": [[partition]], "test": [[1]]}
     return RunFolder(Path(label), label, [row], None, counts, result, "")
 

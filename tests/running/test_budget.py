@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import fewbytes as fb
 from fewbytes.base.units import parse_bytes, parse_rate
 from fewbytes.running.loop import HEADROOM
-from fewbytes.running.settings import Watcher
+from fewbytes.running.watcher import Watcher
 
 METHOD = fb.FedAvg(**LOCAL)
 ROUNDS = 6
@@ -38,23 +38,23 @@ def test_a_run_ends_before_the_round_that_would_exceed_its_budget(rounds, whole)
     cut = fb.run(METHOD, tiny_task(), rounds=ROUNDS, budget=max(1, int(needed) + 1), workers=1)
     assert uplink(cut) == sent[:rounds]  # and no other
     assert [row["scores"] for row in cut.rounds] == [row["scores"] for row in whole.rounds[:rounds]]
-    assert {key: cut.summary[key] for key in ("rounds", "status", "ended_by_budget")} == {
-        "rounds": rounds, "status": "done", "ended_by_budget": rounds < ROUNDS,
+    assert {key: cut.summary[key] for key in ("rounds", "status", "ended_by")} == {
+        "rounds": rounds, "status": "done", "ended_by": "budget" if rounds < ROUNDS else None,
     }  # fmt: skip
     assert rounds == 1 or sum(uplink(cut)) <= cut.summary["budget"]
 
 
 def test_the_last_round_is_scored_and_no_other_that_should_not_be(whole):
-    heard: list[int] = []
+    heard: list[tuple[int, str]] = []
 
     class Heard(Watcher):
-        def stopped(self, t: int) -> None:
-            heard.append(t)
+        def stopped(self, t: int, why: str) -> None:
+            heard.append((t, why))
 
     method, settings = fb.FedPURIN(**LOCAL, beta=9), {"rounds": ROUNDS, "evaluate_every": 4, "workers": 1}
     budget = round(3.5 * max(uplink(fb.run(method, tiny_task(), rounds=1, workers=1))))
     cut = fb.run(method, tiny_task(), budget=budget, watcher=Heard(), **settings)
-    assert heard == [3]
+    assert heard == [(3, "another would exceed the budget")]
     assert [bool(row["scores"]) for row in cut.rounds[:3]] == [False, False, True]
     assert set(cut.rounds[2]["scores"]["accuracy"]) >= {"sparse", "personalised"}
 
@@ -65,7 +65,7 @@ def test_a_method_with_rounds_of_its_own_runs_whole():
     assert not METHOD.own_rounds
     result = fb.run(method, tiny_task(), rounds=1, budget=1, workers=1)
     assert result.summary["rounds"] == 3
-    assert not result.summary["ended_by_budget"]
+    assert result.summary["ended_by"] is None
     assert result.summary["uplink_bytes"] > result.summary["budget"]
 
 

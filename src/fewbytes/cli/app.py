@@ -35,6 +35,13 @@ app = typer.Typer(
 )
 USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs where no method is named: same models, many rounds
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
+Watch = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Also show the run in tensorboard, mlflow or trackio; after a colon where: a folder, a store, a project.",
+        metavar="NAME[:PLACE]",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 CONFIG = option(
     "config", None, Path, typer.Option("-c", "--config", help="A TOML file with any of the settings below.")
@@ -124,11 +131,13 @@ def run(
     method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.")] = None,
     out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run folder.")] = None,
+    watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one method; writes a run folder with the result, the ledger, the models and a report."""
     from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
     from fewbytes.methods import short_name
+    from fewbytes.running.recorders import watcher_of
 
     if method is not None:
         settings["method"] = method
@@ -138,7 +147,8 @@ def run(
         job = PreparedRun(settings)
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
-            result = job.execute(folder, resume is not None)
+            watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
+            result = job.execute(folder, resume is not None, watchers=watchers)
     _print_results(folder, result, as_json)
 
 
@@ -152,12 +162,15 @@ def deploy(
     address: Annotated[str | None, typer.Option(help="Where the nodes reach this machine.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a deployment that ended.")] = None,
     show: Annotated[bool, typer.Option("--print", help="Write the files, print the commands, start nothing.")] = False,
+    watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one method on Flower's SuperLink and SuperNodes over TLS, on this machine or on a list of hosts."""
     from fewbytes.experiments.deploy import LOOPBACK, Deployment, host_names, places, remembered
     from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
     from fewbytes.methods import short_name
+    from fewbytes.running.recorders import watcher_of
+    from fewbytes.running.watcher import together
 
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if resume is not None:
@@ -172,6 +185,7 @@ def deploy(
             job.check()  # before anything of Flower's is started
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
+            watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
             deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
             if show:
                 deployment.prepare()
@@ -179,7 +193,7 @@ def deploy(
                 with Display(job.method.method_name, folder, "deploy") as display:
                     for text in job.notes:
                         display.note(text)
-                    deployment.execute(display, display.note)
+                    deployment.execute(together([display, *watchers]), display.note)
     if show:
         printed.print(deployment.commands(), soft_wrap=True)
     else:
@@ -198,6 +212,7 @@ def compare(
     resume: Annotated[
         Path | None, typer.Option(metavar="COMPARISON", help="Go on with an interrupted comparison's folder.")
     ] = None,
+    watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
     """Run several methods on the same clients; a table, a report of accuracy against megabytes, and which to take.
@@ -210,9 +225,9 @@ def compare(
     if "all" in names and len(names) > 1:
         raise UserError(f"all stands for every method: leave out {', '.join(n for n in names if n != 'all')}")
     if resume is not None and (methods or settings):
-        raise UserError("a comparison is gone on with as it was begun: name nothing but --resume")
+        raise UserError("a comparison is gone on with as it was begun: name nothing but --resume, and --watch")
     with _standard_output_for(as_json):
-        folder, results = compare_methods(names, settings, out, resume)
+        folder, results = compare_methods(names, settings, out, resume, watch or ())
     _print_results(folder, results, as_json)
     if {result["status"] for result in results} & {
         "failed",

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Whole, check_ranges
+from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
 from fewbytes.base.state import in_training
 from fewbytes.data.split import LazySamples, Transform
 
@@ -63,11 +63,6 @@ def ready(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def annealed(lr: float, t: int, rounds: int) -> float:
-    """The learning rate of round t = 1, 2, …: it falls from `lr` to 0 by half a cosine; `rounds` 0: stays `lr`."""
-    return lr * (1 + math.cos(math.pi * min(t - 1, rounds) / rounds)) / 2 if rounds else lr
-
-
 def batches(samples: int, size: int) -> list[tuple[int, int]]:
     """Bounds of consecutive batches; the last may be short, but a single left-over sample joins the one before.
 
@@ -103,8 +98,11 @@ class Local:
     batch: Count = 10  # samples
     momentum: BelowOne = 0.0  # of SGD
     weight_decay: NotNegative = 0.0
-    optimiser: Literal["sgd", "adam"] = "sgd"  # Adam has 0.9 and 0.999
-    lr_rounds: Whole = 0  # lr falls to 0 by a cosine over so many rounds; 0: it stays
+    optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = "sgd"  # Adam has 0.9 and 0.999
+    lr_rounds: Whole = 0  # what lr_schedule counts by; 0: lr stays
+    lr_schedule: Literal["cosine", "linear", "step"] = "cosine"  # lr falls to 0 over lr_rounds; step: at each lr_rounds
+    lr_factor: Share = 0.1  # what lr is multiplied by at each step
+    lr_warmup: Whole = 0  # rounds in which lr rises to its full value in a line; then the schedule begins
     clip: NotNegative = 0.0  # the largest norm of a gradient; 0: any
     order: Order = "shuffled"  # of samples, anew each epoch; stored: as they are, without the incomplete last batch
 
@@ -113,7 +111,17 @@ class Local:
 
     def lr_in(self, t: int) -> float:
         """The learning rate of round t, counted from 1."""
-        return annealed(self.lr, t, self.lr_rounds)
+        if t <= self.lr_warmup:
+            return self.lr * t / self.lr_warmup
+        behind = t - self.lr_warmup - 1  # rounds of the schedule
+        if not self.lr_rounds:
+            return self.lr
+        if self.lr_schedule == "step":
+            return self.lr * self.lr_factor ** (behind // self.lr_rounds)
+        done = min(behind, self.lr_rounds)
+        if self.lr_schedule == "linear":
+            return self.lr * (1 - done / self.lr_rounds)
+        return self.lr * (1 + math.cos(math.pi * done / self.lr_rounds)) / 2
 
 
 class Hooks(TypedDict, total=False):
@@ -212,8 +220,9 @@ def fit(
 
 def stepper(parameters: Sequence[nn.Parameter], local: Local, lr: float) -> Callable[[], object]:
     """A function that moves the parameters by their gradients, each time it is called."""
-    if local.optimiser == "adam":
-        return torch.optim.Adam(parameters, lr, weight_decay=local.weight_decay).step
+    if local.optimiser in ("adam", "adamw"):
+        made = torch.optim.AdamW if local.optimiser == "adamw" else torch.optim.Adam
+        return made(parameters, lr, weight_decay=local.weight_decay).step
     velocity: list[Tensor] | None = None
 
     def step() -> None:
@@ -236,7 +245,8 @@ def _sgd(moved: Sequence[Tensor], velocity: list[Tensor] | None, local: Local, l
         else:
             torch._foreach_mul_(velocity, local.momentum)
             torch._foreach_add_(velocity, step)
-        step = velocity
+        nesterov = local.optimiser == "nesterov"
+        step = list(torch._foreach_add(step, velocity, alpha=local.momentum)) if nesterov else velocity
     torch._foreach_add_(list(moved), step, alpha=-lr)
     return velocity
 

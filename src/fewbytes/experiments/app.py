@@ -22,7 +22,7 @@ from fewbytes.flower.apps import Served, default_folder, make_client_app, make_s
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.loop import Result
-from fewbytes.running.settings import Watcher
+from fewbytes.running.watcher import Watcher
 
 EVENTS = "deployment/events.jsonl"
 """Where in a run folder the server writes how it goes, for `fewbytes deploy`, if that made the folder."""
@@ -121,8 +121,12 @@ class _EventLog(Watcher):
     def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
         self.write("moved", up=uplink_bytes, down=downlink_bytes)
 
-    def stopped(self, t: int) -> None:
-        self.write("stopped", round=t)
+    def note(self, text: str) -> None:
+        self.write("note", text=text)
+        print(f"note: {text}", flush=True)
+
+    def stopped(self, t: int, why: str) -> None:
+        self.write("stopped", round=t, why=why)
 
     def scored(self, row: dict[str, Any]) -> None:
         self.write("scored", row=row)

@@ -22,6 +22,7 @@ from fewbytes.experiments.settings import make_experiment, make_method, typed
 from fewbytes.methods import METHODS, method_class, short_name
 from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.report import choices, read_runs, write_report
+from fewbytes.running.recorders import watcher_of
 
 TERMS: dict[str, Any] = {"model": SMALL_RESNET, "rounds": 6, "public": 100}
 """Settings of the experiment where all methods are compared, unless they are given: a model that every method can
@@ -65,13 +66,16 @@ def _terms(names: Sequence[str], rounds: int, training: dict[str, Any]) -> str:
 
 
 def compare(
-    names: list[str], settings: dict[str, Any], out: Path, resume: Path | None = None
+    names: list[str], settings: dict[str, Any], out: Path, resume: Path | None = None, watch: Sequence[str] = ()
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Run some methods with their own defaults, or ["all"] on equal terms, into a new folder below `out`.
 
     The folder, and each one's result.json. One that cannot run on the task, or fails, is named and does not end the
-    rest. `resume`: the folder of an interrupted comparison (then nothing else is heeded), to go on with.
+    rest. `resume`: the folder of an interrupted comparison (then `names` and `settings` are not heeded), to go on with.
+    `watch`: what `watcher_of` takes; each method is a run of its own there.
     """
+    for text in watch:
+        watcher_of(text, "")  # refused before anything is written
     if resume is not None:
         names, settings = _asked(resume)
     asked = json.dumps({"methods": names, "settings": settings}, indent=2)
@@ -86,7 +90,7 @@ def compare(
     else:
         folder = resume
     try:
-        results = [_result(name, job, folder) for name, job in jobs]
+        results = [_result(name, job, folder, watch) for name, job in jobs]
     except KeyboardInterrupt:
         if any(finished(folder / name) for name, _ in jobs):
             write_report(read_runs([folder]), folder / "report.html")
@@ -118,7 +122,7 @@ def _asked(folder: Path) -> tuple[list[str], dict[str, Any]]:
     return asked.methods, asked.settings
 
 
-def _result(name: str, job: PreparedRun | str, folder: Path) -> dict[str, Any]:
+def _result(name: str, job: PreparedRun | str, folder: Path, watch: Sequence[str]) -> dict[str, Any]:
     """One method's result.json, from what there is of its run in the comparison's folder on, or why there is none."""
     run = folder / name
     try:
@@ -126,7 +130,9 @@ def _result(name: str, job: PreparedRun | str, folder: Path) -> dict[str, Any]:
             raise UserError(job)
         if finished(run):
             return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
-        return job.execute(run, begun(run), page=False, display=Display(name, folder, "compare"))
+        watchers = [watcher_of(text, f"{folder.absolute().name}/{name}") for text in watch]
+        display = Display(name, folder, "compare")
+        return job.execute(run, begun(run), page=False, display=display, watchers=watchers)
     except OSError:
         raise
     except Exception as error:

@@ -21,7 +21,7 @@ from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.processes import Processes
 from fewbytes.running.loop import terminating
-from fewbytes.running.settings import Watcher
+from fewbytes.running.watcher import Watcher
 
 LOOPBACK = "127.0.0.1:0"
 PLACES = "places.json"  # in the deployment's folder: --hosts and --address
@@ -199,12 +199,19 @@ class Deployment:
                     case "scored":
                         watcher.scored(event["row"])
                     case "stopped":
-                        watcher.stopped(event["round"])
+                        watcher.stopped(event["round"], event["why"])
+                    case "note":
+                        watcher.note(event["text"])
                     case "failed":
                         raise (UserError if event["mine"] else FewbytesError)(event["error"])
                     case "ended":
+                        watcher.ended(json.loads((self.out / "result.json").read_bytes()))
                         return
+        except FewbytesError as error:
+            watcher.ended({"status": "failed", "why": str(error)})
+            raise
         except KeyboardInterrupt:
+            watcher.ended({"status": "interrupted"})
             if pid:  # let it write its result
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)

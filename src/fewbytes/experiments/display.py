@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeE
 from rich.text import Text
 
 from fewbytes.base.units import listed, written
-from fewbytes.running.settings import Watcher
+from fewbytes.running.watcher import Watcher
 
 if TYPE_CHECKING:
     from fewbytes.core.problem import Id
@@ -99,9 +99,6 @@ class Display(Watcher):
         if self._joined:
             self.note(f"{when}: joined: {self._joiners()}")
             self._joined = []
-        if row.get("not_finite"):
-            names = ", ".join(row["not_finite"])
-            self.note(f"{when}: {names} not finite (is lr too high?)")
         for what, how_much in row.get("notes", {}).items():
             if what not in self._noted:
                 self.note(f"{self._name}, {when}: {what} ({how_much})")
@@ -118,11 +115,11 @@ class Display(Watcher):
         if due and not console.is_terminal:
             console.print(f"{self._name}: {self._text(done)}")
 
-    def stopped(self, t: int) -> None:
+    def stopped(self, t: int, why: str) -> None:
         """Shorten the line, and say why."""
         self._rounds = t
         self._progress.update(self._bar, total=t)
-        self.note(f"{self._name} ends with round {t}: another would exceed the budget")
+        self.note(f"{self._name} ends with round {t}: {why}")
 
     def _show(self) -> None:
         done = int(self._progress.tasks[self._bar].completed)

@@ -24,7 +24,7 @@ from fewbytes.experiments.settings import Experiment
 from fewbytes.flower.compat import CLIENT_RUNTIME, POLL_SECONDS
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.running.loop import HEADROOM
-from fewbytes.running.settings import Watcher
+from fewbytes.running.watcher import Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
 HAND_OVER_SECONDS = 1.8  # measured: installing the app, handing message and reply between SuperNode and client

@@ -21,6 +21,7 @@ from fewbytes.methods import method_class
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.watcher import Watcher, together
 
 
 class PreparedRun:
@@ -41,8 +42,15 @@ class PreparedRun:
         """Raises UserError for a task that the method cannot begin with, before anybody hears of a run."""
         self.method.server(self.method.adapted(self.task).problem)
 
-    def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
-        """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
+    def execute(
+        self,
+        folder: Path,
+        resume: bool,
+        page: bool = True,
+        display: Display | None = None,
+        watchers: Sequence[Watcher] = (),
+    ) -> dict[str, Any]:
+        """Run into a folder with a live line, `watchers` and, if `page`, a report; returns what result.json says."""
         e = self.experiment
         if not resume:
             self.check()
@@ -50,7 +58,7 @@ class PreparedRun:
         with display or Display(self.method.method_name, folder) as display:
             for text in (*self.notes, *left_alone):
                 display.note(text)
-            settings = e.run_settings(self.task, folder, resume, display)
+            settings = e.run_settings(self.task, folder, resume, together([display, *watchers]))
             result = run_with(self.method, self.task, settings, e.policy)
         if page:
             write_report(read_runs([folder]), folder / "report.html")

@@ -42,7 +42,8 @@ from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import convolutional
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.yolox import NAMES as DETECTORS
-from fewbytes.running.settings import Settings, Watcher
+from fewbytes.running.settings import Settings
+from fewbytes.running.watcher import Watcher
 
 
 @dataclass

@@ -170,7 +170,7 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
     if not found:
         return None
     charts["choice"] = {choice.kind: _chart(choice, runs) for choice in found}
-    ended = sum(bool((run.result or {}).get("ended_by_budget")) for run in runs)
+    ended = sum((run.result or {}).get("ended_by") == "budget" for run in runs)
     views = {choice.kind: WORDS[choice.kind] for choice in found}
     return Section(found, views, CAVEAT, runs[0].metric, _Words(runs[0]).step, bool(_budgets(runs)), ended)
 

@@ -66,7 +66,8 @@ def _further(runs: Sequence[RunFolder]) -> list[str]:
 
 def badges(run: RunFolder) -> list[str]:
     """What is to be known of a run beside its figures: how it ended, if it is not done; what its budget did."""
-    ended = [f"round {run.fact('rounds')} the last, by the budget"] if run.fact("ended_by_budget") else []
+    by = {"budget": "by the budget", "stop_when": f"by {run.fact('stop_when')}"}.get(str(run.fact("ended_by")))
+    ended = [f"round {run.fact('rounds')} the last, {by}"] if by else []
     return [run.status] * (run.status != "done") + ["over the budget"] * run.over_budget + ended
 
 

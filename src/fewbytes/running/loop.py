@@ -36,6 +36,7 @@ from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint,
 from fewbytes.running.counts import PartitionCounts
 from fewbytes.running.scoring import merged, scored_models
 from fewbytes.running.settings import Settings
+from fewbytes.running.stopping import StopWhen
 from fewbytes.running.summary import Outcome, summary
 from fewbytes.wire import pack, unpack
 from fewbytes.wire.fields import check_fields
@@ -128,12 +129,20 @@ def within(budget: int | None, rows: list[dict[str, Any]]) -> bool:
 class _Loop:
     def __init__(self, method: Method, task: Task, settings: Settings, folder: Path) -> None:
         self.method, self.task, self.folder = method, task, folder
-        self.rounds = self.planned = method.planned_rounds(settings.rounds)  # a budget may make the former fewer
+        self.rounds = self.planned = method.planned_rounds(
+            settings.rounds
+        )  # a budget or a score may make the former fewer
         self.evaluate_every = settings.evaluate_every
         self.settings, self.watcher = settings, settings.watcher
         how = f"coded {settings.coded}, evaluated every {settings.evaluate_every}"
         how += f", budget {settings.budget}" if settings.budget is not None else ""
-        self.budget = None if method.own_rounds else settings.budget
+        self.metrics = task.problem.objective.metrics
+        stop = StopWhen.read(settings.stop_when) if settings.stop_when is not None else None
+        if stop is not None:
+            stop.check(self.metrics)
+            how += f", stop_when {stop}"
+        self.budget, self.stop = (None, None) if method.own_rounds else (settings.budget, stop)
+        self.ended_by = self.why = ""  # what ends the run before its last round, and why
         self.fingerprint = fingerprint(method, task, how)
         for t in range(1, self.rounds + 1):
             if not task.problem.clients_in(t):
@@ -143,6 +152,7 @@ class _Loop:
         self.rows: list[dict[str, Any]] = []
         self.missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
         self.refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
+        self.warned = False  # of numbers that are not finite
         self.seconds = 0.0
         self.status = "running"
 
@@ -154,7 +164,7 @@ class _Loop:
             return None
         checkpoint = read_checkpoint(self.folder)
         self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
-        if not within(self.budget, self.rows):
+        if self._ends(self.rows):
             self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
         checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
@@ -175,7 +185,7 @@ class _Loop:
             gallery.forget_after(self.folder, done + finished)
         self.watcher.started(self.folder, self.rounds, done)
         if self.rounds < self.planned:
-            self.watcher.stopped(self.rounds)
+            self.watcher.stopped(self.rounds, self.why)
         self._report_moved(engine)
         try:
             with terminating():
@@ -198,10 +208,22 @@ class _Loop:
         except KeyboardInterrupt:
             self.status = "interrupted"
             raise
+        except Exception as error:
+            self.watcher.ended({"status": "failed", "why": str(error) or type(error).__name__})
+            raise
         finally:
             if self.status != "running":
                 self._summarise(engine)
+                self.watcher.ended(self._summary(engine))
         return self._summary(engine)
+
+    def _ends(self, rows: list[dict[str, Any]]) -> bool:
+        """Whether no round comes after these rows of rounds.jsonl; keeps by what, and why."""
+        if not within(self.budget, rows):
+            self.ended_by, self.why = "budget", "another would exceed the budget"
+        elif self.stop is not None and (why := self.stop.why(rows, self.metrics, self.method.headline)):
+            self.ended_by, self.why = "stop_when", why
+        return bool(self.ended_by)
 
     def _finish(self, engine: Engine) -> None:
         engine.deliver()
@@ -246,14 +268,20 @@ class _Loop:
         step()
         engine.idle()
         exchanged = time.monotonic()
-        if may_be_last and not within(self.budget, [*self.rows, {"phase": phase, **engine.ledger.totals(before)}]):
+        sent = {"round": t, "phase": phase, "scores": {}, **engine.ledger.totals(before)}
+        if may_be_last and self._ends([*self.rows, sent]):
             scored, self.rounds = True, t
         if may_be_last and not scored:
             engine.records.scores = {}
             engine.shown = {}
         scores, pooled = engine.records.means(), engine.records.pooled()
         if scored or (phase == "finish" and self.method.scored_after_finish):
-            scores = merged(scores, scored_models(engine, self.state, last=t >= self.rounds))
+            shown, open_end = dict(engine.shown), scored and t < self.rounds and self.stop is not None
+            scores = merged(scores, scored_models(engine, self.state, last=t >= self.rounds or open_end))
+            if open_end and self._ends([*self.rows, sent | {"scores": scores}]):
+                self.rounds = t
+            elif open_end:
+                engine.shown = shown  # without predictions, which are shown after the last round
         seconds = time.monotonic() - started
         self.seconds += seconds
         if phase in ("round", "join") or len(engine.ledger) > before or scores:
@@ -282,8 +310,21 @@ class _Loop:
         self._report_moved(engine)
         if phase in ("round", "finish") and self.rows[-1]["phase"] == phase:
             self.watcher.scored(self.rows[-1])
+            self._note(self.rows[-1])
         if phase == "round" and t == self.rounds < self.planned:
-            self.watcher.stopped(t)
+            self.watcher.stopped(t, self.why)
+
+    def _note(self, row: dict[str, Any]) -> None:
+        """Tell people of the first row that is not finite, and of the first scores if they are not those to stop by."""
+        if row.get("not_finite") and not self.warned:
+            self.warned = True
+            rejected = [left for left in row.get("left_out", []) if left["outcome"] == "rejected"]
+            why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
+            names = ", ".join(row["not_finite"])
+            self.watcher.note(f"round {row['round']}: {names} not finite: {why or 'is lr too high?'}")
+        first = row["scores"] and not any(each["scores"] for each in self.rows[:-1])
+        if first and self.stop is not None and (missing := self.stop.missing(row["scores"])):
+            self.watcher.note(missing)
 
     def _report_moved(self, engine: Engine) -> None:
         totals = engine.ledger.totals()
@@ -322,10 +363,12 @@ class _Loop:
         os.replace(temporary, self.folder / "ledger.parquet")
 
     def _summary(self, engine: Engine) -> dict[str, Any]:
-        budget = self.settings.budget
-        budgeted = {} if budget is None else {"budget": budget, "ended_by_budget": self.rounds < self.planned}
+        asked = {"budget": self.settings.budget, "stop_when": self.settings.stop_when}
+        limits: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+        if limits:
+            limits["ended_by"] = self.ended_by if self.rounds < self.planned else None
         outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
-        about = self.settings.about | budgeted
+        about = self.settings.about | limits
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts.held, outcome, about)
 
 

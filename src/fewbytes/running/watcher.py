@@ -1,0 +1,151 @@
+"""Whom a run reports to while it goes on."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fewbytes.base.errors import UserError
+
+if TYPE_CHECKING:
+    from fewbytes.core.problem import Id
+
+
+class Watcher:
+    """What a run reports while it goes on; override what you want to hear.
+
+    A run begins with `started`, after `waiting` on Flower. Each of its steps (a round, a client that joins, what comes
+    before the first round and after the last) calls `replied` as clients answer and, when its checkpoint is written,
+    `moved`; after that a round calls `scored`, and a client that came `joined` or `refused`. `ended` is last.
+    All of it happens in the process of the run's loop and steers nothing. What a watcher raises ends the run, which can
+    be resumed.
+    """
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        """The run in a folder begins, or goes on, `done` rounds of `rounds` already behind it. The folder holds
+        config.toml and, if it goes on, all lines of rounds.jsonl so far."""
+
+    def waiting(self, there: int, wanted: int) -> None:
+        """The run waits for `wanted` clients to connect; `there` have."""
+
+    def replied(self, client: Id) -> None:
+        """A client's exchange has ended."""
+
+    def joined(self, client: Id) -> None:
+        """A client the run did not know has been served."""
+
+    def refused(self, client: Id, why: str) -> None:
+        """A client the run did not know cannot be served; the run goes on without it."""
+
+    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
+        """Bytes that the whole run has moved so far: reported when it begins, and after each of its steps."""
+
+    def scored(self, row: dict[str, Any]) -> None:
+        """A line of rounds.jsonl has been written: of a round, scored or not, or of what came after the last.
+
+        `row`: "round" (from 1; after the last, one more), "phase" ("round" or "finish"), "scores" by metric and kind,
+        such as `row["scores"]["accuracy"]["global"]` (empty: not scored), "loss" by name, "uplink_bytes" and
+        "downlink_bytes" of this step, "cohort" (how many clients took part), "seconds", "seconds_scoring", and where
+        there are any "measured", "pooled", "left_out", "not_finite", "notes".
+        """
+
+    def note(self, text: str) -> None:
+        """Something that people should know, such as the first loss that is not finite. Unless overridden, warns."""
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def stopped(self, t: int, why: str) -> None:
+        """Round t was the last, although more were asked for: another would exceed the budget, or `stop_when` holds."""
+
+    def ended(self, result: dict[str, Any]) -> None:
+        """The run is over: what result.json says, `status` done or interrupted; of one that failed, `status` and
+        `why` alone."""
+
+
+class Recorder(Watcher, ABC):
+    """A watcher that writes numbers elsewhere, where much can fail that is not the run's business.
+
+    It says what went wrong as a note, once, and hears no more of that run, which goes on.
+    """
+
+    @abstractmethod
+    def place(self) -> str:
+        """What it writes to, for people."""
+
+
+Heard = Watcher | Callable[[dict[str, Any]], object]
+"""A watcher, or a function that is called as its `scored`."""
+
+
+def together(given: Heard | Sequence[Heard]) -> Watcher:
+    """One watcher that passes on to all. Raises UserError for what is none."""
+    many = given if isinstance(given, Sequence) else [given]
+    for each in many:
+        if not isinstance(each, Watcher) and not callable(each):
+            raise UserError(f"a watcher is a fewbytes.Watcher, or a function of a row, not {each!r}")
+    return _Together([each if isinstance(each, Watcher) else _Called(each) for each in many])
+
+
+class _Called(Watcher):
+    """A function of a row."""
+
+    def __init__(self, function: Callable[[dict[str, Any]], object]) -> None:
+        self._function = function
+
+    def scored(self, row: dict[str, Any]) -> None:
+        self._function(row)
+
+
+class _Together(Watcher):
+    """Passes on what happens, to one watcher after another."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = list(watchers)
+
+    def _tell(self, event: str, *what: Any) -> None:
+        for each in list(self._watchers):
+            try:
+                getattr(each, event)(*what)
+            except Exception as error:
+                if not isinstance(each, Recorder):
+                    raise
+                self._watchers.remove(each)
+                why = " ".join(str(error).split()) or type(error).__name__
+                self.note(f"{each.place()} hears no more of this run, which goes on: {why}")
+
+    def started(self, folder: Path, rounds: int, done: int) -> None:
+        self._tell("started", folder, rounds, done)
+
+    def waiting(self, there: int, wanted: int) -> None:
+        self._tell("waiting", there, wanted)
+
+    def replied(self, client: Id) -> None:
+        self._tell("replied", client)
+
+    def joined(self, client: Id) -> None:
+        self._tell("joined", client)
+
+    def refused(self, client: Id, why: str) -> None:
+        self._tell("refused", client, why)
+
+    def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
+        self._tell("moved", uplink_bytes, downlink_bytes)
+
+    def scored(self, row: dict[str, Any]) -> None:
+        self._tell("scored", row)
+
+    def note(self, text: str) -> None:
+        """To those that show notes; if none does, it is one warning."""
+        showing = [each for each in self._watchers if type(each).note is not Watcher.note]
+        for each in showing:
+            each.note(text)
+        if not showing:
+            super().note(text)
+
+    def stopped(self, t: int, why: str) -> None:
+        self._tell("stopped", t, why)
+
+    def ended(self, result: dict[str, Any]) -> None:
+        self._tell("ended", result)
