@@ -105,6 +105,11 @@ def _write_model(model: nn.Module, x: Tensor, formats: Sequence[Format], folder:
         (folder / FILES["safetensors"]).write_bytes(save(state))
     if not {"torch", "onnx"} & set(formats):
         return
+    if not torch.cuda.is_available():
+        # Autograd starts threads for the devices it knows when it is first used, and processes with them cannot be
+        # forked for a later run. Exporting makes a device known that is none: so it is used before.
+        torch.zeros((), requires_grad=True).backward()
+    step = "PyTorch"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what will be different in later versions of torch
@@ -113,6 +118,7 @@ def _write_model(model: nn.Module, x: Tensor, formats: Sequence[Format], folder:
             if "torch" in formats:
                 torch.export.save(program, folder / FILES["torch"])
             if "onnx" in formats:
+                step = "ONNX"
                 made = torch.onnx.export(
                     program, input_names=["x"], output_names=["outputs"], dynamo=True, verbose=False
                 )
@@ -121,9 +127,9 @@ def _write_model(model: nn.Module, x: Tensor, formats: Sequence[Format], folder:
     except OSError:
         raise
     except Exception as error:  # users' own models may do what cannot be exported
-        raise UserError(
-            f"the model cannot be exported as it computes: {one_line(error)[:300]}; --safetensors writes its weights"
-        ) from None
+        others = "--safetensors writes its weights" if step == "PyTorch" else "leave it out, by --torch --safetensors"
+        why = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)[:200]
+        raise UserError(f"the model has something that cannot be exported for {step} ({why}): {others}") from None
 
 
 def _described(run: Path, client: int | None, about: dict[str, Any], formats: Sequence[Format]) -> dict[str, Any]:

@@ -193,10 +193,8 @@ def with_plain_kernels(model: nn.Module) -> nn.Module:
     """The model with plain convolutions of the same kernels, in place, for where nothing generates them."""
     for name, module in list(model.named_modules()):
         if isinstance(module, GeneratedConv2d):
-            made = nn.Conv2d(
-                module.in_channels, module.out_channels, module.kernel_size, module.stride, module.padding,
-                module.dilation, bias=False,
-            )  # fmt: skip
+            sizes: Any = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation")}
+            made = nn.Conv2d(module.in_channels, module.out_channels, **sizes, bias=False)
             bank = kernel_bank(module.weight.detach(), module.alpha, module.beta, module.sign)  # type: ignore[arg-type]
             made.weight, made.bias = nn.Parameter(bank.contiguous()), module.bias
             model.set_submodule(name, made)

@@ -49,8 +49,8 @@ class Pretrained:
         drawn = [name for name in model.state_dict() if name not in taken]
         if drawn:
             yield (
-                f"weights {self.name}: {len(taken)} of {len(self.entries)} entries fit the {type(model).__name__}; it "
-                f"goes without {_listed(drawn)}, drawn as without weights"
+                f"weights {self.name}: a {type(model).__name__} takes {len(taken)} of the {len(self.entries)} entries; "
+                f"of the name and shape of {_listed(drawn)} there is none, so that these are drawn"
             )
 
 
