@@ -19,11 +19,12 @@ from fewbytes.experiments.settings import make_experiment, read_experiment
 from fewbytes.running.settings import Settings
 
 OTHER: dict[str, Any] = {
-    "dataset": "cells", "image_size": 32, "part": 0.5, "public": "cifar10", "augment": "crop-flip", "backdoor": 2,
+    "dataset": "cells", "image_size": 32, "masks": True, "part": 0.5, "public": "cifar10", "augment": "crop-flip", "backdoor": 2,
     "client_data": "sites", "class_names": ["a b", 'c", d'], "partition": "shards", "clients": 7, "alpha": 0.25,
     "classes_per_client": 3, "shards_per_client": 4, "main_share": 0.9, "samples": [50, 10],
     "partition_options": {"min_samples": 3}, "newcomers": 2, "arrival": 3, "stay": True, "known_classes": [0, 4],
-    "newcomer_classes": [1], "model": "mlp", "kgf": 4, "clusters": 3, "seed": 5, "precision": "bf16",
+    "newcomer_classes": [1], "metrics": ["f1", "auc"], "class_weights": "1,2", "model": "mlp", "weights": "w.pt",
+    "normalise": "imagenet", "kgf": 4, "clusters": 3, "seed": 5, "precision": "bf16",
     "device": "cuda", "rounds": 6, "budget": 10**9, "stop_when": "f1/global>=0.5",
     "engine": "flower-simulation", "workers": 2,
     "evaluate_every": 2, "coding": False, "keep_frames": True,

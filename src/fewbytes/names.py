@@ -12,6 +12,7 @@ from fewbytes.core.training import Local
 from fewbytes.experiments.run import run
 from fewbytes.methods import METHODS
 from fewbytes.methods.parts.clustered import Clustered
+from fewbytes.models.export import export_model
 from fewbytes.models.files import load_model
 from fewbytes.running.checkpoint import VERSION as __version__
 from fewbytes.running.loop import Result
@@ -52,6 +53,7 @@ __all__ = [
     "UserError",
     "Watcher",
     "__version__",
+    "export_model",
     "load_model",
     "pack",
     "payload",

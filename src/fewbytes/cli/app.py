@@ -180,7 +180,7 @@ def deploy(
         settings.setdefault("clients", len(host_names(hosts)))
     with _standard_output_for(as_json):
         job = PreparedRun(settings, here=None if hosts is None else ())
-        nodes = places(job.experiment, hosts)
+        notes, nodes = job.notes, places(job.experiment, hosts)
         if resume is None:
             job.check()  # before anything of Flower's is started
         folder = resume or new_folder(out, short_name(job.experiment.method))
@@ -191,7 +191,7 @@ def deploy(
                 deployment.prepare()
             else:
                 with Display(job.method.method_name, folder, "deploy") as display:
-                    for text in job.notes:
+                    for text in notes:
                         display.note(text)
                     deployment.execute(together([display, *watchers]), display.note)
     if show:
@@ -397,6 +397,29 @@ def attack(
     else:
         printed.print(attack_table(result))
         printed.print(f"report: {page}", soft_wrap=True)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx (default: all three).")] = False,
+    torch: Annotated[bool, typer.Option("--torch", help="Write model.pt2, for torch.export.load.")] = False,
+    safetensors: Annotated[bool, typer.Option("--safetensors", help="Write model.safetensors, the weights.")] = False,
+    client: Annotated[int | None, typer.Option(help="Export this client's own model, not the global one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the files go (default: RUN/export).", metavar="DIR")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's model as files that run without this package, with class names and how to run them."""
+    from fewbytes.models.export import FILES, export_model
+
+    asked = dict(zip(FILES, (onnx, torch, safetensors), strict=True))
+    with _standard_output_for(as_json), console.status("exporting the model"):
+        paths = export_model(run, client, [each for each in FILES if asked[each]] or list(FILES), out)
+    if as_json:
+        print(json.dumps({path.name: str(path) for path in paths}, indent=2))
+    else:
+        printed.print("wrote " + ", ".join(path.name for path in paths), soft_wrap=True)
+        printed.print(f"how to run it: {paths[0].parent / 'README.md'}", soft_wrap=True)
 
 
 new = typer.Typer(help="Write the files of something new.")

@@ -21,6 +21,7 @@ from fewbytes.core.training import Loss, Precision
 from fewbytes.data.split import ClientData, FederatedData, Split, Transform, classes_in, widest
 from fewbytes.data.transforms import with_transforms
 from fewbytes.models.builders import takes_argument
+from fewbytes.models.pretrained import Pretrained
 from fewbytes.wire.layout import Layout
 
 Id = int
@@ -35,8 +36,9 @@ class Problem:
     If it has a method `architecture(client)`, clients for which that is equal start from the same weights. `objective`:
     what models learn. `present`: per client the first and the last round it is there (None: to the end). `classes`:
     their names. `sample`: a sample of zeros (1, …) as models take samples, if one is known. `public`: samples that no
-    client owns. `remodel`: what a method makes of each model, given the seed (`Method.remodel`). `agreed`: what else
-    both ends must have in common, in words for people, by what it is.
+    client owns. `remodel`: what a method makes of each model, given the seed (`Method.remodel`). `pretrained`: weights
+    that models start from, where they fit, whatever is drawn. `agreed`: what else both ends must have in common, in
+    words for people, by what it is.
     """
 
     build: Callable[..., nn.Module]
@@ -49,6 +51,7 @@ class Problem:
     precision: Precision = "float32"
     device: str = "cpu"
     remodel: Callable[[nn.Module, int], nn.Module] | None = None
+    pretrained: Pretrained | None = field(default=None, compare=False, repr=False)
     agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -91,13 +94,16 @@ class Problem:
             return self.drawn(client).to(self.device)
 
     def drawn(self, client: Id) -> nn.Module:
-        """A new model of the client's architecture, its weights drawn from torch's generator as it stands."""
+        """A new model of the client's architecture, its weights drawn from torch's generator as it stands, or
+        the pretrained ones."""
         model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
             raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"a {type(model).__name__} has no parameter to train: let some require gradients")
         model = model if self.remodel is None else self.remodel(model, self.seed)
+        if self.pretrained is not None:
+            self.pretrained.into(model)
         mark_trained(model)
         return model
 
@@ -224,6 +230,19 @@ class Task:
         )  # fmt: skip
         data = with_transforms(data, how.pop("transform", None))
         return cls.on(data, model, objective=objective, **how)
+
+    def described(self) -> dict[str, Any]:
+        """What a file of a trained model says of what it takes and gives, as far as that is known here: `learns`, the
+        samples' shape and how they are stored (uint8: models take them divided by 255), names of classes."""
+        splits = [self.data.test, *(client.train for client in self.data.clients)]
+        known = next((split for split in splits if len(split)), None)
+        kind = "" if known is None else str(known.x.dtype).removeprefix("torch.")
+        stored = kind if kind == "uint8" else "int64" if "int" in kind else "float32"
+        return {
+            "learns": self.data.learns,
+            **({} if known is None else {"sample_shape": list(known.shape), "samples": stored}),
+            **({"class_names": list(self.problem.classes)} if self.data.learns != "tokens" else {}),
+        }
 
     def with_data(self, data: FederatedData) -> Task:
         """The same problem on other data."""

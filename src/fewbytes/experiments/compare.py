@@ -149,7 +149,7 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Prepare
     choosy = (name for name in names if method_class(name).model_for is not Method.model_for)
     leader = next(choosy, names[0])  # says the model, if nobody does
     first = PreparedRun({**settings, "method": leader, "parameters": own[leader]})
-    settings["model"] = first.experiment.model.model
+    settings |= _settled(first)
     others = {n: PreparedRun({**settings, "method": n, "parameters": own[n]}, first.task) for n in names if n != leader}
     jobs = [first if name == leader else others[name] for name in names]
     _note_unequal_training(jobs)
@@ -168,7 +168,7 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
     rounds = make_experiment({**settings, "method": leader}).run.rounds
     parameters = equal_parameters(leader, rounds, training) | own[leader]
     first = PreparedRun({**settings, "method": leader, "parameters": parameters})
-    settings["model"] = first.experiment.model.model
+    settings |= _settled(first)
     note(_terms(names, rounds, training))
     jobs: list[tuple[str, PreparedRun | str]] = list(broken.items())
     for name in names:
@@ -180,6 +180,12 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
         except UserError as error:
             jobs.append((short_name(name), str(error)))
     return jobs
+
+
+def _settled(first: PreparedRun) -> dict[str, Any]:
+    """What the first run settled for all: the model, and by which figures samples are normalised."""
+    found = {key: getattr(first.experiment.model, key) for key in ("model", "normalise")}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _usable() -> tuple[list[str], dict[str, str]]:

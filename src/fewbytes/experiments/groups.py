@@ -82,6 +82,14 @@ class ModelSettings(Group):
         None, "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; @512 pools features; a+b, "
         "HtFE8 (default: by the shape of the data).", metavar="NAME",
     )  # fmt: skip
+    weights: str | None = setting(
+        None, "Pretrained weights to start from, where they fit: a .safetensors file or a state dict of torch's.",
+        metavar="FILE", brief=True,
+    )  # fmt: skip
+    normalise: str | None = setting(
+        None, "Normalise samples inside the model: imagenet, MEAN/STD (0.5,0.5,0.5/0.25,0.25,0.25), or by the data.",
+        metavar="HOW", brief=True,
+    )  # fmt: skip
     kgf: Count | None = setting(
         None, "Generate the kernels of convolutions from so many base kernels, as Fed-KGF does.", brief=True
     )

@@ -27,7 +27,7 @@ from fewbytes.running.watcher import Watcher, together
 class PreparedRun:
     """A checked experiment: its settings, method and task. Everything the user can get wrong is refused here.
 
-    `here`: as in `Experiment.task`. `notes`: for people, of what was picked for want of a setting.
+    `here`: as in `Experiment.task`.
     """
 
     def __init__(self, settings: dict[str, Any], task: Task | None = None, here: Sequence[Id] | None = None) -> None:
@@ -36,7 +36,14 @@ class PreparedRun:
         self.task = self.experiment.task(here) if task is None else task
         picked = ", ".join(_picked(settings, self.experiment))
         text = f"{self.method.method_name} takes {picked}, as nothing was said of it (--model, --set)"
-        self.notes = [text] if picked else []
+        self._picked = [text] if picked else []
+
+    @property
+    def notes(self) -> list[str]:
+        """For people: what was picked for want of a setting, and what of the models is not as asked for. Raises
+        UserError for a model that does not suit the method."""
+        task = self.method.adapted(self.task)
+        return [*self._picked, *_left_alone(task), *_left_drawn(task)]
 
     def check(self) -> None:
         """Raises UserError for a task that the method cannot begin with, before anybody hears of a run."""
@@ -54,9 +61,9 @@ class PreparedRun:
         e = self.experiment
         if not resume:
             self.check()
-        left_alone = list(_left_alone(self.method.adapted(self.task)))
+        notes = self.notes
         with display or Display(self.method.method_name, folder) as display:
-            for text in (*self.notes, *left_alone):
+            for text in notes:
                 display.note(text)
             settings = e.run_settings(self.task, folder, resume, together([display, *watchers]))
             result = run_with(self.method, self.task, settings, e.policy)
@@ -83,6 +90,13 @@ def _left_alone(task: Task) -> Iterator[str]:
     for why, these in names.items():
         more = f" and {len(these) - 3} more" if len(these) > 3 else ""
         yield f"kernels are not generated in {', '.join(these[:3])}{more} ({why})"
+
+
+def _left_drawn(task: Task) -> Iterator[str]:
+    """What of the models is drawn although there are weights to start from."""
+    if (pretrained := task.problem.pretrained) is not None:
+        for client in task.problem.architectures():
+            yield from pretrained.left(task.problem.model(client))
 
 
 def finished(folder: Path) -> bool:

@@ -34,6 +34,7 @@ from fewbytes.data import (
     with_public,
     with_transforms,
 )
+from fewbytes.data.channels import channel_figures
 from fewbytes.data.settings import USED_BY
 from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, LearningSettings, ModelSettings
 from fewbytes.methods import method_class
@@ -41,6 +42,8 @@ from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import convolutional
 from fewbytes.models.kgf import Kernels
+from fewbytes.models.normalise import Normalisation
+from fewbytes.models.pretrained import check_fits, read_pretrained
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.running.settings import Settings
 from fewbytes.running.watcher import Watcher
@@ -108,8 +111,12 @@ class Experiment:
         usual = convolutional(usual, shape) if self.model.kgf else usual
         name = self.model.model or {"boxes": "yolox-s", "masks": "unet"}.get(data.learns, usual)
         model = self.model = dataclasses.replace(self.model, model=name)
-        build = ModelBuilder(name, shape, classes, Kernels(model.kgf, model.seed) if model.kgf else None)
-        how = {"seed": model.seed, "precision": model.precision, "device": model.device}
+        normalisation = self._normalisation(data)
+        agreed = {**agreed, **({} if normalisation is None else {"normalisation": str(normalisation)})}
+        kernels = Kernels(model.kgf, model.seed) if model.kgf else None
+        build = ModelBuilder(name, shape, classes, kernels, normalisation)
+        pretrained = None if model.weights is None else read_pretrained(model.weights)
+        how = {"seed": model.seed, "precision": model.precision, "device": model.device, "pretrained": pretrained}
         task = Task.on(data, build, **self._objective(data), agreed=agreed, **how)
         try:
             for client in range(min(len(data.clients), len(build.names))):
@@ -120,6 +127,8 @@ class Experiment:
             raise UserError(
                 f"{self.data.dataset} holds objects to be found: take a detector, such as yolox-s, not {name}"
             )
+        if pretrained is not None:
+            check_fits(pretrained, [task.problem.model(i) for i in task.problem.architectures()])
         if not detects and set(build.names) & set(DETECTORS):
             raise UserError(f"{name} finds objects, and {self.data.dataset} has no boxes of any: take another model")
         return task
@@ -134,6 +143,17 @@ class Experiment:
                 "objects are found by a detector's own loss, and scored as COCO does: leave the metrics out"
             )
         return {"objective": objective_for(data.learns, metrics, weights=_weights(weights, data.classes))}
+
+    def _normalisation(self, data: FederatedData) -> Normalisation | None:
+        """How models normalise samples, if they do."""
+        how = self.model.normalise
+        if how is None:
+            return None
+        if data.learns == "boxes":
+            raise UserError("detectors take images as they are: leave normalise out")
+        if not data.test.blank().is_floating_point():
+            raise UserError("normalise is for images and other numbers, and samples here are whole numbers")
+        return Normalisation.read(how, data.test.shape[0])
 
     def _dealt(self) -> tuple[FederatedData, Mapping[str, str]]:
         """The data set dealt out, and what servers and nodes, who all do so, must agree on."""
@@ -150,6 +170,9 @@ class Experiment:
         agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
         if how.public is not None:
             dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
+        if self.model.normalise == "data" and dataset.learns != "boxes":
+            figures = str(Normalisation.of(*channel_figures(dataset.train)))
+            self.model = dataclasses.replace(self.model, normalise=figures)  # these are kept: no need to compute again
         data = federate(dataset, self.partition, seed)
         return dataclasses.replace(data, public=public), agreed
 
@@ -159,6 +182,11 @@ class Experiment:
         for key, each in Partition.declared().items():
             if key not in ("partition", "clients") and getattr(self.partition, each.name) != each.default:
                 raise UserError(f"{key} says how a data set is dealt out, and partition local deals none: leave it out")
+        if self.model.normalise == "data":
+            raise UserError(
+                "normalise data is of all clients' samples, which partition local leaves where they are: give imagenet "
+                "or MEAN/STD"
+            )
         if str(how.public or "").isdecimal():
             raise UserError("partition local holds nothing out: name a data set of the server's for public")
         count = self.partition.clients
@@ -213,6 +241,8 @@ class Experiment:
         """What result.json says of the task."""
         named = {key: value for key, value in self.settings().items() if key in DECLARED and DECLARED[key].about.brief}
         named |= {"seed": self.model.seed} if self.model.kgf else {}  # which alpha and beta come from
+        pretrained = task.problem.pretrained
+        named |= {} if pretrained is None else {"weights_digest": pretrained.digest}
         return named | {
             "dataset": self.data.dataset, "model": self.model.model, "partition": self.partition.partition,
             "sample_shape": list(task.problem.sample_shape), "classes": len(task.data.classes),

@@ -56,6 +56,7 @@ def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
         **({"model (values that are not trained)": frozen} if (frozen := task.problem.frozen(client)) else {}),
         "seed": str(task.problem.seed),
         "precision": task.problem.precision,
+        **({} if (given := task.problem.pretrained) is None else {"weights (of which models start)": given.digest}),
         **task.problem.agreed,
     }
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Set
 from itertools import chain, pairwise
-from typing import Protocol, TypeGuard
+from typing import Protocol, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.state import State, copied, load_state, trained_entries
+from fewbytes.models.normalise import units_with_normalisation
 
 
 class Splittable(Protocol):
@@ -92,11 +93,11 @@ def units_of(model: nn.Module) -> dict[str, nn.Module]:
             "and classifier, the last layer"
         )
     if not is_splittable(model):
-        return {name: model.get_submodule(name) for name in _layers(model)[:-1]}
-    units = model.units()
+        return units_with_normalisation(model, {name: model.get_submodule(name) for name in _layers(model)[:-1]})
+    units, whole = model.units(), cast(nn.Module, model)
     if not (isinstance(units, dict) and units and all(isinstance(unit, nn.Module) for unit in units.values())):
         raise UserError(f"units() of {type(model).__name__} must give its parts, modules, by name in a dict")
-    return units
+    return units_with_normalisation(whole, units)
 
 
 def unit_number(units: Collection[str], name: str) -> int:

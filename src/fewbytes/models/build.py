@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewbytes.base.errors import UserError, import_failed, one_line, suggestion
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.kgf import Kernels, with_generated_kernels
+from fewbytes.models.normalise import Normalisation, with_normalisation
 from fewbytes.models.resnet import DEPTHS, ResNet
 from fewbytes.models.small import Cnn4, LeNet, Mlp
 from fewbytes.models.unet import UNet
@@ -118,20 +119,30 @@ class ModelBuilder:
 
     One name is the model of all clients. ResNets that name no `stem` have one in common: 3x3 if any ResNet among the
     names has it, else 7x7. A name of `MIXES`, in any case, stands for its models with the stems these state: `HtFE2@64`
-    is `cnn4@64+resnet18:stem=7x7@64`. `kernels`: how Fed-KGF generates the kernels of every model. Other names, shapes
-    and errors as in `build_model`.
+    is `cnn4@64+resnet18:stem=7x7@64`. `kernels`: how Fed-KGF generates the kernels of every model. `normalisation`: of
+    samples, by every model. Other names, shapes and errors as in `build_model`.
     """
 
-    def __init__(self, names: str, shape: tuple[int, ...], classes: int, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self,
+        names: str,
+        shape: tuple[int, ...],
+        classes: int,
+        kernels: Kernels | None = None,
+        normalisation: Normalisation | None = None,
+    ) -> None:
         self.names = [model for name in _with_one_stem(names.split("+")) for model in _expanded(name)]
         self.shape, self.classes, self.kernels = shape, classes, kernels
+        self.normalisation = normalisation
         if len(self.names) > 1 and not all(self.names):
             raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
 
     def __call__(self, client: int) -> nn.Module:
         """Client `client`'s model, with weights drawn from torch's global generator."""
         model = build_model(self.names[client % len(self.names)], self.shape, self.classes)
-        return model if self.kernels is None else with_generated_kernels(model, self.kernels)
+        model = model if self.kernels is None else with_generated_kernels(model, self.kernels)
+        how = self.normalisation
+        return model if how is None else with_normalisation(model, how, len(self.shape))
 
     def architecture(self, client: int) -> int:
         """A number that is equal for clients with the same name."""

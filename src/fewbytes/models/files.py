@@ -21,6 +21,7 @@ from fewbytes.models.etf import etf_network
 from fewbytes.models.fused import network_of
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.kgf import network_of as kernels_of
+from fewbytes.models.normalise import Normalisation
 from fewbytes.models.prototypes import prototype_network
 
 PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
@@ -48,7 +49,9 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
 def model_of(about: dict[str, Any]) -> ModelBuilder:
     """What makes the models of a run that says this about itself."""
     kernels = Kernels(about["kgf"], about["seed"]) if "kgf" in about else None
-    return ModelBuilder(about["model"], tuple(about["sample_shape"]), about["classes"], kernels)
+    shape, how = tuple(about["sample_shape"]), about.get("normalise")
+    normalisation = None if how is None else Normalisation.read(how, shape[0])
+    return ModelBuilder(about["model"], shape, about["classes"], kernels, normalisation)
 
 
 def load_model(run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None) -> nn.Module:
@@ -57,11 +60,14 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
     `build` makes the module for runs on your own one, as for `Task`. Raises UserError if the run saved no such model,
     the file is damaged, or the module does not fit it.
     """
-    path = Path(run) / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
-    if not path.is_file():
-        have = sorted(p.name for p in path.parent.glob("*.safetensors"))
-        listed = ", ".join(have[:3]) + (", …" if len(have) > 3 else "") if have else "none"
-        raise UserError(f"{run} has no model {path.name}; it has {listed}")
+    return read_model(run, client, build)[0]
+
+
+def read_model(
+    run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """As `load_model`, with what the file says about the model."""
+    path = _place(Path(run), client)
     try:
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get("fewbytes", "{}"))
@@ -69,7 +75,7 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"the model {path} cannot be read: {error}") from None
     if build is None and "model" not in about:
-        raise UserError(f"{path} is of a module of your own: pass build=, the function that makes it")
+        raise UserError(f"{path} is of a module of your own: in Python, pass build=, the function that makes it")
     maker: Callable[..., nn.Module] = build or model_of(about)
     make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()
     try:
@@ -85,4 +91,23 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
         raise UserError(f"the model {path} cannot be put together: {type(error).__name__}: {error}") from None
     except MethodError as error:
         raise UserError(f"{path} does not fit the module: {error}") from None
-    return model.eval()
+    return model.eval(), about
+
+
+def _place(run: Path, client: int | None) -> Path:
+    """Where a run keeps its global model, or a client's own. Raises UserError if it has no such model."""
+    path = run / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
+    if path.is_file():
+        return path
+    if not run.is_dir():
+        raise UserError(f"there is no run folder {run}")
+    have = sorted(p.name for p in path.parent.glob("*.safetensors"))
+    if not have:
+        raise UserError(f"{run} has no model {path.name}; it has none: it has not ended, or was not to save models")
+    listed = ", ".join(have[:3]) + (", …" if len(have) > 3 else "")
+    hint = ""
+    if client is None and any(name.startswith("client-") for name in have):
+        hint = ": name a client (--client I)"
+    elif client is not None and have == ["global.safetensors"]:
+        hint = ": its clients keep none of their own, leave out --client"
+    raise UserError(f"{run} has no model {path.name}; it has {listed}{hint}")

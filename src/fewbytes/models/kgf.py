@@ -190,6 +190,18 @@ def network_of(recipe: dict[str, Any], state: State, make: Callable[[int], nn.Mo
     return model
 
 
+def with_plain_kernels(model: nn.Module) -> nn.Module:
+    """The model with plain convolutions of the same kernels, in place, for where nothing generates them."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, GeneratedConv2d):
+            sizes: Any = {name: getattr(module, name) for name in ("kernel_size", "stride", "padding", "dilation")}
+            made = nn.Conv2d(module.in_channels, module.out_channels, **sizes, bias=False)
+            bank = kernel_bank(module.weight.detach(), module.alpha, module.beta, module.sign)  # type: ignore[arg-type]
+            made.weight, made.bias = nn.Parameter(bank.contiguous()), module.bias
+            model.set_submodule(name, made)
+    return model
+
+
 def generated(model: nn.Module) -> int:
     """The number of base kernels of the model's generated convolutions, 0 if it has none."""
     return next((len(module.weight) for module in model.modules() if isinstance(module, GeneratedConv2d)), 0)

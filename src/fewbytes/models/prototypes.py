@@ -33,8 +33,11 @@ class PrototypeNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Samples (n, …) to scores (n, C), at most 0."""
         features = self.features(x).float()
-        exact = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(features, self.prototypes, compute_mode=exact).square() / features.shape[1]
+        if torch.compiler.is_compiling():  # exported: ONNX has no cdist
+            distances = (features[:, None] - self.prototypes).square().mean(2)
+        else:
+            exact = "donot_use_mm_for_euclid_dist"
+            distances = torch.cdist(features, self.prototypes, compute_mode=exact).square() / features.shape[1]
         farther = distances.amax(1, keepdim=True) + 1
         scores: Tensor = -farther.repeat(1, self.classes).index_copy(1, self.known, distances)
         return scores

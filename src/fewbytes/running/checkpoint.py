@@ -95,6 +95,9 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
         json.dumps(counts),
         *(layouts if len(set(layouts)) > 1 else layouts[:1]),
     ]
+    parts += [f"{what}: {value}" for what, value in sorted(task.problem.agreed.items())]
+    if task.problem.pretrained is not None:
+        parts.append(f"weights {task.problem.pretrained.digest}")
     parts += sorted({frozen for client in task.problem.clients if (frozen := task.problem.frozen(client))})
     if task.data.presence is not None:
         parts.append(f"presence {json.dumps(task.data.presence)}")

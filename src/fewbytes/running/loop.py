@@ -89,9 +89,10 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
                 summary = loop.run(engine, checkpoint)
                 model = method.global_model(loop.state, task.problem)
                 if settings.save_models:
+                    about = task.described() | settings.about
                     for name, made in method.server_models(loop.state, task.problem).items():
-                        save_model(made, folder / "models" / f"{name}.safetensors", settings.about)
-                    engine.save_models(folder / "models", settings.about)
+                        save_model(made, folder / "models" / f"{name}.safetensors", about)
+                    engine.save_models(folder / "models", about)
             result = Result(folder, summary, loop.rows, engine.ledger, model)
     except BaseException:
         if scratch is not None:

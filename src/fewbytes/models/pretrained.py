@@ -1,0 +1,107 @@
+"""Weights of a file, which models start from in place of drawn ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import State, copied, load_state
+from fewbytes.models.features import PooledFeatures
+
+LISTED = 3  # names that a line for people has
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """The entries of a file of weights. `digest` is equal for equal entries, however they are stored."""
+
+    name: str
+    entries: State = field(repr=False)
+    digest: str
+
+    def into(self, model: nn.Module) -> None:
+        """Copy the entries that fit into the model's."""
+        load_state(model, self.fitting(model))
+
+    def fitting(self, model: nn.Module) -> State:
+        """The entries that the model has, in the same shape, by the model's names.
+
+        A model with pooled features (`PooledFeatures`) takes those of the model it pools, too.
+        """
+        own = model.state_dict()
+        pooled = isinstance(model, PooledFeatures) and not any(name.startswith("body.") for name in self.entries)
+        named = {f"body.{name}" if pooled else name: value for name, value in self.entries.items()}
+        return {name: value for name, value in named.items() if name in own and own[name].shape == value.shape}
+
+    def left(self, model: nn.Module) -> Iterator[str]:
+        """For people: a line of what the model has that the file does not give, if there is any."""
+        taken = self.fitting(model)
+        drawn = [name for name in model.state_dict() if name not in taken]
+        if drawn:
+            yield (
+                f"weights {self.name}: a {type(model).__name__} takes {len(taken)} of the {len(self.entries)} entries; "
+                f"of the name and shape of {_listed(drawn)} there is none, so that these are drawn"
+            )
+
+
+def read_pretrained(name: str) -> Pretrained:
+    """The weights in a safetensors file, or in one of torch's that holds a state dict, be it under `state_dict` or
+    `model`: a path, or a name under the folder FEWBYTES_DATA. No code in it is run. Raises UserError."""
+    path = next((place for place in _places(name) if place.is_file()), None)
+    if path is None:
+        raise UserError(f"there is no weights file {name}, here or under FEWBYTES_DATA")
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UserError(f"the weights {path} cannot be read: {error.strerror}") from None
+    except SafetensorError as error:
+        raise UserError(f"the weights {path} are no safetensors file: {error}") from None
+    except Exception as error:  # bytes from outside: torch's reader fails in many ways
+        raise UserError(
+            f"the weights {path} are neither a .safetensors file nor a state dict that torch reads with "
+            f"weights_only=True ({type(error).__name__})"
+        ) from None
+    for key in ("state_dict", "model"):
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    entries = _tensors(found) if isinstance(found, Mapping) else {}
+    if not entries:
+        raise UserError(f"the weights {path} hold no tensors by name: give a model's state dict")
+    return Pretrained(name, entries, blake3(save(dict(sorted(entries.items())))).hexdigest()[:32])
+
+
+def check_fits(pretrained: Pretrained, models: Sequence[nn.Module]) -> None:
+    """Raises UserError if nothing of the weights fits any of the models."""
+    if not any(pretrained.fitting(model) for model in models):
+        raise UserError(
+            f"nothing of the weights {pretrained.name} fits the model: they have {_listed(list(pretrained.entries))}, "
+            f"a {type(models[0]).__name__} has {_listed(list(models[0].state_dict()))}"
+        )
+
+
+def _tensors(found: Mapping[Any, Any]) -> State:
+    values = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    return {name: copied(value) for name, value in values.items() if value.layout == torch.strided}
+
+
+def _places(name: str) -> list[Path]:
+    root = os.environ.get("FEWBYTES_DATA")
+    return [Path(name).expanduser(), *([Path(root).expanduser() / name] if root else [])]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{', '.join(names[:LISTED])}{more}"

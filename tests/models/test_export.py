@@ -1,0 +1,155 @@
+"""Exported models give what the run's model gives, and say what they take; one clear line for what cannot be."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fewbytes as fb
+from fewbytes.base.errors import UserError
+from fewbytes.experiments.run import run_with
+from fewbytes.experiments.settings import make_experiment
+from fewbytes.models.export import export_model
+from fewbytes.running.settings import Watcher
+
+RESNET = "resnet8:width=8,stem=3x3"
+
+
+def trained(folder: Path, method: str = "fedavg", **more: Any) -> fb.Task:
+    """Two clients' run on some of the digits, normalised inside the model."""
+    how = {"model": RESNET, "rounds": 1, "normalise": "0.3/0.4", "parameters": {"batch": 20}} | more
+    experiment = make_experiment({"method": method, "dataset": "digits", "clients": 2, "part": 0.1, **how})
+    task = experiment.task()
+    run_with(experiment.made(), task, experiment.run_settings(task, folder, False, Watcher()), experiment.policy)
+    return task
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, fb.Task]:
+    folder = tmp_path_factory.mktemp("export") / "run"
+    return folder, trained(folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "client", "more"),
+    [
+        ("fedavg", None, {}),
+        ("fedavg", None, {"kgf": 4}),
+        ("fedkgf", None, {"parameters": {"base": 4, "batch": 20}}),
+        ("fusefl", None, {"parameters": {"epochs": 2, "blocks": 2, "batch": 20}}),
+        ("ensemble", None, {"model": "lenet", "parameters": {"epochs": 1, "batch": 20}}),
+        ("fedper", 1, {"model": "mlp"}),
+        ("fedproto", 1, {"model": "mlp@8+mlp:layers=2@8", "parameters": {"batch": 20}}),
+        ("fedktl", 0, {"model": "mlp@8", "parameters": {"transfer": "none", "batch": 20}}),
+    ],
+)  # fmt: skip
+def test_a_methods_model_predicts_the_same_from_its_file(method, client, more, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x = trained(tmp_path / "run", method, **more).data.test.load()[0]
+    paths = {path.name: path for path in export_model(tmp_path / "run", client, out=tmp_path / "out")}
+    with torch.no_grad():
+        want = fb.load_model(tmp_path / "run", client)(x)
+        torch.testing.assert_close(torch.export.load(paths["model.pt2"]).module()(x), want)
+    session = onnxruntime.InferenceSession(paths["model.onnx"])
+    (found,) = session.run(["outputs"], {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), want, rtol=1e-3, atol=1e-4)
+    assert (found.argmax(1) == want.argmax(1).numpy()).all()
+
+
+def test_the_description_says_what_the_model_takes_and_gives(finished):
+    run, task = finished
+    paths = export_model(run, formats=["torch", "safetensors"])
+    folder = run / "export"
+    assert sorted(paths) == [folder / n for n in ("README.md", "model.json", "model.pt2", "model.safetensors")]
+    said = json.loads((folder / "model.json").read_text())
+    assert said["classes"] == list(task.data.classes)
+    assert said["input"]["shape"] == ["n", 1, 8, 8]
+    assert said["normalise"]["mean"] == [0.3]
+    assert said["normalise"]["std"] == [0.4]
+    result = json.loads((run / "result.json").read_text())
+    assert said["scores"]["accuracy"]["global"] == result["score"]["all"]["global"]["final"]
+    assert (said["method"], said["architecture"]) == ("fedavg", RESNET)
+
+
+def test_weights_are_the_models_by_its_names(finished, tmp_path):
+    run, _ = finished
+    export_model(run, formats=["safetensors"], out=tmp_path)
+    found, want = load_file(tmp_path / "model.safetensors"), fb.load_model(run).state_dict()
+    assert found.keys() == want.keys()
+    assert all(torch.equal(found[name], want[name]) for name in want)
+
+
+def test_there_is_no_pickle_in_pytorchs_file(finished, tmp_path):
+    export_model(finished[0], formats=["torch"], out=tmp_path)
+    with zipfile.ZipFile(tmp_path / "model.pt2") as file:
+        parts = {name: file.read(name) for name in file.namelist()}
+    assert not [name for name, part in parts.items() if name.endswith(".pkl") or part.startswith((b"PK", b"\x80"))]
+
+
+def test_a_folder_holds_one_models_files(finished, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    export_model(finished[0], formats=["torch", "safetensors"], out=tmp_path)
+    export_model(finished[0], formats=["safetensors"], out=tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "model.json", "model.safetensors", "notes.txt"]
+
+
+def test_a_module_of_ones_own_that_learns_numbers(tmp_path):
+    def sites(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(12, 4, generator=torch.Generator().manual_seed(n))
+        return x, x.sum(1)
+
+    task = fb.Task.of(lambda: nn.Linear(4, 1), [(sites(i), sites(i)) for i in (0, 1)], test=sites(2))
+    fb.run(fb.FedAvg(), task, rounds=1, out=tmp_path / "run", workers=1)
+    with pytest.raises(UserError, match="build="):
+        export_model(tmp_path / "run")
+    export_model(tmp_path / "run", formats=["torch"], build=lambda: nn.Linear(4, 1))
+    made = torch.export.load(tmp_path / "run" / "export" / "model.pt2").module()
+    x = sites(2)[0]
+    torch.testing.assert_close(made(x), fb.load_model(tmp_path / "run", build=lambda: nn.Linear(4, 1))(x))
+    said = json.loads((tmp_path / "run" / "export" / "model.json").read_text())
+    assert said["learns"] == "numbers"
+    assert "argmax" not in (tmp_path / "run" / "export" / "README.md").read_text()
+
+
+def test_what_cannot_be_exported_is_told_in_one_line_and_leaves_nothing(finished, tmp_path, monkeypatch):
+    run, _ = finished
+    trained(tmp_path / "own", "fedper", model="mlp")
+    for folder, client, words in (
+        (tmp_path / "none", None, "there is no run folder"),
+        (tmp_path, None, "it has none: it has not ended, or was not to save models"),
+        (tmp_path / "own", None, r"name a client \(--client I\)"),
+        (tmp_path / "own", 7, r"no model client-7.safetensors; it has client-0.safetensors, client-1"),
+        (run, 0, "leave out --client"),
+    ):
+        with pytest.raises(UserError, match=words):
+            export_model(folder, client, out=tmp_path / "out")
+    monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+    with pytest.raises(UserError, match=r"pip install 'fewbytes\[onnx\]'"):
+        export_model(run, formats=["onnx"], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_decides_by_its_samples_is_refused(tmp_path):
+    class Choosy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if float(x.sum()) > 0 else super().forward(-x)
+
+    x, y = torch.randn(12, 4), torch.arange(12) % 2
+    fb.run(
+        fb.FedAvg(),
+        fb.Task.of(lambda: Choosy(4, 2), [((x, y), (x, y))], test=(x, y)),
+        rounds=1,
+        out=tmp_path / "run",
+        workers=1,
+    )
+    with pytest.raises(UserError, match="--safetensors writes its weights") as error:
+        export_model(tmp_path / "run", formats=["torch"], build=lambda: Choosy(4, 2))
+    assert "\n" not in str(error.value)
+    assert not list((tmp_path / "run" / "export").iterdir())
