@@ -19,7 +19,9 @@ from fewbytes.experiments.settings import make_experiment, read_experiment
 from fewbytes.running.settings import Settings
 
 OTHER: dict[str, Any] = {
-    "dataset": "cells", "image_size": 32, "masks": True, "part": 0.5, "public": "cifar10", "augment": "crop-flip", "backdoor": 2,
+    "dataset": "cells", "image_size": 32, "masks": True, "part": 0.5, "public": "cifar10", "augment": "crop-flip",
+    "backdoor": 2, "target": ["y", "z"], "missing": "drop",
+    "schema": {"target": ["y"], "learns": "numbers", "numbers": {"y": [0.5, 2.0]}},
     "client_data": "sites", "class_names": ["a b", 'c", d'], "partition": "shards", "clients": 7, "alpha": 0.25,
     "classes_per_client": 3, "shards_per_client": 4, "main_share": 0.9, "samples": [50, 10],
     "partition_options": {"min_samples": 3}, "newcomers": 2, "arrival": 3, "stay": True, "known_classes": [0, 4],

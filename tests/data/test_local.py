@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
+import pandas
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed")
@@ -24,10 +26,29 @@ from fewbytes.flower.network import Exchange
 from fewbytes.report import read_runs, write_report
 
 
-def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, told: bool = True, **given) -> Path:
+class Told(fb.Watcher):
+    """Hears of sites that cannot take part and of those that come later; calls `mended` after each round."""
+
+    def __init__(self, mended=lambda: None):
+        self.mended, self.lines, self.came = mended, [], []
+
+    def refused(self, client, why):
+        self.lines.append((client, why))
+
+    def joined(self, client):
+        self.came.append(client)
+
+    def scored(self, row):
+        self.mended()
+
+
+def deployed(
+    places: Path, out: Path, monkeypatch, node: dict | None = None, told: bool = True, watcher=None, all_of=1.0, **given
+) -> Path:
     """A run whose nodes are hosts with a FEWBYTES_DATA of their own; `node`: their configuration, by host's name.
 
-    `told`: whether the run config names the classes, as that of `fewbytes deploy` does.
+    `told`: whether the run config names the classes, as that of `fewbytes deploy` does. `all_of`: the part of the
+    clients that must take part.
     """
     settings = {"method": "fedavg", "dataset": "cells", "partition": "local", "clients": 3, "rounds": 1} | given
     settings |= {"model": "mlp", "parameters": {"batch": 10}}
@@ -52,8 +73,8 @@ def deployed(places: Path, out: Path, monkeypatch, node: dict | None = None, tol
                 return super().answer(message)
 
     names = [f"site-{i}" for i in range(3)]
-    asked = experiment.run_settings(task, out, resume, fb.Watcher())
-    policy = fb.Policy(round_timeout=20, connect_timeout=5)
+    asked = experiment.run_settings(task, out, resume, watcher or fb.Watcher())
+    policy = fb.Policy(min_replies=all_of, round_timeout=20, connect_timeout=5)
     grid, exchange = Hosts(app.client, 3, named=True), Exchange(poll=0.001)
     flower_apps.serve_run(grid, method, task, asked, policy, names, exchange)
     return out
@@ -108,6 +129,96 @@ def test_a_class_that_only_one_site_has_is_refused_with_both_lists(places, monke
     done = fewbytes("run", "fedavg", *options(places), "--out", places / "runs")
     assert done.returncode == 2
     assert "the run benign, malignant" in " ".join(done.stderr.split())
+
+
+def test_the_other_sites_go_on_where_the_policy_allows_and_who_is_mended_joins(places, monkeypatch):
+    images(places / "sites" / "south", "train", {"lesion": 5}, 4)
+    wrong = places / "sites" / "south" / "train" / "lesion"
+    watcher = Told(lambda: wrong.rename(places / "elsewhere") if wrong.exists() else None)
+    out = deployed(places, places / "deployed", monkeypatch, watcher=watcher, all_of=0.5, rounds=2)
+    ((client, why),) = watcher.lines
+    assert (client, watcher.came) == (2, [2])
+    assert why == (
+        "site-2: cells has classes that the run has not: lesion; it has benign, lesion, malignant, the run benign, "
+        "malignant: name classes alike everywhere (the server's are the run's)"
+    )
+    rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["phase"], row["cohort"]) for row in rows] == [
+        (1, "round", 2), (2, "join", 0), (2, "round", 3),
+    ]  # fmt: skip
+    assert [(left["client"], left["handler"], left["why"]) for left in rows[0]["left_out"]] == [
+        (2, "data", why.removeprefix("site-2: "))
+    ]
+    assert of(out, "partition.json")["train"] == [28, 36, 32]
+    assert "lesion" in write_report(read_runs([out]), out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda site: (site / "train" / "benign" / "3.png").write_bytes(b"no image"), r"3\.png"),
+        (lambda site: (site / "train" / "benign").rename(site / "train" / "bening"), "not: bening; it has bening"),
+        (lambda site: site.rename(site.parent / "moved"), "data set 'cells' not found: no such folder"),
+    ],
+)
+def test_a_site_whose_folder_does_not_suit_is_named_and_the_others_go_on(places, monkeypatch, spoil, says):
+    spoil(places / "sites" / "south")
+    watcher = Told()
+    out = deployed(places, places / "deployed", monkeypatch, watcher=watcher, all_of=0.5)
+    ((client, why),) = watcher.lines
+    assert client == 2
+    assert re.match(rf"site-2: .*{says}", why)
+    assert of(out, "partition.json")["train"] == [28, 36, None]
+    with pytest.raises(fb.UserError, match=rf"^client 2 \(site-2\) cannot take part: .*{says}"):
+        deployed(places, places / "none", monkeypatch)
+
+
+TABLE = {"age": [30, 50, 70, 50], "sex": ["f", "m", "f", "m"], "target": ["ill", "well", "ill", "well"]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"age": [30, None, 70, 50]}, "cells/train.csv: column 'age', row 2: .* is a missing value: fill it in"),
+        ({"sex": None}, "cells/train.csv has no column 'sex'; it has age, target: give it one"),
+        (
+            {"sex": ["f", "x", "f", "m"]},
+            "column 'sex', row 2: 'x' is a category .* or add a row with it to the server's",
+        ),
+        (
+            {"target": ["ill", "well", "dead", "well"]},
+            "classes that the run has not: dead; it has dead, ill, well, the",
+        ),
+    ],
+)
+def test_a_site_whose_table_does_not_suit_is_named_and_the_others_go_on(places, monkeypatch, columns, says):
+    for name in ("server", *SITES):
+        table = TABLE | (columns if name == "south" else {})
+        cells = places / name / "tables" / "cells"
+        cells.mkdir(parents=True)
+        frame = pandas.DataFrame({key: values for key, values in table.items() if values is not None})
+        frame.to_csv(cells / "train.csv", index=False)
+        pandas.DataFrame(TABLE).to_csv(cells / "test.csv", index=False)
+        if name in SITES:
+            (places / name / "cells").unlink()
+            (places / name / "tables" / "cells").rename(places / name / "cells")
+    (places / "server" / "cells").rename(places / "elsewhere")
+    (places / "server" / "tables" / "cells").rename(places / "server" / "cells")
+    watcher = Told()
+    node = {name: {"tell": "labels"} for name in SITES}
+    out = deployed(places, places / "deployed", monkeypatch, node, watcher=watcher, all_of=0.5)
+    ((client, why),) = watcher.lines
+    assert client == 2
+    assert re.match(rf"site-2: .*{says}", why)
+    assert "\n" not in why
+    assert of(out, "partition.json")["train"] == [[2, 2], [2, 2], None]
+
+
+def test_a_node_may_say_itself_where_its_data_are(places, monkeypatch):
+    (places / "east" / "cells").unlink()
+    node = {"east": {"client-data": str(places / "sites" / "east")}}
+    out = deployed(places, places / "deployed", monkeypatch, node)
+    assert of(out, "partition.json")["train"] == [28, 36, 32]
 
 
 def test_a_config_may_name_classes_that_the_servers_test_set_lacks(places):

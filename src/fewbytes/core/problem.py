@@ -12,6 +12,7 @@ from blake3 import blake3
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import UserError, named
 from fewbytes.base.state import State, copied, load_state, mark_trained, state_of
 from fewbytes.base.streams import seeded
@@ -20,7 +21,6 @@ from fewbytes.core.objective import Objective, Weights, objective_for
 from fewbytes.core.training import Loss, Precision
 from fewbytes.data.split import ClientData, FederatedData, Split, Transform, classes_in, widest
 from fewbytes.data.transforms import with_transforms
-from fewbytes.models.builders import takes_argument
 from fewbytes.models.pretrained import Pretrained
 from fewbytes.wire.layout import Layout
 

@@ -22,8 +22,11 @@ from fewbytes.data.decoding import decoded
 from fewbytes.data.folders import TEST_NAMES, holds_classes, subfolders
 from fewbytes.data.images import cache_folder, squared
 from fewbytes.data.masks import holds_masks, read_masks
+from fewbytes.data.own import is_function, own_data
+from fewbytes.data.schema import Schema
 from fewbytes.data.sources import source
-from fewbytes.data.split import Dataset, Split
+from fewbytes.data.split import Dataset, Split, split_off_test
+from fewbytes.data.tables import SUFFIXES, is_table, read_table, table_files
 
 HUB = {
     "mnist": "ylecun/mnist",
@@ -36,17 +39,20 @@ HUB = {
 HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 
 
-def load_dataset(name: str, image_size: int | None = None, only_test: bool = False) -> Dataset:
+def load_dataset(
+    name: str, image_size: int | None = None, only_test: bool = False, schema: Schema | None = None
+) -> Dataset:
     """The data set called `name`.
 
-    `digits` is scikit-learn's (1,797 float32 images (1, 8, 8) in 0..1, a fixed 80/20 split). Otherwise a folder: a
-    path, or a name under the folder that FEWBYTES_DATA names, with
+    `digits` is scikit-learn's (1,797 float32 images (1, 8, 8) in 0..1, a fixed 80/20 split), `package.module:function`
+    one that is made (`own_data`). Otherwise a folder: a path, or a name under the folder that FEWBYTES_DATA names, with
 
     - `train-*.parquet`, at the top, in `data/` or in one subfolder per configuration
     - `train/<class>/<image>`, or `train/<class>/images/<image>` as Tiny-ImageNet
     - `<class>/<image>`, or `<domain>/<class>/<image>`: all domains are read as one data set
     - `train/images/<image>` and `train/masks/<image>.png`: a class for every pixel, see `read_masks`
     - CIFAR's own pickles, here or in one subfolder (`cifar-10-batches-py`, `cifar-100-python`); no code in them is run
+    - `train.csv` or `train.parquet` without images: a table, which may also be a file that is named itself
 
     Test samples are `test`, else `validation`, `valid` or `val`, else a fixed 20 % of each class. Otherwise it is
     downloaded: the keys of HUB, or `owner/name` on the Hugging Face hub.
@@ -54,11 +60,14 @@ def load_dataset(name: str, image_size: int | None = None, only_test: bool = Fal
     Images are uint8 (C, H, W), grey if the first one is, else RGB. With `image_size` the shorter side is scaled to so
     many pixels and the middle of the longer one taken; without it all must be of one size. A folder in COCO's format
     (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed to
-    `image_size` (SIZE unless given). With `only_test` a folder may have no training samples. Raises UserError if there
-    is no such data set, it has no labels, its images differ in size, or one cannot be decoded.
+    `image_size` (SIZE unless given). Of a table `schema` says what its columns mean, or only what is asked of it
+    (`read_table`). With `only_test` a folder may have no training samples. Raises UserError if there is no such data
+    set, it has no labels, its images differ in size, one cannot be decoded, or a table is not as the schema says.
     """
     if name == "digits":
         return _digits(image_size)
+    if is_function(name):
+        return own_data(name)
     if not name:
         raise _not_found(name, "a name is needed")
     named_coco = name.startswith("coco:")
@@ -71,6 +80,10 @@ def load_dataset(name: str, image_size: int | None = None, only_test: bool = Fal
         return read_coco(name, folder, image_size or SIZE)
     if holds_masks(folder):
         return read_masks(name, folder, image_size, only_test)
+    if not (folder / "train").is_dir() and (files := table_files(folder, only_test)):
+        return read_table(name, files, schema or Schema(), only_test)
+    if folder.is_file():
+        raise UserError(f"{folder} is not a table: it cannot be read as Parquet, or holds images: name its folder")
     held, untrained = source(folder), False
     if held is None and only_test:
         held, untrained = source(folder, TEST_NAMES), True
@@ -87,13 +100,14 @@ def load_dataset(name: str, image_size: int | None = None, only_test: bool = Fal
     if untrained:
         train, test = train.take([]), train
     if test is None:
-        train, test = _split_off_test(train)
+        train, test = split_off_test(train)
     return Dataset(name, train, test, images.classes)
 
 
 def client_folders(name: str) -> list[Path]:
-    """Where each client's data set lies, in the order of names: the folders in the folder called `name` (a path, or one
-    under FEWBYTES_DATA), or that folder itself if it is a data set. Raises UserError if there is no such folder."""
+    """Where each client's data set lies, in the order of names: the folders, else the tables, in the folder called
+    `name` (a path, or one under FEWBYTES_DATA), or that itself if it is a data set. Raises UserError if there is none.
+    """
     folder = _find(name)
     if folder is None:
         root = os.environ.get("FEWBYTES_DATA")
@@ -101,12 +115,16 @@ def client_folders(name: str) -> list[Path]:
         raise UserError(
             f"client_data: there is no folder {name!r}{under}: give one that holds a folder for each client"
         )
-    places = subfolders(folder)
+    if folder.is_file() or table_files(folder):
+        return [folder]
+    places = subfolders(folder) or [path for path in sorted(folder.iterdir()) if is_table(path)]
     parquet = any(any(place.glob("train*.parquet")) for place in (folder, folder / "data"))
     if is_coco(folder) or parquet or (folder / "train").is_dir() or holds_classes(folder) or cifar_files(folder):
         return [folder]
     if not places:
-        raise UserError(f"client_data: {folder} is empty: it holds a folder for each client, each with train/<class>/")
+        raise UserError(
+            f"client_data: {folder} is empty: it holds a folder for each client, each with train/<class>/, or a table"
+        )
     return places
 
 
@@ -119,19 +137,8 @@ def _digits(image_size: int | None) -> Dataset:
         images = [np.asarray(squared(Image.fromarray(image), image_size)) for image in x[:, 0].numpy()]
         x = torch.from_numpy(np.stack(images)[:, None])
     whole = Split(x, torch.tensor(data.target).long())
-    train, test = _split_off_test(whole)
+    train, test = split_off_test(whole)
     return Dataset("digits", train, test, tuple(str(c) for c in data.target_names))
-
-
-def _split_off_test(whole: Split) -> tuple[Split, Split]:
-    """A fixed fifth of every class for testing, the rest for training."""
-    rng = np.random.RandomState(0)
-    labels = whole.labels.numpy()
-    in_test = np.zeros(len(labels), dtype=bool)
-    for c in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == c))
-        in_test[members[: round(len(members) / 5)]] = True
-    return whole.take(np.flatnonzero(~in_test)), whole.take(np.flatnonzero(in_test))
 
 
 # Where a data set lies ------------------------------------------------------------------------------------------------
@@ -140,7 +147,7 @@ def _split_off_test(whole: Split) -> tuple[Split, Split]:
 def _find(name: str) -> Path | None:
     root = os.environ.get("FEWBYTES_DATA")
     for folder in ([Path(root).expanduser() / name] if root else []) + [Path(name).expanduser()]:
-        if folder.is_dir():
+        if folder.is_dir() or (folder.suffix in SUFFIXES and folder.is_file()):
             return folder
     return None
 

@@ -157,12 +157,15 @@ def federate_partition(dataset: Dataset, parts: Sequence[Indices], seed: int = 0
     return _federated(dataset, parts, match_test(labels, parts, test_labels, RandomState(seed)))
 
 
-def federate_local(clients: Sequence[Dataset | None], test: Split, classes: Sequence[str]) -> FederatedData:
+def federate_local(
+    clients: Sequence[Dataset | None], test: Split, classes: Sequence[str], groups: Sequence[str] | None = None
+) -> FederatedData:
     """Each client's own data set, whole; None for one whose data lie elsewhere, on its own node.
 
     `test`: the server's test set, whose samples' shape all must have, be it empty. `classes`: how labels are numbered
-    everywhere. Raises UserError for samples of another shape, of which something else
-    is learnt, a class that is not in `classes`, and boxes.
+    everywhere. `groups`: of labels that are not the classes, what they are called (default: all are of one). Raises
+    UserError for samples of another shape, of which something else is learnt, a class that is not in `classes`, and
+    boxes.
     """
     nothing = ClientData(test.take([]), test.take([]))
     held = []
@@ -180,7 +183,8 @@ def federate_local(clients: Sequence[Dataset | None], test: Split, classes: Sequ
             )
         own = None if dataset is None else dataset.numbered(classes)
         held.append(nothing if own is None else ClientData(own.train, own.test))
-    return FederatedData(tuple(held), test, tuple(classes), groups=None if test.learns == "classes" else ("samples",))
+    named = None if test.learns == "classes" else tuple(groups or ("samples",))
+    return FederatedData(tuple(held), test, tuple(classes), groups=named)
 
 
 def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indices]) -> FederatedData:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from fewbytes.data.datasets import client_folders, load_dataset
 from fewbytes.data.federated import federate, federate_local, federate_partition
 from fewbytes.data.masks import masks_of_boxes
+from fewbytes.data.own import is_function, own_data
 from fewbytes.data.public import with_public
+from fewbytes.data.schema import Schema
 from fewbytes.data.settings import PARTITIONS, Partition
 from fewbytes.data.split import ClientData, Dataset, FederatedData, Kind, Split, Targets, Transform
+from fewbytes.data.tables import table
 from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
 
 __all__ = [
@@ -17,6 +20,7 @@ __all__ = [
     "FederatedData",
     "Kind",
     "Partition",
+    "Schema",
     "Split",
     "Targets",
     "Transform",
@@ -26,9 +30,12 @@ __all__ = [
     "federate",
     "federate_local",
     "federate_partition",
+    "is_function",
     "load_dataset",
     "masks_of_boxes",
+    "own_data",
     "stamp_shapes",
+    "table",
     "with_public",
     "with_transforms",
 ]

@@ -118,7 +118,7 @@ def _columns(schema: pa.Schema, path: Path) -> tuple[str, str, tuple[str, ...]]:
     metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     features = metadata.get("info", {}).get("features", {})
     named = {k: v["names"] for k, v in features.items() if isinstance(v, dict) and v.get("_type") == "ClassLabel"}
-    images = [field.name for field in schema if _holds_images(field.type)]
+    images = [field.name for field in schema if holds_images(field.type)]
     labels = [name for name in (*LABEL_NAMES, *named) if name in schema.names and _is_label(schema.field(name).type)]
     if not labels or not images:
         wanted = "an integer label column (label, labels, fine_label)" if images else "an image column (image, img)"
@@ -131,9 +131,10 @@ def _is_label(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind))
 
 
-def _holds_images(kind: pa.DataType) -> bool:
+def holds_images(kind: pa.DataType) -> bool:
+    """Whether a column of that type may hold images."""
     if pa.types.is_struct(kind):
-        return any(field.name == "bytes" and _holds_images(field.type) for field in kind)
+        return any(field.name == "bytes" and holds_images(field.type) for field in kind)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 

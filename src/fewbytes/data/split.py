@@ -14,6 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.streams import stream, untouched
+from fewbytes.data.schema import Schema
 
 Transform = Callable[[Tensor, Tensor], Tensor]
 """(x, labels (n,)) to x, changed at random: float32 of the same shape, drawn from torch's global CPU generator."""
@@ -228,7 +229,8 @@ class Dataset:
     """A data set as published: its training and test samples and the names of its classes, in label order.
 
     Where something else than one of several classes is learnt, `classes` names what models give (labels, columns of
-    numbers, tokens), and `groups` the labels, by which samples are only dealt out.
+    numbers, tokens), and `groups` the labels, by which samples are only dealt out. `schema`: of a table, what its
+    columns mean.
     """
 
     name: str
@@ -236,6 +238,7 @@ class Dataset:
     test: Split
     classes: tuple[str, ...]
     groups: tuple[str, ...] | None = None
+    schema: Schema | None = None
 
     @property
     def learns(self) -> Kind:
@@ -257,14 +260,14 @@ class Dataset:
             return self
         if self.learns != "classes":
             raise UserError(
-                f"{self.name} has {_listed(self.classes)}, the run {_listed(classes)}: name what is learnt alike "
+                f"{self.name} has {listed(self.classes)}, the run {listed(classes)}: name what is learnt alike "
                 "everywhere, in one order (the server's are the run's)"
             )
         strange = [name for name in self.classes if name not in classes]
         if strange:
             raise UserError(
-                f"{self.name} has classes that the run has not: {_listed(strange)}; it has {_listed(self.classes)}, "
-                f"the run {_listed(classes)}: name classes alike everywhere (the server's are the run's)"
+                f"{self.name} has classes that the run has not: {listed(strange)}; it has {listed(self.classes)}, "
+                f"the run {listed(classes)}: name classes alike everywhere (the server's are the run's)"
             )
         number = torch.tensor([list(classes).index(name) for name in self.classes])
         train, test = (Split(s.x, number[s.y], s.rows, s.transform) for s in (self.train, self.test))
@@ -331,7 +334,19 @@ class FederatedData:
         }
 
 
-def _listed(names: Sequence[str]) -> str:
+def split_off_test(whole: Split) -> tuple[Split, Split]:
+    """A fixed fifth of every class for testing, the rest for training: (training, test)."""
+    rng = np.random.RandomState(0)
+    labels = whole.labels.numpy()
+    in_test = np.zeros(len(labels), dtype=bool)
+    for c in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        in_test[members[: round(len(members) / 5)]] = True
+    return whole.take(np.flatnonzero(~in_test)), whole.take(np.flatnonzero(in_test))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for an error, not too many."""
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 

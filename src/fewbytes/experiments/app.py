@@ -2,7 +2,8 @@
 
 The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), the method's own as
 `parameters.<name>`, besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`, and
-`names` (the registered names of the clients' nodes, in the order of the clients, with commas).
+`names` (the registered names of the clients' nodes, in the order of the clients, with commas). A node's configuration
+may say where its own data are, `client-data`, as the setting of that name does for all.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
     me = node_config.get("partition-id") if local else None
     if local and me is None:
         raise UserError("a node with data of its own says whose they are: set its partition-id")
+    if local and "client-data" in node_config:
+        settings["client_data"] = str(node_config["client-data"])
     config = {k: v for k, v in run_config.items() if k not in ("resume", "out")}
-    key = json.dumps([config, me], sort_keys=True)
+    key = json.dumps([config, me, settings.get("client_data")], sort_keys=True)
     if key not in _served:
         experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
         method = experiment.made()

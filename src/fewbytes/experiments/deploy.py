@@ -289,7 +289,9 @@ class Deployment:
             (
                 "#!/bin/sh",
                 f"# The node {name}. FEWBYTES_DATA names the folder of its data sets. Of data that are not dealt out",
-                "# the server learns beforehand what tell= says: sizes, labels (samples of each class), or nothing.",
+                "# the server learns beforehand what tell= says: sizes, labels (samples of each class), or nothing;",
+                "# client-data= (a folder, a table, or package.module:function) says where they are, if not where",
+                "# the run says.",
                 'cd "$(dirname "$0")"',
                 f"export {compat.HOME}=$PWD/flower-home {ENVIRONMENT}",
                 f"exec {shlex.join(command)}",

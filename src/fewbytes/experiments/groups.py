@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from fewbytes.base.ranges import Count, Share
 from fewbytes.base.settings import Group, Text, setting
@@ -23,8 +23,9 @@ class DataSettings(Group):
     title: ClassVar[str] = "Data"
 
     dataset: str = setting(
-        "digits", "digits, a folder under FEWBYTES_DATA, a path, or a name to download.", metavar="NAME"
-    )
+        "digits", "digits, a folder or table under FEWBYTES_DATA, a path, package.module:function, or a name to "
+        "download.", metavar="NAME",
+    )  # fmt: skip
     image_size: Count | None = setting(
         None, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed).", brief=True
     )
@@ -44,9 +45,21 @@ class DataSettings(Group):
         option="--masks/--boxes",
         brief=True,
     )
+    target: Sequence[str] | None = setting(
+        None, "Of a table: the column to learn, or several with commas (default: target or label).", metavar="LIST",
+        text=NAMES, brief=True,
+    )  # fmt: skip
+    missing: Literal["refuse", "drop", "mean"] = setting(
+        "refuse", "Of a table: rows with a missing value are refused, dropped, or get the column's mean.",
+        metavar="NAME", brief=True,
+    )  # fmt: skip
+    schema: dict[str, Any] | None = setting(
+        None, "Of tables: what columns mean, as `fewbytes.data.Schema` (default: read off the dataset).",
+        option=None, text=Text("a table", json.loads, json.dumps), brief=True,
+    )  # fmt: skip
     client_data: str | None = setting(
-        None, "For partition local: a folder with a data set for each client (default: DATASET on each node).",
-        metavar="DIR", brief=True,
+        None, "For partition local: a folder with a data set for each client, or package.module:function of a client "
+        "(default: DATASET on each node).", metavar="PLACE", brief=True,
     )  # fmt: skip
     class_names: list[str] | None = setting(
         None, "For partition local: the classes in label order (default: those of the server's data set).",

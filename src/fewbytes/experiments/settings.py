@@ -25,12 +25,15 @@ from fewbytes.data import (
     Dataset,
     FederatedData,
     Partition,
+    Schema,
     client_folders,
     crop_flip,
     federate,
     federate_local,
+    is_function,
     load_dataset,
     masks_of_boxes,
+    own_data,
     with_public,
     with_transforms,
 )
@@ -167,6 +170,7 @@ class Experiment:
                     f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
                 )
         dataset, public = self._part(self._loaded(how.dataset)), None
+        self._meaning(dataset)
         agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
         if how.public is not None:
             dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
@@ -190,22 +194,49 @@ class Experiment:
         if str(how.public or "").isdecimal():
             raise UserError("partition local holds nothing out: name a data set of the server's for public")
         count = self.partition.clients
-        mine = {
-            client: self._part(self._loaded(self._place(client, alone=here is not None)))
-            for client in (range(count) if here is None else here)
-        }
-        like = mine[here[0]] if here else self._part(self._servers())  # who says what classes there are
+        like = self._clients(here[0], alone=True) if here else self._part(self._servers())
+        self._meaning(like)  # of what clients have, too
         names = list(like.classes) if how.class_names is None else how.class_names
-        self.data = dataclasses.replace(how, class_names=names)
+        self.data = dataclasses.replace(self.data, class_names=names)
+        mine = {here[0]: like} if here else {}
+        mine |= {i: self._clients(i, alone=here is not None) for i in (range(count) if here is None else here[1:])}
         test = like.test.take([]) if here else like.numbered(names).test
-        data = federate_local([mine.get(i) for i in range(count)], test, names)
+        data = federate_local([mine.get(i) for i in range(count)], test, names, like.groups)
         if how.public is not None and not here:
             data = dataclasses.replace(data, public=with_public(like, str(how.public), seed, how.image_size)[1])
-        return data, {"classes": json.dumps(names), "shape of a sample": str(test.shape)}
+        agreed = {"classes": json.dumps(names), "shape of a sample": str(test.shape)}
+        return data, agreed | ({} if like.schema is None else {"columns": like.schema.text()})
+
+    def _schema(self) -> Schema:
+        """What columns of tables mean, as far as that is known yet."""
+        how = self.data
+        if how.schema is None:
+            return Schema(target=tuple(how.target or ()), missing=how.missing)
+        try:
+            return msgspec.convert(how.schema, Schema)
+        except msgspec.ValidationError as error:
+            raise UserError(f"schema: {error}") from None
+
+    def _meaning(self, dataset: Dataset) -> None:
+        """Keep what the columns of the data set mean, if it is a table, for the clients' and for runs that go on.
+
+        Raises UserError for what is said of tables where there is none.
+        """
+        if dataset.schema is not None:
+            self.data = dataclasses.replace(self.data, schema=msgspec.to_builtins(dataset.schema))
+        elif self.data.target or self.data.missing != "refuse":
+            raise UserError(f"target and missing are of tables, and {dataset.name} is none: leave them out")
+
+    def _clients(self, client: Id, alone: bool) -> Dataset:
+        """A client's own data set."""
+        place = self._place(client, alone)
+        if is_function(place):
+            return self._part(own_data(place, client, self.data.class_names))
+        return self._part(self._loaded(place))
 
     def _loaded(self, name: str, only_test: bool = False) -> Dataset:
         """A data set, its boxes filled in if they are to be."""
-        dataset = load_dataset(name, self.data.image_size, only_test)
+        dataset = load_dataset(name, self.data.image_size, only_test, self._schema())
         if self.data.masks and dataset.learns != "boxes":
             raise UserError(f"masks are made of boxes, and {name} has none")
         return masks_of_boxes(dataset) if self.data.masks else dataset
@@ -214,12 +245,14 @@ class Experiment:
         return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset
 
     def _place(self, client: Id, alone: bool) -> str:
-        """The name or folder of a client's own data set; `alone`: other clients' are elsewhere."""
+        """Where a client's own data set is; `alone`: other clients' are elsewhere."""
         place, count = self.data.client_data, self.partition.clients
         if place is None and alone:
             return self.data.dataset
         if place is None:
             raise UserError("with partition local, client_data names a folder that holds one for each client")
+        if is_function(place):
+            return place
         folders = client_folders(place)
         if alone and len(folders) == 1:
             return str(folders[0])
@@ -339,8 +372,9 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
     if not isinstance(settings.get("method"), str):
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     parameters = settings.get("parameters", {})
-    if isinstance(settings.get("client_data"), str) and "clients" not in settings:
-        settings["clients"] = len(client_folders(settings["client_data"]))
+    place = settings.get("client_data")
+    if isinstance(place, str) and "clients" not in settings and not is_function(place):
+        settings["clients"] = len(client_folders(place))
     if not parameters and not settings.keys() & {"dataset", "client_data"}:
         parameters = _tried_out(settings["method"])
     groups: dict[str, Any] = {name: group.read(settings) for name, group in GROUPS.items()}

@@ -41,12 +41,16 @@ DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
 
 
 class _Answer(NamedTuple):
-    """What came of asking a client: `outcome` is one of `fewbytes.core.network.OUTCOMES`; `frame` is the reply's."""
+    """What came of asking a client: `outcome` is one of `fewbytes.core.network.OUTCOMES`; `frame` is the reply's.
+
+    `different`: its node runs something else than the server.
+    """
 
     outcome: str
     why: str = ""
     done: Done = Done(0)
     frame: memoryview = memoryview(b"")
+    different: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class FlowerEngine(Engine):
         self.grid, self.run, self.names = grid, folder.resolve().name, list(names)
         self.poll, self.ahead, self._stop = exchange.poll, exchange.ahead, exchange.stop
         self.frame_folder = exchange.frame_folder
-        self._report_waiting = settings.watcher.waiting
+        self._watcher = settings.watcher
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
         self._new = resumed is None
         self._committed = dict(self.versions)
@@ -108,13 +112,17 @@ class FlowerEngine(Engine):
         self._call = 0
         self._cohort: tuple[set[Id], int] = (set(), 0)
         self._heard = False  # whether a client has answered yet
+        self._unable: dict[Id, str] = {}  # clients that cannot take part as their nodes are, and why
+        self._untold: list[LeftOut] = []  # of them, those that no round has named yet
 
     def __enter__(self) -> Self:
         look_often()
-        there = self._connected(set(self.clients))
+        wanted = set(self.clients)
+        there = self._hear(self._connected(wanted))
+        if (first := next(iter(self._unable), None)) is not None and len(there) < self._needed(wanted):
+            raise UserError(f"{self.called(first)} cannot take part: {self._unable[first]}")
         if self._new:
             self.clients = there
-        self._hear(there)
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         return self
@@ -129,11 +137,11 @@ class FlowerEngine(Engine):
         while not wanted <= self._nodes.keys() and time.monotonic() < deadline:
             if len(wanted & self._nodes.keys()) != reported:
                 reported = len(wanted & self._nodes.keys())
-                self._report_waiting(reported, len(wanted))
+                self._watcher.waiting(reported, len(wanted))
             self._wait(max(self.poll, 0.2))
             self._refresh(starting)
         there = sorted(wanted & self._nodes.keys())
-        needed = math.ceil(self.policy.min_replies * len(wanted))
+        needed = self._needed(wanted)
         if len(there) < needed:
             raise TooFewReplies(
                 f"{len(there)} of {len(wanted)} clients connected within {self.policy.connect_timeout:g} s, at least "
@@ -142,17 +150,32 @@ class FlowerEngine(Engine):
             )
         return there
 
-    def _hear(self, clients: Sequence[Id]) -> None:
-        """Learn what clients hold whose data are not here, as far as their nodes say.
+    def _needed(self, wanted: set[Id]) -> int:
+        """How many of the wanted clients must take part."""
+        return math.ceil(self.policy.min_replies * len(wanted))
 
-        Raises UserError for a node that cannot take part, unless a round has begun.
+    def _hear(self, clients: Sequence[Id]) -> list[Id]:
+        """Learn what clients hold whose data are not here, as far as their nodes say; those that can take part.
+
+        Who cannot is told once for each reason, and asked again before the next round.
         """
         asked = [i for i in clients if i not in self.sample_counts and not len(self.task.data.clients[i].train)]
+        able = [i for i in clients if i not in asked]
         for client, answer in self._ask("query.data", asked, lambda i: _Question(self._order(self._job("data", i)))):
-            if answer.done.error and not self.t:
-                raise UserError(f"{self.called(client)} cannot take part: {_one_line(answer.done.error, 1000)}")
+            if answer.done.error or answer.different:
+                self._pass_over(client, f"it {answer.why}" if answer.different else _one_line(answer.done.error, 1000))
+                continue
+            self._unable.pop(client, None)
             train, test = answer.done.sample_counts or (None, None)
             self.sample_counts[client] = self._counts(train), self._counts(test)
+            able.append(client)
+        return sorted(able)
+
+    def _pass_over(self, client: Id, why: str) -> None:
+        if self._unable.get(client) != why:
+            self._unable[client] = why
+            self._untold.append(LeftOut(client, "data", "rejected", why))
+            self._watcher.refused(client, f"{self.names[client]}: {why}" if self.names else why)
 
     def _counts(self, said: SampleCounts) -> SampleCounts:
         """What a node said, where it can be; the sum where the classes are not those that are known here."""
@@ -169,20 +192,21 @@ class FlowerEngine(Engine):
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
         """Start a step; no cohort has been drawn for it."""
         super().begin(t, scored, *names)
+        if t:
+            self.left_out, self._untold = self._untold, []
         self._call = 0
         self._cohort = (set(), 0)
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes(os.getpid()))
 
     def arrivals(self, t: int) -> list[Id]:
-        """Those of them whose nodes are connected; if nobody else is left they are waited for."""
+        """Those of them whose nodes are connected and can take part; if nobody else is left they are waited for."""
         due = super().arrivals(t)
         if due and not self.clients:  # nobody is left to go on with, so they are waited for, as at the start
             there = self._connected(set(due))
         else:
             self._refresh()
             there = [i for i in due if i in self._nodes]
-        self._hear(there)
-        return there
+        return self._hear(there)
 
     def checkpointed(self) -> None:
         """Nodes may remove older states: the next requests say so."""
@@ -197,6 +221,8 @@ class FlowerEngine(Engine):
         return chosen
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
+        """As in `Engine`. Raises UserError for a node that runs something else than the server, if no client has
+        answered yet; later on, one client's mistake does not stop the others."""
         places = () if self.frame_folder is None else (self.frame_folder.put, self.frame_folder.remove)
         requests = Requests(self, handler, messages, asked, *places)
         self._call += 1
@@ -227,6 +253,8 @@ class FlowerEngine(Engine):
             if answer.outcome == "answered":
                 yield client, value
                 continue
+            if answer.different and not self._heard and client not in self._unable:
+                raise UserError(f"{self.called(client)} {answer.why}")
             request = requests.take(client) if client in requests.open else None
             self.leave_out(handler.name, client, request, answer.outcome, answer.why, len(answer.frame))
             if answer.outcome != "surplus":
@@ -337,11 +365,7 @@ class FlowerEngine(Engine):
             raise KeyboardInterrupt
 
     def _answer(self, client: Id, reply: Message) -> _Answer:
-        """A client's reply, read with suspicion.
-
-        Raises UserError if its node runs something else than the server and no client has answered yet; later on, one
-        client's mistake does not stop the others.
-        """
+        """A client's reply, read with suspicion."""
         if reply.has_error():
             outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
             return _Answer(outcome, f"Flower's error {reply.error.code}: {_one_line(reply.error.reason)}")
@@ -355,10 +379,7 @@ class FlowerEngine(Engine):
         except (FrameError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             return _Answer("rejected", _one_line(str(error)))
         if done.error.startswith(DIFFERENT):
-            different = self._difference(client, done.error.removeprefix(DIFFERENT))
-            if not self._heard:
-                raise UserError(different)
-            return _Answer("failed", different[:600])
+            return _Answer("failed", self._difference(client, done.error.removeprefix(DIFFERENT)), different=True)
         if done.error:
             return _Answer("failed", _one_line(done.error), done, frame)
         return _Answer("answered", "", done, frame)
@@ -373,7 +394,7 @@ class FlowerEngine(Engine):
             for k in ours | theirs
             if theirs.get(k) != ours.get(k)
         ]
-        return f"{self.called(client)} runs something else than this server: {'; '.join(differing)}"
+        return f"runs something else than this server: {'; '.join(differing)}"[:1000]
 
     def _job(self, handler: str, client: Id) -> Job:
         return Job(self.next_number(), handler, client, self.t, self.scored, self.versions.get(client, 0))

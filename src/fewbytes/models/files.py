@@ -11,11 +11,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
+from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.files import replacing
 from fewbytes.base.state import copied, load_state
 from fewbytes.models.build import ModelBuilder
-from fewbytes.models.builders import takes_argument
 from fewbytes.models.ensemble import logit_mean
 from fewbytes.models.etf import etf_network
 from fewbytes.models.fused import network_of

@@ -1,0 +1,64 @@
+"""Data sets that a function of one's own makes: `package.module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fewbytes.base.calls import takes_argument
+from fewbytes.base.errors import UserError, one_line
+from fewbytes.data.split import Dataset, Split, classes_in, widest
+
+NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def is_function(name: str) -> bool:
+    """Whether a name is that of a function in a module."""
+    return NAME.fullmatch(name) is not None and not name.startswith("coco:")
+
+
+def own_data(name: str, client: int | None = None, classes: Sequence[str] | None = None) -> Dataset:
+    """What the function called `package.module:function` makes, of the client's number if it takes an argument.
+
+    It returns a Dataset, or (training samples, test samples), each as `Split.of` takes them: an (x, y) pair, or a
+    map-style data set with transforms of its own. Classes are called as its `classes` says, as torchvision's data sets
+    do, else labels are numbers of `classes`, those of the run. Raises UserError, in one line, for whatever fails.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+        made = function(client) if takes_argument(function) else function()
+    except Exception as error:  # what runs is the user's code
+        raise UserError(f"data {name!r} cannot be made: {one_line(error)}") from error
+    if isinstance(made, Dataset):
+        return made
+    if not (isinstance(made, tuple) and len(made) == 2):
+        raise UserError(
+            f"data {name!r} made a {type(made).__name__}: return a Dataset, or (training samples, test samples)"
+        )
+    try:
+        train, test = (Split.of(each) for each in made)
+    except UserError as error:
+        raise UserError(f"data {name!r}: {error}") from None
+    if not len(train):
+        raise UserError(f"data {name!r} made no training sample: return one at least")
+    called = getattr(made[0], "classes", None)
+    groups = None if train.learns == "classes" else ("samples",)
+    return Dataset(name, train, test, _classes(name, [train, test], called or classes), groups)
+
+
+def _classes(name: str, splits: list[Split], named: Sequence[Any] | None) -> tuple[str, ...]:
+    """What models give, by name. Raises UserError for a label beyond those that are named."""
+    if splits[0].learns != "classes":
+        return tuple(map(str, named or range(widest(splits))))
+    count = classes_in(splits)
+    if named is None:
+        return tuple(map(str, range(count)))
+    if count > len(named):
+        raise UserError(
+            f"data {name!r} has labels up to {count - 1}, and there are {len(named)} classes, "
+            f"{', '.join(map(str, named))}: number labels from 0 in this order"
+        )
+    return tuple(map(str, named))

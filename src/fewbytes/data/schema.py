@@ -1,0 +1,41 @@
+"""What the columns of tables mean, so that tables that lie apart become the same numbers."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal, Self
+
+import msgspec
+
+
+class Schema(msgspec.Struct, frozen=True):
+    """How the columns of a table become numbers, and what is learnt of them; JSON says the same.
+
+    It is read off one table, in a federation the server's, as nobody else's may be pooled. `target`: what is learnt.
+    `learns`: of which kind that is; None: the schema is still to be read off a table. `numbers`: by column its mean and
+    standard deviation. `categories`: by column what its values are, in the order of their indicators. `cuts`: between
+    what groups of samples a target that is a number is dealt out. `missing`: what becomes of rows in which a value is
+    missing: they are an error, are left out, or get the column's mean, or no category.
+    """
+
+    target: tuple[str, ...] = ()
+    learns: Literal["classes", "labels", "numbers"] | None = None
+    numbers: dict[str, tuple[float, float]] = {}
+    categories: dict[str, tuple[str, ...]] = {}
+    cuts: tuple[float, ...] = ()
+    missing: Literal["refuse", "drop", "mean"] = "refuse"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """The schema that JSON says. Raises ValueError."""
+        return msgspec.json.decode(text, type=cls)
+
+    def text(self) -> str:
+        """As JSON in one line."""
+        return json.dumps(msgspec.to_builtins(self), ensure_ascii=False)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What each number of a sample is: a column's name, or `column=category`."""
+        plain = [name for name in self.numbers if name not in self.target]
+        return (*plain, *(f"{name}={value}" for name, values in self.categories.items() for value in values))

@@ -1,0 +1,330 @@
+"""Tables as data sets: CSV and Parquet files, and frames, of numeric and categorical columns.
+
+Numeric columns are standardised; categorical ones, which are text, become an indicator, 0 or 1, for each category. By
+what means, deviations and categories says a `Schema`, which is read off one table and holds for all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from fewbytes.base.errors import UserError, one_line
+from fewbytes.data.folders import TEST_NAMES
+from fewbytes.data.schema import Schema
+from fewbytes.data.sources import holds_images
+from fewbytes.data.split import Dataset, Split, Targets, listed, split_off_test
+
+SUFFIXES = (".csv", ".parquet")
+TARGETS = ("target", "label", "labels")
+"""What a table's target is called where nothing is said."""
+FEW = 20  # whole numbers of so many values at most are classes; of more they are numbers
+MOST = 1000  # categories of a column; with more it names its rows, and tells nothing of others
+
+Files = dict[str, Path]  # of a data set, by split: train, test
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table: CSV, or Parquet without images."""
+    if path.suffix not in SUFFIXES or not path.is_file():
+        return False
+    try:
+        return path.suffix == ".csv" or not any(holds_images(field.type) for field in pq.read_schema(path))
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def table_files(place: Path, only_test: bool = False) -> Files:
+    """The tables of a data set: a file, or a folder's `train` and `test` ones; nothing if there are none."""
+    if place.is_file():
+        return {"train": place} if is_table(place) else {}
+
+    def first(*names: str) -> Path | None:
+        return next((p for n in names for s in SUFFIXES if is_table(p := place / f"{n}{s}")), None)
+
+    files = {split: p for split, p in (("train", first("train")), ("test", first(*TEST_NAMES))) if p is not None}
+    return files if "train" in files or only_test else {}
+
+
+def read_table(name: str, files: Files, schema: Schema, only_test: bool = False) -> Dataset:
+    """The data set in files, whose columns mean what the schema says, if it is complete; else it is read off the
+    training rows, or off the only ones there are. Of a table that is alone a fixed fifth is for testing, all of it if
+    `only_test`.
+
+    Raises UserError, with file, column and remedy, for what cannot be.
+    """
+    tables = {split: _Table(str(path), _read(path, schema)) for split, path in files.items()}
+    return _dataset(name, tables.get("train"), tables.get("test"), schema, only_test)
+
+
+def table(frame: Any, target: str | Sequence[str] = (), test: Any = None, schema: Schema | None = None) -> Dataset:
+    """A data set of a pandas frame, a pyarrow table, or columns by name.
+
+    `target`: the column to learn, or several (default: one called as in TARGETS). Text, and whole numbers of at most
+    FEW values, are classes; several columns of 0 and 1 are labels of which any may hold; all else is numbers, learnt in
+    standard deviations from the mean. `test`: as `frame`; None: a fixed fifth of the samples. `schema`: another data
+    set's, so that this one has the same features. Raises UserError, with column and remedy, for what cannot be.
+    """
+    named = (target,) if isinstance(target, str) else tuple(target)
+    mine = _Table("the table", _arrow(frame))
+    own = None if test is None else _Table("the test table", _arrow(test))
+    return _dataset("table", mine, own, schema or Schema(target=named))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Columns, and where they are from, for errors."""
+
+    where: str
+    data: pa.Table
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Raises UserError unless there is one of that name."""
+        there = self.data.column_names
+        if there.count(name) != 1:
+            wrong = f"has {there.count(name)} columns called" if name in there else "has no column"
+            raise UserError(f"{self.where} {wrong} {name!r}; it has {listed(there)}: give it one")
+        return self.data[name]
+
+    def missing(self, name: str) -> NDArray[np.bool_]:
+        """In which rows the column has no value."""
+        found: NDArray[np.bool_] = pc.is_null(self.column(name), nan_is_null=True).to_numpy()
+        return found
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column as numbers, NaN where there is no value. Raises UserError for text that is none, and infinity."""
+        column = self.column(name)
+        try:
+            values: NDArray[np.float64] = column.cast(pa.float64()).to_numpy().astype(np.float64)
+        except pa.ArrowException:
+            wrong = np.array([not _is_number(value) for value in self.texts(name)])
+            raise self.wrong(name, wrong, "is no number", "correct it, or leave the column out everywhere") from None
+        if np.isinf(values).any():
+            raise self.wrong(name, np.isinf(values), "is no finite number", "correct it")
+        return values
+
+    def texts(self, name: str) -> list[str | None]:
+        """A column as text, None where there is no value; of whole numbers without a point."""
+        column = self.column(name)
+        if pa.types.is_floating(column.type):
+            values = self.numbers(name)
+            if np.all(np.isnan(values) | (values == np.floor(values))):
+                return [None if math.isnan(value) else str(int(value)) for value in values]
+        made: list[str | None] = column.cast(pa.string()).to_pylist()
+        return made
+
+    def is_text(self, name: str) -> bool:
+        """Whether a column is text, not numbers. Raises UserError for dates and all else that is neither."""
+        kind = self.column(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+            return True
+        if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            return False
+        what = "no value" if pa.types.is_null(kind) else f"{kind} values"
+        raise UserError(f"{self.where}: column {name!r} has {what}: give numbers or text, or leave it out")
+
+    def wrong(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str) -> UserError:
+        """An error of the first of those rows of a column, which count from 1."""
+        found = np.flatnonzero(rows)
+        row = int(found[0])
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        value = self.column(name)[row].as_py()
+        return UserError(f"{self.where}: column {name!r}, row {row + 1}{more}: {value!r} {what}: {remedy}")
+
+
+def _dataset(name: str, train: _Table | None, test: _Table | None, schema: Schema, only_test: bool = False) -> Dataset:
+    tables = [each for each in (train, test) if each is not None]
+    if schema.learns is None:
+        schema = _read_off(tables[0], schema)
+    classes = schema.target
+    if schema.learns == "classes":
+        classes = tuple(_in_order(value for each in tables for value in each.texts(schema.target[0])))
+    splits = [_split(each, schema, classes) for each in tables]
+    if len(splits) == 2:
+        mine, own = splits
+    elif only_test:
+        mine, own = splits[0].take([]), splits[0]
+    else:
+        mine, own = split_off_test(splits[0])
+    return Dataset(name, mine, own, classes, _groups(schema), schema)
+
+
+# What columns mean ----------------------------------------------------------------------------------------------------
+
+
+def _read_off(table: _Table, asked: Schema) -> Schema:
+    """What this table's columns mean, and what is learnt of those that are asked for."""
+    target = asked.target or tuple(name for name in TARGETS if name in table.data.column_names)[:1]
+    if not target:
+        columns = listed(table.data.column_names)
+        raise UserError(f"{table.where} has the columns {columns}: say which is learnt (--target COLUMN)")
+    features = [name for name in dict.fromkeys(table.data.column_names) if name not in target]
+    if not features:
+        raise UserError(f"{table.where} has no column beside what is learnt ({listed(target)}): add some")
+    learns = _learns(table, target)
+    numeric = [name for name in features if not table.is_text(name)]
+    categories = {name: tuple(_in_order(table.texts(name))) for name in features if name not in numeric}
+    for name, values in categories.items():
+        if len(values) > MOST:
+            raise UserError(
+                f"{table.where}: column {name!r} has {len(values)} different texts, at most {MOST} are categories: "
+                "leave it out, or group them"
+            )
+    cuts: list[float] = []
+    if learns == "numbers":
+        numeric += target
+        cuts = np.unique(np.nanquantile(table.numbers(target[0]), np.arange(1, 10) / 10)).tolist()
+    numbers = {name: _scale(table.numbers(name)) for name in numeric}
+    return msgspec.structs.replace(
+        asked, target=target, learns=learns, numbers=numbers, categories=categories, cuts=tuple(cuts)
+    )
+
+
+def _learns(table: _Table, target: Sequence[str]) -> str:
+    """What is learnt of these columns. Raises UserError for several of text."""
+    text = [name for name in target if table.is_text(name)]
+    if len(target) == 1:
+        if text:
+            return "classes"
+        values = table.numbers(target[0])
+        values = np.unique(values[~np.isnan(values)])
+        return "classes" if len(values) <= FEW and np.all(values == np.floor(values)) else "numbers"
+    if text:
+        raise UserError(f"{table.where}: column {text[0]!r} is text: of several columns learnt at once all are numbers")
+    marks = all(np.isin(values[~np.isnan(values)], (0, 1)).all() for values in map(table.numbers, target))
+    return "labels" if marks else "numbers"
+
+
+def _scale(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and standard deviation, 1 for equal values."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return 0.0, 1.0
+    return float(known.mean()), float(known.std()) or 1.0
+
+
+def _groups(schema: Schema) -> tuple[str, ...] | None:
+    """The labels by which samples are dealt out, where they are not the classes: the first label that a sample has; in
+    which tenth of the first table's rows a number would be."""
+    if schema.learns == "classes":
+        return None
+    if schema.learns == "labels":
+        return (*schema.target, "none")
+    cuts = [f"{cut:.4g}" for cut in schema.cuts]
+    if not cuts:
+        return ("all",)
+    return (f"below {cuts[0]}", *(f"{a} to {b}" for a, b in pairwise(cuts)), f"from {cuts[-1]}")
+
+
+# Rows as samples ------------------------------------------------------------------------------------------------------
+
+
+def _split(table: _Table, schema: Schema, classes: Sequence[str]) -> Split:
+    """A table's rows as samples float32 (n, features)."""
+    features = [*(name for name in schema.numbers if name not in schema.target), *schema.categories]
+    gone = _missing(table, schema, features)
+    parts = [_indicators(table, n, schema) if n in schema.categories else _scaled(table, n, schema) for n in features]
+    x = np.concatenate(parts, axis=1)[~gone]
+    if not len(x):
+        raise UserError(f"{table.where} has no row{' without a missing value' if gone.any() else ''}: add some")
+    if schema.learns == "classes":
+        number = {name: i for i, name in enumerate(classes)}
+        names = np.array(table.texts(schema.target[0]), dtype=object)[~gone]
+        return Split(torch.from_numpy(x), torch.tensor([number[name] for name in names]))
+    values = np.stack([table.numbers(name) for name in schema.target], axis=1)[~gone]
+    if schema.learns == "labels":
+        if not np.isin(values, (0, 1)).all():
+            raise UserError(f"{table.where}: the labels {listed(schema.target)} are 0 or 1, and some here are not")
+        y = np.where(values.any(axis=1), values.argmax(axis=1), len(schema.target))
+    else:
+        y = np.searchsorted(schema.cuts, values[:, 0], side="right")
+        mean, deviation = np.array([schema.numbers[name] for name in schema.target]).T
+        values = (values - mean) / deviation
+        values = values[:, 0] if len(schema.target) == 1 else values
+    learnt = Targets("labels" if schema.learns == "labels" else "numbers", torch.from_numpy(values.astype(np.float32)))
+    return Split(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)), learnt=learnt)
+
+
+def _missing(table: _Table, schema: Schema, features: Sequence[str]) -> NDArray[np.bool_]:
+    """Which rows are left out as a value is missing. Raises UserError if that must not be."""
+    gone = np.zeros(len(table.data), dtype=bool)
+    for name in (*features, *schema.target):
+        missing = table.missing(name)
+        if schema.missing == "drop":
+            gone |= missing
+        elif missing.any() and (schema.missing == "refuse" or name in schema.target):
+            also = ", or --missing mean" if name not in schema.target else ""
+            raise table.wrong(name, missing, "is a missing value", f"fill it in, or run with --missing drop{also}")
+    return gone
+
+
+def _scaled(table: _Table, name: str, schema: Schema) -> NDArray[np.float32]:
+    """A numeric column (n, 1), in standard deviations from its mean; 0 where there is no value."""
+    mean, deviation = schema.numbers[name]
+    scaled: NDArray[np.float32] = np.nan_to_num((table.numbers(name) - mean) / deviation).astype(np.float32)
+    return scaled[:, None]
+
+
+def _indicators(table: _Table, name: str, schema: Schema) -> NDArray[np.float32]:
+    """A categorical column (n, categories); zeros where there is no value."""
+    known, values = schema.categories[name], table.texts(name)
+    strange = np.array([value is not None and value not in known for value in values])
+    if strange.any():
+        lacks = f"is a category that the run's table lacks (it has {listed(known)})"
+        raise table.wrong(name, strange, lacks, "correct it, or add a row with it to the server's table")
+    found = np.array([-1 if value is None else known.index(value) for value in values])
+    indicators: NDArray[np.float32] = (found[:, None] == np.arange(len(known))).astype(np.float32)
+    return indicators
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, schema: Schema) -> pa.Table:
+    try:
+        if path.suffix == ".parquet":
+            return pq.read_table(path)
+        texts = [*schema.categories, *(schema.target if schema.learns == "classes" else ())]
+        how = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
+        return pyarrow.csv.read_csv(path, convert_options=how)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as a table: {one_line(error)}") from None
+
+
+def _arrow(frame: Any) -> pa.Table:
+    try:
+        if isinstance(frame, pa.Table):
+            return frame
+        return (
+            pa.table(dict(frame)) if isinstance(frame, Mapping) else pa.Table.from_pandas(frame, preserve_index=False)
+        )
+    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"a table is a pandas frame, a pyarrow table or columns by name: {one_line(error)}") from None
+
+
+def _in_order(values: Any) -> list[str]:
+    """The different ones of texts, numbers by their size, before other texts."""
+    different = {value for value in values if value is not None}
+    return sorted(different, key=lambda text: (0, float(text), text) if _is_number(text) else (1, 0.0, text))
+
+
+def _is_number(text: str | None) -> bool:
+    """Also for a missing value."""
+    try:
+        return text is None or math.isfinite(float(text))
+    except ValueError:
+        return False
