@@ -23,7 +23,7 @@ from fewbytes.data.partition import (
     shards,
 )
 from fewbytes.data.settings import PARTITIONS, Partition
-from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
+from fewbytes.data.split import ClientData, Dataset, FederatedData, Split, ungrouped
 
 
 def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> FederatedData:
@@ -179,8 +179,10 @@ def federate_local(clients: Sequence[Dataset | None], test: Split, classes: Sequ
                 "make them alike"
             )
         own = None if dataset is None else dataset.numbered(classes)
-        held.append(nothing if own is None else ClientData(own.train, own.test))
-    return FederatedData(tuple(held), test, tuple(classes), groups=None if test.learns == "classes" else ("samples",))
+        held.append(nothing if own is None else ClientData(ungrouped(own.train), ungrouped(own.test)))
+    return FederatedData(
+        tuple(held), ungrouped(test), tuple(classes), groups=None if test.learns == "classes" else ("samples",)
+    )
 
 
 def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indices]) -> FederatedData:

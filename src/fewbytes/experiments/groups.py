@@ -13,6 +13,8 @@ from fewbytes.core.policy import Policy
 from fewbytes.data.settings import Partition
 from fewbytes.running.settings import Settings
 
+NAMES = Text("names with commas", lambda text: [name.strip() for name in text.split(",")], ",".join)
+
 
 @dataclass(frozen=True)
 class DataSettings(Group):
@@ -36,6 +38,18 @@ class DataSettings(Group):
     backdoor: int = setting(
         0, "Stamp a shape, by label, on the training images of the first so many clients.", brief=True
     )
+    target: Sequence[str] | None = setting(
+        None, "Of a table: the column to learn.", metavar="LIST", text=NAMES, brief=True
+    )
+    text: str | None = setting(
+        None, "Of a table: its column of text, of which the next tokens are learnt, or with target the class.",
+        metavar="COLUMN", brief=True,
+    )  # fmt: skip
+    length: Count = setting(128, "Of text: tokens a sample.", brief=True)
+    tokenizer: str | None = setting(
+        None, "Of text: a folder with a tokenizer, or a name on the hub (default: that of the hf: model).",
+        metavar="NAME", brief=True,
+    )  # fmt: skip
     client_data: str | None = setting(
         None, "For partition local: a folder with a data set for each client (default: DATASET on each node).",
         metavar="DIR", brief=True,
@@ -53,8 +67,13 @@ class ModelSettings(Group):
     title: ClassVar[str] = "Model and training"
 
     model: str | None = setting(
-        None, "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; @512 pools features; a+b, "
-        "HtFE8 (default: by the shape of the data).", metavar="NAME",
+        None, "mlp, vgg9, resnet8:width=32, torchvision:<name>, hf:<folder or name>, package.module:callable; @512 "
+        "pools features; a+b, HtFE8 (default: by the shape of the data).", metavar="NAME",
+    )  # fmt: skip
+    lora: str | None = setting(
+        None, "Train adapters of this rank (rank=8,alpha=16,targets=q_proj+v_proj; default: on all layers but the "
+        "last) and, to classify, the last layer; all else stays as it is and never travels.",
+        metavar="RANK", brief=True,
     )  # fmt: skip
     kgf: Count | None = setting(
         None, "Generate the kernels of convolutions from so many base kernels, as Fed-KGF does.", brief=True
@@ -79,9 +98,6 @@ DECLARED = {key: each for group in GROUPS.values() for key, each in group.declar
 """Every setting by its key, but the method and what is the method's own."""
 KEYS = ("method", *DECLARED, "parameters", "fraction")
 """What a config file may say; `fraction` stands for the method's parameter of that name."""
-
-
-NAMES = Text("names with commas", lambda text: [name.strip() for name in text.split(",")], ",".join)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.language import read_tokenizer, tokenizer_digest
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
@@ -26,14 +27,18 @@ from fewbytes.data import (
     crop_flip,
     federate,
     federate_local,
+    holds_text,
     load_dataset,
+    load_text,
     with_public,
     with_transforms,
 )
 from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, ModelSettings
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
+from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
+from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.yolox import NAMES as DETECTORS
 from fewbytes.running.settings import Settings, Watcher
@@ -50,6 +55,7 @@ class Experiment:
     model: ModelSettings
     run: Settings
     policy: Policy
+    _cut: Any = field(default=None, init=False, repr=False)  # the tokenizer, once it is read
 
     def settings(self) -> dict[str, Any]:
         """By key every setting that has a value, but for brief ones at their default; parameters with theirs."""
@@ -98,8 +104,14 @@ class Experiment:
         shape, classes = data.test.shape, len(data.classes)
         name = self.model.model or ("yolox-s" if detects else self.made().model_for(shape))
         model = self.model = dataclasses.replace(self.model, model=name)
-        build = ModelBuilder(name, shape, classes, Kernels(model.kgf, model.seed) if model.kgf else None)
-        task = Task.on(data, build, seed=model.seed, precision=model.precision, device=model.device, agreed=agreed)
+        if model.kgf and model.lora:
+            raise UserError("kgf generates the kernels that lora would leave as they are: leave one of them out")
+        kernels, lora = Kernels(model.kgf, model.seed) if model.kgf else None, model.lora and Lora.read(model.lora)
+        build = ModelBuilder(name, shape, classes, kernels, data.learns)
+        task = Task.on(
+            data, build, seed=model.seed, precision=model.precision, device=model.device, agreed=agreed,
+            lora=lora or None,
+        )  # fmt: skip
         try:
             for client in range(min(len(data.clients), len(build.names))):
                 task.problem.layout(client)  # so that a wrong model is refused before anything is written
@@ -118,8 +130,8 @@ class Experiment:
         how, seed = self.data, self.model.seed
         if how.client_data is not None or how.class_names is not None:
             raise UserError("client_data and class_names are for clients with data of their own: set partition local")
-        dataset, public = self._part(load_dataset(how.dataset, how.image_size)), None
-        agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
+        dataset, public = self._part(self._loaded(how.dataset)), None
+        agreed = self._agreed() | {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
         if how.public is not None:
             dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
         data = federate(dataset, self.partition, seed)
@@ -135,17 +147,47 @@ class Experiment:
             raise UserError("partition local holds nothing out: name a data set of the server's for public")
         count = self.partition.clients
         mine = {
-            client: self._part(load_dataset(self._place(client, alone=here is not None), how.image_size))
+            client: self._part(self._loaded(self._place(client, alone=here is not None)))
             for client in (range(count) if here is None else here)
         }
         like = mine[here[0]] if here else self._part(self._servers())  # who says what classes there are
         names = list(like.classes) if how.class_names is None else how.class_names
-        self.data = dataclasses.replace(how, class_names=names)
+        if like.learns != "tokens":  # which the tokenizer names
+            self.data = dataclasses.replace(how, class_names=names)
         test = like.test.take([]) if here else like.numbered(names).test
         data = federate_local([mine.get(i) for i in range(count)], test, names)
         if how.public is not None and not here:
             data = dataclasses.replace(data, public=with_public(like, str(how.public), seed, how.image_size)[1])
-        return data, {"classes": json.dumps(names), "shape of a sample": str(test.shape)}
+        classes = {} if like.learns == "tokens" else {"classes": json.dumps(names)}
+        return data, self._agreed() | classes | {"shape of a sample": str(test.shape)}
+
+    def _loaded(self, place: str, only_test: bool = False) -> Dataset:
+        """The data set called `place`."""
+        how = self.data
+        if how.text is None and (place == "digits" or not holds_text(place)):
+            return load_dataset(place, how.image_size, only_test)
+        if len(how.target or ()) > 1:
+            raise UserError("a text has one class: name one column for target")
+        label = how.target[0] if how.target else None
+        return load_text(place, self._tokenizer(), how.length, how.text, label, only_test)
+
+    def _tokenizer(self) -> Any:
+        """What cuts text into tokens. Raises UserError if nothing says which."""
+        model = self.model.model or ""
+        place = self.data.tokenizer or (model.removeprefix(PREFIX) if model.startswith(PREFIX) else None)
+        if place is None:
+            raise UserError(
+                f"{self.data.dataset} holds text: say by --tokenizer, or an hf: model, what cuts it into tokens"
+            )
+        if self._cut is None:
+            self._cut = read_tokenizer(place)
+        return self._cut
+
+    def _agreed(self) -> dict[str, str]:
+        """What servers and nodes, who hold text, must agree on besides."""
+        if self._cut is None:
+            return {}
+        return {"tokenizer (give every node the server's folder)": tokenizer_digest(self._cut)}
 
     def _part(self, dataset: Dataset) -> Dataset:
         return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset
@@ -167,7 +209,7 @@ class Experiment:
     def _servers(self) -> Dataset:
         """The server's own data set, of which only the test samples are used."""
         try:
-            return load_dataset(self.data.dataset, self.data.image_size, only_test=True)
+            return self._loaded(self.data.dataset, only_test=True)
         except UserError as error:
             raise UserError(
                 f"{error}; with partition local the dataset is the server's, and has a test set, if only of an image "
@@ -181,6 +223,7 @@ class Experiment:
         return named | {
             "dataset": self.data.dataset, "model": self.model.model, "partition": self.partition.partition,
             "sample_shape": list(task.problem.sample_shape), "classes": len(task.data.classes),
+            **({} if task.data.learns == "classes" else {"learns": task.data.learns}),
             **(self._pools(task) if self.partition.newcomers else {}),
         }  # fmt: skip
 
