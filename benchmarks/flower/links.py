@@ -47,7 +47,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             seen = deploy(make_experiment(settings), Path(folder), up, down)
         kind = "sparse" if name == "fedpurin" else "personalised"
-        curve = [row["accuracy"][kind] for row in seen.rows]
+        curve = [row["scores"]["accuracy"][kind] for row in seen.rows]
         seconds = [row["seconds"] - row["seconds_scoring"] for row in seen.rows]
         rounds = next((t + 1 for t, value in enumerate(curve) if value >= o.accuracy), o.rounds)
         took, planned = sum(seconds[:rounds]), plan.round_seconds * rounds

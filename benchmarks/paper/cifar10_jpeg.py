@@ -56,7 +56,7 @@ def main() -> None:
             task = fb.Task.on(data, ModelBuilder("resnet8", dataset.train.shape, len(dataset.classes)), seed=seed)
             method = fb.FedAvg(fraction=1.0, epochs=1, lr=0.1, batch=100, momentum=0.9)
             result = fb.run(method, task, rounds=args.epochs, save_models=False)
-            found.append(100 * result.summary["accuracy"]["all"]["global"]["best"])
+            found.append(100 * result.summary["score"]["all"]["global"]["best"])
         print(f"{name:18} {fmean(found):.2f} ({', '.join(f'{value:.2f}' for value in found)})", flush=True)
 
 

@@ -86,8 +86,11 @@ def main() -> None:
             result = json.loads((folder / "result.json").read_text())
             up, down = (result[f"{way}_bytes"] / result["rounds"] / 1e6 for way in ("uplink", "downlink"))
             base = up if row == "fedavg" else base
-            rows = [json.loads(line)["accuracy"] for line in (folder / "rounds.jsonl").read_text().splitlines()]
-            kind = result["accuracy"]["kind"]
+            rows = [
+                json.loads(line)["scores"].get("accuracy", {})
+                for line in (folder / "rounds.jsonl").read_text().splitlines()
+            ]
+            kind = result["score"]["kind"]
             curve = " ".join(f"{100 * accuracy[kind]:.1f}" for accuracy in rows if kind in accuracy)
             of = f"{up / base:.4f} of FedAvg" if base else ""
             print(f"{partition}: {row}: {kind} {curve}; {up:.3f} MB up {of}, {down:.3f} down, "

@@ -54,7 +54,7 @@ def main() -> None:
                 method = replace(fb.FedKTL(generator=args.generator, mu=args.mu, lr=0.01), **COLUMNS[name])
                 every = max(1, args.rounds // 20)
                 result = fb.run(method, task, rounds=args.rounds, workers=1, evaluate_every=every, save_models=False)
-                score = result.summary["accuracy"]["all"]["personalised"]
+                score = result.summary["score"]["all"]["personalised"]
                 sent = result.ledger.columns()["value_bytes_down"][1:] / (4 * len(dataset.classes))
                 values.append(
                     (100 * score["best"], 100 * score["final"], sent.mean() / sent.max() if sent.any() else 0)

@@ -147,9 +147,9 @@ def accuracy(args: argparse.Namespace, name: str, alpha: float, seed: int) -> di
         )  # fmt: skip
     result = found(folder)
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    before = [row["accuracy"]["global"] for row in rows if row["phase"] == "round" and "global" in row["accuracy"]]
+    before = [row["scores"]["accuracy"]["global"] for row in rows if row["phase"] == "round" and row["scores"]]
     return {
-        "accuracy": 100 * result["accuracy"]["all"]["global"]["final"],
+        "accuracy": 100 * result["score"]["all"]["global"]["final"],
         "before": 100 * before[-1] if before else float("nan"),
         "up": result["uplink_bytes"] / args.clients / 1e6,
         "down": result["downlink_bytes"] / args.clients / 1e6,

@@ -99,10 +99,12 @@ def main() -> None:
     for spec in args.methods:
         rows = rows_of(args, spec)
         rounds = {row["round"]: row for row in rows if row["phase"] == "round"}
-        last = [rounds[t]["accuracy"] for t in range(args.rounds - LAST + 1, args.rounds + 1)]
+        last = [rounds[t]["scores"]["accuracy"] for t in range(args.rounds - LAST + 1, args.rounds + 1)]
         own = "cohort" if "cohort" in last[0] else "personalised"
-        joined = [row["accuracy"]["inherited"] for row in rows if row["phase"] == "join" and row["accuracy"]]
-        new = [100 * rounds[args.rounds + 1 + r]["accuracy"][own] for r in AFTER if args.rounds + 1 + r in rounds]
+        joined = [row["scores"]["accuracy"]["inherited"] for row in rows if row["phase"] == "join" and row["scores"]]
+        new = [
+            100 * rounds[args.rounds + 1 + r]["scores"]["accuracy"][own] for r in AFTER if args.rounds + 1 + r in rounds
+        ]
         up = {t: row["uplink_bytes"] for t, row in rounds.items()}
         total, known = sum(up.values()), sum(size for t, size in up.items() if t <= args.rounds)
         fedavg = total if spec.startswith("fedavg") else fedavg

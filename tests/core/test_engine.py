@@ -429,8 +429,8 @@ def test_a_newcomer_whose_reply_is_not_finite_is_told_with_the_round():
 def test_a_score_that_cannot_be_is_passed_over():
     gathered = Gathered()
     for client, scores in enumerate([{"own": (1, 2)}, {"own": (0, 0)}, {"own": (3, 2)}, {"own": (-1, 2)}]):
-        gathered.add(client, Records(scores))
-    assert gathered.accuracies() == gathered.pooled() == {"own": 0.5}
+        gathered.add(client, Records({kind: {"accuracy": pair} for kind, pair in scores.items()}))
+    assert gathered.means() == gathered.pooled() == {"accuracy": {"own": 0.5}}
 
 
 def test_training_that_diverges_is_told_though_nothing_is_sent():
@@ -524,6 +524,7 @@ class Own(Bare):
     patience: Positive | None = None
     kind: Literal["a", "b"] = "a"
     names: tuple[str, ...] = ()
+    name: str = ""
 
 
 def test_hyper_parameters_of_a_users_own_method_are_what_their_types_say():
@@ -534,11 +535,12 @@ def test_hyper_parameters_of_a_users_own_method_are_what_their_types_say():
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("alpha", "5", "is a number, not '5'"), ("alpha", float("nan"), "must be finite, not nan"),
+        ("alpha", "5", "must be a number, not '5'"), ("alpha", float("nan"), "must be finite, not nan"),
         ("threshold", float("inf"), "must be finite, not inf"), ("threshold", 10**400, "must be finite"),
-        ("beta", 1.0, "is a whole number, not 1.0"), ("beta", True, "is a whole number, not True"),
+        ("beta", 1.0, "must be a whole number, not 1.0"), ("beta", True, "must be a whole number, not True"),
         ("fraction", 0, r"must be in \(0, 1\], not 0"), ("fraction", float("nan"), "must be finite"),
-        ("steps", 10, r"must be in \[2, 9\], not 10"), ("patience", 0.0, "must be above 0, not 0.0"),
+        ("steps", 10, r"must be in \[2, 9\], not 10"), ("steps", 2.5, r"must be a whole number in \[2, 9\], not 2.5"),
+        ("name", 3, "must be text, not 3"), ("patience", 0.0, "must be above 0, not 0.0"),
         ("kind", "c", "is one of a, b, not 'c'"),
     ],
 )  # fmt: skip
@@ -555,6 +557,25 @@ def test_every_number_of_our_methods_says_its_range(method):
     for name in numbers:
         with pytest.raises(fb.UserError, match=f"^{name} "):
             method(**{name: -1 if plain[name] is int else float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "says"),
+    [
+        (lambda: fb.FedAvg(local=3), "local must be a Local, not 3"),
+        (lambda: fb.Task.on("digits", TinyNet), "data are a data set dealt out.* not 'digits'; Task.of takes your own"),
+        (lambda: fb.Task.on(tiny_task().data, "mlp"), "model is a function that makes one.* not 'mlp'"),
+        (lambda: fb.Task.on(tiny_task().data, TinyNet()), "model is a function that makes one.* not a TinyNet"),
+        (lambda: fb.Task.of("mlp", []), "model is a function that makes one.* not 'mlp'"),
+        (lambda: fb.run(fb.FedAvg(), 3), "a task is made by Task.of.* not 3"),
+        (lambda: fb.run(fb.FedAvg(), tiny_task().data), "a task is made by Task.of.* not a FederatedData"),
+        (lambda: fb.run(fb.FedAvg(), tiny_task(), resume=True), "resume goes on with the run in a folder: say which"),
+    ],
+)
+def test_mistakes_in_python_are_told_in_one_line(mistaken, says):
+    with pytest.raises(fb.UserError, match=f"^{says}") as told:
+        mistaken()
+    assert "\n" not in str(told.value)
 
 
 def test_run_refuses_what_cannot_be(tmp_path):

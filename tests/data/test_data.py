@@ -115,12 +115,11 @@ def test_a_part_of_a_data_set_is_a_random_one_of_the_seed(train: int, test: int,
     ("data", "says"),
     [
         (torch.utils.data.TensorDataset(torch.rand(3, 2)), "no integer label"),
-        (torch.utils.data.TensorDataset(torch.rand(3, 2), torch.rand(3)), "no integer label"),
         ([(Image.new("L", (2, 2)), 0)], "tensors or arrays"),
         ([(torch.rand(2), 0), (torch.rand(3), 1)], "item 1 has shape"),
         ([], "empty"),
         (42, "cannot use int"),
-        ((torch.rand(3, 2), [0.0, 1.0, 2.0]), "one integer per sample"),
+        ((torch.rand(3, 2), ["a", "b", "c"]), "one integer per sample"),
         ((torch.rand(3, 2), [0, 1, -1]), "negative"),
         ((torch.rand(3, 2), [0, 1]), "3 samples but 2 labels"),
         ((np.array([["a"], ["b"]]), [0, 1]), "samples are numbers"),
@@ -325,8 +324,9 @@ def test_federate_partition_takes_index_lists() -> None:
     ("arguments", "says"),
     [
         ({"partition": "dirichelt"}, "unknown partition 'dirichelt'.*did you mean 'dirichlet'"),
-        ({"alpha": 0}, "alpha is 0"),
-        ({"alpha": -1, "samples": (5, 5)}, "alpha is -1"),
+        ({"alpha": 0}, "alpha must be above 0, not 0"),
+        ({"alpha": -1, "samples": (5, 5)}, "alpha must be above 0, not -1"),
+        ({"main_share": 1.5}, r"main_share must be in \(0, 1\], not 1.5"),
         ({"clients": 0}, "clients must be at least 1, not 0"),
         ({"clients": 401, "partition": "iid"}, "401 clients but 400 training samples"),
         ({"clients": 100}, "alpha 0.5 leaves each of 100 clients.*raise alpha"),
@@ -341,6 +341,7 @@ def test_federate_partition_takes_index_lists() -> None:
         ({"seed": -1}, "seed -1"),
         ({"partition": "iid", "partition_options": {"beta": 1}}, "no such options.*beta"),
         ({"partition_options": {"beta": 1}}, "no such options.*beta"),
+        ({"partition": "local"}, "partition local deals nothing out"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(
@@ -350,6 +351,12 @@ def test_wrong_arguments_are_told_in_one_line(
     with pytest.raises(UserError, match=says) as caught:
         federate(dataset(TEN, TEN[:100]), seed=arguments.pop("seed", 0), partition=Partition(**arguments))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": -1}, {"alpha": float("nan")}, {"main_share": 0}, {"partition": "iidd"}])
+def test_a_partition_that_cannot_be_is_refused_when_it_is_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        Partition(**wrong)
 
 
 def test_fixed_partition_needs_every_class() -> None:

@@ -20,7 +20,7 @@ from runs import fingerprint
 import fewbytes as fb
 from fewbytes.base.errors import UserError
 from fewbytes.cli import app as cli
-from fewbytes.core import objective as detection
+from fewbytes.core import detection
 from fewbytes.core.gallery import kept
 from fewbytes.core.training import fit
 from fewbytes.data import Dataset, Partition, federate, load_dataset
@@ -295,8 +295,8 @@ def test_command_line_trains_scores_draws_and_reports(
     assert end.value.code == 0
     printed = capsys.readouterr()
     result = json.loads(printed.out)
-    assert result["accuracy"]["kind"] == "mAP"
-    assert set(result["accuracy"]["all"]) == {"mAP", "AP50", "AP75", "APM"}
+    assert result["score"]["metric"] == "mAP" and result["score"]["kind"] == "global"
+    assert set(result["further"]) == {"AP50", "AP75", "APM", "APL"}
     assert (result["image_size"], result["majority_class_accuracy"]) == (64, {})
     assert "warn" not in printed.err.lower()
     [run] = (tmp_path / "runs").iterdir()
@@ -304,7 +304,7 @@ def test_command_line_trains_scores_draws_and_reports(
     page = (run / "report.html").read_text()
     assert "images 1 to 4" in page
     assert "White: the true boxes." in page
-    assert "0.0% mAP and" in page
+    assert "0.0% global mAP and" in page
 
 
 def test_flower_is_the_local_engine(data: Dataset, tmp_path: Path) -> None:

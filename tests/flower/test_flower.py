@@ -62,7 +62,7 @@ def test_asked_twice_a_node_gives_the_stored_reply(tmp_path):
 
     result, grid = run("fedpurin", tmp_path / "run", fault=twice)
     plain, _ = run("fedpurin", tmp_path / "plain")
-    assert result.rounds[-1]["accuracy"] == plain.rounds[-1]["accuracy"]
+    assert result.rounds[-1]["scores"]["accuracy"] == plain.rounds[-1]["scores"]["accuracy"]
     message, reply = [pair for pair in seen.values() if handler_of(pair[0]) == "receive"][-1]
     again = grid.answer(message)
     assert [bytes(x) for x in read_content(again.content)] == [bytes(x) for x in read_content(reply.content)]

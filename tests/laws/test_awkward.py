@@ -27,7 +27,7 @@ def test_clients_without_test_samples_are_not_scored(name):
     task = task_of(name)
     clients = tuple(replace(client, test=client.test.take([])) for client in task.data.clients)
     result = fb.run(CASES[name], task.with_data(replace(task.data, clients=clients)), rounds=2, workers=1)
-    assert {kind for row in result.rounds for kind in row["accuracy"]} <= {"global"}
+    assert {kind for row in result.rounds for kind in row["scores"].get("accuracy", {})} <= {"global"}
 
 
 def test_another_seed_gives_another_run(uninterrupted, tmp_path):

@@ -43,7 +43,7 @@ def test_coding_changes_bytes_and_nothing_else(name, reference, tmp_path):
     for what in ("server", "states", "models", "gallery"):
         assert plain[what] == coded.left[what]
     for one, other in zip(result.rounds, coded.result.rounds, strict=True):
-        assert [one.get(key) for key in ("accuracy", "loss")] == [other.get(key) for key in ("accuracy", "loss")]
+        assert [one.get(key) for key in ("scores", "loss")] == [other.get(key) for key in ("scores", "loss")]
     columns, others = result.ledger.columns(), coded.result.ledger.columns()
     for column in columns:
         assert column in ("bytes_up", "bytes_down") or (columns[column] == others[column]).all()

@@ -14,6 +14,7 @@ import fewbytes as fb
 from fewbytes.experiments.plan import make_plan
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.methods.parts.clustered import Clustered, Clusters
+from fewbytes.report import read_runs
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack
 
@@ -136,5 +137,7 @@ def test_clusters_are_a_setting_of_any_experiment(tmp_path):
     assert experiment.made() == Clustered(fb.FedPer(lr=0.2), clusters=2)
     assert experiment.settings()["clusters"] == 2
     result = fb.run(experiment.made(), tiny_task(), rounds=1, out=tmp_path / "run")
-    assert result.summary["method"] == "fedper"
-    assert result.summary["accuracy"]["kind"] == "personalised"
+    plain = fb.run(fb.FedPer(lr=0.2), tiny_task(), rounds=1, out=tmp_path / "plain")
+    assert [each.summary["method"] for each in (result, plain)] == ["fedper in 2 clusters", "fedper"]
+    assert [run.label for run in read_runs([tmp_path])] == ["fedper", "fedper in 2 clusters"]
+    assert result.summary["score"]["kind"] == "personalised"

@@ -29,6 +29,7 @@ from fewbytes.methods.fedkgf import common_entries, grouped, modules_of, owned
 from fewbytes.methods.fedpm import masked_names
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
+from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.models.kgf import GeneratedConv2d, Kernels, left_alone, with_generated_kernels
 from fewbytes.models.layers import layers_of
 from fewbytes.running.settings import Settings
@@ -175,8 +176,6 @@ def test_main_categories_of_unequal_classes(share):
     for i, own in enumerate(data.label_counts()["train"]):
         assert own[i] / sum(own) == pytest.approx(share, abs=0.02) or share == 1
         assert own.index(max(own)) == i
-    with pytest.raises(fb.UserError, match="main_share"):
-        federate(load_dataset("digits"), Partition("main-category", 10, main_share=0.0))
 
 
 def test_a_round_uploads_one_model_in_all_whatever_the_permutation():
@@ -291,15 +290,28 @@ def test_kgf_goes_with_other_methods(fewbytes, tmp_path):
         assert sent == sum(v.numel() for v in expected.state_dict().values())
 
 
+def test_where_no_model_is_named_kgf_takes_one_with_convolutions(fewbytes):
+    once = ["--clients", "2", "--samples", "20/5", "--rounds", "1", "--set", "epochs=1", "--json"]
+    code, text, errors = fewbytes("run", "fedavg", *once, "--kgf", "16")
+    assert code == 0, errors
+    assert json.loads(text)["model"] == SMALL_RESNET
+    code, text, _ = fewbytes("run", "fedavg", *once)
+    assert json.loads(text)["model"] == "mlp"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["run", "fedavg", "--kgf", "512"], "take fewer, or a model with wider convolutions"),
         (["run", "fedavg", *QUICK, "--kgf", "512"], "no convolution whose kernels 512 base kernels"),
         (["run", "fedkgf", *QUICK, "--set", "base=64"], "no convolution whose kernels 64 base kernels"),
         (["run", "fedkgf", *QUICK, "--model", "mlp"], "no convolution whose kernels"),
         (["run", "fedkgf", *QUICK, "--kgf", "4", "--set", "base=2"], "generated already"),
-        (["run", "fedkgf", *QUICK, "--set", "base=0"], "base must be at least 1"),
-        (["run", "fedavg", *QUICK, "--partition", "main-category", "--main-share", "2"], "main_share is 2.0"),
+        (["run", "fedkgf", *QUICK, "--set", "base=0"], "base must be a whole number of at least 1, not 0"),
+        (
+            ["run", "fedavg", *QUICK, "--partition", "main-category", "--main-share", "2"],
+            "main_share must be in (0, 1]",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(arguments, words, tmp_path, fewbytes):
@@ -350,5 +362,5 @@ def test_what_is_shared_stays_so_and_what_is_frozen_is_left_alone():
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0.3}, {"common": "no"}, {"base": True}, {"lr": "x"}, {"owners": 1.5}])
 def test_hyperparameters_of_another_type_are_told(wrong):
-    with pytest.raises(fb.UserError, match=f"{next(iter(wrong))} is "):
+    with pytest.raises(fb.UserError, match=f"{next(iter(wrong))} must be "):
         fb.FedKGF(**wrong)

@@ -141,7 +141,7 @@ def test_local_training(golden):
     assert all(torch.equal(reply.theta.mask[k], masks[k].bool()) for k in masks)
     sparse, want = reply.theta.dense(), g.state("after_sparsify")
     assert all(torch.allclose(sparse[k], want[k], rtol=1e-3, atol=1e-5) for k in masks)
-    correct, tested = site.records.scores["sparse"]
+    correct, tested = site.records.scores["sparse"]["accuracy"]
     assert correct / tested == pytest.approx(float(g["test_acc_sparsified"]))
 
 

@@ -347,7 +347,7 @@ def test_one_cluster_of_all_clients_is_fedavg(tmp_path):
     one, whole = (load_file(tmp_path / name / "models" / "global.safetensors") for name in runs)
     for name, value in whole.items():
         assert torch.equal(one[name], value)
-    assert results[0].summary["accuracy"]["all"]["global"] == results[1].summary["accuracy"]["all"]["global"]
+    assert results[0].summary["score"]["all"]["global"] == results[1].summary["score"]["all"]["global"]
 
 
 BASELINES = [FedBN, PartialFed, FedFina, FedLP, FedLPS, Learngene]
@@ -374,7 +374,7 @@ def test_by_default_everybody_trains_together_and_nothing_but_models_is_sent(cls
     ]  # fmt: skip
     first = cls().server(task.problem)
     assert set(columns["value_bytes_down"]) == {4 * sum(value.numel() for value in first.theta.values())}
-    assert result.summary["accuracy"]["kind"] == ("global" if cls is FedLP else "personalised")
+    assert result.summary["score"]["kind"] == ("global" if cls is FedLP else "personalised")
 
 
 def test_fedbn_scores_each_client_s_own_model(tmp_path):
@@ -388,7 +388,7 @@ def test_fedbn_scores_each_client_s_own_model(tmp_path):
         correct, _ = evaluate(task.problem.first_model(state), *client.test.load())
         right.append(correct / len(client.test))
     assert result.accuracy == pytest.approx(np.mean(right))
-    assert result.rounds[-1]["accuracy"]["cohort"] == result.accuracy  # as everybody took part
+    assert result.rounds[-1]["scores"]["accuracy"]["cohort"] == result.accuracy  # as everybody took part
 
 
 def test_without_batch_normalisation_fedbn_is_fedavg_newcomers_and_all(tmp_path):
@@ -399,7 +399,8 @@ def test_without_batch_normalisation_fedbn_is_fedavg_newcomers_and_all(tmp_path)
     assert all(torch.equal(one[name], value) for name, value in other.items())
     rounds = [[row for row in result.rounds if row["phase"] == "round"] for result in (ours, theirs)]
     for mine, row in zip(*rounds, strict=True):
-        assert {kind: mine["accuracy"][kind] for kind in row["accuracy"]} == row["accuracy"]
+        scores = row["scores"].get("accuracy", {})
+        assert {kind: mine["scores"]["accuracy"][kind] for kind in scores} == scores
         assert [mine[way] for way in ("uplink_bytes", "downlink_bytes")] == [row["uplink_bytes"], row["downlink_bytes"]]
 
 
@@ -420,14 +421,16 @@ def test_a_cluster_s_accuracy_is_of_the_clients_with_test_samples_and_gamma_fall
         result = fb.run(method, task, rounds=4, out=out)
         server = unpack(Genes, read_checkpoint(out).server, layout=task.problem.layout(0))
         assert server.schedules[0].gamma == 6 - 3  # after the rounds in which its clients were alone
-        kinds = {kind for row in result.rounds for kind in row["accuracy"]} - {"global"}
+        kinds = {kind for row in result.rounds for kind in row["scores"].get("accuracy", {})} - {"global"}
         if tests[0] is none:
             assert not kinds
             assert server.schedules[0].best == 0
         else:
             assert kinds == {"cohort", "personalised", "micro"}  # and not the newcomer's "inherited"
-            cohort = [row["accuracy"]["cohort"] for row in result.rounds if row["phase"] == "round"]
-            assert cohort == [row["accuracy"]["personalised"] for row in result.rounds if row["phase"] == "round"]
+            cohort = [row["scores"]["accuracy"]["cohort"] for row in result.rounds if row["phase"] == "round"]
+            assert cohort == [
+                row["scores"]["accuracy"]["personalised"] for row in result.rounds if row["phase"] == "round"
+            ]
             assert server.schedules[0].best == pytest.approx(100 * max(cohort))
 
 
@@ -485,7 +488,7 @@ def test_it_learns_real_digits_and_sends_what_it_says(cls):
     method = cls(clusters=2, **how) if cls is GeneFL else Clustered(cls(**how), clusters=2)
     result = fb.run(method, task, rounds=12)
     reached = {
-        row["round"]: row["accuracy"]["personalised" if cls is fb.FedAvg else "cohort"]
+        row["round"]: row["scores"]["accuracy"]["personalised" if cls is fb.FedAvg else "cohort"]
         for row in result.rounds
         if row["phase"] == "round"
     }
@@ -608,7 +611,7 @@ def test_when_all_first_clients_leave_accuracies_are_the_newcomers_and_the_other
     for last, stay in ((None, True), (2, False)):
         task = fb.Task.on(replace(data, presence=((1, last),) * 4 + ((3, None),) * 2), TinyNet)
         summary = fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=4).summary
-        assert ("newcomers" in summary["accuracy"]["all"]) == stay
+        assert ("newcomers" in summary["score"]["all"]) == stay
         assert summary.get("turnover") == (None if stay else 3)
-        assert (summary["accuracy"]["best_round"] >= 3) or stay
-        assert ("accuracy_before" in summary) != stay
+        assert (summary["score"]["best_round"] >= 3) or stay
+        assert ("score_before" in summary) != stay

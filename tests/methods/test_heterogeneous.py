@@ -288,14 +288,14 @@ def test_awkward_clients_of_different_architectures(name, tmp_path):
     assert result.summary["status"] == "done"
     assert not any("not_finite" in row for row in result.rounds)
     assert 0 <= result.accuracy <= 1
-    assert result.summary["accuracy"]["kind"] == ("combined" if name in (*ONE_HEAD, "fedproto") else "personalised")
+    assert result.summary["score"]["kind"] == ("combined" if name in (*ONE_HEAD, "fedproto") else "personalised")
 
 
 def test_if_nobody_can_train_fedproto_has_no_accuracy():
     data = tiny_data()
     clients = tuple(ClientData(client.train.take([0]), client.test) for client in data.clients)
     result = fb.run(CASES["fedproto"], fb.Task.on(dataclasses.replace(data, clients=clients), small, seed=0), rounds=2)
-    assert all(row["accuracy"] == {} for row in result.rounds)
+    assert all(row["scores"] == {} for row in result.rounds)
 
 
 @pytest.mark.parametrize("name", ONE_HEAD)
@@ -375,8 +375,8 @@ def test_a_newcomer_tells_fedgen_its_labels(tmp_path):
 def test_fedproto_predicts_by_the_nearest_prototype_and_its_models_are_saved(tmp_path):
     task = tiny_task()
     result = fb.run(dataclasses.replace(CASES["fedproto"], epochs=3), task, rounds=3, workers=1, out=tmp_path / "run")
-    assert "personalised" not in result.rounds[0]["accuracy"]  # nobody has prototypes yet
-    assert "combined" not in result.rounds[0]["accuracy"]
+    assert "personalised" not in result.rounds[0]["scores"].get("accuracy", {})  # nobody has prototypes yet
+    assert "combined" not in result.rounds[0]["scores"].get("accuracy", {})
     x, y = task.data.clients[2].test.load()
     network = fb.load_model(tmp_path / "run", 2, build=TinyNet)
     with torch.no_grad():
@@ -524,5 +524,7 @@ def test_what_the_server_sent_is_scored_over_all_samples_together(name, tmp_path
     splits = [client.test.load() for client in clients]
     correct = [int((model(x).argmax(1) == y).sum()) for model, (x, y) in zip(models, splits, strict=True)]
     last = result.rounds[-1]
-    assert last["pooled"]["combined"] == sum(correct) / sum(sizes)
-    assert last["accuracy"]["combined"] == pytest.approx(np.mean([c / n for c, n in zip(correct, sizes, strict=True)]))
+    assert last["pooled"]["accuracy"]["combined"] == sum(correct) / sum(sizes)
+    assert last["scores"]["accuracy"]["combined"] == pytest.approx(
+        np.mean([c / n for c, n in zip(correct, sizes, strict=True)])
+    )

@@ -261,7 +261,7 @@ def test_feddf_starts_from_the_unweighted_mean_and_learns_from_the_ensemble(tmp_
     result = fb.run(fb.FedDF(**training, server_steps=200), task, rounds=1)
     x, y = task.data.test.load()
     averaged = task.problem.first_model(mean()).eval()
-    assert result.rounds[0]["accuracy"]["global"] == (averaged(x).argmax(1) == y).double().mean()
+    assert result.rounds[0]["scores"]["accuracy"]["global"] == (averaged(x).argmax(1) == y).double().mean()
     teacher = fb.load_model(tmp_path / "run", build=TinyNet)
     with torch.no_grad():
         distance = [distillation_loss(teacher(x), m.eval()(x)) for m in (averaged, result.global_model)]
@@ -373,7 +373,7 @@ def test_distillation_that_was_interrupted_starts_again_without_the_clients(name
     for key, value in state_of(whole.global_model).items():
         assert torch.equal(value, state_of(resumed.global_model)[key])
     assert [row["phase"] for row in resumed.rounds] == ["round", "finish"]
-    assert resumed.accuracy == resumed.rounds[-1]["accuracy"]["global"]
+    assert resumed.accuracy == resumed.rounds[-1]["scores"]["accuracy"]["global"]
 
 
 @pytest.mark.parametrize("name", ["dense", "feddafl", "fedadi"])

@@ -61,6 +61,17 @@ def test_an_installed_package_adds_methods(install):
     assert method_class("fedavg") is fb.FedAvg
 
 
+def test_a_default_may_be_made_anew_each_time(install):
+    made = "    names: list = field(default_factory=lambda: ['stem'])\n"
+    made += "    local: fb.Local = field(default_factory=lambda: fb.Local(epochs=3))\n"
+    text = METHOD.format(name="FedMade").replace("import dataclass", "import dataclass, field") + made
+    install("plug_four", text, fedmade="FedMade")
+    found = method_class("fedmade")
+    assert found.defaults()["names"] == ["stem"]
+    assert found.defaults()["epochs"] == found().parameters["epochs"] == 3
+    assert found(lr=0.5).local == fb.Local(epochs=3, lr=0.5)
+
+
 def test_what_an_installed_package_gets_wrong_is_told(install):
     install("plug_two", METHOD.format(name="FedOther"), fedother="FedOther", short="FedOther", fedavg="FedOther")
     install("plug_three", METHOD.format(name="FedOther"), fedother="FedOther", gone="Gone", number="__name__")
@@ -76,12 +87,13 @@ def test_what_an_installed_package_gets_wrong_is_told(install):
 
 
 WRONG = {
-    "Missing": ("", "cannot be imported"),
+    "Missing": ("", "cannot be imported: AttributeError: .* has no attribute 'Missing'$"),
     "Plain": ("class Plain: pass", "is no method"),
     "Loose": (METHOD.format(name="Loose").replace("(frozen=True)", ""), "Loose is no frozen dataclass"),
     "Empty": ("import fewbytes as fb\nclass Empty(fb.Method): pass", "lacks round"),
     "Needy": (METHOD.format(name="Needy") + "    needed: int\n", "no default for needed"),
-    "Broken": ("1 / 0", "cannot be imported: ZeroDivisionError"),
+    "Broken": ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero$"),
+    "Lacking": ("import wrong_lack", "cannot be imported: ModuleNotFoundError: No module named 'wrong_lack'$"),
 }
 
 

@@ -319,9 +319,10 @@ def test_own_callables(own: str) -> None:
         ("own_models:bare@8", "a Identity has no Linear as a last layer"),
         ("own_models:by_shape@8", "a Linear has no Linear as a last layer"),
         ("own_models:constant", "is a int"),
-        ("own_models:missing", "cannot import.*missing"),
-        ("own_broken:x", "cannot import.*nothing_of_that_name"),
-        ("no_such_module:x", "cannot import.*PYTHONPATH"),
+        ("own_models:missing", "cannot import.*missing'$"),
+        ("own_broken:x", "cannot import.*nothing_of_that_name'$"),
+        ("no_such_module:x", r"cannot import.*is its folder on PYTHONPATH\?$"),
+        ("no_such.module:x", r"cannot import.*is its folder on PYTHONPATH\?$"),
     ],
 )
 def test_own_callables_that_do_not_work(own: str, name: str, says: str) -> None:

@@ -25,26 +25,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.compat import app_config
 from fewbytes.flower.processes import Processes, _family, _running
 
 pytestmark = pytest.mark.process
-PYPROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "mini"
-version = "0.1.0"
-license = { file = "LICENSE" }
-dependencies = ["flwr>=1.41"]
-[tool.flwr.app]
-publisher = "me"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-[tool.flwr.app.components]
-serverapp = "mini.apps:server"
-clientapp = "mini.apps:client"
-"""
 APPS = """
 import os
 import time
@@ -93,7 +77,7 @@ def app(tmp_path) -> Path:
     folder = tmp_path / "app"
     (folder / "mini").mkdir(parents=True)
     for name, text in {
-        "pyproject.toml": PYPROJECT,
+        "pyproject.toml": app_config("mini.apps:server", "mini.apps:client", {}),
         "mini/apps.py": APPS,
         "mini/__init__.py": "",
         "LICENSE": "x",

@@ -10,6 +10,8 @@ from commands import fewbytes
 import fewbytes as fb
 
 pytestmark = pytest.mark.process
+LEAST = {"dense": 0.5, "feddafl": 0.5}
+"""The accuracy that quick terms of servers that distil reach, far above guessing (0.1)."""
 
 
 @pytest.mark.parametrize("name", fb.METHODS)
@@ -19,4 +21,4 @@ def test_it_runs(name, tmp_path):
     result = json.loads(done.stdout)
     assert result["status"] == "done"
     assert f"{name} takes model {result['model']}" in done.stderr
-    assert 0 < result["accuracy"]["final"] <= 1
+    assert LEAST.get(name, 0) < result["score"]["final"] <= 1

@@ -26,6 +26,7 @@ import fewbytes as fb
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from fewbytes.flower.certificates import write_node_key
+from fewbytes.flower.compat import app_config
 from fewbytes.flower.processes import Processes
 
 pytestmark = pytest.mark.process
@@ -33,24 +34,6 @@ TESTS = Path(__file__).parents[1]
 RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
 FEWBYTES = [sys.executable, "-m", "fewbytes"]
 
-PYPROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "laws"
-version = "1.0.0"
-license = { file = "LICENSE" }
-dependencies = ["flwr>=1.41", "fewbytes"]
-[tool.flwr.app]
-publisher = "fewbytes"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-[tool.flwr.app.components]
-serverapp = "apps:server"
-clientapp = "apps:client"
-[tool.flwr.app.config]
-"""
 APPS = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -72,7 +55,7 @@ def write_app(
     folder: Path, case: str, out: Path, task: str = "tiny_task(clients=2)", clients: int = 2, rounds: int = 2
 ) -> Path:
     folder.mkdir()
-    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "pyproject.toml").write_text(app_config("apps:server", "apps:client", {}))
     (folder / "LICENSE").write_text("Apache-2.0")
     text = APPS.format(tests=str(TESTS), case=case, out=str(out), task=task, rounds=rounds, clients=clients)
     (folder / "apps.py").write_text(text)
@@ -138,6 +121,7 @@ def test_deploy_prepares_other_hosts(tmp_path):
         (["--hosts", "a,a", "--address", "x:1"], "names 'a' twice"),
         (["--address", "nowhere"], "'nowhere': expected host:port"),
         (["--min-replies", "2"], "min_replies"),
+        (["--clients", "3", "--clusters", "4", "--print"], "set clusters=3 or less"),
         (["--engine", "local", "--resume", "."], "not a run folder"),
     ],
 )

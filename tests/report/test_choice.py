@@ -15,8 +15,8 @@ from fewbytes.report.choice import WITHIN, Point, front, recommended
 
 
 def dominates(a: Point, b: Point) -> bool:
-    no_worse = a.uplink <= b.uplink and a.accuracy >= b.accuracy
-    return no_worse and (a.uplink < b.uplink or a.accuracy > b.accuracy)
+    no_worse = a.uplink <= b.uplink and a.score >= b.score
+    return no_worse and (a.uplink < b.uplink or a.score > b.score)
 
 
 POINTS = st.lists(
@@ -33,12 +33,12 @@ def test_a_point_is_on_the_front_unless_another_dominates_it(points):
 
 @given(POINTS)
 def test_the_recommendation_is_the_cheapest_near_the_best(points):
-    taken, highest = recommended(points), max(p.accuracy for p in points)
-    near = [p for p in points if highest - p.accuracy <= WITHIN + 1e-9]
-    free = max((p.accuracy for p in points if not p.uplink), default=-1)
+    taken, highest = recommended(points), max(p.score for p in points)
+    near = [p for p in points if highest - p.score <= WITHIN + 1e-9]
+    free = max((p.score for p in points if not p.uplink), default=-1)
     assert taken in front(points)
     assert taken in near
-    assert taken.uplink == min(p.uplink for p in near if not p.uplink or p.accuracy - free > WITHIN + 1e-9)
+    assert taken.uplink == min(p.uplink for p in near if not p.uplink or p.score - free > WITHIN + 1e-9)
 
 
 @given(POINTS, st.randoms())
@@ -58,7 +58,7 @@ def run(
 ) -> RunFolder:
     """A finished run of one round, on clients who hold `partition` samples, that knew what guessing scores."""
     down = up if down is None else down
-    row = {"round": 1, "phase": "round", "accuracy": accuracy, "uplink_bytes": up, "downlink_bytes": down}
+    row = {"round": 1, "phase": "round", "scores": {"accuracy": accuracy}, "uplink_bytes": up, "downlink_bytes": down}
     guessing = {"global": 0.1, "personalised": 0.4}
     result: dict[str, Any] = {"status": "done", "majority_class_accuracy": guessing}
     result |= {} if budget is None else {"budget": budget, "ended_by_budget": True}
@@ -91,7 +91,7 @@ def test_bytes_are_worth_it_only_above_local_training():
     told = lines(apart, near, best)["personalised"]  # m5 is near the best, but not a percentage point above m0
     assert told == (
         "For a model for each client take m90, personalised 91.5% with 0.0000900 MB up: none is more accurate, and "
-        "none that sends less comes within a percentage point and lies one above local training."
+        "none that sends less comes within a percentage point and is so much better than local training."
     )
     assert "take m5, " in lines(near, best)["personalised"]  # nobody is known to do without
 
@@ -102,7 +102,7 @@ def test_a_model_made_by_local_training_is_not_bought():
     found = {choice.kind: choice for choice in choices([fused, once])}
     assert (found["global"].label, found["personalised"].label) == ("fused", None)
     assert str(found["personalised"]) == (
-        "For a model for each client take no method of these: none is a percentage point above local training, "
+        "For a model for each client take no method of these: none is a percentage point better than local training, "
         "personalised 96.0% in once, whose clients receive nothing."
     )
     apart = run("separate", 0, personalised=0.94)

@@ -61,7 +61,7 @@ def make_run(
                 "round": t,
                 "phase": phase,
                 "cohort": CLIENTS,
-                "accuracy": measured,
+                "scores": {"accuracy": measured} if measured else {},
                 "loss": {"train": float("nan")},
                 "uplink_bytes": sum(row[4] for row in mine),
                 "downlink_bytes": sum(row[3] for row in mine),
@@ -82,7 +82,7 @@ def make_run(
     scores = {
         kind: {"final": curve[-1], "best": max(curve)}
         for kind in kinds
-        for curve in [[row["accuracy"][kind] for row in rows if row["accuracy"]]]
+        for curve in [[row["scores"]["accuracy"][kind] for row in rows if row["scores"]]]
     }
     totals = {name: sum(row[name] for row in rows) for name in rows[0] if name.endswith("_bytes")}
     result = {
@@ -93,7 +93,7 @@ def make_run(
         "clients": CLIENTS,
         "seed": seed,
         "rounds": ROUNDS,
-        "accuracy": {"kind": kinds[0], **scores[kinds[0]], "best_round": ROUNDS, "all": scores},
+        "score": {"metric": "accuracy", "kind": kinds[0], **scores[kinds[0]], "best_round": ROUNDS, "all": scores},
         "majority_class_accuracy": {"global": 0.1, "personalised": 0.4},
         **totals,
         "uplink_bytes_per_client_round": totals["uplink_bytes"] / CLIENTS / ROUNDS,
@@ -129,7 +129,13 @@ def leave_out(folder: Path, *left: tuple[int, int, str, str], why: str = "no rep
 def join(folder: Path, t: int, **about: Any) -> None:
     """A line more, of a client that joined before round t."""
     lines = (folder / "rounds.jsonl").read_text("utf-8").splitlines()
-    row = {"round": t, "phase": "join", "accuracy": {"global": 0.999}, "uplink_bytes": 1, "downlink_bytes": 1} | about
+    row = {
+        "round": t,
+        "phase": "join",
+        "scores": {"accuracy": {"global": 0.999}},
+        "uplink_bytes": 1,
+        "downlink_bytes": 1,
+    } | about
     lines.insert(t - 1, json.dumps(row))
     (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
 
@@ -162,7 +168,7 @@ def ledger_sum(folder: Path, column: str) -> int:
 
 def test_a_run_is_read_whole(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", "fedpurin", ("sparse", "personalised"), phases=True))
-    assert (run.label, run.kind, run.kinds, run.clients, run.status) == (
+    assert (run.label, run.kind, run.kinds(), run.clients, run.status) == (
         "fedpurin",
         "sparse",
         ["sparse", "personalised"],
@@ -188,7 +194,11 @@ def test_a_killed_run_is_read_as_far_as_it_got(tmp_path: Path) -> None:
         assert run.total_bytes(direction) == whole.total_bytes(direction)
         assert run.nominal_bytes(direction) == whole.nominal_bytes(direction)
         assert run.bytes_per_client_round(direction) == whole.bytes_per_client_round(direction)
-    assert run.score("global") == whole.score("global") == (run.rounds[3]["accuracy"]["global"],) * 2 + (run.rounds[3],)
+    assert (
+        run.score("global")
+        == whole.score("global")
+        == (run.rounds[3]["scores"]["accuracy"]["global"],) * 2 + (run.rounds[3],)
+    )
     assert run.seconds == whole.seconds == 1.25 * ROUNDS
     assert "unfinished" in write_report([run], tmp_path / "report.html").read_text("utf-8")
 
@@ -196,7 +206,7 @@ def test_a_killed_run_is_read_as_far_as_it_got(tmp_path: Path) -> None:
 def test_what_a_killed_run_left_from_before_it_was_resumed_hides_nothing(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     rows = (folder / "rounds.jsonl").read_text("utf-8")
-    more = json.loads(rows.splitlines()[-1]) | {"round": ROUNDS + 1, "accuracy": {"global": 0.99}}
+    more = json.loads(rows.splitlines()[-1]) | {"round": ROUNDS + 1, "scores": {"accuracy": {"global": 0.99}}}
     (folder / "rounds.jsonl").write_text(rows + json.dumps(more) + "\n", "utf-8")
     run = read_run(folder)
     assert run.total_bytes("uplink") == ledger_sum(folder, "bytes_up") + more["uplink_bytes"]
@@ -212,7 +222,7 @@ def test_a_run_killed_before_its_first_round_still_has_a_page(tmp_path: Path) ->
     runs = read_runs([folder, make_run(tmp_path / "b", "fedpurin")])
     Console(width=100).print(summary_table(runs))
     assert "fedavg and fedpurin" in write_report(runs, tmp_path / "two.html").read_text("utf-8")
-    assert "No accuracy has been measured" in write_report(runs[:1], tmp_path / "one.html").read_text("utf-8")
+    assert "No score has been measured" in write_report(runs[:1], tmp_path / "one.html").read_text("utf-8")
 
 
 def test_what_is_no_run_folder_is_said_in_one_line(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
             task = make_experiment({**found.cell.settings, "seed": seed}).task()
             method = make_method(found.cell.settings["method"], found.cell.settings["parameters"])
             result = fb.run(method, task, rounds=4, save_models=False)
-            bests.append(100 * result.summary["accuracy"]["all"]["personalised"]["best"])
+            bests.append(100 * result.summary["score"]["all"]["personalised"]["best"])
         assert found.ours == Printed(fmean(bests), stdev(bests))
     first = made.found[0]
     assert first.ours
@@ -157,7 +157,13 @@ def test_what_a_table_is_called_is_text_in_its_page(tmp_path: Path) -> None:
         Best(accuracy="personalised", curve="personalised"),
         Printed(1.0),
     )
-    row = {"round": 1, "phase": "round", "accuracy": {"personalised": 0.5}, "uplink_bytes": 1, "downlink_bytes": 1}
+    row = {
+        "round": 1,
+        "phase": "round",
+        "scores": {"accuracy": {"personalised": 0.5}},
+        "uplink_bytes": 1,
+        "downlink_bytes": 1,
+    }
     run = RunFolder(tmp_path, hostile, [row], None, None, {"status": "done"}, "")
     table = Table(hostile, hostile, [cell], [], (1,))
     text = page(Reproduction(table, [CellRuns(cell, {1: run})], 1, [hostile], tmp_path / "t", [hostile], [hostile]))
@@ -418,7 +424,12 @@ def test_printed_figures_are_read() -> None:
 def test_accuracies_are_of_the_rounds_they_name(tmp_path: Path) -> None:
     shares = [0.1, 0.5, 0.3, 0.7, 0.6]
     rounds = [
-        {"round": t, "phase": "round", "accuracy": {"cohort": share}, "pooled": {"combined": share / 2}}
+        {
+            "round": t,
+            "phase": "round",
+            "scores": {"accuracy": {"cohort": share}},
+            "pooled": {"accuracy": {"combined": share / 2}},
+        }
         for t, share in enumerate(shares, 1)
     ]
     run = RunFolder(tmp_path, "genefl", rounds, None, None, {"arrival": 4}, "")

@@ -37,6 +37,18 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {spelt[close[0]]!r}?)" if close else ""
 
 
+def named(value: object) -> str:
+    """A value of the wrong kind, briefly: a text or a number itself, of all else the type."""
+    return repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+
+
 def one_line(error: Exception) -> str:
     """What somebody else's code raised, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def import_failed(error: Exception, module: str) -> str:
+    """What came of importing a module of the user's by its name and taking something from it, in one line."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    there = missing is None or not f"{module}.".startswith(f"{missing}.")  # then it lacks something else
+    return one_line(error) + ("" if there else "; is its folder on PYTHONPATH?")

@@ -22,7 +22,7 @@ Whole = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Several = Annotated[int, Meta(ge=2)]
 
-NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
+NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def check_ranges(settings: Any) -> None:
@@ -37,22 +37,28 @@ def check_ranges(settings: Any) -> None:
 def wrong(kind: Any, value: Any) -> str:
     """What a hyper-parameter of a type is, as in `must be above 0`, if this value is not; else nothing.
 
-    A number of type float is finite. Types other than bool, int, float, Literal, and Annotated and unions of them, are
-    not looked at.
+    A number of type float is finite. Types other than bool, int, float, str, dataclasses, Literal, and Annotated and
+    unions of them, are not looked at.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         found = [wrong(arg, value) for arg in args]
-        return "" if "" in found else found[0]
+        if "" in found:
+            return ""
+        first, *others = (each for each in found if each != "is none")
+        return " or ".join([first, *(each.removeprefix("must be ") for each in others)])
     if origin is Literal:
         return "" if value in args else f"is one of {', '.join(map(str, args))}"
     if kind is type(None):
         return "" if value is None else "is none"
     plain, limits = (args[0], [arg for arg in args if isinstance(arg, Meta)]) if origin is Annotated else (kind, [])
+    if isinstance(plain, type) and dataclasses.is_dataclass(plain) and not isinstance(value, plain):
+        return f"must be a {plain.__name__}"
     if plain in NAMES:
         accepted = (int, float) if plain is float else plain
         if not isinstance(value, accepted) or isinstance(value, bool) != (plain is bool):
-            return f"is {NAMES[plain]}"
+            words = _range(limits)
+            return f"must be {NAMES[plain]}{' of' if words.startswith('at') else ''} {words}".rstrip()
         if plain is float and not abs(value) <= sys.float_info.max:
             return "must be finite"
         value = plain(value)  # such as NumPy's float64

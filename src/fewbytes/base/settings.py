@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
-from fewbytes.base.ranges import wrong
+from fewbytes.base.ranges import check_ranges, wrong
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,7 @@ class Group:
 
     def __post_init__(self) -> None:
         """Check values by their types. Raises UserError."""
-        hints = typing.get_type_hints(type(self), include_extras=True)
-        for f in dataclasses.fields(self):
-            value = getattr(self, f.name)
-            if must := wrong(hints[f.name], value):
-                raise UserError(f"{f.name} {must}, not {value!r}")
+        check_ranges(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -134,17 +130,19 @@ class Group:
 
 
 def _read(key: str, each: Declared, value: Any) -> Any:
-    text = each.about.text
+    text, given = each.about.text, value
     if text is not None and isinstance(value, text.kinds):
         try:
             value = text.read(value)
         except ValueError:
-            raise UserError(f"{key} is {text.like}, not {value!r}") from None
+            raise UserError(f"{key} is {text.like}, not {given!r}") from None
     if must := wrong(each.kind, value):
         raise UserError(f"{key} {must}, not {value!r}")
     try:
         return msgspec.convert(value, each.kind)
     except msgspec.ValidationError as error:
+        if text is not None:
+            raise UserError(f"{key} is {text.like}, not {given!r}") from None
         raise UserError(f"{key}: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 

@@ -1,4 +1,5 @@
-"""Amounts of data and rates of links as people write them (B: byte, b: bit, k: 1000, Ki: 1024); lists of clients."""
+"""Amounts of data and rates of links as people write them (B: byte, b: bit, k: 1000, Ki: 1024); lists of clients;
+scores."""
 
 from __future__ import annotations
 
@@ -51,6 +52,13 @@ def _amount(text: str, pattern: str) -> float:
         return float(number) * PREFIXES[prefix.lower()] / (8 if in_bits else 1)
     except ValueError:  # two points in a number
         return 0.0
+
+
+def written(value: float | None, share: bool) -> str:
+    """A score as people write it: a share in per cent with one decimal, else with four digits; a dash for none."""
+    if value is None:
+        return "—"
+    return f"{100 * value:.1f}%" if share else f"{value:.4g}"
 
 
 def listed(clients: Iterable[int]) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 NAME = "bold cyan"  # how the names of what is listed look
 app = typer.Typer(
-    help="Federated learning over slow links, measured in the bytes that cross the wire.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -58,7 +58,7 @@ SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in opt
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """An experiment's settings: the config file's, and over them those named on the command line."""
-    from fewbytes.experiments.settings import read_experiment
+    from fewbytes.experiments.settings import folded, read_experiment
 
     config = given.pop("config", None)
     settings = read_experiment(config) if config is not None else {}
@@ -66,12 +66,30 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
         pairs = _pairs(given["partition_options"], "--partition-option")
         given["partition_options"] = {key: _literal(value) for key, value in pairs.items()}
     if "parameters" in given:
-        given["parameters"] = {**dict(settings.get("parameters", {})), **_pairs(given["parameters"], "--set")}
+        given["parameters"] = _pairs(given["parameters"], "--set")
+    given = folded(given)
+    if "parameters" in given:
+        given["parameters"] = settings.get("parameters", {}) | given["parameters"]
     return settings | given
 
 
 with_settings = with_options("settings", SETTINGS, _settings)
 """Gives a command the options of an experiment; it gets the settings that were named as `settings`."""
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(version("fewbytes"))
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning over slow links, measured in the bytes that cross the wire."""
 
 
 @app.command()
@@ -110,6 +128,7 @@ def run(
 ) -> None:
     """Run one method; writes a run folder with the result, the ledger, the models and a report."""
     from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
+    from fewbytes.methods import short_name
 
     if method is not None:
         settings["method"] = method
@@ -117,7 +136,7 @@ def run(
         settings = resumed(resume, settings)
     with _standard_output_for(as_json):
         job = PreparedRun(settings)
-        folder = resume or new_folder(out, job.method.method_name)
+        folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
             result = job.execute(folder, resume is not None)
     _print_results(folder, result, as_json)
@@ -138,6 +157,7 @@ def deploy(
     """Run one method on Flower's SuperLink and SuperNodes over TLS, on this machine or on a list of hosts."""
     from fewbytes.experiments.deploy import LOOPBACK, Deployment, host_names, places, remembered
     from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
+    from fewbytes.methods import short_name
 
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if resume is not None:
@@ -148,7 +168,9 @@ def deploy(
     with _standard_output_for(as_json):
         job = PreparedRun(settings, here=None if hosts is None else ())
         nodes = places(job.experiment, hosts)
-        folder = resume or new_folder(out, job.method.method_name)
+        if resume is None:
+            job.check()  # before anything of Flower's is started
+        folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
             deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
             if show:

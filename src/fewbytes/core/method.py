@@ -28,18 +28,22 @@ class _Terms(ABCMeta):
     """Lets the terms of local training be given by their plain names: `FedAvg(epochs=5)`, the others as its own."""
 
     def __call__(cls, *values: Any, **parameters: Any) -> Any:
-        local = parameters.get("local", getattr(cls, "local", None))
+        own = own_defaults(cls)
+        local = parameters.get("local", own.get("local"))
         if isinstance(local, Local):
-            terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own_fields(cls)}
+            terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own}
             parameters |= {"local": dataclasses.replace(local, **terms)} if terms else {}
         made = super().__call__(*values, **parameters)
         check_ranges(made)  # also where a class has a __post_init__ of its own
         return made
 
 
-def own_fields(cls: type) -> set[str]:
-    """Names of the hyper-parameters that a method's class declares itself."""
-    return {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+def own_defaults(cls: type) -> dict[str, Any]:
+    """The hyper-parameters that a method's class declares itself, and their defaults (`dataclasses.MISSING`: none)."""
+    return {
+        f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        for f in (dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ())
+    }
 
 
 def check_frozen(cls: type[Method]) -> None:
@@ -99,14 +103,14 @@ class Method(ABC, metaclass=_Terms):
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """Every hyper-parameter by its plain name, and its default (`dataclasses.MISSING`: none)."""
-        own: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        own = own_defaults(cls)
         local = own.pop("local") if isinstance(own.get("local"), Local) else None
         return ({} if local is None else dataclasses.asdict(local)) | own
 
     @classmethod
     def kinds(cls) -> dict[str, Any]:
-        """The type of every hyper-parameter by its plain name."""
-        own, terms = typing.get_type_hints(cls), typing.get_type_hints(Local)
+        """The type of every hyper-parameter by its plain name, with its range."""
+        own, terms = (typing.get_type_hints(each, include_extras=True) for each in (cls, Local))
         return {name: own.get(name, terms.get(name)) for name in cls.defaults()}
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:

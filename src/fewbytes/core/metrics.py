@@ -47,6 +47,8 @@ def values(scores: Scores) -> dict[str, float]:
     return {name: total / n for name, (total, n) in scores.items() if n}
 
 
+DETECTED = ("mAP", "AP50", "AP75", "APM", "APL")
+"""COCO's metrics of detections, shares (`fewbytes.core.detection`)."""
 RANKED: dict[str, Any] = {"average": "none"}  # over classes that occur and do not always: see `_Ranked`
 KNOWN: Mapping[str, Mapping[str, tuple[str, dict[str, Any], bool, bool]]] = {
     "multiclass": {
@@ -86,6 +88,12 @@ KNOWN: Mapping[str, Mapping[str, tuple[str, dict[str, Any], bool, bool]]] = {
     },
 }
 """By what is learnt, metrics by name: torchmetrics' class, its options, if more is better, if it is a share."""
+
+
+def traits(name: str) -> tuple[bool, bool]:
+    """Whether more of the metric called so is better, and whether it is a share; of an unknown one: yes, and no."""
+    found = next((known[name] for known in KNOWN.values() if name in known), None)
+    return (True, name in DETECTED) if found is None else found[2:]
 
 
 def known_metric(kind: str, name: str) -> Metric:

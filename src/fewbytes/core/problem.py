@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, named
 from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
@@ -171,9 +171,17 @@ class Task:
     @classmethod
     def on(cls, data: FederatedData, model: Callable[..., nn.Module], **how: Any) -> Task:
         """A task on data dealt to clients; `how`: other fields of Problem, such as `seed` and `device`, `objective` (by
-        default the usual one of what the data hold)."""
-        detects = data.learns == "boxes"
-        usual = Detection(classes=data.classes) if detects else objective_for(data.learns)
+        default the usual one of what the data hold).
+
+        Raises UserError for other data, or a model that is no function.
+        """
+        if not isinstance(data, FederatedData):
+            raise UserError(
+                "data are a data set dealt out, federate(load_dataset('digits'), Partition()) of fewbytes.data, "
+                f"not {named(data)}; Task.of takes your own"
+            )
+        check_builder(model)
+        usual = Detection(classes=data.classes) if data.learns == "boxes" else objective_for(data.learns)
         return cls(Problem(model, **({"objective": usual} | _known(data) | how)), data)
 
     @classmethod
@@ -201,11 +209,7 @@ class Task:
         optional and ignored. `presence`: per client the first and the last round it is there (None: to the end); who
         comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
         """
-        if not callable(model) or isinstance(model, nn.Module):
-            raise UserError(
-                "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
-                f"not a {type(model).__name__}"
-            )
+        check_builder(model)
         nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
         pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
         if not pairs or not all(len(train) or train is nothing for train, _ in pairs):
@@ -233,8 +237,17 @@ class Task:
         return Task(replace(self.problem, **_known(data)), data)
 
 
-def _by_name(model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return ((), {**named, **args[0].tensors}) if args and isinstance(args[0], NamedTensors) else (args, named)
+def check_builder(model: Any) -> None:
+    """Raises UserError for what makes no models."""
+    if not callable(model) or isinstance(model, nn.Module):
+        raise UserError(
+            "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
+            f"not {named(model)}"
+        )
+
+
+def _by_name(model: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((), {**others, **args[0].tensors}) if args and isinstance(args[0], NamedTensors) else (args, others)
 
 
 def _logits(model: nn.Module, args: tuple[Any, ...], made: Any) -> Any:

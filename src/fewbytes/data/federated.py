@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.random import RandomState
 
-from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.errors import UserError
 from fewbytes.base.streams import stream
 from fewbytes.data.partition import (
     Indices,
@@ -22,7 +22,7 @@ from fewbytes.data.partition import (
     pathological,
     shards,
 )
-from fewbytes.data.settings import PARTITIONS, Partition
+from fewbytes.data.settings import Partition
 from fewbytes.data.split import ClientData, Dataset, FederatedData, Split, ungrouped
 
 
@@ -198,13 +198,9 @@ def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indice
 
 
 def _check(partition: Partition, seed: int, available: int) -> None:
-    name, clients, samples = partition.partition, partition.clients, partition.samples
-    if name not in PARTITIONS and not name.startswith("flwr:"):
-        raise UserError(
-            f"unknown partition {name!r}{suggestion(name, PARTITIONS)}; "
-            f"there are {', '.join(PARTITIONS)}, flwr:<Name> for those of flwr-datasets, and local for data of each "
-            "client's own"
-        )
+    clients, samples = partition.clients, partition.samples
+    if partition.partition == "local":
+        raise UserError("partition local deals nothing out: clients' own data sets go to federate_local")
     if clients > available:
         raise UserError(f"{clients} clients but {available} training samples; use at most as many clients as samples")
     if samples and min(samples) < 1:

@@ -31,7 +31,6 @@ def dirichlet(labels: Indices, clients: int, alpha: float, rng: RandomState, min
     Disjoint and exhaustive; redrawn until every client has `min_samples`. Source: DENSE (Zhang et al. 2022), which
     FuseFL uses as it is and FedKTL ("practical setting") with min_samples 1. Raises UserError if TRIES draws fail.
     """
-    _check_alpha(alpha)
     failed = UserError(
         f"no partition of {len(labels)} samples with alpha {alpha} leaves each of {clients} clients at least "
         f"{min_samples} samples; raise alpha, use fewer clients or more samples"
@@ -69,7 +68,6 @@ def dirichlet_fixed(
     so a training and a test split drawn with one seed follow the same shares. Source: FedPURIN's released code. Raises
     UserError if a class that is to be drawn has no sample.
     """
-    _check_alpha(alpha)
     classes = range(int(labels.max()) + 1) if classes is None else classes
     pools = [np.flatnonzero(labels == c) for c in classes]
     rng = RandomState(seed)
@@ -148,10 +146,7 @@ def main_category(labels: Indices, clients: int, share: float, rng: RandomState)
     one that several share. What a class has left goes to the clients that do not own it in equal parts, remainders from
     its owner's next client on. Disjoint and exhaustive. Source: Fed-KGF (Li et al. 2024). Where classes differ so much
     in size that equal numbers and the share cannot both hold, numbers do, and a warning names the share that is met.
-    Raises UserError for a share out of (0, 1].
     """
-    if not 0 < share <= 1:
-        raise UserError(f"main_share is {share}; it must be in (0, 1]")
     pools = _by_class(labels)
     for pool in pools:
         rng.shuffle(pool)
@@ -257,11 +252,6 @@ def flower_by_name(name: str, clients: int, alpha: float, seed: int, options: di
         return kind(**({key: value for key, value in known.items() if key in takes} | options))
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} does not accept these options: {_line(error)}; it takes {', '.join(takes)}") from error
-
-
-def _check_alpha(alpha: float) -> None:
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise UserError(f"alpha is {alpha}; it must be positive (small: clients differ much, large: they are alike)")
 
 
 def _by_class(labels: Indices) -> list[Indices]:

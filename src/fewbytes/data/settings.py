@@ -6,11 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fewbytes.base.ranges import Count, Whole
+from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.ranges import Count, Positive, Share, Whole
 from fewbytes.base.settings import Group, setting, whole_numbers
 
 PARTITIONS = ("dirichlet", "iid", "main-category", "pathological", "shards")
 """The partitions `federate` knows by name, besides `flwr:<Name>`."""
+USED_BY = {
+    "alpha": ("dirichlet", "flwr:<Partitioner>"),
+    "classes_per_client": ("pathological",),
+    "shards_per_client": ("shards",),
+    "main_share": ("main-category",),
+}
+"""The partitions that use a setting that not all do."""
 CLASSES = whole_numbers(",", "a list of class numbers, like 0,1,2")
 
 
@@ -26,10 +34,10 @@ class Partition(Group):
         metavar="NAME",
     )
     clients: Count = setting(10, "Number of clients.")
-    alpha: float = setting(0.5, "Dirichlet alpha: the smaller, the less alike the clients.")
+    alpha: Positive = setting(0.5, "Dirichlet alpha: the smaller, the less alike the clients.")
     classes_per_client: Count = setting(2, "For pathological.")
     shards_per_client: Count = setting(2, "For shards.")
-    main_share: float = setting(
+    main_share: Share = setting(
         0.8, "For main-category: part of a client's samples that is of its main classes.", brief=True
     )
     samples: tuple[Count, Count] | None = setting(
@@ -52,3 +60,14 @@ class Partition(Group):
     newcomer_classes: Sequence[int] | None = setting(
         None, "The newcomers' classes (default: the rest).", metavar="LIST", text=CLASSES, brief=True
     )
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a partition there is not, too."""
+        super().__post_init__()
+        name = self.partition
+        if name not in (*PARTITIONS, "local") and not name.startswith("flwr:"):
+            raise UserError(
+                f"unknown partition {name!r}{suggestion(name, PARTITIONS)}; "
+                f"there are {', '.join(PARTITIONS)}, flwr:<Name> for those of flwr-datasets, and local for data of "
+                "each client's own"
+            )

@@ -16,6 +16,7 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.core.problem import Id
+from fewbytes.experiments.display import score_words
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
 from fewbytes.methods import short_name
@@ -125,7 +126,7 @@ class _EventLog(Watcher):
 
     def scored(self, row: dict[str, Any]) -> None:
         self.write("scored", row=row)
-        scores = "  ".join(f"{kind} {value:.1%}" for kind, value in row["accuracy"].items())
+        scores = score_words(row["scores"])
         moved = f"{row['uplink_bytes'] / 1e6:.2f} MB up {row['downlink_bytes'] / 1e6:.2f} MB down"
         when = f"round {row['round']}" if row["phase"] == "round" else "after the last round"
         print(f"{when}: {scores}  {moved}  {len(row.get('left_out', []))} left out", flush=True)

@@ -156,7 +156,6 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
     settings = {key: value for key, value in TERMS.items() if dealt or key != "public"} | settings
     names, broken = _usable()
     given = dict(settings.pop("parameters", {}))
-    given |= {"fraction": settings.pop("fraction")} if "fraction" in settings else {}
     training = _training({key: given.pop(key) for key in TRAINING if key in given})
     own = _per_method(names, given)
     leader = next(name for name in names if not make_method(name, {}).own_rounds)  # newcomers may come to it

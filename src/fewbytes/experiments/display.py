@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fewbytes.base.units import listed
+from fewbytes.base.units import listed, written
 from fewbytes.running.settings import Watcher
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def note(text: str) -> None:
 
 
 class Display(Watcher):
-    """A live line: rounds done, accuracy by its kinds and megabytes so far; at the end what result.json says."""
+    """A live line: rounds done, scores by their kinds and megabytes so far; at the end what result.json says."""
 
     def __init__(self, name: str, folder: Path, command: str = "run") -> None:
         self._command = command
         self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
         self._name, self._rounds, self._when = name, 0, "round"
-        self._scores: dict[str, float] = {}
+        self._scores: dict[str, dict[str, float]] = {}
         self._joined: list[Id] = []
         self._noted: set[str] = set()
         self._progress = _line(TimeElapsedColumn())
@@ -108,12 +108,13 @@ class Display(Watcher):
                 self._noted.add(what)
         for left in row.get("left_out", []):
             self.note(f"{when}: client {left['client']} {left['outcome']}: {left['why']}")
-        if row["accuracy"]:
+        if row["scores"]:
             self._when = "after round" if last else "round"
-            self._scores = (self._scores if last else {}) | row["accuracy"]
+            before = self._scores if last else {}
+            self._scores = {metric: before.get(metric, {}) | kinds for metric, kinds in row["scores"].items()}
         self._progress.update(self._bar, completed=done)
         self._show()
-        due = row["accuracy"] if last else done % max(1, self._rounds // 5) == 0 or done == 1
+        due = row["scores"] if last else done % max(1, self._rounds // 5) == 0 or done == 1
         if due and not console.is_terminal:
             console.print(f"{self._name}: {self._text(done)}")
 
@@ -129,9 +130,20 @@ class Display(Watcher):
 
     def _text(self, done: int) -> str:
         now = f", client {self._replies} of this one" if self._replies else ""
-        scores = "  ".join(f"{kind} {value:.1%}" for kind, value in self._scores.items())
+        scores = score_words(self._scores)
         moved = f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
         return f"{self._when} {done}/{self._rounds}{now}  {scores}  {moved}"
+
+
+def score_words(scores: dict[str, dict[str, float]]) -> str:
+    """Scores by metric and kind in a line; accuracy, where it is the only metric, needs no name."""
+    from fewbytes.core.metrics import traits  # imports torch, which is there where something was scored
+
+    return "  ".join(
+        f"{'' if list(scores) == ['accuracy'] else f'{metric} '}{kind} {written(value, traits(metric)[1])}"
+        for metric, kinds in scores.items()
+        for kind, value in kinds.items()
+    )
 
 
 @contextmanager

@@ -37,12 +37,16 @@ class PreparedRun:
         text = f"{self.method.method_name} takes {picked}, as nothing was said of it (--model, --set)"
         self.notes = [text] if picked else []
 
+    def check(self) -> None:
+        """Raises UserError for a task that the method cannot begin with, before anybody hears of a run."""
+        self.method.server(self.method.adapted(self.task).problem)
+
     def execute(self, folder: Path, resume: bool, page: bool = True, display: Display | None = None) -> dict[str, Any]:
         """Run into a folder with a live line and, if `page`, a report; returns what result.json says."""
         e = self.experiment
-        left_alone = list(
-            _left_alone(self.method.adapted(self.task))
-        )  # a model that does not suit the method is refused here
+        if not resume:
+            self.check()
+        left_alone = list(_left_alone(self.method.adapted(self.task)))
         with display or Display(self.method.method_name, folder) as display:
             for text in (*self.notes, *left_alone):
                 display.note(text)
@@ -57,7 +61,7 @@ def _picked(settings: dict[str, Any], experiment: Experiment) -> Iterator[str]:
     """What an experiment has that neither the settings nor the method's defaults say."""
     if settings.get("model") is None:
         yield f"model {experiment.model.model}"
-    if not settings.get("parameters") and "fraction" not in settings:
+    if not settings.get("parameters"):
         usual = method_class(experiment.method).defaults()
         yield from (f"{key} {value} (for {usual[key]})" for key, value in experiment.parameters.items())
 
@@ -118,12 +122,11 @@ def resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     new["method"] = given.get("method", made["method"])
     free = {key for key in given if key in DECLARED and DECLARED[key].about.resumable}
     for key in given.keys() - free:
-        place = "parameters" if key == "fraction" else key
-        default = DECLARED[place].default if place in DECLARED else None
-        was, now = made.get(place, default), new.get(place, default)
-        if was != now and place == "parameters":
-            key = next(each for each in made[place] if made[place][each] != new[place][each])
-            was, now = made[place][key], new[place][key]
+        default: Any = DECLARED[key].default if key in DECLARED else None
+        was, now = made.get(key, default), new.get(key, default)
+        if was != now and key == "parameters":
+            key = next(each for each in was if was[each] != now[each])
+            was, now = was[key], now[key]
         if was != now:
             raise UserError(f"{folder} was made with another {key} ({was!r}, not {now!r}): resume it as it was made")
     return settings | {key: given[key] for key in free}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, named
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
@@ -36,6 +36,8 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     """`run` for settings that are made already."""
     if not isinstance(method, Method):
         raise UserError(f"a method is an object like FedAvg(), not {method!r}")
+    if not isinstance(task, Task):
+        raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
     task = method.adapted(task)
     if settings.engine == "flower-simulation":
         from fewbytes.flower.simulation import simulate

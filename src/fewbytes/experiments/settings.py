@@ -16,6 +16,7 @@ import torch
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.language import read_tokenizer, tokenizer_digest
+from fewbytes.base.ranges import wrong
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
@@ -33,11 +34,13 @@ from fewbytes.data import (
     with_public,
     with_transforms,
 )
+from fewbytes.data.settings import USED_BY
 from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, ModelSettings
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
+from fewbytes.models.builders import convolutional
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.yolox import NAMES as DETECTORS
@@ -102,7 +105,9 @@ class Experiment:
         augment = {"none": None, "crop-flip": crop_flip}[self.data.augment]
         data = with_transforms(data, augment, self.data.backdoor)
         shape, classes = data.test.shape, len(data.classes)
-        name = self.model.model or ("yolox-s" if detects else self.made().model_for(shape))
+        usual = self.made().model_for(shape)
+        usual = convolutional(usual, shape) if self.model.kgf else usual
+        name = self.model.model or ("yolox-s" if detects else usual)
         model = self.model = dataclasses.replace(self.model, model=name)
         if model.kgf and model.lora:
             raise UserError("kgf generates the kernels that lora would leave as they are: leave one of them out")
@@ -130,6 +135,12 @@ class Experiment:
         how, seed = self.data, self.model.seed
         if how.client_data is not None or how.class_names is not None:
             raise UserError("client_data and class_names are for clients with data of their own: set partition local")
+        kind = "flwr:<Partitioner>" if self.partition.partition.startswith("flwr:") else self.partition.partition
+        for key, users in USED_BY.items():
+            if kind not in users and getattr(self.partition, key) != DECLARED[key].default:
+                raise UserError(
+                    f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
+                )
         dataset, public = self._part(self._loaded(how.dataset)), None
         agreed = self._agreed() | {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
         if how.public is not None:
@@ -261,7 +272,21 @@ def read_experiment(path: Path) -> dict[str, Any]:
     for key in settings:
         if key not in KEYS:
             raise UserError(f"the config {path} has an unknown key {key!r}{suggestion(key, KEYS)}")
-    return settings
+    return folded(settings)
+
+
+def folded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with `fraction` among the parameters. Raises UserError if it is named in both places."""
+    parameters = settings.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise UserError("parameters is a table of the method's own fields")
+    if "fraction" not in settings:
+        return settings
+    if "fraction" in parameters:
+        both = f"{settings['fraction']} and, as a parameter, {parameters['fraction']}"
+        raise UserError(f"fraction is named twice, {both}: name it once")
+    others = {key: value for key, value in settings.items() if key != "fraction"}
+    return others | {"parameters": {"fraction": settings["fraction"], **parameters}}
 
 
 def experiment_of(run: Path) -> Experiment:
@@ -280,17 +305,13 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
     What has several parts may be text, like "500/100" (see `Text` in the declarations). `clients` follows from
     `client_data`.
     """
-    settings = dict(settings)
+    settings = folded(dict(settings))
     for key in settings:
         if key not in KEYS:
             raise UserError(f"there is no setting {key!r}{suggestion(key, KEYS)}")
     if not isinstance(settings.get("method"), str):
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     parameters = settings.get("parameters", {})
-    if not isinstance(parameters, dict):
-        raise UserError("parameters is a table of the method's own fields")
-    if "fraction" in settings:
-        parameters = parameters | {"fraction": settings["fraction"]}
     if isinstance(settings.get("client_data"), str) and "clients" not in settings:
         settings["clients"] = len(client_folders(settings["client_data"]))
     if not parameters and not settings.keys() & {"dataset", "client_data"}:
@@ -346,8 +367,8 @@ def typed(name: str, hints: Mapping[str, Any], parameters: Mapping[str, Any]) ->
         try:
             values[key] = msgspec.convert(value, hints[key], strict=not isinstance(value, str))
         except msgspec.ValidationError as error:
-            why = "expected true or false" if hints[key] is bool else str(error)
-            raise UserError(f"{name}: parameter {key}={value}: {why}") from None
+            must = wrong(hints[key], value) or f"cannot be read ({error})"
+            raise UserError(f"{name}: {key} {must}, not {value}") from None
     return values
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.errors import UserError, import_failed, one_line
 from fewbytes.base.streams import seeded
 from fewbytes.generators.compact import SHIPPED, CompactGenerator
 from fewbytes.generators.diffusion import StableDiffusion
@@ -55,7 +55,7 @@ def _own(module: str, attribute: str) -> ImageGenerator:
     try:
         generator = getattr(importlib.import_module(module), attribute)()
     except Exception as error:  # importing and calling run the user's code
-        raise UserError(f"the generator {name!r} cannot be made: {one_line(error)}") from error
+        raise UserError(f"the generator {name!r} cannot be made: {import_failed(error, module)}") from error
     if not isinstance(generator, ImageGenerator):
         raise UserError(
             f"{name!r} made a {type(generator).__name__}; a generator has latent_dim, sample_latents, synthesise"

@@ -19,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
 
-from fewbytes.base.errors import MethodError, UserError, one_line, suggestion
+from fewbytes.base.errors import MethodError, UserError, import_failed, suggestion
 from fewbytes.core.method import Method, check_frozen
 
 FILES = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
@@ -99,8 +99,7 @@ def _loaded(name: str, module: str, attribute: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # importing runs the user's code
-        text = f"the method {name!r} cannot be imported: {one_line(error)}; is its folder on PYTHONPATH?"
-        raise UserError(text) from error
+        raise UserError(f"the method {name!r} cannot be imported: {import_failed(error, module)}") from error
 
 
 def _checked(name: str, found: Any) -> type[Method]:

@@ -71,7 +71,7 @@ class FedDAFL(Method):
 
     def quick(self, epochs: int) -> Self:
         return replace(
-            self, local=shorter(self.local, epochs), server_steps=60, student_steps=2, server_batch=32, latent=32
+            self, local=shorter(self.local, epochs), server_steps=300, student_steps=2, server_batch=32, latent=32
         )
 
     def server(self, problem: Problem) -> Uploads:

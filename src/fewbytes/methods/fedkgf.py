@@ -30,7 +30,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import GlobalModel
-from fewbytes.models.builders import SMALL_RESNET
+from fewbytes.models.builders import convolutional
 from fewbytes.models.kgf import Kernels, generated_network
 from fewbytes.wire import Dense, payload
 
@@ -70,8 +70,7 @@ class FedKGF(Method):
 
     def model_for(self, shape: tuple[int, ...]) -> str:
         """Of images a model with convolutions."""
-        usual = super().model_for(shape)
-        return SMALL_RESNET if usual == "mlp" and len(shape) == 3 else usual
+        return convolutional(super().model_for(shape), shape)
 
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
         """The incomplete network: base kernels only, with alpha and beta of the seed."""

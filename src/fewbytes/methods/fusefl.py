@@ -35,7 +35,7 @@ from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
 from fewbytes.methods.parts.one_shot import shorter
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
-from fewbytes.models.builders import SMALL_RESNET
+from fewbytes.models.builders import convolutional
 from fewbytes.models.fused import (
     AdaptorKind,
     FusedNetwork,
@@ -127,9 +127,8 @@ class FuseFL(Method):
 
     def model_for(self, shape: tuple[int, ...]) -> str:
         """A model with a unit for each block."""
-        if super().model_for(shape) != "mlp":
-            return super().model_for(shape)
-        return SMALL_RESNET if len(shape) == 3 else f"mlp:layers={self.planned_rounds(1)}"
+        usual = convolutional(super().model_for(shape), shape)
+        return f"mlp:layers={self.planned_rounds(1)}" if usual == "mlp" else usual
 
     def quick(self, epochs: int) -> Self:
         """In fewer blocks if there are fewer epochs."""

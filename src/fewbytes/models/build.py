@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewbytes.base.errors import UserError, one_line, suggestion
+from fewbytes.base.errors import UserError, import_failed, one_line, suggestion
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.hugging_face import PREFIX, hugging_face_model
 from fewbytes.models.kgf import Kernels, with_generated_kernels
@@ -241,8 +241,7 @@ def _own(module: str, attribute: str, shape: tuple[int, ...], classes: int) -> n
     try:
         maker = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # importing runs the user's code
-        text = f"cannot import model {name!r}: {one_line(error)}; is its folder on PYTHONPATH?"
-        raise UserError(text) from error
+        raise UserError(f"cannot import model {name!r}: {import_failed(error, module)}") from error
     if not callable(maker):
         raise UserError(f"model {name!r} is a {type(maker).__name__}, not a class or function that makes a model")
     offered = {"shape": shape, "classes": classes, "num_classes": classes, "in_channels": shape[0]}

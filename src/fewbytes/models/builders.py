@@ -23,3 +23,8 @@ def takes_argument(build: Callable[..., nn.Module]) -> bool:
 def default_model(shape: tuple[int, ...]) -> str:
     """The name of a model that suits samples of `shape`: `mlp` for flat ones or under 16 pixels, else `cnn4`."""
     return "cnn4" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
+
+
+def convolutional(name: str, shape: tuple[int, ...]) -> str:
+    """The name of a default model for samples of `shape`; for images one with convolutions in place of `mlp`."""
+    return SMALL_RESNET if len(shape) == 3 and name == "mlp" else name

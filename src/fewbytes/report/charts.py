@@ -10,16 +10,20 @@ from fewbytes.report.pieces import Layout, Trace
 from fewbytes.report.table import megabytes, percent
 
 _DASHES = ["solid", "dash", "dot", "dashdot"]
-ACCURACY_AXIS: Layout = {"title": "accuracy", "tickformat": ".0%"}
 
 
-def accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Direction | None) -> Trace:
-    """One kind of accuracy over rounds, or over the megabytes so far of one direction."""
+def score_axis(metric: str, share: bool) -> Layout:
+    """An axis of a metric."""
+    return {"title": metric} | ({"tickformat": ".0%"} if share else {})
+
+
+def score_trace(run: RunFolder, metric: str, kind: str | None, index: int, direction: Direction | None) -> Trace:
+    """One kind of a metric over rounds, or over the megabytes so far of one direction."""
     so_far, position = 0, {}
     for row in run.rounds:
         so_far += row[f"{direction}_bytes"] if direction else 0
         position[id(row)] = so_far
-    curve = run.curve(kind)
+    curve = run.curve(kind, metric)
     rows = [row for row, _ in curve]
     return _line(index, rows) | {
         "x": [position[id(row)] / 1e6 if direction else row["round"] for row in rows],
@@ -27,7 +31,9 @@ def accuracy_trace(run: RunFolder, kind: str | None, index: int, direction: Dire
         "customdata": [
             [pieces.plain(run.label), pieces.plain(kind or ""), when(row), megabytes(position[id(row)])] for row in rows
         ],
-        "hovertemplate": "%{customdata[0]}<br><b>%{y:.1%}</b> %{customdata[1]}<br>%{customdata[2]}"
+        "hovertemplate": "%{customdata[0]}<br><b>%{y:"
+        + (".1%" if run.share(metric) else ".4~g")
+        + "}</b> %{customdata[1]}<br>%{customdata[2]}"
         + (f"<br>%{{customdata[3]}} MB {direction}" if direction else "")
         + "<extra></extra>",
     }

@@ -1,4 +1,4 @@
-"""Which method to take: the Pareto front of accuracy over uplink bytes, a recommendation with its reason, a chart."""
+"""Which method to take: the Pareto front of the score over uplink bytes, a recommendation with its reason, a chart."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fewbytes.report import pieces
+from fewbytes.report.charts import score_axis
 from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.table import alike, megabytes, percent
 
 CAVEAT = "Each is one run: another seed may change the order of those that lie close."
-WITHIN = 0.01  # of the highest accuracy: what a recommendation may fall short by to send less
+WITHIN = 0.01  # of the best score, a share, or of 1 of another: what a recommendation may fall short by to send less
 WORDS = {"personalised": "a model for each client", "global": "one model for all"}
-"""The kinds of accuracy methods are chosen by, and what they are accuracies of. They do not compare with each other."""
+"""The kinds of score methods are chosen by, and what they are scores of. They do not compare with each other."""
 
 
 class Point(NamedTuple):
-    """What a run of that label cost and reached: bytes that all clients sent, final accuracy in 0..1. A client's own
-    model costs nothing where clients received nothing: local training makes it, whatever is sent afterwards."""
+    """What a run of that label cost and reached: bytes that all clients sent, final score, negative where less of the
+    metric is better. A client's own model costs nothing where clients received nothing: local training makes it,
+    whatever is sent afterwards."""
 
     label: str
     uplink: int
-    accuracy: float
+    score: float
 
 
 class Choice(NamedTuple):
-    """A recommendation for one kind of accuracy: the label of a run (None: take none), what to do, and why."""
+    """A recommendation for one kind of score: the label of a run (None: take none), what to do, and why."""
 
     kind: str
     label: str | None
@@ -40,25 +42,25 @@ class Choice(NamedTuple):
 
 
 def front(points: Iterable[Point]) -> list[Point]:
-    """The points than which no other sends less and is as accurate, or is more accurate and sends no more; by bytes."""
+    """The points than which no other sends less and is as good, or is better and sends no more; by bytes."""
     kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.uplink, -p.accuracy, p.label)):
-        if not kept or point.accuracy > kept[-1].accuracy or point[1:] == kept[-1][1:]:
+    for point in sorted(points, key=lambda p: (p.uplink, -p.score, p.label)):
+        if not kept or point.score > kept[-1].score or point[1:] == kept[-1][1:]:
             kept.append(point)
     return kept
 
 
-def recommended(points: Iterable[Point]) -> Point:
-    """The point of least uplink within WITHIN of the highest accuracy: one of the front. One that costs something is
-    more than WITHIN above those that cost nothing, if there are any."""
+def recommended(points: Iterable[Point], within: float = WITHIN) -> Point:
+    """The point of least uplink within so much of the best score: one of the front. One that costs something is more
+    than that above those that cost nothing, if there are any."""
     points = front(points)
-    least = points[-1].accuracy - WITHIN - 1e-9
-    free = max((p.accuracy for p in points if not p.uplink), default=-math.inf)
-    return next(p for p in points if p.accuracy >= least and (not p.uplink or p.accuracy > free + WITHIN + 1e-9))
+    least = points[-1].score - within - 1e-9
+    free = max((p.score for p in points if not p.uplink), default=-math.inf)
+    return next(p for p in points if p.score >= least and (not p.uplink or p.score > free + within + 1e-9))
 
 
 def choices(runs: Sequence[RunFolder]) -> list[Choice]:
-    """A recommendation for each kind of accuracy that at least two runs have; none if the runs' data differ."""
+    """A recommendation for each kind of score that at least two runs have; none if the runs' data or metrics differ."""
     return [_choice(kind, runs) for kind in _kinds(runs)]
 
 
@@ -67,32 +69,48 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     over = len(_points(kind, runs, over=True))
     rest = f"; left out, being over the budget: {over}" if over else ""
     none = f"For {WORDS[kind]} take no method of these"
+    words = _Words(runs[0])
     if not points:
         return Choice(kind, None, none, "all exceed the budget")
     guessing, best = _guessing(kind, runs), front(points)[-1]
-    if guessing is not None and best.accuracy <= guessing:
+    if guessing is not None and best.score <= guessing:
         return Choice(kind, None, none, f"none beats guessing the majority class, {percent(guessing)}{rest}")
-    taken = recommended(points)
+    within = WITHIN * (1 if runs[0].share() else abs(best.score))
+    taken = recommended(points, within)
     if not taken.uplink:
         silent = [point for point in points if point.label in _silent(runs)]
         if not silent:
-            alone = f"{kind} {percent(taken.accuracy)} in {taken.label}, whose clients receive nothing"
-            return Choice(kind, None, none, f"none is a percentage point above local training, {alone}{rest}")
+            alone = f"{kind} {words.score(taken)} in {taken.label}, whose clients receive nothing"
+            return Choice(kind, None, none, f"none is {words.step} better than local training, {alone}{rest}")
         taken = front(silent)[0]
-    advice = f"For {WORDS[kind]} take {taken.label}, {kind} {percent(taken.accuracy)} {_cost(taken)}"
-    if taken.accuracy < best.accuracy:
-        reason = f"{best.label} is the most accurate, {percent(best.accuracy)} "
+    advice = f"For {WORDS[kind]} take {taken.label}, {kind} {words.score(taken)} {_cost(taken)}"
+    if taken.score < best.score:
+        reason = f"{best.label} is the {words.best}, {words.score(best)} "
         reason += "by local training, too" if best.uplink == 0 else _cost(best)
     else:
-        reason = "none is more accurate"
-    cheaper = [point.accuracy for point in points if point.uplink < taken.uplink]
+        reason = f"none is {words.better}"
+    cheaper = [point.score for point in points if point.uplink < taken.uplink]
     if not cheaper:
         reason += ", and none sends less"
-    elif max(cheaper) < best.accuracy - WITHIN - 1e-9:
-        reason += ", and none that sends less comes within a percentage point"
+    elif max(cheaper) < best.score - within - 1e-9:
+        reason += f", and none that sends less comes within {words.step}"
     else:
-        reason += ", and none that sends less comes within a percentage point and lies one above local training"
+        reason += f", and none that sends less comes within {words.step} and is so much better than local training"
     return Choice(kind, taken.label, advice, f"{reason}{rest}")
+
+
+class _Words:
+    """How runs of a metric are compared in words."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+        self.step = "a percentage point" if run.share() else "1 %"
+        accurate = run.metric == "accuracy"
+        self.best, self.better = ("most accurate", "more accurate") if accurate else ("best", "better")
+
+    def score(self, point: Point) -> str:
+        """A point's score as people write it."""
+        return self._run.written(abs(point.score) if not self._run.higher() else point.score)
 
 
 def _silent(runs: Sequence[RunFolder]) -> set[str]:
@@ -105,16 +123,20 @@ def _cost(point: Point) -> str:
 
 
 def _kinds(runs: Sequence[RunFolder]) -> list[str]:
-    if len(alike(runs, lambda run: (run.fact("dataset"), run.partition))) > 1:
+    if len(alike(runs, lambda run: (run.fact("dataset"), run.partition, run.metric))) > 1:
         return []
     return [kind for kind in WORDS if sum(len(_points(kind, runs, over)) for over in (False, True)) > 1]
 
 
 def _points(kind: str, runs: Sequence[RunFolder], over: bool) -> list[Point]:
-    """The finished runs that have this kind of accuracy, within their budget or over it."""
+    """The finished runs that have this kind of score, within their budget or over it."""
     done = [run for run in runs if run.status == "done" and run.over_budget == over]
     return [
-        Point(run.label, run.total_bytes("uplink") if run.total_bytes("downlink") or kind == "global" else 0, final)
+        Point(
+            run.label,
+            run.total_bytes("uplink") if run.total_bytes("downlink") or kind == "global" else 0,
+            final if run.higher() else -final,
+        )
         for run in done
         if (final := run.score(kind).final) is not None
     ]
@@ -136,6 +158,8 @@ class Section:
     choices: list[Choice]
     views: dict[str, str]
     caveat: str
+    metric: str
+    step: str
     budgets: bool
     ended: int
 
@@ -147,7 +171,8 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
         return None
     charts["choice"] = {choice.kind: _chart(choice, runs) for choice in found}
     ended = sum(bool((run.result or {}).get("ended_by_budget")) for run in runs)
-    return Section(found, {choice.kind: WORDS[choice.kind] for choice in found}, CAVEAT, bool(_budgets(runs)), ended)
+    views = {choice.kind: WORDS[choice.kind] for choice in found}
+    return Section(found, views, CAVEAT, runs[0].metric, _Words(runs[0]).step, bool(_budgets(runs)), ended)
 
 
 def _budgets(runs: Sequence[RunFolder]) -> list[int]:
@@ -160,24 +185,26 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
     sent = [uplink for uplink in [*(p.uplink for p in [*inside, *over]), *budgets] if uplink]
     axis, place = _axis(sent)
     left, right = place(0), place(max(sent, default=1_000_000))
-    steps = [(place(p.uplink), p.accuracy) for p in best] + ([(right, best[-1].accuracy)] if best else [])
+    sign = 1 if runs[0].higher() else -1
+    steps = [(place(p.uplink), sign * p.score) for p in best] + ([(right, sign * best[-1].score)] if best else [])
     lines = [_rule([x for x, _ in steps], [y for _, y in steps], "solid")]
-    heights = [p.accuracy for p in [*inside, *over]] + ([] if guessing is None else [guessing])
+    heights = [sign * p.score for p in [*inside, *over]] + ([] if guessing is None else [guessing])
     low, high = min(heights), max(heights)
-    margin = max(0.02, 0.08 * (high - low))
+    margin = max(0.02 if runs[0].share() else 0.02 * abs(high), 0.08 * (high - low))
     bottom, top = low - margin, high + margin
     if guessing is not None:
         lines.append(_rule([left, right], [guessing, guessing], "dot"))
     lines += [_rule([place(budget)] * 2, [bottom, top], "dot") for budget in budgets]
     index = {run.label: number for number, run in enumerate(runs)}
     marks = [
-        _mark(index[point.label], point, choice, place(point.uplink), point in best, outside)
+        _mark(runs[index[point.label]], index[point.label], point, choice, place(point.uplink))
+        | _look(index[point.label], point, choice, point in best, outside)
         for points, outside in ((inside, False), (over, True))
         for point in points
     ]
     return lines + marks, {
         "xaxis": axis,
-        "yaxis": {"title": f"final {choice.kind} accuracy", "tickformat": ".0%", "range": [bottom, top]},
+        "yaxis": score_axis(f"final {choice.kind} {runs[0].metric}", runs[0].share()) | {"range": [bottom, top]},
         "hovermode": "closest",
     }
 
@@ -201,15 +228,26 @@ def _rule(x: list[float], y: list[float], dash: str) -> Trace:
     return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, "hoverinfo": "skip"}
 
 
-def _mark(index: int, point: Point, choice: Choice, x: float, named: bool, over: bool) -> Trace:
-    """A run's mark; of those on the front the name stands above the line, where no other run is."""
-    symbol = "star" if point.label == choice.label else pieces.symbol(index)
+def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) -> Trace:
+    """A run's mark, and what it says."""
+    over = ", over the budget" if run.over_budget else ""
     return {
         "type": "scatter",
-        "mode": "markers+text" if named else "markers",
         "x": [x],
-        "y": [point.accuracy],
+        "y": [point.score if run.higher() else -point.score],
         "text": [pieces.plain(point.label, 24)],
+        "customdata": [[pieces.plain(point.label), megabytes(point.uplink)]],
+        "hovertemplate": f"%{{customdata[0]}}<br><b>%{{y:{'.1%' if run.share() else '.4~g'}}}</b> "
+        + f"{choice.kind}<br>%{{customdata[1]}} MB uplink{over}<extra></extra>",
+        "meta": index,
+    }
+
+
+def _look(index: int, point: Point, choice: Choice, named: bool, over: bool) -> Trace:
+    """How a mark looks; of those on the front the name stands above the line, where no other run is."""
+    symbol = "star" if point.label == choice.label else pieces.symbol(index)
+    return {
+        "mode": "markers+text" if named else "markers",
         "textposition": "top left",
         "cliponaxis": False,
         "marker": {
@@ -217,8 +255,4 @@ def _mark(index: int, point: Point, choice: Choice, x: float, named: bool, over:
             "symbol": f"{symbol}-open" if over else symbol,
             "size": 15 if point.label == choice.label else 9,
         },
-        "customdata": [[pieces.plain(point.label), megabytes(point.uplink)]],
-        "hovertemplate": "%{customdata[0]}<br><b>%{y:.1%}</b> "
-        + f"{choice.kind}<br>%{{customdata[1]}} MB uplink{', over the budget' if over else ''}<extra></extra>",
-        "meta": index,
     }

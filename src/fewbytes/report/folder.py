@@ -22,6 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.units import written
+from fewbytes.core.metrics import traits
 
 T = TypeVar("T")
 Row = dict[str, Any]  # a `Round`, and whatever else its line holds
@@ -41,7 +43,7 @@ class LeftOut(TypedDict):
 
 
 class Round(TypedDict):
-    """One line of `rounds.jsonl`: accuracies are fractions 0..1, bytes are those of this phase alone.
+    """One line of `rounds.jsonl`: scores by metric and kind, bytes are those of this phase alone.
 
     A client joined (`client`, where it is stated) before the round of the line.
     """
@@ -53,8 +55,8 @@ class Round(TypedDict):
     uplink_nominal_bytes: NotRequired[int]
     downlink_nominal_bytes: NotRequired[int]
     cohort: NotRequired[int]
-    accuracy: NotRequired[dict[str, float | None]]
-    pooled: NotRequired[dict[str, float]]
+    scores: NotRequired[dict[str, dict[str, float | None]]]
+    pooled: NotRequired[dict[str, dict[str, float]]]
     seconds: NotRequired[float]
     client: NotRequired[int]
     left_out: NotRequired[list[LeftOut]]
@@ -70,10 +72,19 @@ class Partition(TypedDict):
     test: list[list[int] | int | None]
 
 
-class Accuracy(TypedDict, total=False):
-    """What `result.json` alone says of accuracy: the kind the method is judged by. The values are in the rounds."""
+class Judged(TypedDict, total=False):
+    """What `result.json` alone says of scores: by which metric, and of which kind, the method is judged. The values are
+    in the rounds."""
 
+    metric: str | None
     kind: str | None
+
+
+class Traits(TypedDict):
+    """Of a metric: whether more is better, and whether it is a share, 0..1."""
+
+    higher: bool
+    share: bool
 
 
 class Result(TypedDict, total=False):
@@ -86,7 +97,8 @@ class Result(TypedDict, total=False):
     clients: int
     seed: Any
     rounds: int
-    accuracy: Accuracy
+    score: Judged
+    metrics: dict[str, Traits]
     majority_class_accuracy: dict[str, float | None]
     uplink_nominal_bytes: int
     downlink_nominal_bytes: int
@@ -140,7 +152,7 @@ class Attack(TypedDict):
 
 
 class Score(NamedTuple):
-    """One kind of accuracy over a run, fractions 0..1, and the first row of the best; None where never measured."""
+    """One kind of score over a run, and the first row of the best; None where never measured."""
 
     final: float | None
     best: float | None
@@ -179,32 +191,62 @@ class RunFolder:
 
     @property
     def kind(self) -> str | None:
-        """The kind of accuracy the method is judged by; without a result the first it measured."""
-        kind = (self.result or {}).get("accuracy", {}).get("kind")
-        return kind or next(iter(self.kinds), None)
+        """The kind of score the method is judged by; without a result the first it measured."""
+        kind = (self.result or {}).get("score", {}).get("kind")
+        return kind or next(iter(self.kinds()), None)
 
     @property
-    def kinds(self) -> list[str]:
-        """Every kind of accuracy measured in some round, in the order of first appearance."""
-        return list(dict.fromkeys(kind for row in self.rounds for kind in row.get("accuracy", {})))
+    def metrics(self) -> list[str]:
+        """Every metric, the one the run is judged by first."""
+        stated = (self.result or {}).get("metrics", {})
+        return list(dict.fromkeys([*stated, *(metric for row in self.rounds for metric in row.get("scores", {}))]))
 
-    def curve(self, kind: str | None) -> list[tuple[Row, float]]:
-        """The rounds in which one kind of accuracy was measured, each with the accuracy as a fraction.
+    @property
+    def metric(self) -> str:
+        """The metric the run is judged by; accuracy where nothing was measured."""
+        return next(iter(self.metrics), "accuracy")
+
+    def higher(self, metric: str | None = None) -> bool:
+        """Whether more of a metric, the run's unless named, is better."""
+        return self._traits(metric)["higher"]
+
+    def share(self, metric: str | None = None) -> bool:
+        """Whether a metric, the run's unless named, is a share, 0..1."""
+        return self._traits(metric)["share"]
+
+    def written(self, value: float | None, metric: str | None = None) -> str:
+        """A value of a metric, the run's unless named, as people write it."""
+        return written(value, self.share(metric))
+
+    def _traits(self, metric: str | None) -> Traits:
+        metric = self.metric if metric is None else metric
+        stated: dict[str, Traits] = (self.result or {}).get("metrics", {})
+        higher, share = traits(metric)
+        return stated.get(metric, {"higher": higher, "share": share})
+
+    def kinds(self, metric: str | None = None) -> list[str]:
+        """Every kind of a metric, the run's unless named, measured in some round, in the order of first appearance."""
+        metric = self.metric if metric is None else metric
+        return list(dict.fromkeys(kind for row in self.rounds for kind in row.get("scores", {}).get(metric, {})))
+
+    def curve(self, kind: str | None, metric: str | None = None) -> list[tuple[Row, float]]:
+        """The rounds in which one kind of a metric, the run's unless named, was measured, each with its value.
 
         What a client measured when it joined is its own and no round's.
         """
+        metric = self.metric if metric is None else metric
         rows = (row for row in self.rounds if row["phase"] != "join")
-        found = ((row, row.get("accuracy", {}).get(kind or "")) for row in rows)
+        found = ((row, row.get("scores", {}).get(metric, {}).get(kind or "")) for row in rows)
         return [(row, value) for row, value in found if value is not None and math.isfinite(value)]
 
-    def score(self, kind: str | None) -> Score:
-        """The last and the best accuracy of one kind over the rounds it was measured in; if all first clients left,
-        over those after them."""
+    def score(self, kind: str | None, metric: str | None = None) -> Score:
+        """The last and the best value of one kind of a metric, the run's unless named, over the rounds it was measured
+        in; if all first clients left, over those after them."""
         since = (self.result or {}).get("turnover", 1)
-        curve = [point for point in self.curve(kind) if point[0]["round"] >= since]
+        curve = [point for point in self.curve(kind, metric) if point[0]["round"] >= since]
         if not curve:
             return Score(None, None, None)
-        row, best = max(curve, key=lambda point: point[1])
+        row, best = (max if self.higher(metric) else min)(curve, key=lambda point: point[1])
         return Score(curve[-1][1], best, row)
 
     def total_bytes(self, direction: Direction) -> int:

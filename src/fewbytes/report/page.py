@@ -14,14 +14,14 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
 from fewbytes.report import choice, leaks, left_out, notes, pictures, pieces
 from fewbytes.report.charts import (
-    ACCURACY_AXIS,
-    accuracy_trace,
     client_chart,
     heat_map,
     mb_axis,
     probe_trace,
     round_axis,
     round_trace,
+    score_axis,
+    score_trace,
 )
 from fewbytes.report.document import document
 from fewbytes.report.folder import Direction, Partition, Probed, RunFolder, when
@@ -37,21 +37,35 @@ KINDS = {
     "combined": "mean over clients: the model a client received from the exchange, before training it",
     "cohort": "mean over the clients of a round: each one's own model after local training, on its own test split",
     "inherited": "a newcomer's model as it joins, before any training, on its own test split",
-    "mAP": "COCO's average precision of the server's model on the server's test set: the mean over classes and over "
-    "the overlaps (IoU), 0.50 to 0.95, that a box must have with a true one",
+    "newcomers": "as personalised, of the clients that came later only",
+}
+METRICS = {
+    "mAP": "COCO's average precision: the mean over classes and over the overlaps (IoU), 0.50 to 0.95, that a box must "
+    "have with a true one",
     "AP50": "the same at an overlap of 0.50",
     "AP75": "the same at an overlap of 0.75",
     "APM": "as mAP, of objects of 32² to 96² pixels of the original image",
     "APL": "as mAP, of objects of more than 96² pixels",
-    "newcomers": "as personalised, of the clients that came later only",
+    "auc": "area under the ROC curve, the mean over classes that occur, and not always",
+    "average-precision": "area under precision over recall, the mean over classes that occur, and not always",
+    "balanced-accuracy": "the mean over classes of the share that is found",
+    "f1": "the mean over classes of the harmonic mean of precision and recall",
+    "iou": "the mean over classes of the overlap of the pixels predicted and true, of all that are either",
+    "mae": "mean absolute error: less is better",
+    "mse": "mean squared error: less is better",
+    "rmse": "root of the mean squared error: less is better",
+    "r2": "the share of the variance that is explained; below 0, worse than the mean",
+    "perplexity": "e to the mean cross-entropy of a token: less is better",
 }
 MANY = 10  # runs: with more, their names are no title, and all can be shown or hidden at once
+Line = tuple[RunFolder, str, str | None, int]
+"""What a line of a chart shows: a run, a metric, its kind, and which colour it has."""
 _DIRECTIONS: tuple[Direction, Direction] = ("uplink", "downlink")
 _SPLITS: tuple[Literal["train"], Literal["test"]] = ("train", "test")
 _PROBED: dict[Probed, tuple[str, Layout]] = {
     "information_x": ("Of the image, I(H;X)", {"title": "minus cross-entropy, nats a value"}),
     "information_y": ("Of the label, I(H;Y)", {"title": "nats"}),
-    "linear_accuracy": ("Linear separability", ACCURACY_AXIS),
+    "linear_accuracy": ("Linear separability", score_axis("accuracy", True)),
 }
 
 
@@ -66,16 +80,17 @@ class Moved:
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A run in the summary: accuracies are fractions, of the kind it is judged by unless said otherwise."""
+    """A run in the summary: scores as they are written, of the kind it is judged by unless said otherwise."""
 
     label: str
     badges: list[str]
     kind: str | None
-    final: float | None
-    best: float | None
+    final: str
+    best: str
     best_when: str
-    of_server: float | None  # final, of the server's model
-    of_clients: float | None  # final, of the clients' own
+    of_server: str  # final, of the server's model
+    of_clients: str  # final, of the clients' own
+    further: list[str]  # final, by other metrics
     uplink: Moved
     downlink: Moved
     seconds: float
@@ -83,18 +98,21 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Highest:
-    """The run that ends highest of several, at what accuracy of what kind; `by` says what they are compared by."""
+    """The run that ends best of several, at what score of what kind; `by` says what they are compared by."""
 
     by: str
     label: str
-    accuracy: float
+    score: str
     kind: str | None
+    higher: bool
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What every run reached and moved, and what guessing the majority class would score, by kind."""
+    """What every run reached and moved, by which metrics, and what guessing the majority class would score, by kind."""
 
+    metric: str
+    further: list[str]
     rows: list[SummaryRow]
     majorities: list[tuple[str, dict[str, float | None]]]
     highest: Highest | None
@@ -102,9 +120,10 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Every kind of accuracy with its meaning, and the charts' views."""
+class Scores:
+    """Every metric and kind of score with its meaning, and the charts' views."""
 
+    metric: str
     meanings: dict[str, str]
     views: dict[str, str]
 
@@ -170,7 +189,7 @@ def _page(runs: Sequence[RunFolder]) -> str:
         many=MANY,
         choice=choice.section(runs, charts),
         summary=_summary(runs),
-        accuracy=_accuracy(runs, charts),
+        scores=_scores(runs, charts),
         left_out=left_out.section(runs),
         notes=notes.noted(runs),
         probes=_probes(runs, charts),
@@ -206,11 +225,19 @@ def _facts(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def _summary(runs: Sequence[RunFolder]) -> Summary:
-    rows = [_summary_row(run) for run in runs]
-    return Summary(rows, majority_rows(runs), _highest(runs), min(rows, key=lambda row: row.uplink.total))
+    further = _unique(metric for run in runs for metric in run.metrics[1:])
+    rows = [_summary_row(run, further) for run in runs]
+    cheapest = min(rows, key=lambda row: row.uplink.total)
+    return Summary(_metric(runs), further, rows, majority_rows(runs), _highest(runs), cheapest)
 
 
-def _summary_row(run: RunFolder) -> SummaryRow:
+def _metric(runs: Sequence[RunFolder]) -> str:
+    """The metric all runs are judged by."""
+    metrics = _unique(run.metric for run in runs)
+    return metrics[0] if len(metrics) == 1 else "score"
+
+
+def _summary_row(run: RunFolder, further: Sequence[str]) -> SummaryRow:
     score = run.score(run.kind)
     uplink, downlink = (
         Moved(run.total_bytes(direction), run.bytes_per_client_round(direction), run.nominal_bytes(direction))
@@ -220,11 +247,12 @@ def _summary_row(run: RunFolder) -> SummaryRow:
         label=run.label,
         badges=badges(run),
         kind=run.kind,
-        final=score.final,
-        best=score.best,
+        final=run.written(score.final),
+        best=run.written(score.best),
         best_when="" if score.best_row is None else when(score.best_row),
-        of_server=run.score("global").final,
-        of_clients=run.score("personalised").final,
+        of_server=run.written(run.score("global").final),
+        of_clients=run.written(run.score("personalised").final),
+        further=[run.written(run.score(run.kind, metric).final, metric) for metric in further],
         uplink=uplink,
         downlink=downlink,
         seconds=run.seconds,
@@ -237,42 +265,68 @@ def _highest(runs: Sequence[RunFolder]) -> Highest | None:
     if len(set(kinds.values())) > 1:
         shared = [k for k in ("personalised", "global") if all(run.score(k).final is not None for run in runs)]
         kinds |= dict.fromkeys(kinds, shared[0]) if shared else {}
-        by = "By the accuracy all runs have measured, " if shared else "Each by its own kind of accuracy, "
+        name = _metric(runs)
+        by = f"By the {name} all runs have measured, " if shared else f"Each by its own kind of {name}, "
+    if len({run.metric for run in runs}) > 1:
+        return None
     finals = {run.label: final for run in runs if (final := run.score(kinds[run.label]).final) is not None}
     if not finals:
         return None
-    best = max(finals, key=lambda label: finals[label])
-    return Highest(by, best, finals[best], kinds[best])
+    best = (max if runs[0].higher() else min)(finals, key=lambda label: finals[label])
+    return Highest(by, best, runs[0].written(finals[best]), kinds[best], runs[0].higher())
 
 
-def _accuracy(runs: Sequence[RunFolder], charts: Charts) -> Accuracy | None:
-    if not any(run.kinds for run in runs):
+def _scores(runs: Sequence[RunFolder], charts: Charts) -> Scores | None:
+    if not any(run.kinds() for run in runs):
         return None
-    if len(runs) == 1:
-        names = {"all": "all"}
-        lines = {"all": [(runs[0], kind, index) for index, kind in enumerate(runs[0].kinds)]}
-    else:
-        shown = [kind for kind in ("personalised", "global") if any(kind in run.kinds for run in runs)]
-        names = {"own": "each method's own", **{kind: kind for kind in shown}}
-        lines = {"own": [(run, run.kind, index) for index, run in enumerate(runs) if run.kind]}
-        lines |= {kind: [(run, kind, index) for index, run in enumerate(runs) if kind in run.kinds] for kind in shown}
-    charts["accuracy-rounds"] = {
+    names, lines = _lines(runs)
+    charts["scores-rounds"] = {
         view: (
-            [accuracy_trace(run, kind, index, None) for run, kind, index in drawn],
-            {"xaxis": round_axis(runs), "yaxis": ACCURACY_AXIS, "hovermode": "closest"},
+            [score_trace(run, metric, kind, index, None) for run, metric, kind, index in drawn],
+            {"xaxis": round_axis(runs), "yaxis": _axis(drawn), "hovermode": "closest"},
         )
         for view, drawn in lines.items()
     }
     for direction in _DIRECTIONS:
-        charts[f"accuracy-{direction}"] = {
+        charts[f"scores-{direction}"] = {
             view: (
-                [accuracy_trace(run, kind, index, direction) for run, kind, index in drawn],
-                {"xaxis": mb_axis(f"{direction} so far, MB", runs, direction), "yaxis": ACCURACY_AXIS},
+                [score_trace(run, metric, kind, index, direction) for run, metric, kind, index in drawn],
+                {"xaxis": mb_axis(f"{direction} so far, MB", runs, direction), "yaxis": _axis(drawn)},
             )
             for view, drawn in lines.items()
         }
-    kinds = _unique(kind for drawn in lines.values() for _, kind, _ in drawn)
-    return Accuracy({kind: KINDS.get(kind, "as the method records it") for kind in kinds}, names)
+    shown = [line for drawn in lines.values() for line in drawn]
+    kinds = _unique(kind for _, _, kind, _ in shown)
+    metrics = [metric for metric in _unique(metric for _, metric, _, _ in shown) if metric in METRICS]
+    meanings = {kind: KINDS.get(kind, "as the method records it") for kind in kinds}
+    return Scores(_metric(runs), meanings | {metric: METRICS[metric] for metric in metrics}, names)
+
+
+def _lines(runs: Sequence[RunFolder]) -> tuple[dict[str, str], dict[str, list[Line]]]:
+    """The views of the charts, and what each draws: one run's kinds by metric; several by their own kind, by one kind
+    all have, and by each further metric."""
+    if len(runs) == 1:
+        run = runs[0]
+        metrics = run.metrics
+        names = {metric: metric if len(metrics) > 1 else "all" for metric in metrics if run.kinds(metric)}
+        return names, {metric: [(run, metric, kind, i) for i, kind in enumerate(run.kinds(metric))] for metric in names}
+    shown = [kind for kind in ("personalised", "global") if any(kind in run.kinds() for run in runs)]
+    further = _unique(metric for run in runs for metric in run.metrics[1:])
+    names = {"own": "each method's own", **{name: name for name in [*shown, *further]}}
+    lines: dict[str, list[Line]] = {
+        "own": [(run, run.metric, run.kind, index) for index, run in enumerate(runs) if run.kind]
+    }
+    for kind in shown:
+        lines[kind] = [(run, run.metric, kind, index) for index, run in enumerate(runs) if kind in run.kinds()]
+    for metric in further:
+        lines[metric] = [(run, metric, run.kind, i) for i, run in enumerate(runs) if run.kind in run.kinds(metric)]
+    return names, lines
+
+
+def _axis(drawn: Sequence[Line]) -> Layout:
+    metrics = _unique(metric for _, metric, _, _ in drawn)
+    name = metrics[0] if len(metrics) == 1 else "score"
+    return score_axis(name, all(run.share(metric) for run, metric, _, _ in drawn))
 
 
 def _traffic(runs: Sequence[RunFolder]) -> Charts:

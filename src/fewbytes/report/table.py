@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fewbytes.base.units import written
 from fewbytes.report import left_out, notes
 from fewbytes.report.folder import RunFolder
 
@@ -17,31 +18,34 @@ T = TypeVar("T")
 
 
 def summary_table(runs: Sequence[RunFolder]) -> Table:
-    """One row a run: final and best accuracy of the method's own kind, final personalised and global accuracy,
-    megabytes (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class
-    would score. Under it a line for every run that left clients out, and for what its method noted. At most 100
-    columns wide."""
+    """One row a run: final and best score of the method's own kind, final personalised and global score, what it
+    reached by further metrics, megabytes (10^6 bytes) up and down over the whole run, seconds; last what always
+    guessing the majority class would score. Under it a line for every run that left clients out, and for what its
+    method noted. At most 100 columns wide, without further metrics."""
+    metrics = list(dict.fromkeys(run.metric for run in runs))
+    further = list(dict.fromkeys(metric for run in runs for metric in run.metrics[1:]))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=10, max_width=26)
-    table.add_column("accuracy", no_wrap=True, max_width=12)
-    for name in ("final", "best", "personal-\nised", "global", "MB\nup", "MB\ndown", "s"):
+    table.add_column(metrics[0] if len(metrics) == 1 else "score", no_wrap=True, max_width=12)
+    for name in ("final", "best", "personal-\nised", "global", *further, "MB\nup", "MB\ndown", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for run in runs:
         score = run.score(run.kind)
         table.add_row(
             Text(" ".join([run.label, *(f"({badge})" for badge in badges(run))])),
-            Text(run.kind or "—"),
-            percent(score.final),
-            percent(score.best),
-            percent(run.score("personalised").final),
-            percent(run.score("global").final),
+            Text(" ".join([*([run.metric] if len(metrics) > 1 else []), run.kind or "—"])),
+            run.written(score.final),
+            run.written(score.best),
+            run.written(run.score("personalised").final),
+            run.written(run.score("global").final),
+            *(run.written(run.score(run.kind, metric).final, metric) for metric in further),
             megabytes(run.total_bytes("uplink")),
             megabytes(run.total_bytes("downlink")),
             seconds(run.seconds),
         )
     for name, majority in majority_rows(runs):
         cells = [percent(majority.get(kind)) for kind in ("personalised", "global")]
-        table.add_row(Text(name), "", "", "", *cells, "", "", "", style="dim")
+        table.add_row(Text(name), "", "", "", *cells, *([""] * (len(further) + 3)), style="dim")
     if lines := [*_turnovers(runs), *left_out.captions(runs), *(f"note: {note}" for note in notes.noted(runs))]:
         table.caption, table.caption_justify = Text("\n".join(lines)), "left"
     return table
@@ -57,11 +61,11 @@ def _turnovers(runs: Sequence[RunFolder]) -> list[str]:
     """A line for every run whose first clients all left: what they had reached."""
     lines = []
     for run in runs:
-        before = (run.result or {}).get("accuracy_before", {}).get(run.kind)
+        before = (run.result or {}).get("score_before", {}).get(run.kind)
         if before is not None:
             name = f"{run.label}, " if len(runs) > 1 else ""
             lines.append(
-                f"newcomers only from round {run.fact('turnover')}; before: {name}{run.kind} {percent(before)}"
+                f"newcomers only from round {run.fact('turnover')}; before: {name}{run.kind} {run.written(before)}"
             )
     return lines
 
@@ -93,7 +97,7 @@ def alike(runs: Sequence[RunFolder], value: Callable[[RunFolder], T | None]) -> 
 
 def percent(fraction: float | None) -> str:
     """A fraction 0..1 as percent with one decimal; a dash where there is none."""
-    return "—" if fraction is None else f"{100 * fraction:.1f}%"
+    return written(fraction, share=True)
 
 
 def megabytes(count: float | None) -> str:

@@ -38,8 +38,8 @@ class Best(Figure, frozen=True, tag="best"):
         """None if that kind was never measured."""
         if not self.pooled:
             return _percent(run.score(self.accuracy).best)
-        measured = [row["pooled"][self.accuracy] for row in run.rounds if self.accuracy in row.get("pooled", {})]
-        return _percent(max(measured, default=None))
+        pooled = [row.get("pooled", {}).get(run.metric, {}).get(self.accuracy) for row in run.rounds]
+        return _percent(max((value for value in pooled if value is not None), default=None))
 
 
 class Final(Figure, frozen=True, tag="final"):

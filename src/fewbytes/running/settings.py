@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count
 from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.units import parse_bytes
@@ -79,3 +80,8 @@ class Settings(Group):
     config: str | None = None  # text of config.toml; None: the method's parameters
     about: dict[str, Any] = field(default_factory=dict)  # entries for result.json
     watcher: Watcher = field(default_factory=Watcher)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resume and self.out is None:
+            raise UserError("resume goes on with the run in a folder: say which, out=…")

@@ -64,7 +64,7 @@ class Clustered(Method):
 
     @property
     def method_name(self) -> str:
-        return self.inner.method_name
+        return f"{self.inner.method_name} in {self.clusters} cluster{'s' if self.clusters > 1 else ''}"
 
     @property
     def parameters(self) -> dict[str, Any]:

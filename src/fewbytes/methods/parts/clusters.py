@@ -44,7 +44,9 @@ def check_clusters(problem: Problem, clusters: int, vectors: int) -> None:
     """Raises UserError for a problem whose clients cannot be clustered so."""
     there = len(problem.clients_in(1))
     if clusters > there:
-        raise UserError(f"clusters is {clusters}, more than the {there} clients there are at first: lower it")
+        raise UserError(
+            f"clusters is {clusters}, more than the {there} clients there are at first: set clusters={there} or less"
+        )
     features = math.prod(problem.sample.shape[1:]) if problem.sample is not None else vectors
     if clusters > 1 and vectors > features:
         raise UserError(f"vectors is {vectors}, more than the {features} features of a sample")
