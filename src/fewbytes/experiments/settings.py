@@ -230,7 +230,8 @@ class Experiment:
     def about(self, task: Task) -> dict[str, Any]:
         """What result.json says of the task."""
         named = {key: value for key, value in self.settings().items() if key in DECLARED and DECLARED[key].about.brief}
-        named |= {"seed": self.model.seed} if self.model.kgf else {}  # which alpha and beta come from
+        drawn = self.model.kgf or str(self.model.model).startswith(PREFIX)  # alpha and beta; parts that have no weights
+        named |= {"seed": self.model.seed} if drawn else {}
         return named | {
             "dataset": self.data.dataset, "model": self.model.model, "partition": self.partition.partition,
             "sample_shape": list(task.problem.sample_shape), "classes": len(task.data.classes),

@@ -14,6 +14,7 @@ from torch import nn
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.files import replacing
 from fewbytes.base.state import copied, frozen_digest, frozen_entries, load_state, mark_trained, trained_entries
+from fewbytes.base.streams import seeded
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import takes_argument
@@ -52,13 +53,17 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
 
 
 def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
-    """What makes the models of a run that says this about itself."""
+    """What makes the models of a run that says this about itself, those of transformers with what was drawn in it."""
     kernels, learns = Kernels(about["kgf"], about["seed"]) if "kgf" in about else None, about.get("learns", "classes")
     build = ModelBuilder(about["model"], tuple(about["sample_shape"]), about["classes"], kernels, learns)
-    if "lora" not in about:
-        return build
-    lora = Lora.read(about["lora"])
-    return lambda client: lora.added(build(client), head=learns != "tokens")
+    lora = Lora.read(about["lora"]) if "lora" in about else None
+
+    def make(client: int) -> nn.Module:
+        with seeded(about.get("seed", 0), "first model", build.architecture(client)):
+            model = build(client)
+            return model if lora is None else lora.added(model, head=learns != "tokens")
+
+    return make
 
 
 def load_model(run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None) -> nn.Module:
