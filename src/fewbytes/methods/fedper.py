@@ -24,7 +24,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import GlobalModel, Model, Own, Trained, first_shared, parameters_among
-from fewbytes.models.layers import layers_of
+from fewbytes.models.layers import classifier
 from fewbytes.wire import Dense
 
 
@@ -73,8 +73,3 @@ class FedPer(Method):
 
     def observed(self, model: nn.Module) -> list[str]:
         return parameters_among(model, self.base(model))
-
-
-def classifier(model: nn.Module) -> list[str]:
-    """Names of the parameters of the model's last layer, linear or convolutional."""
-    return list(layers_of(model).values())[-1]

@@ -27,6 +27,11 @@ def layers_of(model: nn.Module) -> dict[str, list[str]]:
     return layers
 
 
+def classifier(model: nn.Module) -> list[str]:
+    """Names of the parameters of the model's last layer, linear or convolutional."""
+    return list(layers_of(model).values())[-1]
+
+
 def hidden_layers(model: nn.Module) -> list[str]:
     """Names of the convolutions larger than 1 x 1, in order; of a model without: its linear layers but the last."""
     modules = dict(model.named_modules())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Unpack
 
 from torch import nn
 
@@ -11,7 +12,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.state import EntryMeans, State, state_of, trained_entries
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
-from fewbytes.core.training import Local
+from fewbytes.core.training import Hooks, Local
 from fewbytes.wire import Dense, payload
 
 
@@ -60,6 +61,14 @@ def means_over(old: State, replies: Iterable[tuple[Id, Trained]]) -> State:
     return means.over(old)
 
 
+def train_whole(message: Model, site: Site, local: Local, **hooks: Unpack[Hooks]) -> Trained:
+    """Train the whole model as it comes, score it as `personalised` and send it back."""
+    model = site.model(message.theta.dense())
+    site.fit(model, local, **hooks)
+    site.score("personalised", model)
+    return Trained(Dense(state_of(model)), len(site.train))
+
+
 def train_shared(state: Own, message: Model, site: Site, local: Local) -> Trained:
     """Train what comes with what the client has of its own, keep all of it, and send back what came.
 
@@ -83,6 +92,11 @@ def whole_model(state: GlobalModel, problem: Problem) -> nn.Module | None:
 def own_model(state: Own, site: Site) -> nn.Module | None:
     """The client's model, once it has trained one."""
     return site.model(state.theta) if state.theta else None
+
+
+def learnt_entries(model: nn.Module) -> list[str]:
+    """Names of the entries that travel and are parameters; of one that layers share, each of its names."""
+    return [name for name, value in trained_entries(model).items() if isinstance(value, nn.Parameter)]
 
 
 def parameters_among(model: nn.Module, names: Iterable[str]) -> list[str]:

@@ -1,0 +1,63 @@
+"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020,
+Algorithm 2.
+
+FedAvg, in which clients stay near the server's model: client k minimises h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2, and
+need not get far. Of a cohort, `stragglers` train for fewer epochs, as their systems allow, and count all the same. The
+server takes the mean of what comes back, weighted by the clients' numbers of samples.
+
+Bytes per client and round, before lossless coding: 4 D down, 4 D up, where D counts the model's values (with
+batch-norm buffers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import nn
+
+from fewbytes.base.ranges import NotNegative, Share, UpToOne
+from fewbytes.base.state import Mean, trained_entries
+from fewbytes.core.method import Method
+from fewbytes.core.network import Network
+from fewbytes.core.problem import Problem
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local
+from fewbytes.methods.parts import averaging
+from fewbytes.methods.parts.averaging import GlobalModel, Model, Trained
+from fewbytes.methods.parts.proximal import proximal
+from fewbytes.wire import Dense
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """Hyper-parameters of FedProx, with the paper's values for MNIST."""
+
+    fraction: Share = 1.0
+    local: Local = Local(epochs=20, lr=0.03, batch=10)  # E, eta, B
+    mu: NotNegative = 1.0
+    stragglers: UpToOne = 0.0  # part of the clients that train for 1 to E epochs, drawn anew each round
+
+    headline: ClassVar[str] = "global"
+
+    def server(self, problem: Problem) -> GlobalModel:
+        return averaging.first_shared(problem, trained_entries(problem.first_model()))
+
+    def round(self, state: GlobalModel, net: Network, t: int) -> None:
+        mean = Mean()
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
+            mean.add(reply.theta.dense(), weight=reply.samples)
+        state.theta = mean()
+
+    def train(self, state: None, message: Model, site: Site) -> Trained:
+        local = self.local
+        if site.rng.random() < self.stragglers:
+            local = replace(local, epochs=int(site.rng.integers(1, local.epochs, endpoint=True)))
+        near = proximal(self.mu, message.theta.dense(), site.device)
+        return averaging.train_whole(message, site, local, extra=near)
+
+    def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module:
+        return problem.first_model(state.theta)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return averaging.parameters_among(model, trained_entries(model))

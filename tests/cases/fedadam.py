@@ -1,0 +1,15 @@
+"""Cases of FedAdam, and what their clients send and receive."""
+
+from __future__ import annotations
+
+from costs import MODEL, every
+
+import fewbytes as fb
+from cases import LOCAL
+
+CASES = {
+    "fedadam": fb.FedAdam(**LOCAL, server_lr=0.1, fraction=0.75),
+}
+COSTS = {
+    "fedadam": every(MODEL, MODEL),
+}

@@ -1,0 +1,330 @@
+"""FedProx, SCAFFOLD, FedAdam, FedYogi, Ditto and FedRep: against a second implementation, and what holds in general.
+
+The second one is of numpy and float64, written from the papers' equations, on a network of two linear layers. A
+client's batch is all it has, so that an epoch is one step and no order matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cases import LOCAL, late_task, opened, tiny_data, tiny_task
+from torch import nn
+
+import fewbytes as fb
+from fewbytes.base.state import state_of
+from fewbytes.data import Split
+from fewbytes.methods.fedrep import Body
+from fewbytes.methods.parts.averaging import Model, Own
+from fewbytes.methods.scaffold import Control, Controlled
+from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.wire import Dense, unpack
+
+LR, ROUNDS = 0.3, 3
+FULL = {"lr": LR, "batch": 100}
+CLOSE = {"rtol": 2e-4, "atol": 2e-6}
+HEAD = ["2.weight", "2.bias"]
+Weights = dict[str, np.ndarray]
+
+
+# ---------------------------------------------------------------------------------------------------- the second one
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3))
+
+
+def two_layer_task() -> fb.Task:
+    return fb.Task.on(tiny_data(), two_layers)
+
+
+def numbers(state: dict[str, torch.Tensor]) -> Weights:
+    return {name: value.double().numpy().copy() for name, value in state.items()}
+
+
+def gradient(w: Weights, client: int) -> Weights:
+    """Of the mean cross-entropy over all that a client has."""
+    data = two_layer_task().data.clients[client].train
+    x, y = data.x[:].double().numpy().reshape(len(data), -1), data.y.numpy()
+    h = x @ w["1.weight"].T + w["1.bias"]
+    o = h @ w["2.weight"].T + w["2.bias"]
+    p = np.exp(o - o.max(1, keepdims=True))
+    d = (p / p.sum(1, keepdims=True) - np.eye(3)[y]) / len(y)
+    dh = d @ w["2.weight"]
+    return {"1.weight": dh.T @ x, "1.bias": dh.sum(0), "2.weight": d.T @ h, "2.bias": d.sum(0)}
+
+
+def plus(a: Weights, b: Weights, scale: float = 1.0) -> Weights:
+    return {name: value + scale * b[name] for name, value in a.items()}
+
+
+def mean(states: list[Weights], weights: list[float] | None = None) -> Weights:
+    return {name: np.average([state[name] for state in states], axis=0, weights=weights) for name in states[0]}
+
+
+def steps(w: Weights, k: int, direction, names=None) -> Weights:
+    for _ in range(k):
+        d = direction(w)
+        w = {name: value - LR * d[name] if names is None or name in names else value for name, value in w.items()}
+    return w
+
+
+def samples() -> list[float]:
+    return [len(client.train) for client in two_layer_task().data.clients]
+
+
+def first() -> Weights:
+    return numbers(two_layer_task().problem.first_state())
+
+
+class Finished:
+    """A run of the library: its models, states and cohorts."""
+
+    def __init__(self, method: fb.Method, task: fb.Task, folder, rounds: int = ROUNDS) -> None:
+        result = fb.run(method, task, rounds=rounds, out=folder, workers=1)
+        self.method, self.folder, checkpoint = method, folder, read_checkpoint(folder)
+        self.model = numbers(result.global_model.state_dict()) if result.global_model else {}
+        kind = method.state_class("server")
+        self.server = unpack(kind, checkpoint.server)
+        columns = result.ledger.columns()
+        self.cohorts = [columns["client"][columns["round"] == t].tolist() for t in range(1, rounds + 1)]
+        self.versions = checkpoint.resumed().versions
+
+    def state(self, client: int):
+        file = self.folder / "checkpoint" / "clients" / f"{client}-{self.versions[client]}.state"
+        return unpack(self.method.state_class("client"), file.read_bytes())
+
+
+def same(found, expected: Weights) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, err_msg=name, **CLOSE)
+
+
+# ---------------------------------------------------------------------------------------------------- equations
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_fedprox(mu, tmp_path):
+    run, w = Finished(fb.FedProx(**FULL, epochs=4, mu=mu), two_layer_task(), tmp_path), first()
+    for _ in range(ROUNDS):
+        trained = [steps(w, 4, lambda v, w=w, i=i: plus(gradient(v, i), plus(v, w, -1), mu)) for i in range(4)]
+        w = mean(trained, samples())
+    same(run.model, w)
+
+
+@pytest.mark.parametrize("name", ["FedAdam", "FedYogi"])
+def test_adaptive_servers(name, tmp_path):
+    method = getattr(fb, name)(**FULL, epochs=4, server_lr=0.03)
+    run, x = Finished(method, two_layer_task(), tmp_path), first()
+    m, v = {k: np.zeros_like(a) for k, a in x.items()}, {k: np.full_like(a, 1e-6) for k, a in x.items()}
+    for _ in range(ROUNDS):
+        changes = [plus(steps(x, 4, lambda y, i=i: gradient(y, i)), x, -1) for i in range(4)]
+        d = mean(changes, samples())
+        m = {k: 0.9 * m[k] + 0.1 * d[k] for k in x}
+        if name == "FedAdam":
+            v = {k: 0.99 * v[k] + 0.01 * d[k] ** 2 for k in x}
+        else:
+            v = {k: v[k] - 0.01 * d[k] ** 2 * np.sign(v[k] - d[k] ** 2) for k in x}
+        x = {k: x[k] + 0.03 * m[k] / (np.sqrt(v[k]) + 1e-3) for k in x}
+    same(run.server.m, m)
+    same(run.server.v, v)
+    same(run.model, x)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_scaffold(fraction, tmp_path):
+    """Option II as it stands in the paper."""
+    method = fb.SCAFFOLD(**FULL, epochs=4, server_lr=0.7, fraction=fraction)
+    run, x = Finished(method, two_layer_task(), tmp_path), first()
+    c = {k: np.zeros_like(a) for k, a in x.items()}
+    own = [c] * 4
+    for cohort in run.cohorts:
+        assert len(cohort) == 4 * fraction
+        dy, dc = [], []
+        for i in cohort:
+            y = steps(x, 4, lambda y, i=i, c=c: plus(plus(gradient(y, i), own[i], -1), c))
+            new = plus(plus(own[i], c, -1), plus(x, y, -1), 1 / (4 * LR))
+            dy.append(plus(y, x, -1))
+            dc.append(plus(new, own[i], -1))
+            own[i] = new
+        x, c = plus(x, mean(dy), 0.7), plus(c, mean(dc), len(cohort) / 4)
+    same(run.model, x)
+    same(run.server.control, c)
+    for i in {i for cohort in run.cohorts for i in cohort}:
+        same(run.state(i).control, own[i])
+    same(run.server.control, mean(own))  # what c is there for
+
+
+def test_ditto(tmp_path):
+    method = fb.Ditto(**FULL, epochs=2, personal_epochs=3, lambda_near=0.4)
+    run, w = Finished(method, two_layer_task(), tmp_path), first()
+    personal = [w] * 4
+    for _ in range(ROUNDS):
+        for i, v in enumerate(personal):
+            personal[i] = steps(v, 3, lambda v, w=w, i=i: plus(gradient(v, i), plus(v, w, -1), 0.4))
+        w = mean([steps(w, 2, lambda u, i=i: gradient(u, i)) for i in range(4)], samples())
+    same(run.model, w)
+    for i, v in enumerate(personal):
+        same(run.state(i).theta, v)
+
+
+def test_fedrep(tmp_path):
+    method, task = fb.FedRep(**FULL, epochs=2, momentum=0.0, head_epochs=3), two_layer_task()
+    run, w = Finished(method, task, tmp_path), first()
+    phi = {name: value for name, value in w.items() if name not in HEAD}
+    heads = [numbers(method.client(opened(task, i, 0, "client")).theta) for i in range(4)]
+    assert all(sorted(head) == sorted(HEAD) for head in heads)
+    for _ in range(ROUNDS):
+        bodies = []
+        for i, head in enumerate(heads):
+            w = steps(phi | head, 3, lambda u, i=i: gradient(u, i), HEAD)
+            w = steps(w, 2, lambda u, i=i: gradient(u, i), phi)
+            heads[i] = {name: w[name] for name in HEAD}
+            bodies.append({name: w[name] for name in phi})
+        phi = mean(bodies)
+    same(run.server.theta, phi)
+    for i, (head, own) in enumerate(zip(heads, bodies, strict=True)):
+        same(run.state(i).theta, head | own)
+
+
+# ---------------------------------------------------------------------------------------------------- equalities
+
+
+def left(method: fb.Method, rounds: int = 3) -> dict[str, torch.Tensor]:
+    """The server's model, on clients with batch normalisation and dropout."""
+    return state_of(fb.run(method, tiny_task(), rounds=rounds, workers=1).global_model)
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+TWICE = LOCAL | {"epochs": 2, "momentum": 0.9, "fraction": 0.75}
+
+
+def test_what_fedavg_s_own_settings_make_is_fedavg_bit_for_bit():
+    fedavg = left(fb.FedAvg(**TWICE))
+    assert equal(left(fb.FedProx(**TWICE, mu=0.0)), fedavg)
+    assert not equal(left(fb.FedProx(**TWICE, mu=0.1)), fedavg)
+    for how in ({}, {"personal_epochs": 1, "lambda_near": 0.0}):
+        assert equal(left(fb.Ditto(**TWICE, **how)), fedavg)
+
+
+def test_stragglers_train_for_fewer_epochs():
+    one = LOCAL | {"mu": 0.0}
+    assert equal(left(fb.FedProx(**one, stragglers=1.0)), left(fb.FedAvg(**LOCAL)))  # 1 to 1
+    many = one | {"epochs": 6}
+    assert not equal(left(fb.FedProx(**many, stragglers=1.0)), left(fb.FedProx(**many)))
+
+
+def test_scaffold_s_first_round_is_fedavg_with_a_plain_mean():
+    data = tiny_data(3)
+    members = tuple(replace(member, train=member.train.take(torch.arange(16))) for member in data.clients)
+    task = tiny_task(3).with_data(replace(data, clients=members))  # as many samples each
+    scaffold, fedavg = (fb.run(m(**LOCAL), task, rounds=1, workers=1).global_model for m in (fb.SCAFFOLD, fb.FedAvg))
+    expected = state_of(fedavg)
+    for name, value in state_of(scaffold).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("terms", [{"momentum": 0.9}, {"optimiser": "adam", "lr": 0.01}, {"clip": 0.1}])
+def test_scaffold_s_control_variates_are_gradients_however_clients_step(terms):
+    """Of one step, in which nothing has moved yet, exactly the gradient."""
+    task = two_layer_task()
+    x, state = task.problem.first_state(), Control({})
+    c = {name: torch.full_like(value, 0.01) for name, value in x.items()}
+    method = fb.SCAFFOLD(**FULL | terms, epochs=1)
+    reply = method.train(state, Controlled(Dense(x), Dense(c)), opened(task, 0, 1, "train"))
+    same(numbers(state.control), gradient(numbers(x), 0))
+    assert equal(reply.change.dense(), state.control)
+
+
+def test_a_newcomer_s_control_variate_is_0(tmp_path):
+    """c is the mean over all clients, also of those that come later and have not trained."""
+    run = Finished(fb.SCAFFOLD(**LOCAL, fraction=0.5), late_task(), tmp_path, rounds=2)
+    own = [numbers(run.state(i).control) if run.versions.get(i) else {} for i in range(3)]
+    trained = [c for c in own if c]
+    total = {name: sum(c[name] for c in trained) / 3 for name in trained[0]}
+    same(run.server.control, total)
+
+
+def test_a_client_whose_reply_is_not_accepted_keeps_its_control_variate(tmp_path):
+    data = tiny_data()
+    broken = replace(data.clients[3], train=Split(data.clients[3].train.x * torch.nan, data.clients[3].train.y))
+    task = fb.Task.on(replace(data, clients=(*data.clients[:3], broken)), two_layers)
+    with pytest.warns(RuntimeWarning, match="client 3 rejected"):
+        run = Finished(fb.SCAFFOLD(**LOCAL), task, tmp_path)
+    own = [numbers(run.state(i).control) for i in range(3)]
+    assert not run.versions.get(3) or not run.state(3).control
+    same(run.server.control, {name: value * 3 / 4 for name, value in mean(own).items()})
+
+
+def test_a_parameter_that_layers_share_is_moved_under_all_its_names():
+    def build() -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 3))
+        model[3].weight = model[1].weight
+        return model
+
+    task = fb.Task.on(tiny_data(), build)
+    for method in (fb.FedAdam(**LOCAL), fb.SCAFFOLD(**LOCAL, server_lr=0.5)):
+        state = method.server(task.problem)
+        result = fb.run(method, task, rounds=1, workers=1)
+        moved = state_of(result.global_model)
+        still = state_of(fb.run(replace(method, server_lr=1e-9), task, rounds=1, workers=1).global_model)
+        torch.testing.assert_close(still["1.weight"], state.theta["1.weight"])
+        assert not torch.equal(moved["1.weight"], state.theta["1.weight"])
+
+
+# ---------------------------------------------------------------------------------------------------- heads and bodies
+
+
+def test_fedrep_s_head_learns_from_the_body_as_it_came():
+    task, method = tiny_task(), fb.FedRep(**LOCAL, head_epochs=2)
+    site = opened(task, 0, 1, "train")
+    state = method.client(opened(task, 0, 0, "client"))
+    before, phi = dict(state.theta), method.server(task.problem).theta
+    reply = method.train(state, Body(Dense(phi)), site).theta.dense()
+    assert reply.keys() == phi.keys()
+    assert not reply.keys() & before.keys()
+    assert all(not torch.equal(state.theta[name], value) for name, value in before.items())
+    assert not torch.equal(reply["conv.weight"], phi["conv.weight"])
+
+
+def test_fedrep_needs_more_than_one_layer():
+    with pytest.raises(fb.UserError, match="one layer"):
+        fb.run(fb.FedRep(), fb.Task.on(tiny_data(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), rounds=1)
+
+
+def test_each_half_of_fedrep_is_clipped_by_its_own_gradients():
+    """A norm that either half's gradients keep to clips neither, though both together exceed it."""
+    task = two_layer_task()
+
+    def moved(clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """How far head and body move in a step each."""
+        method = fb.FedRep(**FULL, clip=clip, momentum=0.0, epochs=1, head_epochs=1)
+        state, phi = method.client(opened(task, 0, 0, "client")), method.server(task.problem).theta
+        before = state.theta
+        method.train(state, Body(Dense(phi)), opened(task, 0, 1, "train"))
+        head, body = (torch.cat([(state.theta[k] - v).flatten() for k, v in old.items()]) for old in (before, phi))
+        return head, body
+
+    head, body = moved(clip=0.0)
+    lengths = head.norm() / LR, body.norm() / LR
+    assert max(lengths) < 2 * min(lengths)
+    for one, other in zip(moved(clip=1.01 * float(max(lengths))), (head, body), strict=True):
+        assert torch.equal(one, other)
+    for half in moved(clip=0.1 * float(min(lengths))):
+        assert half.norm() == pytest.approx(0.1 * LR * float(min(lengths)), rel=1e-2)
+
+
+def test_ditto_begins_with_what_comes_first():
+    task, method = two_layer_task(), fb.Ditto(lr=1e-12, batch=100)
+    theta = {name: value + 1 for name, value in task.problem.first_state().items()}
+    state = Own({})
+    method.train(state, Model(Dense(theta)), opened(task, 0, 5, "train"))
+    for name, value in theta.items():
+        torch.testing.assert_close(state.theta[name], value)
