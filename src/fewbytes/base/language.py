@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, one_line
+
+HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 
 
 def transformers() -> Any:
@@ -24,16 +27,38 @@ def transformers() -> Any:
     return transformers
 
 
-def read_tokenizer(place: str) -> Any:
-    """The tokenizer in a folder, or of that name on the Hugging Face hub. Raises UserError if there is none."""
-    folder = Path(place).expanduser()
+def located(name: str) -> Path:
+    """The folder of that name under FEWBYTES_DATA, else of that path; else where what the Hugging Face hub has of that
+    name lies, once fetched: settings, tokenizer and safetensors. Raises UserError if there is nothing."""
+    root = os.environ.get("FEWBYTES_DATA")
+    for folder in ([Path(root).expanduser() / name] if root else []) + [Path(name).expanduser()]:
+        if folder.is_dir():
+            return folder
     try:
-        return transformers().AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else place)
+        import huggingface_hub as hub
+
+        fetch = partial(hub.snapshot_download, name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"])
+        try:
+            return Path(fetch(local_files_only=True))
+        except hub.errors.LocalEntryNotFoundError:
+            hub.HfApi().model_info(name, timeout=HUB_SECONDS)  # without a network the download may try for minutes
+            return Path(fetch())
+    except Exception as error:  # the hub's client fails in many ways: no network, offline mode, no such name, disk full
+        raise UserError(
+            f"there is no folder {name!r}, and fetching it from the hub failed ({one_line(error)[:160]}): name a "
+            "folder with the model and its tokenizer"
+        ) from None
+
+
+def read_tokenizer(place: str) -> Any:
+    """The tokenizer in a folder, or of that name on the hub (`located`). Raises UserError if there is none."""
+    folder = located(place)
+    try:
+        return transformers().AutoTokenizer.from_pretrained(folder)
     except UserError:
         raise
-    except Exception as error:  # it fails in many ways: no such name, no network, files that are no tokenizer's
-        why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise UserError(f"the tokenizer {place} cannot be read ({why}): name a folder that holds one") from None
+    except Exception as error:  # files that are no tokenizer's, in many ways
+        raise UserError(f"{folder} holds no tokenizer ({one_line(error)[:160]}): --tokenizer names another") from None
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from fewbytes.base.errors import UserError
-from fewbytes.base.language import padding_token, transformers
+from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.language import located, padding_token, transformers
 
 PREFIX = "hf:"
 
 
 def hugging_face_model(place: str, shape: tuple[int, ...], classes: int, learns: str = "classes") -> nn.Module:
-    """The model in a folder, or of that name on the hub, float32: of tokens the next (a causal language model), else a
-    classifier of texts, or of images where samples are such.
+    """The model in a folder, or of that name on the hub (`located`), float32: a causal language model where next tokens
+    are learnt, else a classifier of texts, or of images where samples are such.
 
     A folder with a config.json and no weights gives a model that is drawn. Weights are read from safetensors only, and
     no code that comes with a model is run. `shape`: of a sample, (tokens,) or (channels, height, width). Raises
     UserError for a model that cannot be read, or does not take such samples.
     """
     library, name, pictures = transformers(), PREFIX + place, len(shape) == 3
-    folder = Path(place).expanduser()
-    source = str(folder) if folder.is_dir() else place
     if learns not in ("tokens", "classes"):
         raise UserError(f"{name} learns next tokens or classes, not {learns}: make your own model")
+    source = located(place)
     kind = "CausalLM" if learns == "tokens" else "ImageClassification" if pictures else "SequenceClassification"
     maker = getattr(library, f"AutoModelFor{kind}")
     try:
@@ -35,7 +33,7 @@ def hugging_face_model(place: str, shape: tuple[int, ...], classes: int, learns:
         if kind == "SequenceClassification" and config.pad_token_id is None:
             config.pad_token_id = padding_token(library.AutoTokenizer.from_pretrained(source))
         config.use_cache = False
-        if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        if not any(source.glob("*.safetensors")):
             model = maker.from_config(config, dtype=torch.float32)
         else:
             model = maker.from_pretrained(
@@ -43,10 +41,10 @@ def hugging_face_model(place: str, shape: tuple[int, ...], classes: int, learns:
             )
     except UserError:
         raise
-    except Exception as error:  # it fails in many ways: no such name, no network, another kind of model
-        why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    except Exception as error:  # it fails in many ways: no model at all, of another kind, damaged
         raise UserError(
-            f"the model {name} cannot be used to learn {learns} ({why}): name a folder that holds such a model"
+            f"the model {name} cannot be used to learn {learns} ({one_line(error)[:200]}): name a folder that holds "
+            "such a model"
         ) from None
     trained: nn.Module = model
     return trained
