@@ -17,7 +17,7 @@ from language import LENGTH, TEXT, write_language_model, write_texts, write_toke
 
 import fewbytes as fb
 from fewbytes.base.language import read_tokenizer, tokenizer_digest
-from fewbytes.data import federate, load_dataset, load_text
+from fewbytes.data import federate, load_text
 from fewbytes.data.settings import Partition
 from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment
@@ -142,7 +142,7 @@ def deployed(hosts, monkeypatch):
 
     asked = experiment.run_settings(task, hosts / "run", False, fb.Watcher())
     policy, grid = fb.Policy(round_timeout=60, connect_timeout=30), Hosts(app.client, 2, named=True)
-    return flower_apps.serve_run(grid, method, task, asked, policy, ["east", "north"], Exchange(poll=0.001))
+    return flower_apps.serve_run(grid, method, task, asked, policy, ["site-0", "site-1"], Exchange(poll=0.001))
 
 
 def test_sites_with_texts_of_their_own(hosts, monkeypatch):
@@ -154,7 +154,7 @@ def test_sites_with_texts_of_their_own(hosts, monkeypatch):
 
 def test_a_site_with_another_tokenizer_is_named(hosts, monkeypatch):
     write_tokenizer(hosts / "north" / "backbone", "red cars ran and ran and ran in the red town")
-    words = r"client 1 \(north\) .*tokenizer \(give every node the server's folder\): \w+ there, \w+ here$"
+    words = r"client 1 \(site-1\) .*tokenizer \(give every node the server's folder\): \w+ there, \w+ here$"
     with pytest.raises(fb.UserError, match=words) as error:
         deployed(hosts, monkeypatch)
     assert "\n" not in str(error.value)
@@ -162,17 +162,17 @@ def test_a_site_with_another_tokenizer_is_named(hosts, monkeypatch):
 
 def test_a_site_with_another_backbone_is_named(hosts, monkeypatch):
     write_language_model(hosts / "north" / "backbone", seed=1)
-    words = r"client 1 \(north\) .*not trained: give every node the server's weights\): \w+ there, \w+ here$"
+    words = r"client 1 \(site-1\) .*not trained: give every node the server's weights\): \w+ there, \w+ here$"
     with pytest.raises(fb.UserError, match=words) as error:
         deployed(hosts, monkeypatch)
     assert "\n" not in str(error.value)
 
 
 def test_image_folders_with_some_text_beside_stay_image_folders(places):
-    (places / "server" / "cells" / "readme.txt").write_text("cells")
-    settings = {"method": "fedavg", "dataset": str(places / "server" / "cells"), "clients": 2, "partition": "iid"}
-    if len(load_dataset(settings["dataset"]).train):
-        assert make_experiment(settings).task().data.learns == "classes"
+    place = places / "sites" / "east"
+    (place / "readme.txt").write_text("cells")
+    settings = {"method": "fedavg", "dataset": str(place), "clients": 2, "partition": "iid"}
+    assert make_experiment(settings).task().data.learns == "classes"
 
 
 def test_one_command_learns_text(hosts):
@@ -183,5 +183,9 @@ def test_one_command_learns_text(hosts):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     score = json.loads(done.stdout)["score"]
-    assert score["metric"] == "perplexity"
-    assert score["final"] < score["all"]["perplexity"]["personalised"] * 10
+    assert (score["metric"], score["kind"]) == ("perplexity", "global")
+    (run,) = (hosts / "runs").iterdir()
+    first, last = [json.loads(line)["scores"]["perplexity"] for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert last["global"] < first["global"]
+    (table,) = hosts.glob("**/report.html")
+    assert "perplexity" in table.read_text()
