@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
+from blake3 import blake3
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
@@ -30,9 +32,15 @@ def trained_entries(model: nn.Module) -> State:
     """The model's own tensors that travel, by name: parameters that are trained, and the buffers beside them.
 
     A buffer (batch normalisation's statistics) belongs to its module; where that has no parameters, to the innermost
-    module around it that has some. It travels if one of those is trained.
+    module around it that has some. It travels if one of those is trained. What has several names (tied weights)
+    travels by the first.
     """
-    entries = model.state_dict(keep_vars=True)
+    entries: State = {}
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            entries[name] = value
+            seen.add(id(value))
     if all(_trained(p) for p in model.parameters()):
         return entries
     return {
@@ -40,6 +48,18 @@ def trained_entries(model: nn.Module) -> State:
         for name, value in entries.items()
         if (_trained(value) if isinstance(value, nn.Parameter) else _learns(model, name.rpartition(".")[0]))
     }
+
+
+def frozen_entries(model: nn.Module) -> State:
+    """The model's own tensors that do not travel, by name."""
+    travel = {id(value) for value in trained_entries(model).values()}
+    return {name: value for name, value in model.state_dict(keep_vars=True).items() if id(value) not in travel}
+
+
+def frozen_digest(model: nn.Module) -> str:
+    """32 characters that are equal for models whose `frozen_entries` are; empty if there are none."""
+    still = {name: copied(value) for name, value in frozen_entries(model).items()}
+    return blake3(save(still)).hexdigest()[:32] if still else ""
 
 
 def in_training(model: M) -> M:

@@ -19,7 +19,7 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.core.metrics import Measure, Metric, Scores
 from fewbytes.core.objective import Objective, ShowImages
 from fewbytes.core.training import Loss, Precision, arithmetic, prepared, ready
-from fewbytes.data.split import LazySamples, Split
+from fewbytes.data.split import LazySamples, NamedTensors, Split
 
 CONFIDENCE, OVERLAP = 0.01, 0.65
 """Detections of less confidence are dropped, and those that overlap a better one of the class more (YOLOX's values)."""
@@ -65,7 +65,7 @@ class Detection(Objective):
         return data.lazy(device)
 
     def evaluate(
-        self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+        self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
     ) -> tuple[Scores, float]:
         """Raises UserError: boxes are not right or wrong one by one."""
         raise UserError(self.suits)

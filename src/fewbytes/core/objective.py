@@ -24,7 +24,7 @@ from fewbytes.core.metrics import (
     values,
 )
 from fewbytes.core.training import EVALUATION_BATCH, Loss, Precision, arithmetic, own_loss, ready
-from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Items, Kind, LazySamples, Split
+from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Items, Kind, LazySamples, NamedTensors, Split
 
 Weights = tuple[float, ...] | Literal["balanced"]
 """Of classes in a loss: one each, or the inverse of how often a client has them."""
@@ -69,12 +69,15 @@ class Objective(ABC):
         x, y = data.load(device)
         return ready(x), y
 
-    def samples(self, data: Split, device: str) -> tuple[Tensor | LazySamples, Tensor]:
-        """As `tensors`, but those of a data set of one's own are read as they are indexed."""
+    def samples(self, data: Split, device: str) -> tuple[Tensor | NamedTensors | LazySamples, Tensor]:
+        """As `tensors`, but those of a data set of one's own are read as they are indexed, and some are of several
+        tensors."""
+        if isinstance(data.x, NamedTensors):
+            return data.gathered(device), data.aimed(device)
         return data.lazy(device) if isinstance(data.x, Items) else self.tensors(data, device)
 
     def evaluate(
-        self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+        self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
     ) -> tuple[Scores, float]:
         """The metrics of a model's predictions, in eval mode, and the sum of the losses.
 
@@ -131,7 +134,7 @@ class Classification(Objective):
         return _tensor(outputs).softmax(1)
 
     def evaluate(
-        self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+        self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
     ) -> tuple[Scores, float]:
         """As in `Objective`; the losses are plain cross-entropies. Accuracy alone is counted, without torchmetrics."""
         if [metric.name for metric in self.metrics] == ["accuracy"]:
@@ -157,7 +160,7 @@ class MultiLabel(Objective):
         return _tensor(outputs).sigmoid()
 
     def evaluate(
-        self, model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+        self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
     ) -> tuple[Scores, float]:
         """As in `Objective`; metrics take whole numbers for labels."""
         return super().evaluate(model, x, y.long(), precision)
@@ -275,7 +278,7 @@ def class_weights(weights: Weights, targets: Tensor) -> Tensor:
 
 
 def evaluate(
-    model: nn.Module, x: Tensor | LazySamples, y: Tensor, precision: Precision = "float32"
+    model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
 ) -> tuple[int, float]:
     """(number of samples whose class with the largest output is the label, sum of cross-entropy), in eval mode.
 

@@ -8,19 +8,18 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
-from blake3 import blake3
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import UserError, named
-from fewbytes.base.state import State, copied, load_state, mark_trained, state_of
+from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
-from fewbytes.core.objective import Objective, Weights, objective_for
+from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
 from fewbytes.core.training import Loss, Precision
-from fewbytes.data.split import ClientData, FederatedData, Split, Transform, classes_in, widest
+from fewbytes.data.split import ClientData, FederatedData, NamedTensors, Split, Transform, classes_in, widest
 from fewbytes.data.transforms import with_transforms
+from fewbytes.models.adapters import Lora
 from fewbytes.models.pretrained import Pretrained
 from fewbytes.wire.layout import Layout
 
@@ -36,20 +35,21 @@ class Problem:
     If it has a method `architecture(client)`, clients for which that is equal start from the same weights. `objective`:
     what models learn. `present`: per client the first and the last round it is there (None: to the end). `classes`:
     their names. `sample`: a sample of zeros (1, …) as models take samples, if one is known. `public`: samples that no
-    client owns. `remodel`: what a method makes of each model, given the seed (`Method.remodel`). `pretrained`: weights
-    that models start from, where they fit, whatever is drawn. `agreed`: what else both ends must have in common, in
-    words for people, by what it is.
+    client owns. `lora`: adapters that are trained in place of each model. `remodel`: what a method makes of each model,
+    given the seed (`Method.remodel`). `pretrained`: weights that models start from, where they fit, whatever is drawn.
+    `agreed`: what else both ends must have in common, in words for people, by what it is.
     """
 
     build: Callable[..., nn.Module]
     objective: Objective
     present: tuple[tuple[int, int | None], ...]
     classes: tuple[str, ...] = ()
-    sample: Tensor | None = field(default=None, compare=False)
+    sample: Tensor | NamedTensors | None = field(default=None, compare=False)
     public: Split | None = None
     seed: int = 0
     precision: Precision = "float32"
     device: str = "cpu"
+    lora: Lora | None = None
     remodel: Callable[[nn.Module, int], nn.Module] | None = None
     pretrained: Pretrained | None = field(default=None, compare=False, repr=False)
     agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -66,10 +66,10 @@ class Problem:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The shape of one sample. Raises UserError if it is not known."""
+        """The shape of one sample, of several tensors that of the first. Raises UserError if it is not known."""
         return tuple(self.blank().shape[1:])
 
-    def blank(self) -> Tensor:
+    def blank(self) -> Tensor | NamedTensors:
         """A sample of zeros (1, …) as models take samples. Raises UserError if the task has no data here."""
         if self.sample is None:
             raise UserError("the samples' shape cannot be known here: give the task a test set")
@@ -94,17 +94,24 @@ class Problem:
             return self.drawn(client).to(self.device)
 
     def drawn(self, client: Id) -> nn.Module:
-        """A new model of the client's architecture, its weights drawn from torch's generator as it stands, or
-        the pretrained ones."""
+        """A new model of the client's architecture, its weights drawn from torch's generator as it stands, or the
+        pretrained ones.
+
+        It takes samples of several tensors by their names, and of outputs that have `logits` it gives those.
+        """
         model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
             raise UserError(f"the model must be a torch.nn.Module, {self.build!r} made a {type(model).__name__}")
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"a {type(model).__name__} has no parameter to train: let some require gradients")
+        if self.lora is not None:
+            model = self.lora.added(model, head=not isinstance(self.objective, NextToken))
         model = model if self.remodel is None else self.remodel(model, self.seed)
         if self.pretrained is not None:
             self.pretrained.into(model)
         mark_trained(model)
+        model.register_forward_pre_hook(_by_name, with_kwargs=True)
+        model.register_forward_hook(_logits)
         return model
 
     def first_model(self, state: State | None = None) -> nn.Module:
@@ -128,9 +135,7 @@ class Problem:
         all of it is trained."""
         key = ("frozen", self.architecture(client))
         if key not in self._kept:
-            entries, trained = self.model(client).state_dict(), self.first_state(client)
-            still = {name: copied(value) for name, value in entries.items() if name not in trained}
-            self._kept[key] = blake3(save(still)).hexdigest()[:32] if still else ""
+            self._kept[key] = frozen_digest(self.model(client))
         digest: str = self._kept[key]
         return digest
 
@@ -198,7 +203,8 @@ class Task:
         """A task from your own module and data: `clients` are (train, test) pairs, `test` is the server's.
 
         Each set is an (x, y) pair of tensors or a torch data set of (x, y) items, which is read as it is used: once for
-        its labels, then in every epoch (see `fewbytes.data.split.Items`). What is learnt follows from y
+        its labels, then in every epoch (see `fewbytes.data.split.Items`). x may be several tensors by name, such as
+        `input_ids` and `attention_mask`, which the model is called with. What is learnt follows from y
         (`fewbytes.data.split.learnt_of`): classes (integers, one a sample), numbers (floats), any of several labels
         (bool), a class for every pixel (integers (n, height, width)), the next token (integers shaped as x); of other
         targets, what `loss` makes of them. A test set may be empty: `(x[:0], y[:0])`.
@@ -256,6 +262,14 @@ def check_builder(model: Any) -> None:
             "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
             f"not {named(model)}"
         )
+
+
+def _by_name(model: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((), {**others, **args[0].tensors}) if args and isinstance(args[0], NamedTensors) else (args, others)
+
+
+def _logits(model: nn.Module, args: tuple[Any, ...], made: Any) -> Any:
+    return getattr(made, "logits", made)
 
 
 def _known(data: FederatedData) -> dict[str, Any]:

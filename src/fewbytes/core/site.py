@@ -14,7 +14,7 @@ from fewbytes.core.metrics import Scores, values
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
 from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
-from fewbytes.data.split import LazySamples, Split
+from fewbytes.data.split import LazySamples, NamedTensors, Split, one_tensor
 
 
 class Site:
@@ -40,7 +40,7 @@ class Site:
         self._models = {} if models is None else models
         self._taken = 0
         self._scored = scored
-        self._loaded: dict[int, tuple[Tensor | LazySamples, Tensor]] = {}
+        self._loaded: dict[int, tuple[Tensor | NamedTensors | LazySamples, Tensor]] = {}
 
     def model(self, state: State | None = None, fresh: bool = False, of: Id | None = None) -> nn.Module:
         """A model of this client's architecture with `state`'s entries; the others as in the task's first model.
@@ -70,13 +70,14 @@ class Site:
     def tensors(self, data: Split) -> tuple[Tensor, Tensor]:
         """All samples of `train` or `test` as (x, y) on the device: untransformed, images channels-last.
 
-        Raises UserError for an objective whose samples only `fit` knows how to use.
+        Raises UserError for an objective whose samples only `fit` knows how to use, and for samples of several tensors.
         """
         x, y = self.samples(data)
         return (x, y) if isinstance(x, Tensor) else self.problem.objective.tensors(data, self.device)
 
-    def samples(self, data: Split) -> tuple[Tensor | LazySamples, Tensor]:
-        """As `tensors`, but those of a data set of one's own are read as they are indexed; loaded once a handler."""
+    def samples(self, data: Split) -> tuple[Tensor | NamedTensors | LazySamples, Tensor]:
+        """As `tensors`, but those of a data set of one's own are read as they are indexed, and some are of several
+        tensors; loaded once a handler."""
         if id(data) not in self._loaded:
             self._loaded[id(data)] = self.problem.objective.samples(data, self.device)
         return self._loaded[id(data)]
@@ -88,7 +89,7 @@ class Site:
         `fewbytes.core.training.fit`); records the loss as `train`. `more`: further samples (x, y), after its own."""
         x, y = self.samples(self.train)
         if more is not None:
-            x, y = torch.cat([x[:], ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
+            x, y = torch.cat([one_tensor(x[:]), ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
         hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"), y)
         precision, transform = self.problem.precision, self.train.transform
         try:
@@ -116,7 +117,7 @@ class Site:
         """
         x, y = self.samples(self.train)
         if self.train.transform is not None:
-            x = self.train.transform(x[:], y)
+            x = self.train.transform(one_tensor(x[:]), y)
         return outputs(model, x, self.problem.precision), y
 
     def accuracy(self, model: nn.Module, kind: str) -> float | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
 from fewbytes.base.state import in_training
-from fewbytes.data.split import LazySamples, Transform
+from fewbytes.data.split import LazySamples, NamedTensors, Transform, one_tensor
 
 M = TypeVar("M", bound=nn.Module)
 Precision = Literal["float32", "bf16"]
@@ -149,7 +149,7 @@ def own_loss(model: nn.Module) -> Loss | None:
 
 def fit(
     model: nn.Module,
-    x: Tensor | LazySamples,
+    x: Tensor | NamedTensors | LazySamples,
     y: Tensor,
     local: Local,
     t: int = 1,
@@ -177,7 +177,7 @@ def fit(
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
 
-    def gradients(samples: Tensor, targets: Tensor) -> Tensor:
+    def gradients(samples: Tensor | NamedTensors, targets: Tensor) -> Tensor:
         """Leaves a batch's gradients in the parameters; its loss."""
         for p in parameters:
             p.grad = None
@@ -204,7 +204,7 @@ def fit(
             rows = slice(start, stop) if chosen is None else chosen[start:stop]
             samples, targets = x[rows], y[rows]
             if transform is not None:
-                samples = transform(samples, targets)
+                samples = transform(one_tensor(samples), targets)
             if frozen is not None:
                 samples = outputs(frozen, samples, precision)
             total += gradients(samples, targets)
@@ -251,7 +251,7 @@ def _sgd(moved: Sequence[Tensor], velocity: list[Tensor] | None, local: Local, l
     return velocity
 
 
-def outputs(model: nn.Module, x: Tensor | LazySamples, precision: Precision = "float32") -> Tensor:
+def outputs(model: nn.Module, x: Tensor | NamedTensors | LazySamples, precision: Precision = "float32") -> Tensor:
     """The model's outputs for samples x (n, …), float32 (n, …), in eval mode and without gradients.
 
     `precision`: of the forward passes that give them.

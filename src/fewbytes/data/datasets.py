@@ -69,9 +69,9 @@ def load_dataset(
     if is_function(name):
         return own_data(name)
     if not name:
-        raise _not_found(name, "a name is needed")
+        raise not_found(name, "a name is needed")
     named_coco = name.startswith("coco:")
-    folder = _find(name.removeprefix("coco:"))
+    folder = find(name.removeprefix("coco:"))
     if folder is None:
         if named_coco:
             raise UserError(f"data set {name!r} not found: there is no such folder")
@@ -108,7 +108,7 @@ def client_folders(name: str) -> list[Path]:
     """Where each client's data set lies, in the order of names: the folders, else the tables, in the folder called
     `name` (a path, or one under FEWBYTES_DATA), or that itself if it is a data set. Raises UserError if there is none.
     """
-    folder = _find(name)
+    folder = find(name)
     if folder is None:
         root = os.environ.get("FEWBYTES_DATA")
         under = f" here or under FEWBYTES_DATA={root}" if root else ""
@@ -144,10 +144,11 @@ def _digits(image_size: int | None) -> Dataset:
 # Where a data set lies ------------------------------------------------------------------------------------------------
 
 
-def _find(name: str) -> Path | None:
+def find(name: str, files: bool = False) -> Path | None:
+    """The folder of that name under FEWBYTES_DATA, else of that path; None if there is none. `files`: or the file."""
     root = os.environ.get("FEWBYTES_DATA")
     for folder in ([Path(root).expanduser() / name] if root else []) + [Path(name).expanduser()]:
-        if folder.is_dir() or (folder.suffix in SUFFIXES and folder.is_file()):
+        if folder.is_dir() or ((files or folder.suffix in SUFFIXES) and folder.is_file()):
             return folder
     return None
 
@@ -156,7 +157,7 @@ def _download(name: str) -> Path:
     """The folder of a data set of the hub, fetched unless it was before. Every failure ends in one UserError."""
     match = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", HUB.get(name, name))
     if not match:
-        raise _not_found(name, "no such name is known")
+        raise not_found(name, "no such name is known")
     repo, configuration = match.groups()
     folder = cache_folder() / "hub" / match[0].replace("/", "--")
     if folder.is_dir():
@@ -178,14 +179,15 @@ def _download(name: str) -> Path:
             raise FileNotFoundError("it has no Parquet files")
         partial.rename(folder)
     except ImportError as error:
-        raise _not_found(name, f"huggingface_hub, which fetches {repo}, is not installed") from error
+        raise not_found(name, f"huggingface_hub, which fetches {repo}, is not installed") from error
     except Exception as error:  # the hub's client fails in many ways: no network, offline mode, no such name, disk full
         reason = " ".join(str(error).split())[:160]
-        raise _not_found(name, f"fetching {repo} from the hub failed ({type(error).__name__}: {reason})") from error
+        raise not_found(name, f"fetching {repo} from the hub failed ({type(error).__name__}: {reason})") from error
     return folder
 
 
-def _not_found(name: str, why: str) -> UserError:
+def not_found(name: str, why: str) -> UserError:
+    """What to raise for a data set that is not there."""
     root = os.environ.get("FEWBYTES_DATA")
     known = {"digits", *HUB}
     if root:

@@ -62,7 +62,7 @@ def masks_of_boxes(dataset: Dataset) -> Dataset:
             for label, x, y, w, h in sorted(objects[objects.any(1)].tolist(), key=lambda o: -o[3] * o[4]):
                 top, left = max(0, round(y - h / 2)), max(0, round(x - w / 2))
                 mask[top : round(y + h / 2), left : round(x + w / 2)] = 1 + int(label)
-        images = split.x if split.rows is None else split.x[split.rows]
+        images = split.x if split.rows is None else np.asarray(split.x)[split.rows]
         return Split(
             images, torch.zeros(len(split), dtype=torch.int64), learnt=Targets("masks", torch.from_numpy(masks))
         )

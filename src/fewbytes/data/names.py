@@ -11,6 +11,7 @@ from fewbytes.data.schema import Schema
 from fewbytes.data.settings import PARTITIONS, Partition
 from fewbytes.data.split import ClientData, Dataset, FederatedData, Kind, Split, Targets, Transform
 from fewbytes.data.tables import table
+from fewbytes.data.text import holds_text, load_text
 from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
 
 __all__ = [
@@ -30,8 +31,10 @@ __all__ = [
     "federate",
     "federate_local",
     "federate_partition",
+    "holds_text",
     "is_function",
     "load_dataset",
+    "load_text",
     "masks_of_boxes",
     "own_data",
     "stamp_shapes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -42,6 +42,67 @@ class Targets:
     kind: Kind
     values: Tensor
     truth: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class NamedTensors:
+    """Samples of several tensors (n, …) each, by the names a model takes them by; indexed by rows as one tensor is.
+
+    Its shape and type are the first tensor's. Raises UserError for none, and for different numbers of samples.
+    """
+
+    tensors: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if len({len(value) for value in self.tensors.values()}) != 1:
+            sizes = ", ".join(f"{name} {len(value)}" for name, value in self.tensors.items())
+            raise UserError(f"samples of several tensors need as many rows in each, not {sizes or 'no tensor'}")
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __getitem__(self, rows: slice | Tensor) -> NamedTensors:
+        return self._each(lambda value: value[rows])
+
+    @property
+    def _first(self) -> Tensor:
+        return next(iter(self.tensors.values()))
+
+    @property
+    def shape(self) -> torch.Size:
+        """(n, …), of the first."""
+        return self._first.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first."""
+        return self._first.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where all are."""
+        return self._first.device
+
+    def is_floating_point(self) -> bool:
+        """Whether all are floats."""
+        return all(value.is_floating_point() for value in self.tensors.values())
+
+    def to(self, device: str | torch.device) -> NamedTensors:
+        """The same on a device."""
+        return self._each(lambda value: value.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> NamedTensors:
+        return NamedTensors({name: change(value) for name, value in self.tensors.items()})
+
+
+def one_tensor(x: Tensor | NamedTensors) -> Tensor:
+    """Samples as the one tensor they are. Raises UserError for several."""
+    if isinstance(x, NamedTensors):
+        raise UserError(
+            f"samples are of several tensors ({', '.join(x.tensors)}), and one is needed: leave transforms out, and "
+            "take a method that does not look at samples itself, such as fedavg"
+        )
+    return x
 
 
 class Items:
@@ -101,7 +162,8 @@ class Split:
     """Labelled samples: some rows of arrays that many splits may share; making one copies no sample.
 
     `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255, float32 features
-    (n, ...) or other integers, such as token ids (n, length); or `Items`, read as they are used. `y`: int64 tensor
+    (n, ...) or other integers, such as token ids (n, length); several of them by name (`NamedTensors`); or `Items`,
+    read as they are used. `y`: int64 tensor
     (n,), class indices. `rows`: int64 (m,), which samples this view holds and in which order; None for all.
     `transform`: what training does to each batch of these samples, anew at each access; `load` does not. `learnt`:
     what is learnt of all rows, if it is not the labels; `y` is then for dealing samples out only. Raises UserError if
@@ -110,7 +172,7 @@ class Split:
 
     def __init__(
         self,
-        x: Tensor | NDArray[Any] | Items,
+        x: Tensor | NDArray[Any] | NamedTensors | Items,
         y: Tensor,
         rows: NDArray[np.int64] | None = None,
         transform: Transform | None = None,
@@ -129,8 +191,8 @@ class Split:
     def of(cls, data: Split | tuple[Any, Any] | TorchDataset[Any]) -> Split:
         """A split from what users have: a Split, a pair (x, y) of arrays or tensors, or a torch map-style data set.
 
-        A data set is read as it is used (`Items`). Integers stay integers; all others become float32. Raises UserError
-        for anything else.
+        A data set is read as it is used (`Items`). x may be several tensors by name. Integers stay integers; all others
+        become float32. Raises UserError for anything else.
         """
         if isinstance(data, Split):
             return data
@@ -163,14 +225,14 @@ class Split:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample, for example (3, 32, 32)."""
+        """Shape of one sample, for example (3, 32, 32); of several tensors that of the first."""
         return tuple(self.x.shape[1:])
 
-    def blank(self) -> Tensor:
+    def blank(self) -> Tensor | NamedTensors:
         """A sample of zeros (1, …), as `load` gives samples; none is read."""
-        kind = str(self.x.dtype).removeprefix("torch.")
-        integers = "int" in kind and kind != "uint8"
-        return torch.zeros(1, *self.shape, dtype=torch.int64 if integers else torch.float32)
+        if isinstance(self.x, NamedTensors):
+            return NamedTensors({name: _blank(value) for name, value in self.x.tensors.items()})
+        return _blank(self.x)
 
     def take(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> Split:
         """The samples at `indices` of this view, in that order; nothing is copied."""
@@ -181,29 +243,26 @@ class Split:
     def load(self, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
         """Freshly gathered samples (m, ...), float32, or int64 if they are integers, and their `targets`, on `device`.
 
-        uint8 samples are images, which are divided by 255; nothing else is normalised.
+        uint8 samples are images, which are divided by 255; nothing else is normalised. Raises UserError for samples of
+        several tensors.
         """
+        return one_tensor(self.gathered(device)), self.aimed(device)
+
+    def gathered(self, device: str | torch.device = "cpu") -> Tensor | NamedTensors:
+        """The samples that `load` gives, or those of several tensors."""
+        if isinstance(self.x, NamedTensors):
+            return NamedTensors({k: _gathered(value, self.rows, device) for k, value in self.x.tensors.items()})
         if isinstance(self.x, Items):
-            x = self.x[np.arange(len(self)) if self.rows is None else self.rows]
-        elif isinstance(self.x, Tensor):
-            x = self.x.clone() if self.rows is None else self.x[torch.from_numpy(self.rows)]
-        else:
-            gathered = np.array(self.x) if self.rows is None else np.asarray(self.x[self.rows])
-            if gathered.dtype.kind in "iu" and gathered.dtype != np.uint8:
-                gathered = gathered.astype(np.int64, copy=False)  # torch knows few unsigned types
-            x = torch.from_numpy(gathered)
-        y = self._aimed(device)
-        x = x.to(device)  # bytes travel before they become floats
-        if x.dtype == torch.uint8:
-            return x.float().div_(255), y
-        return (x.float() if x.is_floating_point() or x.dtype == torch.bool else x.long()), y
+            return _used(self.x[np.arange(len(self)) if self.rows is None else self.rows], device)
+        return _gathered(self.x, self.rows, device)
 
     def lazy(self, device: str | torch.device = "cpu") -> tuple[LazySamples, Tensor]:
         """As `load`, but samples are gathered anew each time they are indexed: for transforms of the data set's own,
         and for more than fit into memory."""
-        return LazySamples(self, torch.device(device)), self._aimed(device)
+        return LazySamples(self, torch.device(device)), self.aimed(device)
 
-    def _aimed(self, device: str | torch.device) -> Tensor:
+    def aimed(self, device: str | torch.device) -> Tensor:
+        """A copy of the `targets` on the device."""
         targets = self.targets.to(device, copy=True)
         return targets.long() if targets.dtype == torch.uint8 else targets
 
@@ -218,10 +277,10 @@ class LazySamples:
     def __len__(self) -> int:
         return len(self.split)
 
-    def __getitem__(self, rows: slice | Tensor) -> Tensor:
+    def __getitem__(self, rows: slice | Tensor) -> Tensor | NamedTensors:
         chosen = np.arange(len(self.split))[rows if isinstance(rows, slice) else rows.cpu().numpy()]
-        x: Tensor = self.split.take(chosen).load(self.device)[0]
-        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+        x = self.split.take(chosen).gathered(self.device)
+        return x.contiguous(memory_format=torch.channels_last) if isinstance(x, Tensor) and x.dim() == 4 else x
 
 
 @dataclass(frozen=True)
@@ -345,6 +404,13 @@ def split_off_test(whole: Split) -> tuple[Split, Split]:
     return whole.take(np.flatnonzero(~in_test)), whole.take(np.flatnonzero(in_test))
 
 
+def ungrouped(split: Split) -> Split:
+    """The same samples, in one group where labels are only for dealing out."""
+    if split.learnt is None:
+        return split
+    return Split(split.x, torch.zeros_like(split.y), split.rows, split.transform, split.learnt)
+
+
 def listed(names: Sequence[str]) -> str:
     """Names for an error, not too many."""
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
@@ -377,13 +443,41 @@ def _is_target(target: Any) -> bool:
     return isinstance(target, (int, float, np.number)) and not isinstance(target, bool)
 
 
-def _samples(x: Any) -> Tensor | NDArray[Any]:
+def _blank(x: Tensor | NDArray[Any] | Items) -> Tensor:
+    kind = str(x.dtype).removeprefix("torch.")
+    integers = "int" in kind and kind != "uint8"
+    return torch.zeros(1, *x.shape[1:], dtype=torch.int64 if integers else torch.float32)
+
+
+def _gathered(x: Tensor | NDArray[Any], rows: NDArray[np.int64] | None, device: str | torch.device) -> Tensor:
+    if isinstance(x, Tensor):
+        return _used(x.clone() if rows is None else x[torch.from_numpy(rows)], device)
+    gathered = np.array(x) if rows is None else np.asarray(x[rows])
+    if gathered.dtype.kind in "iu" and gathered.dtype != np.uint8:
+        gathered = gathered.astype(np.int64, copy=False)  # torch knows few unsigned types
+    return _used(torch.from_numpy(gathered), device)
+
+
+def _used(x: Tensor, device: str | torch.device) -> Tensor:
+    x = x.to(device)  # bytes travel before they become floats
+    if x.dtype == torch.uint8:
+        return x.float().div_(255)
+    return x.float() if x.is_floating_point() or x.dtype == torch.bool else x.long()
+
+
+def _samples(x: Any) -> Tensor | NDArray[Any] | NamedTensors:
+    if isinstance(x, Mapping):
+        return NamedTensors({str(name): torch.as_tensor(_array(value, 1)) for name, value in x.items()})
+    return _array(x, 2)
+
+
+def _array(x: Any, least: int) -> Tensor | NDArray[Any]:
     samples: Tensor | NDArray[Any] = x if isinstance(x, Tensor) else np.asarray(x)
     if isinstance(samples, np.ndarray) and samples.dtype.kind not in "biuf":
         raise UserError(f"samples are numbers, not {samples.dtype}; give arrays of uint8 or float32")
-    if samples.ndim < 2:
+    if samples.ndim < least:
         raise UserError(
-            f"samples have shape {tuple(samples.shape)}; the first dimension counts them, so give two or more"
+            f"samples have shape {tuple(samples.shape)}; the first dimension counts them, so give {least} or more"
         )
     if isinstance(samples, Tensor):
         integers = not samples.is_floating_point() and samples.dtype != torch.bool

@@ -57,6 +57,15 @@ class DataSettings(Group):
         None, "Of tables: what columns mean, as `fewbytes.data.Schema` (default: read off the dataset).",
         option=None, text=Text("a table", json.loads, json.dumps), brief=True,
     )  # fmt: skip
+    text: str | None = setting(
+        None, "Of a table: its column of text, of which the next tokens are learnt, or with target the class.",
+        metavar="COLUMN", brief=True,
+    )  # fmt: skip
+    length: Count = setting(128, "Of text: tokens a sample.", brief=True)
+    tokenizer: str | None = setting(
+        None, "Of text: a folder with a tokenizer, or a name on the hub (default: that of the hf: model).",
+        metavar="NAME", brief=True,
+    )  # fmt: skip
     client_data: str | None = setting(
         None, "For partition local: a folder with a data set for each client, or package.module:function of a client "
         "(default: DATASET on each node).", metavar="PLACE", brief=True,
@@ -92,8 +101,13 @@ class ModelSettings(Group):
     title: ClassVar[str] = "Model and training"
 
     model: str | None = setting(
-        None, "mlp, vgg9, resnet8:width=32, torchvision:<name>, package.module:callable; @512 pools features; a+b, "
-        "HtFE8 (default: by the shape of the data).", metavar="NAME",
+        None, "mlp, vgg9, resnet8:width=32, torchvision:<name>, hf:<folder or name>, package.module:callable; @512 "
+        "pools features; a+b, HtFE8 (default: by the shape of the data).", metavar="NAME",
+    )  # fmt: skip
+    lora: str | None = setting(
+        None, "Train adapters of this rank (rank=8,alpha=16,targets=q_proj+v_proj; default: on all layers but the "
+        "last) and, to classify, the last layer; all else stays as it is and never travels.",
+        metavar="RANK", brief=True,
     )  # fmt: skip
     weights: str | None = setting(
         None, "Pretrained weights to start from, where they fit: a .safetensors file or a state dict of torch's.",

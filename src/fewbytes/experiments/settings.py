@@ -8,7 +8,7 @@ import json
 import math
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.language import read_tokenizer, tokenizer_digest
 from fewbytes.base.ranges import wrong
 from fewbytes.core.method import Method
 from fewbytes.core.objective import Objective, Weights, objective_for
@@ -30,8 +31,10 @@ from fewbytes.data import (
     crop_flip,
     federate,
     federate_local,
+    holds_text,
     is_function,
     load_dataset,
+    load_text,
     masks_of_boxes,
     own_data,
     with_public,
@@ -39,11 +42,14 @@ from fewbytes.data import (
 )
 from fewbytes.data.channels import channel_figures
 from fewbytes.data.settings import USED_BY
+from fewbytes.data.split import ungrouped
 from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, LearningSettings, ModelSettings
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
+from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import convolutional
+from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.normalise import Normalisation
 from fewbytes.models.pretrained import check_fits, read_pretrained
@@ -64,6 +70,7 @@ class Experiment:
     model: ModelSettings
     run: Settings
     policy: Policy
+    _cut: Any = field(default=None, init=False, repr=False)  # the tokenizer, once it is read
 
     def settings(self) -> dict[str, Any]:
         """By key every setting that has a value, but for brief ones at their default; parameters with theirs."""
@@ -114,12 +121,17 @@ class Experiment:
         usual = convolutional(usual, shape) if self.model.kgf else usual
         name = self.model.model or {"boxes": "yolox-s", "masks": "unet"}.get(data.learns, usual)
         model = self.model = dataclasses.replace(self.model, model=name)
+        if model.kgf and model.lora:
+            raise UserError("kgf generates the kernels that lora would leave as they are: leave one of them out")
         normalisation = self._normalisation(data)
         agreed = {**agreed, **({} if normalisation is None else {"normalisation": str(normalisation)})}
         kernels = Kernels(model.kgf, model.seed) if model.kgf else None
-        build = ModelBuilder(name, shape, classes, kernels, normalisation)
-        pretrained = None if model.weights is None else read_pretrained(model.weights)
-        how = {"seed": model.seed, "precision": model.precision, "device": model.device, "pretrained": pretrained}
+        build = ModelBuilder(name, shape, classes, kernels, normalisation, data.learns)
+        how = {
+            "seed": model.seed, "precision": model.precision, "device": model.device,
+            "pretrained": None if model.weights is None else read_pretrained(model.weights),
+            "lora": Lora.read(model.lora) if model.lora else None,
+        }  # fmt: skip
         task = Task.on(data, build, **self._objective(data), agreed=agreed, **how)
         try:
             for client in range(min(len(data.clients), len(build.names))):
@@ -130,8 +142,8 @@ class Experiment:
             raise UserError(
                 f"{self.data.dataset} holds objects to be found: take a detector, such as yolox-s, not {name}"
             )
-        if pretrained is not None:
-            check_fits(pretrained, [task.problem.model(i) for i in task.problem.architectures()])
+        if task.problem.pretrained is not None:
+            check_fits(task.problem.pretrained, [task.problem.model(i) for i in task.problem.architectures()])
         if not detects and set(build.names) & set(DETECTORS):
             raise UserError(f"{name} finds objects, and {self.data.dataset} has no boxes of any: take another model")
         return task
@@ -171,7 +183,7 @@ class Experiment:
                 )
         dataset, public = self._part(self._loaded(how.dataset)), None
         self._meaning(dataset)
-        agreed = {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
+        agreed = self._agreed() | {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
         if how.public is not None:
             dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
         if self.model.normalise == "data" and dataset.learns != "boxes":
@@ -194,17 +206,19 @@ class Experiment:
         if str(how.public or "").isdecimal():
             raise UserError("partition local holds nothing out: name a data set of the server's for public")
         count = self.partition.clients
-        like = self._clients(here[0], alone=True) if here else self._part(self._servers())
+        like = self._clients(here[0], alone=True) if here else _in_one_group(self._part(self._servers()))
         self._meaning(like)  # of what clients have, too
         names = list(like.classes) if how.class_names is None else how.class_names
-        self.data = dataclasses.replace(self.data, class_names=names)
+        if like.learns != "tokens":  # which the tokenizer names
+            self.data = dataclasses.replace(self.data, class_names=names)
         mine = {here[0]: like} if here else {}
         mine |= {i: self._clients(i, alone=here is not None) for i in (range(count) if here is None else here[1:])}
         test = like.test.take([]) if here else like.numbered(names).test
         data = federate_local([mine.get(i) for i in range(count)], test, names, like.groups)
         if how.public is not None and not here:
             data = dataclasses.replace(data, public=with_public(like, str(how.public), seed, how.image_size)[1])
-        agreed = {"classes": json.dumps(names), "shape of a sample": str(test.shape)}
+        agreed = self._agreed() | ({} if like.learns == "tokens" else {"classes": json.dumps(names)})
+        agreed |= {"shape of a sample": str(test.shape)}
         return data, agreed | ({} if like.schema is None else {"columns": like.schema.text()})
 
     def _schema(self) -> Schema:
@@ -232,14 +246,38 @@ class Experiment:
         place = self._place(client, alone)
         if is_function(place):
             return self._part(own_data(place, client, self.data.class_names))
-        return self._part(self._loaded(place))
+        return _in_one_group(self._part(self._loaded(place)))
 
     def _loaded(self, name: str, only_test: bool = False) -> Dataset:
-        """A data set, its boxes filled in if they are to be."""
-        dataset = load_dataset(name, self.data.image_size, only_test, self._schema())
-        if self.data.masks and dataset.learns != "boxes":
+        """The data set called so, its boxes filled in if they are to be."""
+        how = self.data
+        if how.text is not None or (name != "digits" and not is_function(name) and holds_text(name)):
+            if len(how.target or ()) > 1:
+                raise UserError("a text has one class: name one column for target")
+            label = how.target[0] if how.target else None
+            return load_text(name, self._tokenizer(), how.length, how.text, label, only_test)
+        dataset = load_dataset(name, how.image_size, only_test, self._schema())
+        if how.masks and dataset.learns != "boxes":
             raise UserError(f"masks are made of boxes, and {name} has none")
-        return masks_of_boxes(dataset) if self.data.masks else dataset
+        return masks_of_boxes(dataset) if how.masks else dataset
+
+    def _tokenizer(self) -> Any:
+        """What cuts text into tokens. Raises UserError if nothing says which."""
+        model = self.model.model or ""
+        place = self.data.tokenizer or (model.removeprefix(PREFIX) if model.startswith(PREFIX) else None)
+        if place is None:
+            raise UserError(
+                f"{self.data.dataset} holds text: say by --tokenizer, or an hf: model, what cuts it into tokens"
+            )
+        if self._cut is None:
+            self._cut = read_tokenizer(place)
+        return self._cut
+
+    def _agreed(self) -> dict[str, str]:
+        """What servers and nodes, who hold text, must agree on besides."""
+        if self._cut is None:
+            return {}
+        return {"tokenizer (give every node the server's folder)": tokenizer_digest(self._cut)}
 
     def _part(self, dataset: Dataset) -> Dataset:
         return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset
@@ -273,12 +311,14 @@ class Experiment:
     def about(self, task: Task) -> dict[str, Any]:
         """What result.json says of the task."""
         named = {key: value for key, value in self.settings().items() if key in DECLARED and DECLARED[key].about.brief}
-        named |= {"seed": self.model.seed} if self.model.kgf else {}  # which alpha and beta come from
+        drawn = self.model.kgf or str(self.model.model).startswith(PREFIX)  # alpha and beta; parts that have no weights
+        named |= {"seed": self.model.seed} if drawn else {}
         pretrained = task.problem.pretrained
         named |= {} if pretrained is None else {"weights_digest": pretrained.digest}
         return named | {
             "dataset": self.data.dataset, "model": self.model.model, "partition": self.partition.partition,
             "sample_shape": list(task.problem.sample_shape), "classes": len(task.data.classes),
+            **({} if task.data.learns == "classes" else {"learns": task.data.learns}),
             **(self._pools(task) if self.partition.newcomers else {}),
         }  # fmt: skip
 
@@ -310,6 +350,13 @@ def _weights(text: str | None, classes: Sequence[str]) -> Weights | None:
 
 TRY_EPOCHS = 40
 """The most local epochs, a round or in all, of a method that is only named."""
+
+
+def _in_one_group(dataset: Dataset) -> Dataset:
+    """Of texts the same in one group: the documents are each client's own, and are not dealt out."""
+    if dataset.learns != "tokens":
+        return dataset
+    return dataclasses.replace(dataset, train=ungrouped(dataset.train), test=ungrouped(dataset.test), groups=None)
 
 
 def _words(dataset: Dataset) -> str:

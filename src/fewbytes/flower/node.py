@@ -53,7 +53,7 @@ def in_common(method: Method, task: Task, client: Id) -> dict[str, str]:
         "frame format": str(MAJOR),
         "method": repr(method),
         "model (names, types and shapes of its entries)": task.problem.layout(client).hash.hex(),
-        **({"model (values that are not trained)": frozen} if (frozen := task.problem.frozen(client)) else {}),
+        **({FROZEN: frozen} if (frozen := task.problem.frozen(client)) else {}),
         "seed": str(task.problem.seed),
         "precision": task.problem.precision,
         **({} if (given := task.problem.pretrained) is None else {"weights (of which models start)": given.digest}),
@@ -172,4 +172,5 @@ def _whole(frame: bytes) -> bool:
 
 
 DIFFERENT = "different:"
+FROZEN = "model (values that are not trained: give every node the server's weights)"
 """How an error begins that carries, as JSON, what the node has that the server was to have in common with it."""

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.base.errors import UserError, import_failed, one_line, suggestion
 from fewbytes.models.features import PooledFeatures
+from fewbytes.models.hugging_face import PREFIX, hugging_face_model
 from fewbytes.models.kgf import Kernels, with_generated_kernels
 from fewbytes.models.normalise import Normalisation, with_normalisation
 from fewbytes.models.resnet import DEPTHS, ResNet
@@ -48,7 +49,7 @@ MIXES: dict[str, tuple[str, ...]] = {
 """FedKTL's families of different models by name, each with features pooled to one length (`HtFE8@256`; 512)."""
 
 
-def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+def build_model(name: str, shape: tuple[int, ...], classes: int, learns: str = "classes") -> nn.Module:
     """A fresh model for samples of `shape`, for example (3, 32, 32), giving `classes` logits.
 
     `name` is one of
@@ -60,6 +61,7 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     - `unet` with the option `width` (16; channels at the top): logits for every pixel
     - `yolox-nano`, `yolox-tiny`, `yolox-s`, `yolox-m`, `yolox-l` and `yolox-x`: detectors, for data with boxes
     - `torchvision:<name>`, any classifier of torchvision, with random weights
+    - `hf:<folder or name>`, a model of transformers with the head for what it `learns`, with its own weights
     - `package.module:callable`, your own. It gets those of `shape`, `classes`, `num_classes` and `in_channels` that
       its signature names, and returns an `nn.Module`
 
@@ -72,6 +74,8 @@ def build_model(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         raise UserError(
             f"{name!r} is a mix of models, not one: take ModelBuilder, or one of {', '.join(_expanded(name))}"
         )
+    if name.startswith(PREFIX):
+        return hugging_face_model(name.removeprefix(PREFIX), shape, classes, learns)
     unpooled, at, size = name.partition("@")
     if not at:
         return _unpooled(name, shape, classes)
@@ -110,7 +114,7 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         return _own(base, rest, shape, classes)
     raise UserError(
         f"unknown model {base!r}{suggestion(base, (*NAMES, *MIXES))}; there are {', '.join(NAMES)}, "
-        f"torchvision:<name>, package.module:callable and the mixes {', '.join(MIXES)}"
+        f"torchvision:<name>, hf:<folder or name>, package.module:callable and the mixes {', '.join(MIXES)}"
     )
 
 
@@ -120,7 +124,7 @@ class ModelBuilder:
     One name is the model of all clients. ResNets that name no `stem` have one in common: 3x3 if any ResNet among the
     names has it, else 7x7. A name of `MIXES`, in any case, stands for its models with the stems these state: `HtFE2@64`
     is `cnn4@64+resnet18:stem=7x7@64`. `kernels`: how Fed-KGF generates the kernels of every model. `normalisation`: of
-    samples, by every model. Other names, shapes and errors as in `build_model`.
+    samples, by every model. Other names, shapes and errors, and what it `learns`, as in `build_model`.
     """
 
     def __init__(
@@ -130,16 +134,17 @@ class ModelBuilder:
         classes: int,
         kernels: Kernels | None = None,
         normalisation: Normalisation | None = None,
+        learns: str = "classes",
     ) -> None:
         self.names = [model for name in _with_one_stem(names.split("+")) for model in _expanded(name)]
-        self.shape, self.classes, self.kernels = shape, classes, kernels
+        self.shape, self.classes, self.kernels, self.learns = shape, classes, kernels, learns
         self.normalisation = normalisation
         if len(self.names) > 1 and not all(self.names):
             raise UserError(f"a mix of models is names joined by +, and {names!r} has an empty one")
 
     def __call__(self, client: int) -> nn.Module:
         """Client `client`'s model, with weights drawn from torch's global generator."""
-        model = build_model(self.names[client % len(self.names)], self.shape, self.classes)
+        model = build_model(self.names[client % len(self.names)], self.shape, self.classes, self.learns)
         model = model if self.kernels is None else with_generated_kernels(model, self.kernels)
         how = self.normalisation
         return model if how is None else with_normalisation(model, how, len(self.shape))

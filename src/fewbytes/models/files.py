@@ -14,11 +14,14 @@ from torch import nn
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.files import replacing
-from fewbytes.base.state import copied, load_state
+from fewbytes.base.state import copied, frozen_digest, frozen_entries, load_state, mark_trained, trained_entries
+from fewbytes.base.streams import seeded
+from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.ensemble import logit_mean
 from fewbytes.models.etf import etf_network
 from fewbytes.models.fused import network_of
+from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.kgf import network_of as kernels_of
 from fewbytes.models.normalise import Normalisation
@@ -37,21 +40,33 @@ PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
 def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     """Write the model's parameters and buffers; `about` may say how to build it: `model`, `sample_shape`, `classes`.
 
-    A model put together from clients' models says how in its `recipe`, which is written too.
+    A model put together from clients' models says how in its `recipe`, which is written too. Of a model whose frozen
+    part lies elsewhere, in transformers' folders, only what is trained is written, and a digest of that part.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     recipe = {"recipe": model.recipe} if hasattr(model, "recipe") else {}
-    whole = {name: copied(value) for name, value in model.state_dict().items()}  # frozen parts, too
+    elsewhere = str(about.get("model", "")).startswith(PREFIX) and frozen_entries(model) and not recipe
+    written = trained_entries(model) if elsewhere else model.state_dict()  # frozen parts, too
+    frozen = {"frozen": frozen_digest(model)} if elsewhere else {}
+    state = {name: copied(value) for name, value in written.items()}
     with replacing(path) as file:
-        file.write(save(whole, metadata={"fewbytes": json.dumps(about | recipe)}))
+        file.write(save(state, metadata={"fewbytes": json.dumps(about | recipe | frozen)}))
 
 
-def model_of(about: dict[str, Any]) -> ModelBuilder:
-    """What makes the models of a run that says this about itself."""
-    kernels = Kernels(about["kgf"], about["seed"]) if "kgf" in about else None
+def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
+    """What makes the models of a run that says this about itself, those of transformers with what was drawn in it."""
+    kernels, learns = Kernels(about["kgf"], about["seed"]) if "kgf" in about else None, about.get("learns", "classes")
     shape, how = tuple(about["sample_shape"]), about.get("normalise")
     normalisation = None if how is None else Normalisation.read(how, shape[0])
-    return ModelBuilder(about["model"], shape, about["classes"], kernels, normalisation)
+    build = ModelBuilder(about["model"], shape, about["classes"], kernels, normalisation, learns)
+    lora = Lora.read(about["lora"]) if "lora" in about else None
+
+    def make(client: int) -> nn.Module:
+        with seeded(about.get("seed", 0), "first model", build.architecture(client)):
+            model = build(client)
+            return model if lora is None else lora.added(model, head=learns != "tokens")
+
+    return make
 
 
 def load_model(run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None) -> nn.Module:
@@ -84,7 +99,10 @@ def read_model(
         else:
             model = make(0 if client is None else client)
             load_state(model, state)
-        lacking = model.state_dict().keys() - state.keys()
+        mark_trained(model)
+        if "frozen" in about and about["frozen"] != frozen_digest(model):
+            raise MethodError(f"what is not trained of {about['model']} differs from what it was trained with")
+        lacking = (trained_entries(model) if "frozen" in about else model.state_dict()).keys() - state.keys()
         if lacking:
             raise MethodError(f"it lacks {', '.join(sorted(lacking)[:3])}")
     except (KeyError, IndexError, TypeError, AttributeError) as error:

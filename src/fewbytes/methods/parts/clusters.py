@@ -22,6 +22,7 @@ from fewbytes.base.streams import stream_seed
 from fewbytes.core.network import Network, Refused
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
+from fewbytes.data.split import one_tensor
 from fewbytes.wire import Dense, payload
 
 Similarity = Literal["projections", "vectors"]
@@ -47,7 +48,7 @@ def check_clusters(problem: Problem, clusters: int, vectors: int) -> None:
         raise UserError(
             f"clusters is {clusters}, more than the {there} clients there are at first: set clusters={there} or less"
         )
-    features = math.prod(problem.sample.shape[1:]) if problem.sample is not None else vectors
+    features = math.prod(one_tensor(problem.sample).shape[1:]) if problem.sample is not None else vectors
     if clusters > 1 and vectors > features:
         raise UserError(f"vectors is {vectors}, more than the {features} features of a sample")
 

@@ -1,0 +1,74 @@
+"""Hugging Face's transformers, quiet and only where used: the library, and tokenizers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.errors import UserError, one_line
+
+HUB_SECONDS = 5.0  # to learn whether the hub answers at all
+
+
+def transformers() -> Any:
+    """The library, without its progress bars and advice. Raises UserError if it is not installed."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the fork of workers
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            import transformers
+    except ImportError:
+        raise UserError("text and hf: models need transformers: pip install 'fewbytes[adapters]'") from None
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def located(name: str) -> Path:
+    """The folder of that name under FEWBYTES_DATA, else of that path; else where what the Hugging Face hub has of that
+    name lies, once fetched: settings, tokenizer and safetensors. Raises UserError if there is nothing."""
+    root = os.environ.get("FEWBYTES_DATA")
+    for folder in ([Path(root).expanduser() / name] if root else []) + [Path(name).expanduser()]:
+        if folder.is_dir():
+            return folder
+    try:
+        import huggingface_hub as hub
+
+        fetch = partial(hub.snapshot_download, name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors"])
+        try:
+            return Path(fetch(local_files_only=True))
+        except hub.errors.LocalEntryNotFoundError:
+            hub.HfApi().model_info(name, timeout=HUB_SECONDS)  # without a network the download may try for minutes
+            return Path(fetch())
+    except Exception as error:  # the hub's client fails in many ways: no network, offline mode, no such name, disk full
+        raise UserError(
+            f"there is no folder {name!r}, and fetching it from the hub failed ({one_line(error)[:160]}): name a "
+            "folder with the model and its tokenizer"
+        ) from None
+
+
+def read_tokenizer(place: str) -> Any:
+    """The tokenizer in a folder, or of that name on the hub (`located`). Raises UserError if there is none."""
+    folder = located(place)
+    try:
+        return transformers().AutoTokenizer.from_pretrained(folder)
+    except UserError:
+        raise
+    except Exception as error:  # files that are no tokenizer's, in many ways
+        raise UserError(f"{folder} holds no tokenizer ({one_line(error)[:160]}): --tokenizer names another") from None
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """32 characters that are equal for tokenizers that cut all text alike."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = repr(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
+    return hashlib.sha256(rules.encode()).hexdigest()[:32]
+
+
+def padding_token(tokenizer: Any) -> int:
+    """The id of what short texts are filled up with: the tokenizer's own, else what ends a text, else 0."""
+    own = tokenizer.pad_token_id
+    return int(own if own is not None else tokenizer.eos_token_id or 0)

@@ -1,0 +1,182 @@
+"""Text: folders of .txt files and columns of tables, cut into tokens, to learn the next one or a class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.language import padding_token
+from fewbytes.data.datasets import find, not_found
+from fewbytes.data.folders import TEST_NAMES
+from fewbytes.data.sources import source
+from fewbytes.data.split import IGNORED_TOKEN, Dataset, NamedTensors, Split, Targets, split_off_test
+
+TABLES = (".parquet", ".csv", ".jsonl", ".json")
+TEST_SHARE = 10  # one block of so many is for testing
+Documents = list[tuple[str, str]]  # a group's name, and a text of it
+
+
+def load_text(
+    name: str, tokenizer: Any, length: int, column: str | None = None, label: str | None = None, only_test: bool = False
+) -> Dataset:
+    """The texts called `name`: a .txt file or a folder of such, or, of a table or a folder of such, a `column`.
+
+    Without `label` the next token is learnt, as `next_tokens` has it, else the class that the column of that name
+    holds, of `input_ids` and `attention_mask` (`token_ids`); test texts are a table's `test…`, else a fixed fifth of
+    each class. With `only_test` all are test texts. Raises UserError for what cannot be read.
+    """
+    place = find(name, files=True)
+    if place is None:
+        raise not_found(name, "no such name is known")
+    if column is None:
+        if label is not None:
+            raise UserError(f"{name}: target is a column of a table: say which other one holds the text (--text)")
+        return next_tokens(name, documents_in(place), tokenizer, length, only_test)
+    train, test = read_text_table(place, column, label)
+    if label is None:
+        return next_tokens(name, train + test, tokenizer, length, only_test)
+    classes = tuple(sorted({kind for kind, _ in train + test}))
+    number = {kind: i for i, kind in enumerate(classes)}
+    splits = [
+        Split(token_ids([text for _, text in texts], tokenizer, length), torch.tensor([number[k] for k, _ in texts]))
+        for texts in ((train, test) if test else (train,))
+    ]
+    if only_test:
+        return Dataset(name, splits[0].take([]), splits[-1], classes)
+    trained, tested = splits if test else split_off_test(splits[0])
+    return Dataset(name, trained, tested, classes)
+
+
+def holds_text(name: str) -> bool:
+    """Whether what is called so is a text file, or a folder that has some in it or in its folders, and no images."""
+    place = find(name, files=True)
+    if place is None:
+        return False
+    texts = place.suffix == ".txt" or any(chain(place.glob("*.txt"), place.glob("*/*.txt")))
+    return texts and (place.is_file() or source(place) is None)
+
+
+def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, only_test: bool = False) -> Dataset:
+    """Documents as samples of `length` tokens, of which the next ones are learnt.
+
+    The documents of a group follow each other, each with the token that ends a text, if the tokenizer has one; the last
+    sample of a group is filled up, and nothing is learnt there. Its last tenth is for testing (`only_test`: all of it).
+    `groups`, by which samples are dealt out, are those of the documents, and `classes` the tokens. Raises UserError if
+    there is nothing to learn.
+    """
+    groups = sorted({group for group, _ in documents})
+    made: list[tuple[NDArray[np.int64], NDArray[np.int64], int, int]] = []  # samples, targets, group, for training
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    for number, group in enumerate(groups):
+        texts = [text for of, text in documents if of == group]
+        pieces = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        x, y = _blocks([token for piece in pieces for token in (*piece, *end)], length, padding_token(tokenizer))
+        tested = len(x) if only_test else 0 if len(x) < 2 else max(1, round(len(x) / TEST_SHARE))
+        made.append((x, y, number, len(x) - tested))
+    x, y = (np.concatenate([each[part] for each in made]) for part in (0, 1))
+    if not len(x):
+        raise UserError(f"{name} has no text of two tokens")
+    labels = torch.tensor([number for each in made for number in [each[2]] * len(each[0])])
+    trains = np.array([row < each[3] for each in made for row in range(len(each[0]))])
+    whole = Split(x, labels, learnt=Targets("tokens", torch.from_numpy(y)))
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    train, test = whole.take(np.flatnonzero(trains)), whole.take(np.flatnonzero(~trains))
+    return Dataset(name, train, test, tuple(map(str, tokens)), tuple(groups))
+
+
+def token_ids(texts: Sequence[str], tokenizer: Any, length: int) -> NamedTensors:
+    """Texts as `input_ids` and `attention_mask`, int64 (n, length): cut off at `length` tokens, shorter ones filled
+    up, where the mask is 0."""
+    made = tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]
+    ids = torch.full((len(made), length), padding_token(tokenizer))
+    mask = torch.zeros_like(ids)
+    for row, tokens in enumerate(made):
+        ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64), 1
+    return NamedTensors({"input_ids": ids, "attention_mask": mask})
+
+
+def documents_in(place: Path) -> Documents:
+    """The .txt files of a folder, or the one. A file's group is the folder of that folder it lies in, else itself.
+    Raises UserError for one that is not UTF-8."""
+    paths = [place] if place.suffix == ".txt" else sorted(place.rglob("*.txt"))
+    return [(_group(path, place), _read(path)) for path in paths]
+
+
+def read_text_table(place: Path, column: str, label: str | None) -> tuple[Documents, Documents]:
+    """(training texts, test texts) with their labels, of a .parquet, .csv, .json or .jsonl file, or of a folder of such
+    (`train…` and `test…`; no test texts if there is no such file). Without `label` all have the file's name for one.
+
+    Raises UserError if there is no such file or column, and for missing values.
+    """
+    files = [place] if place.is_file() else sorted(path for path in place.iterdir() if path.suffix in TABLES)
+    tests = [path for path in files if place.is_dir() and path.stem.startswith(TEST_NAMES)]
+    trains = [path for path in files if path not in tests]
+    if not trains:
+        raise UserError(f"{place} holds no table with text ({', '.join(TABLES)})")
+    train, test = (
+        [pair for path in paths for pair in _texts(path, column, label, place.stem)] for paths in (trains, tests)
+    )
+    return train, test
+
+
+def _texts(path: Path, column: str, label: str | None, name: str) -> Documents:
+    columns = {
+        ".parquet": pq.read_table, ".csv": pyarrow.csv.read_csv, ".json": pyarrow.json.read_json,
+        ".jsonl": pyarrow.json.read_json,
+    }  # fmt: skip
+    try:
+        table = columns[path.suffix](path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as a table: {' '.join(str(error).split())}") from None
+    for wanted in (column, *([label] if label else [])):
+        if wanted not in table.column_names:
+            raise UserError(f"{path} has no column {wanted!r}; it has {', '.join(table.column_names)}")
+        if missing := table.column(wanted).null_count:
+            raise UserError(f"{path} has {missing} rows without a {wanted}: fill them in, or leave those rows out")
+    if not pa.types.is_string(table.column(column).type) and not pa.types.is_large_string(table.column(column).type):
+        raise UserError(f"{path}: the column {column} holds {table.column(column).type}, not text")
+    texts = table.column(column).to_pylist()
+    groups = table.column(label).to_pylist() if label else [name] * len(texts)
+    return [(_label(group, table, label), text) for group, text in zip(groups, texts, strict=True)]
+
+
+def _label(value: Any, table: Any, label: str | None) -> str:
+    """A label as text: the class's name, where a table of the Hugging Face hub names classes."""
+    metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    names = metadata.get("info", {}).get("features", {}).get(label, {}).get("names")
+    return str(names[value] if names and isinstance(value, int) and 0 <= value < len(names) else value)
+
+
+def _blocks(tokens: list[int], length: int, padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Samples and targets, int64 (n, length) each; targets are the samples moved by a token."""
+    known = max(0, len(tokens) - 1)
+    n = -(-known // length)
+    x, y = np.full(n * length, padding, np.int64), np.full(n * length, IGNORED_TOKEN, np.int64)
+    x[:known], y[:known] = tokens[:-1], tokens[1:]
+    return x.reshape(n, length), y.reshape(n, length)
+
+
+def _group(path: Path, place: Path) -> str:
+    above = path.relative_to(place).parts[:-1] if place.is_dir() else ()
+    return above[0] if above else path.stem
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8 (byte {error.start}): convert or remove it") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
