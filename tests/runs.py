@@ -42,6 +42,14 @@ def fingerprint(folder: Path) -> dict:
     }
 
 
+def tensorboard_scalars(place: Path) -> dict[str, list[tuple[int, float]]]:
+    """By name, the steps and values that a folder of TensorBoard's event files holds."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(place)).Reload()
+    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
 @dataclass(frozen=True)
 class Run:
     """A run that is made once and looked at by many tests, which change nothing in its folder."""

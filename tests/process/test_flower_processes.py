@@ -19,7 +19,7 @@ import pytest
 from cases import CASES, tiny_task
 from commands import fewbytes
 from places import TEST, TRAIN, options
-from runs import ROUNDS, fingerprint
+from runs import ROUNDS, fingerprint, tensorboard_scalars
 
 import fewbytes as fb
 
@@ -182,9 +182,11 @@ def test_the_example_app_runs_as_its_readme_says(component, tmp_path):
 
 
 def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(tmp_path):
-    """While it runs, a second one in its folder is refused; the server's death ends it; it is resumed."""
+    """While it runs, a second one in its folder is refused; the server's death ends it; it is resumed, and who watches
+    it sees one run."""
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     command = [*FEWBYTES, "deploy", "fedavg", "--clients", "2", "--rounds", "3", "--out", str(tmp_path / "there")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--watch", "tensorboard"], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 150
     while not any(len(p.read_text().splitlines()) == 1 for p in tmp_path.glob("there/*/rounds.jsonl")):
         assert time.monotonic() < deadline
@@ -202,9 +204,10 @@ def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(
     elsewhere = fewbytes("deploy", "--resume", str(folder), "--hosts", "a,b", "--address", "x.example:1")
     assert elsewhere.returncode == 2
     assert "resume it as it was begun" in elsewhere.stderr
-    resumed = fewbytes("deploy", "--resume", str(folder), "--json")
+    resumed = fewbytes("deploy", "--resume", str(folder), "--watch", "tensorboard", "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["status"] == "done"
+    assert [t for t, _ in tensorboard_scalars(folder / "tensorboard")["accuracy/global"]] == [1, 2, 3]
     assert (folder / "report.html").exists()
     options = ["--clients", "2", "--rounds", "3", "--out", tmp_path / "here"]
     assert fewbytes("run", "fedavg", *options).returncode == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cases import LOCAL, scheduled_task, tiny_task
 from commands import fewbytes
+from runs import tensorboard_scalars
 
 import fewbytes as fb
 from fewbytes.running.recorders import watcher_of
@@ -47,19 +48,12 @@ class Heard(fb.Watcher):
         self.heard.append(("ended", result["status"]))
 
 
-def tensorboard(place: Path) -> dict[str, list[tuple[int, float]]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(place)).Reload()
-    return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
 class TensorBoard:
     def watch(self, folder: Path) -> str:
         return f"tensorboard:{folder / 'board'}"
 
     def read(self, folder: Path, name: str) -> dict[str, list[tuple[int, float]]]:
-        return tensorboard(folder / "board" / name)
+        return tensorboard_scalars(folder / "board" / name)
 
 
 class MLflow:
@@ -211,7 +205,7 @@ def test_mlflow_has_the_configuration_and_how_the_run_ended(stores, tmp_path):
 @needs("tensorboard")
 def test_the_default_place_is_the_run_folder_and_names_are_the_same(tmp_path):
     result = fb.run(METHOD, tiny_task(), out=tmp_path / "run", watcher=fb.TensorBoard(), **RUN)
-    check(tensorboard(tmp_path / "run" / "tensorboard"), result)
+    check(tensorboard_scalars(tmp_path / "run" / "tensorboard"), result)
 
 
 def test_a_store_that_fails_is_told_once_and_the_run_goes_on(tmp_path, monkeypatch):
@@ -253,7 +247,7 @@ def test_a_store_that_fails_in_the_middle_is_made_up_for_when_the_run_is_resumed
     assert len(shown.notes) == 1
     place.unlink()
     result = fb.run(METHOD, tiny_task(), out=tmp_path / "run", resume=True, watcher=fb.TensorBoard(), **RUN)
-    check(tensorboard(place), result)
+    check(tensorboard_scalars(place), result)
 
 
 @pytest.mark.parametrize(
@@ -292,9 +286,11 @@ def test_the_command_line_watches_a_run_and_every_method_of_a_comparison(tmp_pat
     assert (result["rounds"], result["ended_by"], result["stop_when"]) == (1, "stop_when", "global>=0.0")
     assert "fedavg ends with round 1: global>=0.0 holds" in done.stderr
     [run] = (tmp_path / "runs").iterdir()
-    assert tensorboard(tmp_path / "b" / run.name)["result/final"][0][1] == pytest.approx(result["score"]["final"])
+    assert tensorboard_scalars(tmp_path / "b" / run.name)["result/final"][0][1] == pytest.approx(
+        result["score"]["final"]
+    )
     done = fewbytes("compare", "fedavg", "separate", *terms, "--out", tmp_path / "both")
     assert done.returncode == 0, done.stderr
     [both] = (tmp_path / "both").iterdir()
     for name in ("fedavg", "separate"):
-        assert [t for t, _ in tensorboard(tmp_path / "b" / both.name / name)["seconds"]] == [1, 2]
+        assert [t for t, _ in tensorboard_scalars(tmp_path / "b" / both.name / name)["seconds"]] == [1, 2]
