@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,6 +80,8 @@ def export_model(
             (folder / stale).unlink(missing_ok=True)
     finally:
         shutil.rmtree(written, ignore_errors=True)
+        with suppress(OSError):
+            folder.rmdir()  # if there is nothing in it
     return [folder / name for name in names]
 
 
