@@ -173,6 +173,16 @@ def test_a_site_whose_folder_does_not_suit_is_named_and_the_others_go_on(places,
         deployed(places, places / "none", monkeypatch)
 
 
+def tables(places: Path, table: dict[str, list], **at: dict[str, list]) -> None:
+    """Tables called cells in place of the images, at some sites others; None stands for a column that is not there."""
+    for name in ("server", *SITES):
+        (places / name / "cells").rename(places / f"images of {name}")
+        (places / name / "cells").mkdir()
+        mine = {key: values for key, values in at.get(name, table).items() if values is not None}
+        pandas.DataFrame(mine).to_csv(places / name / "cells" / "train.csv", index=False)
+        pandas.DataFrame(table).to_csv(places / name / "cells" / "test.csv", index=False)
+
+
 TABLE = {"age": [30, 50, 70, 50], "sex": ["f", "m", "f", "m"], "target": ["ill", "well", "ill", "well"]}
 
 
@@ -192,18 +202,7 @@ TABLE = {"age": [30, 50, 70, 50], "sex": ["f", "m", "f", "m"], "target": ["ill",
     ],
 )
 def test_a_site_whose_table_does_not_suit_is_named_and_the_others_go_on(places, monkeypatch, columns, says):
-    for name in ("server", *SITES):
-        table = TABLE | (columns if name == "south" else {})
-        cells = places / name / "tables" / "cells"
-        cells.mkdir(parents=True)
-        frame = pandas.DataFrame({key: values for key, values in table.items() if values is not None})
-        frame.to_csv(cells / "train.csv", index=False)
-        pandas.DataFrame(TABLE).to_csv(cells / "test.csv", index=False)
-        if name in SITES:
-            (places / name / "cells").unlink()
-            (places / name / "tables" / "cells").rename(places / name / "cells")
-    (places / "server" / "cells").rename(places / "elsewhere")
-    (places / "server" / "tables" / "cells").rename(places / "server" / "cells")
+    tables(places, TABLE, south=TABLE | columns)
     watcher = Told()
     node = {name: {"tell": "labels"} for name in SITES}
     out = deployed(places, places / "deployed", monkeypatch, node, watcher=watcher, all_of=0.5)
@@ -212,6 +211,15 @@ def test_a_site_whose_table_does_not_suit_is_named_and_the_others_go_on(places, 
     assert re.match(rf"site-2: .*{says}", why)
     assert "\n" not in why
     assert of(out, "partition.json")["train"] == [[2, 2], [2, 2], None]
+
+
+def test_of_numbers_to_learn_a_node_tells_how_many_are_in_each_tenth_of_the_servers(places, monkeypatch):
+    costs = {"age": list(range(40)), "target": [i + 0.5 for i in range(40)]}
+    tables(places, costs, north={key: values[:10] for key, values in costs.items()})
+    out = deployed(places, places / "deployed", monkeypatch, {"north": {"tell": "labels"}})
+    partition = of(out, "partition.json")
+    assert partition["classes"][:2] == ["below 4.4", "4.4 to 8.3"]
+    assert partition["train"] == [40, [4, 4, 2, 0, 0, 0, 0, 0, 0, 0], 40]
 
 
 def test_a_node_may_say_itself_where_its_data_are(places, monkeypatch):

@@ -114,11 +114,18 @@ def test_a_function_may_give_a_whole_data_set_or_one_to_deal_out():
         ("our_hospital:nothing", "made a NoneType: return a Dataset, or"),
         ("our_hospital:empty", "made no training sample"),
         ("our_hospital:broken", "cannot be made: OSError: the archive is not mounted"),
-        ("our_hospital:missing", "cannot be made: AttributeError: .*missing"),
-        ("no_hospital:site", "cannot be made: ModuleNotFoundError: No module named 'no_hospital'"),
+        ("our_hospital:missing", r"cannot be imported: AttributeError: .*missing.*; is its folder on PYTHONPATH\?"),
+        ("no_hospital:site", "cannot be imported: ModuleNotFoundError: No module named 'no_hospital'"),
     ],
 )
 def test_what_a_function_does_wrong_is_one_line(name, says):
     with pytest.raises(fb.UserError, match=says) as error:
         own_data(name, 1)
     assert "\n" not in str(error.value)
+
+
+def test_of_a_function_must_be_said_how_many_clients_there_are():
+    given = settings("site")
+    given.pop("clients")
+    with pytest.raises(fb.UserError, match="say how many clients there are"):
+        make_experiment(given)

@@ -29,8 +29,12 @@ def own_data(name: str, client: int | None = None, classes: Sequence[str] | None
     module, _, attribute = name.partition(":")
     try:
         function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # importing runs the user's code
+        text = f"data {name!r} cannot be imported: {one_line(error)}; is its folder on PYTHONPATH?"
+        raise UserError(text) from error
+    try:
         made = function(client) if takes_argument(function) else function()
-    except Exception as error:  # what runs is the user's code
+    except Exception as error:
         raise UserError(f"data {name!r} cannot be made: {one_line(error)}") from error
     if isinstance(made, Dataset):
         return made

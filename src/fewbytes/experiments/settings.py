@@ -410,7 +410,7 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
     """Settings as an experiment, their types checked. Raises UserError naming the setting.
 
     What has several parts may be text, like "500/100" (see `Text` in the declarations). `clients` follows from
-    `client_data`.
+    `client_data`, where that is a folder.
     """
     settings = folded(dict(settings))
     for key in settings:
@@ -420,7 +420,9 @@ def make_experiment(settings: dict[str, Any]) -> Experiment:
         raise UserError("name a method (`fewbytes methods` lists them), or a config that does")
     parameters = settings.get("parameters", {})
     place = settings.get("client_data")
-    if isinstance(place, str) and "clients" not in settings and not is_function(place):
+    if isinstance(place, str) and "clients" not in settings:
+        if is_function(place):
+            raise UserError(f"client_data is a function, {place}: say how many clients there are (clients)")
         settings["clients"] = len(client_folders(place))
     if not parameters and not settings.keys() & {"dataset", "client_data"}:
         parameters = _tried_out(settings["method"])

@@ -184,7 +184,7 @@ class FlowerEngine(Engine):
             return None
         if isinstance(said, int) or said is None:
             return said
-        return said if len(said) == len(self.problem.classes) else sum(said)
+        return said if len(said) == len(self.task.data.groups or self.problem.classes) else sum(said)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         torch.set_num_threads(self._threads)
