@@ -118,7 +118,7 @@ def hosts(tmp_path):
     return tmp_path
 
 
-def deployed(hosts, monkeypatch):
+def deployed(hosts, monkeypatch, **policy):
     """A run on two nodes that hold texts and a backbone of their own."""
     monkeypatch.setenv("FEWBYTES_DATA", str(hosts / "server"))
     settings = {"method": "fedavg", "dataset": "notes", "partition": "local", "clients": 2, "rounds": 2}
@@ -141,8 +141,9 @@ def deployed(hosts, monkeypatch):
                 return super().answer(message)
 
     asked = experiment.run_settings(task, hosts / "run", False, fb.Watcher())
-    policy, grid = fb.Policy(round_timeout=60, connect_timeout=30), Hosts(app.client, 2, named=True)
-    return flower_apps.serve_run(grid, method, task, asked, policy, ["site-0", "site-1"], Exchange(poll=0.001))
+    grid = Hosts(app.client, 2, named=True)
+    rules = fb.Policy(round_timeout=60, connect_timeout=30, **policy)
+    return flower_apps.serve_run(grid, method, task, asked, rules, ["site-0", "site-1"], Exchange(poll=0.001))
 
 
 def test_sites_with_texts_of_their_own(hosts, monkeypatch):
@@ -156,7 +157,7 @@ def test_a_site_with_another_tokenizer_is_named(hosts, monkeypatch):
     write_tokenizer(hosts / "north" / "backbone", "red cars ran and ran and ran in the red town")
     words = r"client 1 \(site-1\) .*tokenizer \(give every node the server's folder\): \w+ there, \w+ here$"
     with pytest.raises(fb.UserError, match=words) as error:
-        deployed(hosts, monkeypatch)
+        deployed(hosts, monkeypatch, min_replies=1.0)
     assert "\n" not in str(error.value)
 
 
@@ -164,7 +165,7 @@ def test_a_site_with_another_backbone_is_named(hosts, monkeypatch):
     write_language_model(hosts / "north" / "backbone", seed=1)
     words = r"client 1 \(site-1\) .*not trained: give every node the server's weights\): \w+ there, \w+ here$"
     with pytest.raises(fb.UserError, match=words) as error:
-        deployed(hosts, monkeypatch)
+        deployed(hosts, monkeypatch, min_replies=1.0)
     assert "\n" not in str(error.value)
 
 

@@ -336,7 +336,7 @@ def test_what_cannot_be_is_told_in_one_line(
     made = {"flat": torch.rand(30, 5), "four channels": torch.rand(30, 4, 16, 16)}
     if given.get("dataset") in made:
         split = Split(made[given["dataset"]], torch.arange(30) % 3)
-        monkeypatch.setattr(experiment, "load_dataset", lambda name, _: Dataset(name, split, split, ("a", "b", "c")))
+        monkeypatch.setattr(experiment, "load_dataset", lambda name, *_: Dataset(name, split, split, ("a", "b", "c")))
     with pytest.raises(UserError, match=says) as caught:
         make_experiment({**SPOTS, **given}).task()
     assert "\n" not in str(caught.value)

@@ -238,7 +238,7 @@ class Experiment:
         """
         if dataset.schema is not None:
             self.data = dataclasses.replace(self.data, schema=msgspec.to_builtins(dataset.schema))
-        elif self.data.target or self.data.missing != "refuse":
+        elif (self.data.target and self.data.text is None) or self.data.missing != "refuse":
             raise UserError(f"target and missing are of tables, and {dataset.name} is none: leave them out")
 
     def _clients(self, client: Id, alone: bool) -> Dataset:
