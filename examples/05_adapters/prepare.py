@@ -59,7 +59,7 @@ def train(text: str, tokenizer: PreTrainedTokenizerFast, config: GPT2Config, ste
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path())
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=128, help="tokens at once")
