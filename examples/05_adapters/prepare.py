@@ -59,20 +59,24 @@ def train(text: str, tokenizer: PreTrainedTokenizerFast, config: GPT2Config, ste
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path())
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=128, help="tokens at once")
     parser.add_argument("--tokens", type=int, default=2048, help="of the tokenizer")
     parser.add_argument("--characters", type=int, default=48_000, help="of each client")
+    parser.add_argument("--packages", default=",".join(PACKAGES), help="whose docstrings clients have")
+    parser.add_argument("--part", type=float, default=1.0, help="of the manual's topics")
     given = parser.parse_args()
-    text = "\n\n".join(topics.values())
+    known = list(topics.values())
+    known = known[: max(1, round(given.part * len(known)))]
+    text = "\n\n".join(known)
 
     cut = Tokenizer(models.BPE())  # bytes, so that there is no text it cannot cut
     cut.pre_tokenizer, cut.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     cut.train_from_iterator(
-        topics.values(),
+        known,
         trainers.BpeTrainer(
             vocab_size=given.tokens, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
         ),
@@ -87,7 +91,7 @@ def main() -> None:
     tokenizer.save_pretrained(given.out / "backbone")
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} characters of text")
 
-    for package in PACKAGES:
+    for package in given.packages.split(","):
         place = given.out / "texts" / package
         place.mkdir(parents=True, exist_ok=True)
         (place / "docstrings.txt").write_text(docstrings(package, given.characters), "utf-8")

@@ -20,8 +20,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.core.training import fit
 from fewbytes.data import ClientData, Dataset, FederatedData, Split, chain, crop_flip, stamp_shapes, with_transforms
 from fewbytes.data.transforms import COLOURS, SHAPES, draw_shapes
-from fewbytes.experiments import settings as experiment
-from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments import loading
 from fewbytes.models import build_model
 
 FORMATS = (torch.channels_last, torch.contiguous_format)
@@ -336,7 +335,7 @@ def test_what_cannot_be_is_told_in_one_line(
     made = {"flat": torch.rand(30, 5), "four channels": torch.rand(30, 4, 16, 16)}
     if given.get("dataset") in made:
         split = Split(made[given["dataset"]], torch.arange(30) % 3)
-        monkeypatch.setattr(experiment, "load_dataset", lambda name, *_: Dataset(name, split, split, ("a", "b", "c")))
+        monkeypatch.setattr(loading, "load_dataset", lambda name, *_: Dataset(name, split, split, ("a", "b", "c")))
     with pytest.raises(UserError, match=says) as caught:
         make_experiment({**SPOTS, **given}).task()
     assert "\n" not in str(caught.value)

@@ -105,9 +105,11 @@ class Problem:
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"a {type(model).__name__} has no parameter to train: let some require gradients")
         if self.lora is not None:
+            if self.pretrained is not None:
+                self.pretrained.into(model)  # under adapters, where the names are still those of the file
             model = self.lora.added(model, head=not isinstance(self.objective, NextToken))
         model = model if self.remodel is None else self.remodel(model, self.seed)
-        if self.pretrained is not None:
+        if self.pretrained is not None and self.lora is None:
             self.pretrained.into(model)
         mark_trained(model)
         model.register_forward_pre_hook(_by_name, with_kwargs=True)

@@ -476,9 +476,8 @@ def _array(x: Any, least: int) -> Tensor | NDArray[Any]:
     if isinstance(samples, np.ndarray) and samples.dtype.kind not in "biuf":
         raise UserError(f"samples are numbers, not {samples.dtype}; give arrays of uint8 or float32")
     if samples.ndim < least:
-        raise UserError(
-            f"samples have shape {tuple(samples.shape)}; the first dimension counts them, so give {least} or more"
-        )
+        shape, more = tuple(samples.shape), "two" if least > 1 else "one"
+        raise UserError(f"samples have shape {shape}; the first dimension counts them, so give {more} or more")
     if isinstance(samples, Tensor):
         integers = not samples.is_floating_point() and samples.dtype != torch.bool
         return samples if integers else samples.float()

@@ -1,0 +1,208 @@
+"""An experiment's data: sets loaded and dealt out, or each client's own, and what servers and nodes must agree on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.language import read_tokenizer, tokenizer_digest
+from fewbytes.core.problem import Id
+from fewbytes.data import (
+    Dataset,
+    FederatedData,
+    Partition,
+    Schema,
+    client_folders,
+    federate,
+    federate_local,
+    holds_text,
+    is_function,
+    load_dataset,
+    load_text,
+    masks_of_boxes,
+    own_data,
+    with_public,
+)
+from fewbytes.data.channels import channel_figures
+from fewbytes.data.settings import USED_BY
+from fewbytes.data.split import ungrouped
+from fewbytes.experiments.groups import DECLARED, DataSettings, ModelSettings
+from fewbytes.models.hugging_face import PREFIX
+from fewbytes.models.normalise import Normalisation
+
+
+@dataclass
+class Loading:
+    """Loads what the settings name. What the data settle (names of classes, columns, figures of a normalisation) is
+    in `data` and `model` afterwards."""
+
+    data: DataSettings
+    partition: Partition
+    model: ModelSettings
+    _cut: Any = field(default=None, init=False, repr=False)  # the tokenizer, once it is read
+
+    def federated(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
+        """The data over clients, and what servers and nodes must agree on. `here`: the clients whose own data are on
+        this machine, where the partition is local; None: all. Raises UserError."""
+        return self._dealt() if self.partition.partition != "local" else self._local(here)
+
+    def _dealt(self) -> tuple[FederatedData, Mapping[str, str]]:
+        """The data set dealt out, and what servers and nodes, who all do so, must agree on."""
+        how, seed = self.data, self.model.seed
+        if how.client_data is not None or how.class_names is not None:
+            raise UserError("client_data and class_names are for clients with data of their own: set partition local")
+        kind = "flwr:<Partitioner>" if self.partition.partition.startswith("flwr:") else self.partition.partition
+        for key, users in USED_BY.items():
+            if kind not in users and getattr(self.partition, key) != DECLARED[key].default:
+                raise UserError(
+                    f"{key} is for partition {' and '.join(users)}, and {kind} does not use it: leave one of them out"
+                )
+        dataset, public = self._part(self._loaded(how.dataset)), None
+        self._meaning(dataset)
+        agreed = self._agreed() | {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
+        if how.public is not None:
+            dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
+        if self.model.normalise == "data" and dataset.learns != "boxes":
+            figures = str(Normalisation.of(*channel_figures(dataset.train)))
+            self.model = dataclasses.replace(self.model, normalise=figures)  # these are kept: no need to compute again
+        data = federate(dataset, self.partition, seed)
+        return dataclasses.replace(data, public=public), agreed
+
+    def _local(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
+        """Each client's own data set, as far as it is here, and what servers and nodes must agree on."""
+        how, seed = self.data, self.model.seed
+        for key, each in Partition.declared().items():
+            if key not in ("partition", "clients") and getattr(self.partition, each.name) != each.default:
+                raise UserError(f"{key} says how a data set is dealt out, and partition local deals none: leave it out")
+        if self.model.normalise == "data":
+            raise UserError(
+                "normalise data is of all clients' samples, which partition local leaves where they are: give imagenet "
+                "or MEAN/STD"
+            )
+        if str(how.public or "").isdecimal():
+            raise UserError("partition local holds nothing out: name a data set of the server's for public")
+        count = self.partition.clients
+        like = self._clients(here[0], alone=True) if here else _in_one_group(self._part(self._servers()))
+        self._meaning(like)  # of what clients have, too
+        names = list(like.classes) if how.class_names is None else how.class_names
+        if like.learns != "tokens":  # which the tokenizer names
+            self.data = dataclasses.replace(self.data, class_names=names)
+        mine = {here[0]: like} if here else {}
+        mine |= {i: self._clients(i, alone=here is not None) for i in (range(count) if here is None else here[1:])}
+        test = like.test.take([]) if here else like.numbered(names).test
+        data = federate_local([mine.get(i) for i in range(count)], test, names, like.groups)
+        if how.public is not None and not here:
+            data = dataclasses.replace(data, public=with_public(like, str(how.public), seed, how.image_size)[1])
+        agreed = self._agreed() | ({} if like.learns == "tokens" else {"classes": json.dumps(names)})
+        agreed |= {"shape of a sample": str(test.shape)}
+        return data, agreed | ({} if like.schema is None else {"columns": like.schema.text()})
+
+    def _schema(self) -> Schema:
+        """What columns of tables mean, as far as that is known yet."""
+        how = self.data
+        if how.schema is None:
+            return Schema(target=tuple(how.target or ()), missing=how.missing)
+        try:
+            return msgspec.convert(how.schema, Schema)
+        except msgspec.ValidationError as error:
+            raise UserError(f"schema: {error}") from None
+
+    def _meaning(self, dataset: Dataset) -> None:
+        """Keep what the columns of the data set mean, if it is a table, for the clients' and for runs that go on.
+
+        Raises UserError for what is said of tables where there is none.
+        """
+        if dataset.schema is not None:
+            self.data = dataclasses.replace(self.data, schema=msgspec.to_builtins(dataset.schema))
+        elif (self.data.target and self.data.text is None) or self.data.missing != "refuse":
+            raise UserError(f"target and missing are of tables, and {dataset.name} is none: leave them out")
+
+    def _clients(self, client: Id, alone: bool) -> Dataset:
+        """A client's own data set."""
+        place = self._place(client, alone)
+        if is_function(place):
+            return self._part(own_data(place, client, self.data.class_names))
+        return _in_one_group(self._part(self._loaded(place)))
+
+    def _loaded(self, name: str, only_test: bool = False) -> Dataset:
+        """The data set called so, its boxes filled in if they are to be."""
+        how = self.data
+        if how.text is not None or (name != "digits" and not is_function(name) and holds_text(name)):
+            if len(how.target or ()) > 1:
+                raise UserError("a text has one class: name one column for target")
+            label = how.target[0] if how.target else None
+            return load_text(name, self._tokenizer(), how.length, how.text, label, only_test)
+        dataset = load_dataset(name, how.image_size, only_test, self._schema())
+        if how.masks and dataset.learns != "boxes":
+            raise UserError(f"masks are made of boxes, and {name} has none")
+        return masks_of_boxes(dataset) if how.masks else dataset
+
+    def _tokenizer(self) -> Any:
+        """What cuts text into tokens. Raises UserError if nothing says which."""
+        model = self.model.model or ""
+        place = self.data.tokenizer or (model.removeprefix(PREFIX) if model.startswith(PREFIX) else None)
+        if place is None:
+            raise UserError(
+                f"{self.data.dataset} holds text: say by --tokenizer, or an hf: model, what cuts it into tokens"
+            )
+        if self._cut is None:
+            self._cut = read_tokenizer(place)
+        return self._cut
+
+    def _agreed(self) -> dict[str, str]:
+        """What servers and nodes, who hold text, must agree on besides."""
+        if self._cut is None:
+            return {}
+        return {"tokenizer (give every node the server's folder)": tokenizer_digest(self._cut)}
+
+    def _part(self, dataset: Dataset) -> Dataset:
+        return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset
+
+    def _place(self, client: Id, alone: bool) -> str:
+        """Where a client's own data set is; `alone`: other clients' are elsewhere."""
+        place, count = self.data.client_data, self.partition.clients
+        if place is None and alone:
+            return self.data.dataset
+        if place is None:
+            raise UserError("with partition local, client_data names a folder that holds one for each client")
+        if is_function(place):
+            return place
+        folders = client_folders(place)
+        if alone and len(folders) == 1:
+            return str(folders[0])
+        if len(folders) != count:
+            raise UserError(f"client_data: {place} holds data of {len(folders)} clients, not {count}")
+        return str(folders[client])
+
+    def _servers(self) -> Dataset:
+        """The server's own data set, of which only the test samples are used."""
+        try:
+            return self._loaded(self.data.dataset, only_test=True)
+        except UserError as error:
+            raise UserError(
+                f"{error}; with partition local the dataset is the server's, and has a test set, if only of an image "
+                "of each class"
+            ) from None
+
+
+def _in_one_group(dataset: Dataset) -> Dataset:
+    """Of texts the same in one group: the documents are each client's own, and are not dealt out."""
+    if dataset.learns != "tokens":
+        return dataset
+    return dataclasses.replace(dataset, train=ungrouped(dataset.train), test=ungrouped(dataset.test), groups=None)
+
+
+def _words(dataset: Dataset) -> str:
+    """A data set in words that differ for others' labels."""
+    digest = hashlib.sha256("\n".join(dataset.classes).encode())
+    for split in (dataset.train, dataset.test):
+        digest.update(split.labels.numpy().tobytes())
+    sizes = f"{len(dataset.train)} training and {len(dataset.test)} test samples of {len(dataset.classes)} classes"
+    return f"{sizes}, labels {digest.hexdigest()[:8]}"
