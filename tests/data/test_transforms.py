@@ -21,6 +21,7 @@ from fewbytes.core.training import fit
 from fewbytes.data import ClientData, Dataset, FederatedData, Split, chain, crop_flip, stamp_shapes, with_transforms
 from fewbytes.data.transforms import COLOURS, SHAPES, draw_shapes
 from fewbytes.experiments import loading
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.models import build_model
 
 FORMATS = (torch.channels_last, torch.contiguous_format)

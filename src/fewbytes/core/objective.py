@@ -59,9 +59,9 @@ class Objective(ABC):
     def usual(self, targets: Tensor) -> Loss:
         """The usual loss, for data of these targets."""
 
-    def predictions(self, outputs: Any) -> Tensor:
+    def predictions(self, outputs: Tensor) -> Tensor:
         """What metrics take, of a model's outputs."""
-        return _tensor(outputs)
+        return outputs.float()
 
     def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
         """All samples (n, …) and targets on the device, untransformed, images channels-last. Raises UserError if they
@@ -129,9 +129,9 @@ class Classification(Objective):
         """Cross-entropy, weighed."""
         return F.cross_entropy if self.weights is None else partial(_weighted, class_weights(self.weights, targets))
 
-    def predictions(self, outputs: Any) -> Tensor:
+    def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities (n, classes)."""
-        return _tensor(outputs).softmax(1)
+        return outputs.float().softmax(1)
 
     def evaluate(
         self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
@@ -155,9 +155,9 @@ class MultiLabel(Objective):
         """As said."""
         return _each_label
 
-    def predictions(self, outputs: Any) -> Tensor:
+    def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities (n, labels)."""
-        return _tensor(outputs).sigmoid()
+        return outputs.float().sigmoid()
 
     def evaluate(
         self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
@@ -178,9 +178,9 @@ class Regression(Objective):
         """As said."""
         return _squared
 
-    def predictions(self, outputs: Any) -> Tensor:
+    def predictions(self, outputs: Tensor) -> Tensor:
         """The outputs, (n,) where there is one a sample."""
-        made = _tensor(outputs)
+        made = outputs.float()
         return made[:, 0] if made.dim() == 2 and made.shape[1] == 1 else made
 
 
@@ -202,9 +202,9 @@ class Segmentation(Objective):
         weights = None if self.weights is None else class_weights(self.weights, targets[targets != IGNORED_PIXEL])
         return partial(_each_pixel, weights)
 
-    def predictions(self, outputs: Any) -> Tensor:
+    def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities (n, classes, height, width)."""
-        return _tensor(outputs).softmax(1)
+        return outputs.float().softmax(1)
 
 
 @dataclass(frozen=True)
@@ -297,12 +297,6 @@ def evaluate(
     return correct, loss
 
 
-def _tensor(outputs: Any) -> Tensor:
-    """A model's outputs as a float32 tensor; of those with `logits`, as transformers give them, the logits."""
-    made: Tensor = outputs.logits if hasattr(outputs, "logits") else outputs
-    return made.float()
-
-
 def _weighted(weights: Tensor, outputs: Any, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, F.pad(weights, (0, outputs.shape[1] - len(weights))))
 
@@ -322,4 +316,4 @@ def _each_pixel(weights: Tensor | None, outputs: Any, targets: Tensor) -> Tensor
 
 
 def _each_token(outputs: Any, targets: Tensor) -> Tensor:
-    return F.cross_entropy(_tensor(outputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TOKEN)
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TOKEN)
