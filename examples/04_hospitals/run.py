@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
@@ -164,10 +165,15 @@ def check(run: Path, out: Path, held: dict[str, int], restarted: bool) -> None:
         else:
             assert took_part == list(range(1, result["rounds"] + 1)), (name, took_part)
     x, y = test_images(out / "server" / "scans" / "test")
+    fb.export_model(run, formats=["torch", "onnx"])
+    exported = run / "export"
     with torch.no_grad():
-        accuracy = float((fb.load_model(run)(x).argmax(1) == y).float().mean())
+        found = torch.export.load(exported / "model.pt2").module()(x).argmax(1)
+    also = onnxruntime.InferenceSession(exported / "model.onnx").run(None, {"x": x.numpy()})[0].argmax(1)
+    assert found.tolist() == also.tolist()
+    accuracy = float((found == y).float().mean())
     assert abs(accuracy - result["score"]["final"]) < 1e-6, (accuracy, result["score"])
-    print(f"the saved model, in plain PyTorch: {accuracy:.1%} of the server's test images")
+    print(f"the exported model, in plain PyTorch and onnxruntime: {accuracy:.1%} of the server's test images")
 
 
 def test_images(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,5 +19,5 @@ def test_three_hospitals_train_together_though_one_is_restarted(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every image is used: " in done.stdout
     assert "south is down after round 2" in done.stdout
-    assert "the saved model, in plain PyTorch: " in done.stdout
+    assert "the exported model, in plain PyTorch and onnxruntime: " in done.stdout
     assert list((tmp_path / "hospitals" / "runs").glob("*/report.html"))
