@@ -139,7 +139,7 @@ class Classification(Objective):
         """As in `Objective`; the losses are plain cross-entropies. Accuracy alone is counted, without torchmetrics."""
         if [metric.name for metric in self.metrics] == ["accuracy"]:
             correct, loss = evaluate(model, x, y, precision)
-            return {"accuracy": (correct, len(y))}, loss
+            return {"accuracy": (float(correct), len(y))}, loss
         return super().evaluate(model, x, y, precision)
 
 
