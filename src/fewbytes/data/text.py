@@ -133,9 +133,11 @@ def read_text_table(place: Path, column: str, label: str | None) -> tuple[Docume
 
 def _texts(path: Path, column: str, label: str | None, name: str) -> Documents:
     columns = {
-        ".parquet": pq.read_table, ".csv": pyarrow.csv.read_csv, ".json": pyarrow.json.read_json,
+        ".parquet": pq.read_table,
+        ".csv": pyarrow.csv.read_csv,
+        ".json": pyarrow.json.read_json,
         ".jsonl": pyarrow.json.read_json,
-    }  # fmt: skip
+    }
     try:
         table = columns[path.suffix](path)
     except (pa.ArrowException, OSError) as error:

@@ -23,9 +23,10 @@ class DataSettings(Group):
     title: ClassVar[str] = "Data"
 
     dataset: str = setting(
-        "digits", "digits, a folder or table under FEWBYTES_DATA, a path, package.module:function, or a name to "
-        "download.", metavar="NAME",
-    )  # fmt: skip
+        "digits",
+        "digits, a folder or table under FEWBYTES_DATA, a path, package.module:function, or a name to download.",
+        metavar="NAME",
+    )
     image_size: Count | None = setting(
         None, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed).", brief=True
     )
@@ -46,34 +47,52 @@ class DataSettings(Group):
         brief=True,
     )
     target: Sequence[str] | None = setting(
-        None, "Of a table: the column to learn, or several with commas (default: target or label).", metavar="LIST",
-        text=NAMES, brief=True,
-    )  # fmt: skip
+        None,
+        "Of a table: the column to learn, or several with commas (default: target or label).",
+        metavar="LIST",
+        text=NAMES,
+        brief=True,
+    )
     missing: Literal["refuse", "drop", "mean"] = setting(
-        "refuse", "Of a table: rows with a missing value are refused, dropped, or get the column's mean.",
-        metavar="NAME", brief=True,
-    )  # fmt: skip
+        "refuse",
+        "Of a table: rows with a missing value are refused, dropped, or get the column's mean.",
+        metavar="NAME",
+        brief=True,
+    )
     schema: dict[str, Any] | None = setting(
-        None, "Of tables: what columns mean, as `fewbytes.data.Schema` (default: read off the dataset).",
-        option=None, text=Text("a table", json.loads, json.dumps), brief=True,
-    )  # fmt: skip
+        None,
+        "Of tables: what columns mean, as `fewbytes.data.Schema` (default: read off the dataset).",
+        option=None,
+        text=Text("a table", json.loads, json.dumps),
+        brief=True,
+    )
     text: str | None = setting(
-        None, "Of a table: its column of text, of which the next tokens are learnt, or with target the class.",
-        metavar="COLUMN", brief=True,
-    )  # fmt: skip
+        None,
+        "Of a table: its column of text, of which the next tokens are learnt, or with target the class.",
+        metavar="COLUMN",
+        brief=True,
+    )
     length: Count = setting(128, "Of text: tokens a sample.", brief=True)
     tokenizer: str | None = setting(
-        None, "Of text: a folder with a tokenizer, or a name on the hub (default: that of the hf: model).",
-        metavar="NAME", brief=True,
-    )  # fmt: skip
+        None,
+        "Of text: a folder with a tokenizer, or a name on the hub (default: that of the hf: model).",
+        metavar="NAME",
+        brief=True,
+    )
     client_data: str | None = setting(
-        None, "For partition local: a folder with a data set for each client, or package.module:function of a client "
-        "(default: DATASET on each node).", metavar="PLACE", brief=True,
-    )  # fmt: skip
+        None,
+        "For partition local: a folder with a data set for each client, or package.module:function of a client "
+        "(default: DATASET on each node).",
+        metavar="PLACE",
+        brief=True,
+    )
     class_names: list[str] | None = setting(
-        None, "For partition local: the classes in label order (default: those of the server's data set).",
-        option=None, text=Text("a list", json.loads, json.dumps), brief=True,
-    )  # fmt: skip
+        None,
+        "For partition local: the classes in label order (default: those of the server's data set).",
+        option=None,
+        text=Text("a list", json.loads, json.dumps),
+        brief=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -83,9 +102,13 @@ class LearningSettings(Group):
     title: ClassVar[str] = "Learning"
 
     metrics: Sequence[str] | None = setting(
-        None, "What models are scored by, e.g. auc,f1; tables go by the first (default: accuracy, mae, iou, … by what "
-        "is learnt).", metavar="LIST", text=NAMES, brief=True,
-    )  # fmt: skip
+        None,
+        "What models are scored by, e.g. auc,f1; tables go by the first (default: accuracy, mae, iou, … by what "
+        "is learnt).",
+        metavar="LIST",
+        text=NAMES,
+        brief=True,
+    )
     class_weights: str | None = setting(
         None,
         "Of each class in the loss, e.g. 1,5,1; balanced: by how often a client has it.",
@@ -101,22 +124,30 @@ class ModelSettings(Group):
     title: ClassVar[str] = "Model and training"
 
     model: str | None = setting(
-        None, "mlp, vgg9, resnet8:width=32, torchvision:<name>, hf:<folder or name>, package.module:callable; @512 "
-        "pools features; a+b, HtFE8 (default: by the shape of the data).", metavar="NAME",
-    )  # fmt: skip
+        None,
+        "mlp, vgg9, resnet8:width=32, torchvision:<name>, hf:<folder or name>, package.module:callable; @512 "
+        "pools features; a+b, HtFE8 (default: by the shape of the data).",
+        metavar="NAME",
+    )
     lora: str | None = setting(
-        None, "Train adapters of this rank (rank=8,alpha=16,targets=q_proj+v_proj; default: on all layers but the "
+        None,
+        "Train adapters of this rank (rank=8,alpha=16,targets=q_proj+v_proj; default: on all layers but the "
         "last) and, to classify, the last layer; all else stays as it is and never travels.",
-        metavar="RANK", brief=True,
-    )  # fmt: skip
+        metavar="RANK",
+        brief=True,
+    )
     weights: str | None = setting(
-        None, "Pretrained weights to start from, where they fit: a .safetensors file or a state dict of torch's.",
-        metavar="FILE", brief=True,
-    )  # fmt: skip
+        None,
+        "Pretrained weights to start from, where they fit: a .safetensors file or a state dict of torch's.",
+        metavar="FILE",
+        brief=True,
+    )
     normalise: str | None = setting(
-        None, "Normalise samples inside the model: imagenet, MEAN/STD (0.5,0.5,0.5/0.25,0.25,0.25), or by the data.",
-        metavar="HOW", brief=True,
-    )  # fmt: skip
+        None,
+        "Normalise samples inside the model: imagenet, MEAN/STD (0.5,0.5,0.5/0.25,0.25,0.25), or by the data.",
+        metavar="HOW",
+        brief=True,
+    )
     kgf: Count | None = setting(
         None, "Generate the kernels of convolutions from so many base kernels, as Fed-KGF does.", brief=True
     )

@@ -114,10 +114,12 @@ class Experiment:
         kernels = Kernels(model.kgf, model.seed) if model.kgf else None
         build = ModelBuilder(name, shape, classes, kernels, normalisation, data.learns)
         how = {
-            "seed": model.seed, "precision": model.precision, "device": model.device,
+            "seed": model.seed,
+            "precision": model.precision,
+            "device": model.device,
             "pretrained": None if model.weights is None else read_pretrained(model.weights),
             "lora": Lora.read(model.lora) if model.lora else None,
-        }  # fmt: skip
+        }
         task = Task.on(data, build, **self._objective(data), agreed=agreed, **how)
         try:
             for client in range(min(len(data.clients), len(build.names))):
@@ -165,11 +167,14 @@ class Experiment:
         pretrained = task.problem.pretrained
         named |= {} if pretrained is None else {"weights_digest": pretrained.digest}
         return named | {
-            "dataset": self.data.dataset, "model": self.model.model, "partition": self.partition.partition,
-            "sample_shape": list(task.problem.sample_shape), "classes": len(task.data.classes),
+            "dataset": self.data.dataset,
+            "model": self.model.model,
+            "partition": self.partition.partition,
+            "sample_shape": list(task.problem.sample_shape),
+            "classes": len(task.data.classes),
             **({} if task.data.learns == "classes" else {"learns": task.data.learns}),
             **(self._pools(task) if self.partition.newcomers else {}),
-        }  # fmt: skip
+        }
 
     def _pools(self, task: Task) -> dict[str, list[int]]:
         """The classes that known clients and newcomers hold samples of."""
