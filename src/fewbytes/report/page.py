@@ -121,10 +121,11 @@ class Summary:
 
 @dataclass(frozen=True)
 class Scores:
-    """Every metric and kind of score with its meaning, and the charts' views."""
+    """Every kind of score and every metric with its meaning, and the charts' views."""
 
     metric: str
     meanings: dict[str, str]
+    of_metrics: dict[str, str]
     views: dict[str, str]
 
 
@@ -299,7 +300,7 @@ def _scores(runs: Sequence[RunFolder], charts: Charts) -> Scores | None:
     kinds = _unique(kind for _, _, kind, _ in shown)
     metrics = [metric for metric in _unique(metric for _, metric, _, _ in shown) if metric in METRICS]
     meanings = {kind: KINDS.get(kind, "as the method records it") for kind in kinds}
-    return Scores(_metric(runs), meanings | {metric: METRICS[metric] for metric in metrics}, names)
+    return Scores(_metric(runs), meanings, {metric: METRICS[metric] for metric in metrics}, names)
 
 
 def _lines(runs: Sequence[RunFolder]) -> tuple[dict[str, str], dict[str, list[Line]]]:
