@@ -21,7 +21,7 @@ from fewbytes.base.files import ScratchFolder
 from fewbytes.base.ranges import Positive, Share
 from fewbytes.base.streams import stream
 from fewbytes.core.ledger import OUTCOMES
-from fewbytes.core.objective import evaluate
+from fewbytes.core.objective import evaluate, objective_for
 from fewbytes.core.records import Gathered, Records
 from fewbytes.core.training import batches, fit
 from fewbytes.engines.local import LocalEngine
@@ -455,9 +455,9 @@ def test_a_newcomer_whose_reply_is_not_finite_is_told_with_the_round():
 
 
 def test_a_score_that_cannot_be_is_passed_over():
-    gathered = Gathered()
+    gathered = Gathered(objective_for("classes").metrics)
     for client, scores in enumerate([{"own": (1, 2)}, {"own": (0, 0)}, {"own": (3, 2)}, {"own": (-1, 2)}]):
-        gathered.add(client, Records({kind: {"accuracy": pair} for kind, pair in scores.items()}))
+        gathered.add(client, Records({kind: {"accuracy": pair, "strange": (1.0, 1)} for kind, pair in scores.items()}))
     assert gathered.means() == gathered.pooled() == {"accuracy": {"own": 0.5}}
 
 

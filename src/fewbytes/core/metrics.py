@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -76,7 +76,7 @@ KNOWN: Mapping[str, Mapping[str, tuple[str, dict[str, Any], bool, bool]]] = {
         "rmse": ("MeanSquaredError", {"squared": False}, False, False),
         "mse": ("MeanSquaredError", {}, False, False),
         "r2": ("R2Score", {}, True, False),
-        "mape": ("MeanAbsolutePercentageError", {}, False, True),
+        "mape": ("MeanAbsolutePercentageError", {}, False, False),
     },
     "segmentation": {
         "iou": ("JaccardIndex", {"average": "macro"}, True, True),
@@ -132,12 +132,13 @@ def value_of(measure: Measure) -> float:
     return float(computed)
 
 
-def possible(scores: Scores) -> Scores:
-    """Those of the scores somebody states that can be: of accuracy no more is right than there is."""
+def possible(scores: Scores, metrics: Sequence[Metric]) -> Scores:
+    """Those of the scores somebody states that can be, in the metrics' order: numbers, shares from 0 to 1."""
     return {
-        name: (total, n)
-        for name, (total, n) in scores.items()
-        if n > 0 and math.isfinite(total) and (name != "accuracy" or 0 <= total <= n)
+        metric.name: (total, n)
+        for metric in metrics
+        for total, n in [scores.get(metric.name, (0.0, 0))]
+        if n > 0 and math.isfinite(total) and (not metric.share or 0 <= total <= n * (1 + 1e-6))  # float32 rounds
     }
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from fewbytes.core.metrics import Scores, possible
+from fewbytes.core.metrics import Metric, Scores, possible
 
 T = TypeVar("T")
 ByMetric = dict[str, dict[str, float]]
@@ -27,8 +27,9 @@ class Records(msgspec.Struct, array_like=True):
 
 @dataclass
 class Gathered:
-    """What all clients' handlers measured in a step of a run: by name, by client."""
+    """What all clients' handlers measured in a step of a run: by name, by client; scores of these metrics."""
 
+    metrics: Sequence[Metric]
     scores: dict[str, dict[int, Scores]] = field(default_factory=dict)
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     measures: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -36,7 +37,7 @@ class Gathered:
     def add(self, client: int, records: Records) -> None:
         """Add what a client's handler measured; of a name it measured before, the last counts. Scores that cannot be,
         which only a stranger's node sends, are passed over."""
-        _add(self.scores, client, {kind: possible(scores) for kind, scores in records.scores.items()})
+        _add(self.scores, client, {kind: possible(scores, self.metrics) for kind, scores in records.scores.items()})
         _add(self.losses, client, records.losses)
         _add(self.measures, client, records.measures)
 

@@ -64,7 +64,7 @@ class Engine(ABC):
         self.ledger = Ledger() if resumed is None else resumed.ledger
         self.versions: dict[Id, int] = {} if resumed is None else dict(resumed.versions)
         """The version of each client's state, as of its last accepted reply."""
-        self.records = Gathered()
+        self.records = Gathered(self.problem.objective.metrics)
         """What handlers measured for people since the round began."""
         self.shown: dict[str, bytes] = {}
         """What the method showed people since the round began: files of the run's gallery by name."""
@@ -93,7 +93,7 @@ class Engine(ABC):
 
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
         """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
-        self.t, self.scored, self.records, self.shown = t, scored, Gathered(), {}
+        self.t, self.scored, self.records, self.shown = t, scored, Gathered(self.problem.objective.metrics), {}
         self.left_out, self.notes, self.not_finite, self._cohorts = [], {}, set(), {}
         self.rng = stream(self.problem.seed, "server", t, *names)
 

@@ -285,7 +285,7 @@ class FlowerEngine(Engine):
             if answer.outcome != "answered":
                 self.left_out.append(LeftOut(client, SCORE, answer.outcome, answer.why))
             else:
-                scores[client] = possible(answer.done.scores)
+                scores[client] = possible(answer.done.scores, self.problem.objective.metrics)
         return scores
 
     def save_models(self, folder: Path, about: dict[str, Any]) -> None:
