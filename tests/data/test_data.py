@@ -123,7 +123,7 @@ def test_a_part_of_a_data_set_is_a_random_one_of_the_seed(train: int, test: int,
         ((torch.rand(3, 2), [0, 1, -1]), "negative"),
         ((torch.rand(3, 2), [0, 1]), "3 samples but 2 labels"),
         ((np.array([["a"], ["b"]]), [0, 1]), "samples are numbers"),
-        ((torch.rand(3), [0, 1, 2]), "give 2 or more"),
+        ((torch.rand(3), [0, 1, 2]), "two or more"),
         ((1, 2, 3), "a pair"),
     ],
 )
