@@ -18,6 +18,10 @@ def perceptron(inputs: int, outputs: int):
     return lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, outputs))
 
 
+def sent(result: fb.Result) -> str:
+    return f"{result.summary['uplink_bytes'] / 1e6:.2f} MB up"
+
+
 method = fb.FedAvg(epochs=3, lr=0.05, batch=16, momentum=0.9)
 
 # Numbers: floats are learnt by the mean squared error, and scored by the mean absolute one unless metrics are named.
@@ -25,19 +29,20 @@ x, y = load_diabetes(return_X_y=True)
 x, y = torch.tensor(x * 20).float(), torch.tensor((y - y.mean()) / y.std()).float()
 task = fb.Task.of(perceptron(10, 1), *dealt(x, y), metrics=["mae", "r2"])
 result = fb.run(method, task, rounds=6)
-print(f"numbers: mae {result.score:.2f}, r2 {result.summary['further']['r2']['global']['final']:.2f}")
+r2 = result.summary["further"]["r2"]["global"]["final"]
+print(f"numbers: mae {result.score:.2f}, r2 {r2:.2f}, {sent(result)}")
 
 # Any of several labels: bools (n, labels) are learnt by the binary cross-entropy of each.
 digits = load_digits()
 x, y = torch.tensor(digits.images[:, None] / 16).float(), torch.tensor(digits.target)
 labels = torch.stack([y % 2 == 0, y > 4, y == 8], 1)
 result = fb.run(method, fb.Task.of(perceptron(64, 3), *dealt(x, labels)), rounds=6)
-print(f"several labels: f1 {result.score:.2f}")
+print(f"several labels: f1 {result.score:.2f}, {sent(result)}")
 
 # A class for every pixel: integers (n, height, width), 255 where nothing is known.
 masks = (x[:, 0] > 0.3).long() + (x[:, 0] > 0.7).long()
 result = fb.run(method, fb.Task.of(lambda: UNet((1, 8, 8), 3, width=4), *dealt(x[:400], masks[:400])), rounds=4)
-print(f"a class for every pixel: iou {result.score:.2f}")
+print(f"a class for every pixel: iou {result.score:.2f}, {sent(result)}")
 
 # A loss and a metric of your own: functions, or torchmetrics' classes.
 task = fb.Task.of(
@@ -47,4 +52,4 @@ task = fb.Task.of(
     metrics=["balanced-accuracy", "auc"],
 )
 result = fb.run(fb.FedPURIN(epochs=3, lr=0.05, batch=16), task, rounds=4)
-print(f"classes: balanced accuracy {result.score:.2f} ({result.summary['score']['kind']})")
+print(f"classes: balanced accuracy {result.score:.2f} ({result.summary['score']['kind']}), {sent(result)}")
