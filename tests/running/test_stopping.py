@@ -79,7 +79,14 @@ def test_what_is_no_condition_is_refused_before_anything_is_written(text, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("text", "says"), [("f1/global>=0.5", "there are accuracy"), ("global>=90", "from 0 to 1")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("f1/global>=0.5", "there are accuracy"),
+        ("global>=85", "from 0 to 1: 0.85, not 85"),
+        ("global<=0.5", "more of accuracy is better, so it is reached with >="),
+    ],
+)
 def test_what_can_never_be_is_refused(text, says):
     with pytest.raises(fb.UserError, match=says):
         fb.run(METHOD, tiny_task(), rounds=1, stop_when=text)

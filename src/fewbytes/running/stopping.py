@@ -61,7 +61,11 @@ class StopWhen:
             raise UserError(f"stop_when {self}: there is no metric {self.metric!r}; {there}")
         metric = known[self.metric] if self.metric else metrics[0]
         if metric.share and not 0 <= self.value <= 1:
-            raise UserError(f"stop_when {self}: {metric.name} is a share, from 0 to 1: 0.9, not 90")
+            example = f": {self.value / 100:g}, not {self.value:g}" if 1 < self.value <= 100 else ""
+            raise UserError(f"stop_when {self}: {metric.name} is a share, from 0 to 1{example}")
+        if not self.patience and self.at_least != metric.higher:
+            better, sign = ("more", ">=") if metric.higher else ("less", "<=")
+            raise UserError(f"stop_when {self}: {better} of {metric.name} is better, so it is reached with {sign}")
 
     def missing(self, scores: Mapping[str, Mapping[str, float]]) -> str:
         """What people should know if a round's scores, by metric and kind, have none of that kind; else nothing."""
