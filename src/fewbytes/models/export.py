@@ -77,13 +77,15 @@ def export_model(
     tokenizer = _tokenizer(run, about)
     model = _Outputs(with_plain_kernels(model), about.get("tensors", ())).eval()
     folder = Path(out) if out is not None else run / "export" / ("" if client is None else f"client-{client}")
-    said = _described(run, client, about, formats, tokenizer)
+    said = _described(run, client, about, formats)
     folder.mkdir(parents=True, exist_ok=True)
     written = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
     try:
-        _write_model(model, _samples(about), formats, written)
         if tokenizer is not None:
             tokenizer.save_pretrained(written, save_jinja_files=False)
+            beside = sorted(path.name for path in written.iterdir())
+            said["text"] = _text(tokenizer, beside, about["sample_shape"][0], about["learns"])
+        _write_model(model, _samples(about), formats, written)
         (written / "model.json").write_text(json.dumps(said, indent=2) + "\n")
         (written / "README.md").write_text(readme(said), "utf-8")
         names = sorted(path.name for path in written.iterdir())
@@ -163,10 +165,8 @@ def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Forma
         raise UserError(f"the model has something that cannot be exported for {step} ({why}): {others}") from None
 
 
-def _described(
-    run: Path, client: int | None, about: dict[str, Any], formats: Sequence[Format], tokenizer: Any
-) -> dict[str, Any]:
-    """What model.json says."""
+def _described(run: Path, client: int | None, about: dict[str, Any], formats: Sequence[Format]) -> dict[str, Any]:
+    """What model.json says, but of texts."""
     shape, stored = about["sample_shape"], about.get("samples", "float32")
     tensors = {name: _tensor(of["shape"], of["samples"]) for name, of in about.get("tensors", {}).items()}
     how = None if "normalise" not in about else Normalisation.read(about["normalise"], shape[0])
@@ -186,7 +186,7 @@ def _described(
         },
         "normalise": None if how is None else {"mean": how.mean, "std": how.std, "inside": "model.onnx and model.pt2"},
         "table": _table(about["schema"]) if "schema" in about else None,
-        "text": None if tokenizer is None else _text(tokenizer, shape[0], about["learns"]),
+        "text": None,
         "scores": _scores(found),
         "files": [FILES[each] for each in FILES if each in formats],
         "torch": torch.__version__.partition("+")[0],
@@ -220,11 +220,11 @@ def _table(schema: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _text(tokenizer: Any, length: int, learns: str) -> dict[str, Any]:
-    """How texts become samples of so many tokens."""
+def _text(tokenizer: Any, files: list[str], length: int, learns: str) -> dict[str, Any]:
+    """How texts become samples of so many tokens, by a tokenizer in those files."""
     whole = learns == "classes"
     return {
-        "tokenizer": "beside this file, for transformers.AutoTokenizer",
+        "tokenizer": files,
         "length": length,
         "special_tokens": whole,
         "longer": "cut off" if whole else "the last tokens",

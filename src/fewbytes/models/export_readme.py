@@ -128,8 +128,8 @@ def _taken(said: Said) -> str:
             words += f", the shorter side scaled to {taken['image_size']} pixels and the middle of the longer one taken"
     if table:
         words += (
-            ": of each column of `table` in model.json (value - mean) / std, or a 0 or 1 for each of its categories; a "
-            f"missing value is {table['missing']['becomes']}, an unknown category is {table['unknown_category']}"
+            ": for each column of `table` in model.json (value - mean) / std, or 0 or 1 for each of its categories. A "
+            f"missing value is {table['missing']['becomes']}; an unknown category is {table['unknown_category']}"
         )
     if text:
         cut = "cut off there" if said["learns"] == "classes" else "the last ones of a text"
@@ -142,11 +142,11 @@ def _taken(said: Said) -> str:
 
 def _given(said: Said) -> str:
     """What the model gives, in words."""
-    scaled = ", in standard deviations from the means of `target` in model.json" if said["table"] else ""
+    scaled = "in standard deviations from the mean, `target` in model.json, as its scores are"
     given = {
         "classes": "logits, one for each of `classes` in model.json",
         "labels": "logits, one for each of the labels, `classes` in model.json: the sigmoid is a probability",
-        "numbers": f"numbers (n, {len(said['classes'])}){scaled}" if said["table"] else "its outputs",
+        "numbers": f"numbers (n, {len(said['classes'])}), {scaled}" if said["table"] else "its outputs",
         "masks": "logits (n, classes, height, width)",
         "tokens": "logits (n, length, tokens)",
     }.get(said["learns"], "its outputs")
