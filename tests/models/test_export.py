@@ -96,6 +96,7 @@ def test_there_is_no_pickle_in_pytorchs_file(finished, tmp_path):
 
 def test_a_folder_holds_one_models_files(finished, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "tokenizer.json").write_text("{}")  # of a model that takes text
     export_model(finished[0], formats=["torch", "safetensors"], out=tmp_path)
     export_model(finished[0], formats=["safetensors"], out=tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "model.json", "model.safetensors", "notes.txt"]

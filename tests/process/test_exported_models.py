@@ -229,14 +229,15 @@ def test_rows_of_several_labels_and_none_missing(tmp_path):
 
 
 @of_text
-def test_a_text_gives_a_class(tmp_path):
+@pytest.mark.parametrize("method", ["fedavg", "ensemble"])
+def test_a_text_gives_a_class(method, tmp_path):
     language = write_language_model(tmp_path / "language", "bert")
     drawn = np.random.default_rng(0)
     said = [" ".join(drawn.choice(WORDS[9 * (i % 2) : 9 * (i % 2) + 9], 3 + i % 20)) for i in range(60)]
     texts = pandas.DataFrame({"said": said, "mood": ["calm", "wild"] * 30})
     texts.to_csv(tmp_path / "said.csv", index=False)
     run, task = trained(
-        tmp_path, dataset=str(tmp_path / "said.csv"), text="said", target=["mood"], model=f"hf:{language}",
+        tmp_path, method=method, dataset=str(tmp_path / "said.csv"), text="said", target=["mood"], model=f"hf:{language}",
         length=LENGTH, rounds=4, parameters={"lr": 0.3, "batch": 8, "epochs": 4},
     )  # fmt: skip
     about = exported(run)
