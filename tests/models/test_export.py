@@ -14,6 +14,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.base.errors import UserError
+from fewbytes.data import Partition, Schema, federate, federate_local, table
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.models.export import export_model
@@ -95,6 +96,7 @@ def test_there_is_no_pickle_in_pytorchs_file(finished, tmp_path):
 
 def test_a_folder_holds_one_models_files(finished, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "tokenizer.json").write_text("{}")  # of a model that takes text
     export_model(finished[0], formats=["torch", "safetensors"], out=tmp_path)
     export_model(finished[0], formats=["safetensors"], out=tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["README.md", "model.json", "model.safetensors", "notes.txt"]
@@ -116,6 +118,57 @@ def test_a_module_of_ones_own_that_learns_numbers(tmp_path):
     said = json.loads((tmp_path / "run" / "export" / "model.json").read_text())
     assert said["learns"] == "numbers"
     assert "argmax" not in (tmp_path / "run" / "export" / "README.md").read_text()
+
+
+class Weighed(nn.Module):
+    """Of samples of two tensors, one of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(5, 4), nn.Linear(4, 2)
+
+    def forward(self, tokens: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return self.last((self.embedding(tokens) * weights[..., None]).sum(1))
+
+
+def test_samples_of_several_tensors_are_taken_by_position_and_by_name(tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    drawn = torch.Generator().manual_seed(0)
+    x = {"tokens": torch.randint(5, (12, 3), generator=drawn), "weights": torch.rand(12, 3, generator=drawn)}
+    samples = (x, torch.arange(12) % 2)
+    fb.run(
+        fb.FedAvg(), fb.Task.of(Weighed, [(samples, samples)], test=samples), rounds=1, out=tmp_path / "run", workers=1
+    )
+    folder = export_model(tmp_path / "run", formats=["torch", "onnx"], build=Weighed)[0].parent
+    assert json.loads((folder / "model.json").read_text())["input"]["tensors"] == {
+        "tokens": {"shape": ["n", 3], "dtype": "int64"},
+        "weights": {"shape": ["n", 3], "dtype": "float32"},
+    }
+    want = fb.load_model(tmp_path / "run", build=Weighed)(**x)
+    torch.testing.assert_close(torch.export.load(folder / "model.pt2").module()(*x.values()), want)
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    (found,) = session.run(None, {name: value.numpy() for name, value in x.items()})
+    torch.testing.assert_close(torch.from_numpy(found), want.detach(), rtol=1e-3, atol=1e-4)
+    snippets = (folder / "README.md").read_text().split("```python\n")[1:]
+    assert all('numpy.zeros((1, 3), "int64")' in snippet for snippet in snippets)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["dealt out", "each its own"])
+def test_a_table_from_python_says_what_its_columns_mean(own, tmp_path):
+    frame = {"age": [30, 50, 70, 50] * 5, "sex": ["f", "m", "f", "m"] * 5, "cost": [1.5, 2.5, 4.5, 5.5] * 5}
+    data = table(frame, "cost", schema=Schema(target=("cost",), missing="mean"))
+    dealt = federate_local([data, data], data.test, data.classes) if own else federate(data, Partition("iid", 2))
+    task = fb.Task.on(dealt, lambda: nn.Linear(3, 1))
+    fb.run(fb.FedAvg(), task, rounds=1, out=tmp_path / "run", workers=1)
+    export_model(tmp_path / "run", formats=["safetensors"], build=lambda: nn.Linear(3, 1))
+    said = json.loads((tmp_path / "run" / "export" / "model.json").read_text())["table"]
+    assert said["columns"] == [
+        {"name": "age", "mean": 50, "std": pytest.approx(200**0.5)},
+        {"name": "sex", "categories": ["f", "m"]},
+    ]
+    assert said["target"] == [{"name": "cost", "mean": 3.5, "std": pytest.approx(2.5**0.5)}]
+    assert (said["missing"]["rule"], said["unknown_category"]) == ("mean", "refused")
+    assert "NaN" in said["missing"]["written"]
 
 
 def test_what_cannot_be_exported_is_told_in_one_line_and_leaves_nothing(finished, tmp_path, monkeypatch):

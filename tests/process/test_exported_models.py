@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from commands import fewbytes
+from language import LENGTH, WORDS, write_language_model, write_texts, write_tokenizer
 from PIL import Image
 
 import fewbytes as fb
+from fewbytes.base.language import read_tokenizer
+from fewbytes.data import table
 from fewbytes.data.images import squared
+from fewbytes.data.split import NamedTensors
+from fewbytes.data.text import token_ids
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.running.settings import Watcher
 
 pytestmark = pytest.mark.process
+of_text = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 WITHOUT = "import sys; sys.modules['fewbytes'] = None\n"  # so that importing it fails
 
 
@@ -104,3 +116,171 @@ def test_the_command_says_what_is_wrong_in_one_line(run, tmp_path):
         assert done.stderr.strip().count("\n") == 0
     done = fewbytes("export", run[0], "--torch", "--out", tmp_path / "out", "--json")
     assert set(json.loads(done.stdout)) == {"README.md", "model.json", "model.pt2"}
+
+
+# From a row or a text to an answer ------------------------------------------------------------------------------------
+
+
+def trained(folder: Path, **settings: Any) -> tuple[Path, fb.Task]:
+    """The folder of a run of two clients, and its task."""
+    experiment = make_experiment({"method": "fedavg", "clients": 2, "partition": "iid", "rounds": 2} | settings)
+    task = experiment.task()
+    run_with(
+        experiment.made(), task, experiment.run_settings(task, folder / "run", False, Watcher()), experiment.policy
+    )
+    return folder / "run", task
+
+
+def exported(run: Path) -> dict[str, Any]:
+    """What model.json says of the run's model, once it is exported."""
+    fb.export_model(run, formats=["torch", "onnx"])
+    return json.loads((run / "export" / "model.json").read_text())
+
+
+def printed(run: Path, asked: list[Any]) -> list[tuple[list[str], list[Any]]]:
+    """For PyTorch and for onnxruntime: what the README's lines print, and what they answer to what is asked then."""
+    snippets = re.findall(r"```python\n(import .*?)```", (run / "export" / "README.md").read_text("utf-8"), re.S)
+    assert len(snippets) == 2
+    code = f"import json\nprint(json.dumps([answer(each) for each in json.loads({json.dumps(asked)!r})]))"
+    lines = [python(f"{snippet}\n{code}", run / "export").splitlines() for snippet in snippets]
+    return [(each[:-1], json.loads(each[-1])) for each in lines]
+
+
+def outputs(run: Path, x: torch.Tensor | NamedTensors) -> torch.Tensor:
+    """What the run's own model gives."""
+    with torch.no_grad():
+        made = fb.load_model(run)(**x.tensors) if isinstance(x, NamedTensors) else fb.load_model(run)(x)
+    return getattr(made, "logits", made)
+
+
+def written(rows: pandas.DataFrame, run: Path) -> list[dict[str, str]]:
+    """Rows as a CSV file has them, beside the run's exported model, too."""
+    text = rows.to_csv(index=False)
+    (run / "export" / "rows.csv").write_text(text)
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def patients(count: int = 80) -> pandas.DataFrame:
+    drawn = np.random.default_rng(0)
+    kinds = {"stage": drawn.choice(["early", "late", "none seen"], count), "smoker": drawn.random(count) < 0.5}
+    return pandas.DataFrame({"age": drawn.normal(60, 9, count).round(2), **kinds})
+
+
+def test_a_row_gives_a_number_in_the_targets_own_unit(tmp_path):
+    frame = patients()
+    frame["cost"] = 1000 + 20 * frame.age + 300 * frame.smoker
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    run, task = trained(
+        tmp_path, dataset=str(tmp_path / "patients.csv"), target=["cost"], parameters={"lr": 0.1, "batch": 8}
+    )
+    said = exported(run)["table"]
+    assert said["target"] == [
+        {"name": "cost", "mean": pytest.approx(frame.cost.mean()), "std": pytest.approx(frame.cost.std(ddof=0))}
+    ]
+    assert [column["name"] for column in said["columns"]] == ["age", "smoker", "stage"]
+    x = table(frame, schema=task.data.schema, test=frame[:8]).test.load()[0]
+    want = outputs(run, x).ravel().numpy() * frame.cost.std(ddof=0) + frame.cost.mean()
+    assert np.ptp(want) > 50
+    rows = frame[:8].drop(columns="cost")
+    for asked in (written(rows, run), rows.to_dict("records")):
+        for _, found in printed(run, asked):
+            assert [list(each) for each in found] == [["cost"]] * 8
+            assert [each["cost"] for each in found] == pytest.approx(want, rel=1e-5)
+
+
+def test_a_row_with_a_missing_value_gives_a_class(tmp_path):
+    frame = patients()
+    frame["outcome"] = np.where(frame.stage == "late", "ill", "well")
+    frame.loc[::7, "stage"] = None
+    frame.loc[3::7, "age"] = None
+    frame.to_parquet(tmp_path / "patients.parquet")
+    run, task = trained(
+        tmp_path, dataset=str(tmp_path / "patients.parquet"), target=["outcome"], missing="mean",
+        parameters={"lr": 0.1, "batch": 8, "epochs": 5},
+    )  # fmt: skip
+    said = exported(run)["table"]
+    assert said["columns"][-1] == {"name": "stage", "categories": ["early", "late", "none seen"]}
+    assert said["missing"]["rule"] == "mean"
+    x = table(frame, schema=task.data.schema, test=frame[:20]).test.load()[0]
+    want = [task.data.classes[i] for i in outputs(run, x).argmax(1)]
+    assert set(want) == {"ill", "well"}
+    asked = written(frame[:20].drop(columns="outcome"), run)
+    for lines, found in printed(run, [*asked, {"age": None, "stage": None, "smoker": True}]):
+        assert lines == found[:20] == want
+    strange = {"age": 50, "stage": "x", "smoker": True}
+    written(pandas.DataFrame([strange]), run)
+    with pytest.raises(AssertionError, match="ValueError: stage is 'x', and the model knows"):
+        printed(run, [])
+
+
+def test_rows_of_several_labels_and_none_missing(tmp_path):
+    frame = patients(60)
+    frame["cough"], frame["fever"] = (frame.age > 60).astype(int), frame.smoker.astype(int)
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    run, task = trained(tmp_path, dataset=str(tmp_path / "patients.csv"), target=["cough", "fever"])
+    assert exported(run)["table"]["target"] == [{"name": "cough"}, {"name": "fever"}]
+    x = table(frame, schema=task.data.schema, test=frame[:5]).test.load()[0]
+    for _, found in printed(run, written(frame[:5], run)):
+        assert [list(each) for each in found] == [["cough", "fever"]] * 5
+        assert [list(each.values()) for each in found] == pytest.approx(outputs(run, x).sigmoid().numpy(), rel=1e-4)
+    written(frame[:1].assign(age=None), run)
+    with pytest.raises(AssertionError, match="ValueError: age is missing"):
+        printed(run, [])
+
+
+@of_text
+@pytest.mark.parametrize("method", ["fedavg", "ensemble"])
+def test_a_text_gives_a_class(method, tmp_path):
+    language = write_language_model(tmp_path / "language", "bert")
+    drawn = np.random.default_rng(0)
+    said = [" ".join(drawn.choice(WORDS[9 * (i % 2) : 9 * (i % 2) + 9], 3 + i % 20)) for i in range(60)]
+    texts = pandas.DataFrame({"said": said, "mood": ["calm", "wild"] * 30})
+    texts.to_csv(tmp_path / "said.csv", index=False)
+    run, task = trained(
+        tmp_path, method=method, dataset=str(tmp_path / "said.csv"), text="said", target=["mood"], model=f"hf:{language}",
+        length=LENGTH, rounds=4, parameters={"lr": 0.3, "batch": 8, "epochs": 4},
+    )  # fmt: skip
+    about = exported(run)
+    assert about["text"]["length"] == LENGTH
+    assert list(about["input"]["tensors"]) == ["input_ids", "attention_mask"]
+    asked = [*said[:8], "a text of yours"]
+    logits = outputs(run, token_ids(asked, read_tokenizer(str(language)), LENGTH))
+    want = [task.data.classes[i] for i in logits.argmax(1)]
+    assert set(want) == {"calm", "wild"}
+    shutil.rmtree(language)  # the export has all it needs
+    for lines, found in printed(run, asked):
+        assert found == want
+        assert lines == want[-1:]
+
+
+@of_text
+@pytest.mark.parametrize("lora", [None, "rank=2"])
+def test_a_text_goes_on_as_the_runs_model_would(lora, tmp_path):
+    language = write_language_model(tmp_path / "language", "llama")
+    run, _ = trained(
+        tmp_path, dataset=str(write_texts(tmp_path / "texts", 2)), model=f"hf:{language}", length=LENGTH,
+        parameters={"lr": 0.5, "batch": 4}, **({} if lora is None else {"lora": lora}),
+    )  # fmt: skip
+    exported(run)
+    tokenizer, asked = read_tokenizer(str(language)), ["the cat", " ".join(WORDS * 2)]
+    want = []
+    for text in asked:
+        tokens = tokenizer(text)["input_ids"]
+        for _ in range(10):
+            tokens.append(int(outputs(run, torch.tensor([tokens[-LENGTH:]]))[0, -1].argmax()))
+        want.append(tokenizer.decode(tokens))
+    shutil.rmtree(language)
+    for _, found in printed(run, asked):
+        assert found == want
+
+
+@of_text
+def test_another_tokenizer_in_the_runs_place_is_refused(tmp_path):
+    language = write_language_model(tmp_path / "language", "llama")
+    run, _ = trained(
+        tmp_path, dataset=str(write_texts(tmp_path / "texts", 2)), model=f"hf:{language}", length=LENGTH, rounds=1
+    )
+    write_tokenizer(language, "red cars ran and ran and ran in the red town")
+    with pytest.raises(fb.UserError, match=r"is not the one .* was made with: put that in its place$"):
+        exported(run)
+    assert not (run / "export").exists()

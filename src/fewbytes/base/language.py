@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import warnings
 from functools import partial
@@ -64,7 +65,10 @@ def read_tokenizer(place: str) -> Any:
 def tokenizer_digest(tokenizer: Any) -> str:
     """32 characters that are equal for tokenizers that cut all text alike."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = repr(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
+    if backend is None:
+        rules = repr(sorted(tokenizer.get_vocab().items()))
+    else:  # of its last call, not its own: to how many tokens it cut
+        rules = json.dumps(json.loads(backend.to_str()) | {"truncation": None, "padding": None})
     return hashlib.sha256(rules.encode()).hexdigest()[:32]
 
 

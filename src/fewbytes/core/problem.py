@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, Unpack
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -241,20 +242,33 @@ class Task:
 
     def described(self) -> dict[str, Any]:
         """What a file of a trained model says of what it takes and gives, as far as that is known here: `learns`, the
-        samples' shape and how they are stored (uint8: models take them divided by 255), names of classes."""
+        samples' shape and how they are stored (uint8: models take them divided by 255), each tensor of samples of
+        several, names of classes, what a table's columns mean."""
         splits = [self.data.test, *(client.train for client in self.data.clients)]
         known = next((split for split in splits if len(split)), None)
-        kind = "" if known is None else str(known.x.dtype).removeprefix("torch.")
-        stored = kind if kind == "uint8" else "int64" if "int" in kind else "float32"
-        return {
-            "learns": self.data.learns,
-            **({} if known is None else {"sample_shape": list(known.shape), "samples": stored}),
-            **({"class_names": list(self.problem.classes)} if self.data.learns != "tokens" else {}),
-        }
+        about: dict[str, Any] = {"learns": self.data.learns}
+        if known is not None:
+            about |= {"sample_shape": list(known.shape), "samples": _stored(known.x)}
+            if isinstance(known.x, NamedTensors):
+                about["tensors"] = {
+                    name: {"shape": list(value.shape[1:]), "samples": _stored(value)}
+                    for name, value in known.x.tensors.items()
+                }
+        if self.data.learns != "tokens":
+            about["class_names"] = list(self.problem.classes)
+        if self.data.schema is not None:
+            about["schema"] = msgspec.to_builtins(self.data.schema)
+        return about
 
     def with_data(self, data: FederatedData) -> Task:
         """The same problem on other data."""
         return Task(replace(self.problem, **_known(data)), data)
+
+
+def _stored(x: Any) -> str:
+    """How samples are stored: uint8, int64 or float32, the nearest."""
+    kind = str(x.dtype).removeprefix("torch.")
+    return kind if kind == "uint8" else "int64" if "int" in kind else "float32"
 
 
 def check_builder(model: Any) -> None:

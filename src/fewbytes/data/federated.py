@@ -184,7 +184,9 @@ def federate_local(
         own = None if dataset is None else dataset.numbered(classes)
         held.append(nothing if own is None else ClientData(own.train, own.test))
     named = None if test.learns == "classes" else tuple(groups or ("samples",))
-    return FederatedData(tuple(held), test, tuple(classes), groups=named)
+    schemas = [each.schema for each in clients if each is not None]
+    alike = schemas[0] if schemas and all(each == schemas[0] for each in schemas) else None
+    return FederatedData(tuple(held), test, tuple(classes), groups=named, schema=alike)
 
 
 def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indices]) -> FederatedData:
@@ -196,7 +198,7 @@ def _federated(dataset: Dataset, train: Sequence[Indices], test: Sequence[Indice
     clients = tuple(
         ClientData(dataset.train.take(mine), dataset.test.take(own)) for mine, own in zip(train, test, strict=True)
     )
-    return FederatedData(clients, dataset.test, dataset.classes, groups=dataset.groups)
+    return FederatedData(clients, dataset.test, dataset.classes, groups=dataset.groups, schema=dataset.schema)
 
 
 def _check(partition: Partition, seed: int, available: int) -> None:

@@ -354,6 +354,8 @@ class FederatedData:
     presence: tuple[tuple[int, int | None], ...] | None = None
     """Per client the first and the last round, inclusive, that it is there for (None: to the end); None: always all."""
     groups: tuple[str, ...] | None = None
+    schema: Schema | None = None
+    """Of tables, what their columns mean."""
 
     @property
     def learns(self) -> Kind:

@@ -37,6 +37,9 @@ from fewbytes.experiments.groups import DECLARED, DataSettings, ModelSettings
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.normalise import Normalisation
 
+TOKENIZER = "tokenizer (give every node the server's folder)"
+"""What its digest is called among what servers and nodes agree on."""
+
 
 @dataclass
 class Loading:
@@ -160,7 +163,7 @@ class Loading:
         """What servers and nodes, who hold text, must agree on besides."""
         if self._cut is None:
             return {}
-        return {"tokenizer (give every node the server's folder)": tokenizer_digest(self._cut)}
+        return {TOKENIZER: tokenizer_digest(self._cut)}
 
     def _part(self, dataset: Dataset) -> Dataset:
         return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset

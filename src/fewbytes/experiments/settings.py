@@ -28,7 +28,7 @@ from fewbytes.data import (
     with_transforms,
 )
 from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, LearningSettings, ModelSettings
-from fewbytes.experiments.loading import Loading
+from fewbytes.experiments.loading import TOKENIZER, Loading
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.adapters import Lora
@@ -166,6 +166,8 @@ class Experiment:
         named |= {"seed": self.model.seed} if drawn else {}
         pretrained = task.problem.pretrained
         named |= {} if pretrained is None else {"weights_digest": pretrained.digest}
+        agreed = task.problem.agreed
+        named |= {"tokenizer_digest": agreed[TOKENIZER]} if TOKENIZER in agreed else {}
         return named | {
             "dataset": self.data.dataset,
             "model": self.model.model,

@@ -20,13 +20,14 @@ class LogitMean(nn.Module):
         self.recipe: dict[str, Any] = {}
         """What `logit_mean` needs to build it again, for a file."""
 
-    def each(self, x: Tensor) -> Tensor:
+    def each(self, *x: Tensor, **tensors: Tensor) -> Tensor:
         """Every member's logits, (members, n, classes)."""
-        return torch.stack([member(x) for member in self.members])
+        made = [member(*x, **tensors) for member in self.members]
+        return torch.stack([getattr(outputs, "logits", outputs) for outputs in made])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Samples (n, …) to logits (n, classes)."""
-        return self.each(x).mean(0)
+    def forward(self, *x: Tensor, **tensors: Tensor) -> Tensor:
+        """Samples (n, …), or those of several tensors by name, to logits (n, classes)."""
+        return self.each(*x, **tensors).mean(0)
 
 
 def logit_mean(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> LogitMean:

@@ -17,8 +17,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.language import padding_token, read_tokenizer, tokenizer_digest
 from fewbytes.base.state import copied
+from fewbytes.models.export_readme import readme
 from fewbytes.models.files import read_model
+from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.kgf import with_plain_kernels
 from fewbytes.models.normalise import Normalisation
 
@@ -26,19 +29,22 @@ Format = Literal["onnx", "torch", "safetensors"]
 FILES: dict[Format, str] = {"onnx": "model.onnx", "torch": "model.pt2", "safetensors": "model.safetensors"}
 """What each format's file is called. A .pt2 is what PyTorch has in place of TorchScript, which it gives up; as it is
 written here there is no pickle in it."""
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # what a tokenizer's files are called
 ONE_FILE = 2_000_000_000  # bytes of a model that one ONNX file holds
 
 
 class _Outputs(nn.Module):
     """The model as it is exported: samples to a tensor, whatever else it gives and whatever hooks it has."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        """`names`: of the tensors of a sample, if it has several, by which the model takes them."""
         super().__init__()
         self.model = model
+        self.names = tuple(names)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Samples (n, …) to outputs (n, …)."""
-        outputs = self.model(x)
+    def forward(self, *x: Tensor) -> Tensor:
+        """Samples, of one tensor (n, …) or of several, to outputs (n, …)."""
+        outputs = self.model(**dict(zip(self.names, x, strict=True))) if self.names else self.model(*x)
         made: Tensor = getattr(outputs, "logits", outputs)
         return made
 
@@ -53,30 +59,39 @@ def export_model(
     """Write the global model of a finished run, or a client's own, into the folder `out`; returns the files' paths.
 
     By default the folder is RUN/export, or RUN/export/client-I. Beside the model in each of the `formats` stand
-    model.json, which says what it takes and gives, and README.md, how to run it; another export's files there are
-    replaced. `build`: as for `load_model`. Raises UserError if there is no such model, or it cannot be exported.
+    model.json, which says what it takes and gives (of a table what its columns mean, too), README.md, how to run it,
+    and the tokenizer of texts; another export's files there are replaced. `build`: as for `load_model`. Raises
+    UserError if there is no such model, or it cannot be exported.
     """
     run = Path(run)
     model, about = read_model(run, client, build)
     if about.get("learns") == "boxes":
         raise UserError(f"{run} trained a detector, which is not exported: load it with fewbytes.load_model")
     if "sample_shape" not in about:
-        raise UserError(f"{run} does not say what samples its models take: the server had none, or fewbytes was older")
+        raise UserError(
+            f"{run} does not say what samples its models take, as the server had none or fewbytes was older: load it "
+            "with fewbytes.load_model"
+        )
     if "onnx" in formats:
         _check_onnx()
-    model = _Outputs(with_plain_kernels(model)).eval()
+    tokenizer = _tokenizer(run, about)
+    model = _Outputs(with_plain_kernels(model), about.get("tensors", ())).eval()
     folder = Path(out) if out is not None else run / "export" / ("" if client is None else f"client-{client}")
     said = _described(run, client, about, formats)
     folder.mkdir(parents=True, exist_ok=True)
     written = Path(tempfile.mkdtemp(prefix=".export-", dir=folder))
     try:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(written, save_jinja_files=False)
+            beside = sorted(path.name for path in written.iterdir())
+            said["text"] = _text(tokenizer, beside, about["sample_shape"][0], about["learns"])
         _write_model(model, _samples(about), formats, written)
         (written / "model.json").write_text(json.dumps(said, indent=2) + "\n")
-        (written / "README.md").write_text(_readme(said))
+        (written / "README.md").write_text(readme(said), "utf-8")
         names = sorted(path.name for path in written.iterdir())
         for name in names:
             os.replace(written / name, folder / name)
-        for stale in {*FILES.values(), "model.onnx.data"} - set(names):
+        for stale in {*FILES.values(), "model.onnx.data", *TOKENIZER} - set(names):
             (folder / stale).unlink(missing_ok=True)
     finally:
         shutil.rmtree(written, ignore_errors=True)
@@ -95,14 +110,28 @@ def _check_onnx() -> None:
         ) from None
 
 
-def _samples(about: dict[str, Any]) -> Tensor:
-    """Two samples of zeros as the model takes them: what one sample gives could hold for one alone."""
-    whole = about.get("samples") == "int64"
-    return torch.zeros(2, *about["sample_shape"], dtype=torch.int64 if whole else torch.float32)
+def _tokenizer(run: Path, about: dict[str, Any]) -> Any:
+    """What cut the run's texts into tokens, None where there were none. Raises UserError if it is not there now."""
+    if "tokenizer_digest" not in about:
+        return None
+    place = about.get("tokenizer") or about["model"].removeprefix(PREFIX)
+    tokenizer = read_tokenizer(place)
+    if tokenizer_digest(tokenizer) != about["tokenizer_digest"]:
+        raise UserError(f"the tokenizer {place} is not the one {run} was made with: put that in its place")
+    return tokenizer
 
 
-def _write_model(model: nn.Module, x: Tensor, formats: Sequence[Format], folder: Path) -> None:
-    """The model in each format; x: samples (2, …)."""
+def _samples(about: dict[str, Any]) -> dict[str, Tensor]:
+    """Two samples of zeros as the model takes them, by name: what one sample gives could hold for one alone."""
+    tensors = about.get("tensors") or {"x": {"shape": about["sample_shape"], "samples": about.get("samples")}}
+    return {
+        name: torch.zeros(2, *of["shape"], dtype=torch.int64 if of["samples"] == "int64" else torch.float32)
+        for name, of in tensors.items()
+    }
+
+
+def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Format], folder: Path) -> None:
+    """The model in each format; x: the tensors of samples (2, …)."""
     if "safetensors" in formats:
         state = {name.removeprefix("model."): copied(value) for name, value in model.state_dict().items()}
         (folder / FILES["safetensors"]).write_bytes(save(state))
@@ -116,14 +145,15 @@ def _write_model(model: nn.Module, x: Tensor, formats: Sequence[Format], folder:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what will be different in later versions of torch
-            program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
+            sizes = tuple({0: torch.export.Dim("n")} for _ in x)
+            program = torch.export.export(model, tuple(x.values()), dynamic_shapes=(sizes,))
             program.example_inputs = None  # would be pickled
             if "torch" in formats:
                 torch.export.save(program, folder / FILES["torch"])
             if "onnx" in formats:
                 step = "ONNX"
                 made = torch.onnx.export(
-                    program, input_names=["x"], output_names=["outputs"], dynamo=True, verbose=False
+                    program, input_names=list(x), output_names=["outputs"], dynamo=True, verbose=False
                 )
                 size = sum(value.nbytes for value in model.state_dict().values())
                 made.save(folder / FILES["onnx"], external_data=size > ONE_FILE)  # type: ignore[union-attr]
@@ -136,8 +166,9 @@ def _write_model(model: nn.Module, x: Tensor, formats: Sequence[Format], folder:
 
 
 def _described(run: Path, client: int | None, about: dict[str, Any], formats: Sequence[Format]) -> dict[str, Any]:
-    """What model.json says."""
+    """What model.json says, but of texts."""
     shape, stored = about["sample_shape"], about.get("samples", "float32")
+    tensors = {name: _tensor(of["shape"], of["samples"]) for name, of in about.get("tensors", {}).items()}
     how = None if "normalise" not in about else Normalisation.read(about["normalise"], shape[0])
     result = run / "result.json"
     found = json.loads(result.read_text()) if result.is_file() else {}  # a node of a deployment has none
@@ -148,15 +179,56 @@ def _described(run: Path, client: int | None, about: dict[str, Any], formats: Se
         "learns": about.get("learns", "classes"),
         "classes": about.get("class_names", []),
         "input": {
-            "shape": ["n", *shape],
-            "dtype": "int64" if stored == "int64" else "float32",
+            **_tensor(shape, stored),
+            "tensors": tensors or None,
             "pixels_divided_by": 255 if stored == "uint8" else None,
             "image_size": about.get("image_size"),
         },
         "normalise": None if how is None else {"mean": how.mean, "std": how.std, "inside": "model.onnx and model.pt2"},
+        "table": _table(about["schema"]) if "schema" in about else None,
+        "text": None,
         "scores": _scores(found),
         "files": [FILES[each] for each in FILES if each in formats],
         "torch": torch.__version__.partition("+")[0],
+    }
+
+
+def _tensor(shape: Sequence[int], stored: str) -> dict[str, Any]:
+    return {"shape": ["n", *shape], "dtype": "int64" if stored == "int64" else "float32"}
+
+
+def _table(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a table's columns mean, in the order in which a sample has them."""
+    from pyarrow.csv import ConvertOptions
+
+    def scaled(name: str) -> dict[str, Any]:
+        mean, std = schema["numbers"][name]
+        return {"name": name, "mean": mean, "std": std}
+
+    target, filled = schema["target"], schema["missing"] == "mean"
+    numbers = [scaled(name) for name in schema["numbers"] if name not in target]
+    categories = [{"name": name, "categories": known} for name, known in schema["categories"].items()]
+    return {
+        "columns": numbers + categories,
+        "target": [scaled(name) if name in schema["numbers"] else {"name": name} for name in target],
+        "missing": {
+            "rule": schema["missing"],
+            "becomes": "0, the column's mean, or zeros, no category" if filled else "refused",
+            "written": sorted(ConvertOptions().null_values),  # as tables are read
+        },
+        "unknown_category": "refused",
+    }
+
+
+def _text(tokenizer: Any, files: list[str], length: int, learns: str) -> dict[str, Any]:
+    """How texts become samples of so many tokens, by a tokenizer in those files."""
+    whole = learns == "classes"
+    return {
+        "tokenizer": files,
+        "length": length,
+        "special_tokens": whole,
+        "longer": "cut off" if whole else "the last tokens",
+        "padding": {"token": padding_token(tokenizer), "side": "right", "attention_mask": 0 if whole else None},
     }
 
 
@@ -165,62 +237,3 @@ def _scores(found: dict[str, Any]) -> dict[str, dict[str, float]]:
     score = found.get("score", {})
     kinds = {score.get("metric"): score.get("all", {}), **found.get("further", {})}
     return {metric: {kind: value["final"] for kind, value in each.items()} for metric, each in kinds.items() if each}
-
-
-def _readme(said: dict[str, Any]) -> str:
-    """How to run what was exported, for people."""
-    taken, shape = said["input"], said["input"]["shape"]
-    parts = [f"# {said['model']} model of {said['method']}".replace("None", "a run")]
-    words = f"It takes samples x, {taken['dtype']} ({', '.join(map(str, shape))})"
-    if taken["pixels_divided_by"]:
-        words += f", images with values 0 to 1: {'RGB' if shape[1] == 3 else 'grey'} pixels divided by 255"
-        if taken["image_size"]:
-            words += f", the shorter side scaled to {taken['image_size']} pixels and the middle of the longer one taken"
-    given = {
-        "classes": "logits, one for each of `classes` in model.json",
-        "labels": "logits, one for each of the labels, `classes` in model.json: the sigmoid is a probability",
-        "masks": "logits (n, classes, height, width)",
-        "tokens": "logits (n, length, tokens)",
-    }.get(said["learns"], "its outputs")
-    parts.append(f"{words}. It gives {given}.")
-    if said["normalise"]:
-        parts.append("It normalises x itself: give x as it is.")
-    if "model.pt2" in said["files"]:
-        lines = _snippet(said, "torch", 'torch.export.load("model.pt2").module()', "model(torch.from_numpy(x))")
-        parts.append(f"With PyTorch {said['torch']} or newer:\n\n{lines}")
-    if "model.onnx" in said["files"]:
-        ran = 'model.run(None, {"x": x})[0]'
-        lines = _snippet(said, "onnxruntime", 'onnxruntime.InferenceSession("model.onnx")', ran)
-        parts.append(f"With onnxruntime:\n\n{lines}")
-    if "model.safetensors" in said["files"]:
-        of = f" ({said['architecture']})" if said["architecture"] else ""
-        parts.append(
-            f"model.safetensors holds the weights by name, for a module of your own{of}:\n\n"
-            '```python\nmodule.load_state_dict(safetensors.torch.load_file("model.safetensors"))\n```'
-        )
-        if said["normalise"]:
-            parts.append("That module gets (x - mean) / std, for every channel, of `normalise` in model.json.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _snippet(said: dict[str, Any], library: str, load: str, ran: str) -> str:
-    """Five lines of Python that run the model on an image, or four on samples of zeros."""
-    _, *shape = said["input"]["shape"]
-    labelled = said["learns"] == "classes" and said["classes"]
-    imports = ["json"] if labelled else []
-    if said["input"]["pixels_divided_by"]:
-        grey = shape[0] == 1
-        size, mode = (shape[2], shape[1]), "L" if grey else "RGB"
-        axes = "[None, None]" if grey else ".transpose(2, 0, 1)[None]"
-        x = [
-            f'image = PIL.ImageOps.fit(PIL.Image.open("image.png").convert("{mode}"), {size}, '
-            "PIL.Image.Resampling.BILINEAR)",
-            f'x = numpy.array(image, "float32"){axes} / 255',
-        ]
-        imports += ["numpy", library, "PIL.Image", "PIL.ImageOps"]
-    else:
-        x = [f'x = numpy.zeros({(1, *shape)}, "{said["input"]["dtype"]}")  # in place of samples of yours']
-        imports += ["numpy", library]
-    shown = f'json.load(open("model.json"))["classes"][int({ran}[0].argmax())]' if labelled else ran
-    lines = [f"import {', '.join(imports)}", f"model = {load}", *x, f"print({shown})"]
-    return "\n".join(["```python", *lines, "```"])

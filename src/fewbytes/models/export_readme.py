@@ -1,0 +1,213 @@
+"""What stands beside an exported model for people: what it takes and gives, and the lines of Python that run it."""
+
+from __future__ import annotations
+
+from string import Template
+from typing import Any
+
+Said = dict[str, Any]  # what model.json says
+
+LOADED = {
+    "torch": 'torch.export.load("model.pt2").module()',
+    "onnxruntime": 'onnxruntime.InferenceSession("model.onnx")',
+}
+
+# What follows is Python that users run, where fewbytes is not installed: of a table's rows, texts to be classified, and
+# texts that go on.
+ROWS = Template("""\
+import csv, json, numpy, $library
+
+about = json.load(open("model.json", encoding="utf-8"))
+model = $loaded
+
+
+def answer(row):  # a dict of values, or of text as a CSV file has it
+    x = []
+    for column in about["table"]["columns"]:
+        name, known = column["name"], column.get("categories")
+        value = "" if row[name] is None else str(row[name])
+        if known is not None and value in known:
+            x += [float(value == category) for category in known]
+        elif value in about["table"]["missing"]["written"]:
+            $missing
+        elif known is not None:
+            raise ValueError(f"{name} is {value!r}, and the model knows {known}")
+        else:
+            number = float({"true": 1, "false": 0}.get(value.lower(), value))
+            x.append((number - column["mean"]) / column["std"])
+    outputs = numpy.ravel($outputs[0].tolist())
+    return $answer
+
+
+for row in csv.DictReader(open("rows.csv", encoding="utf-8", newline="")):
+    print(answer(row))
+""")
+MISSING = {
+    "refuse": 'raise ValueError(f"{name} is missing")',
+    "mean": "x += [0.0] * (1 if known is None else len(known))",
+}
+MISSING["drop"] = MISSING["refuse"]
+ANSWERS = {
+    "classes": 'about["classes"][outputs.argmax()]',
+    "labels": 'dict(zip(about["classes"], (1 / (1 + numpy.exp(-outputs))).tolist()))',
+    "numbers": '{of["name"]: float(y) * of["std"] + of["mean"] for of, y in zip(about["table"]["target"], outputs)}',
+}
+TEXTS = Template("""\
+import json, numpy, transformers, $library
+
+about = json.load(open("model.json", encoding="utf-8"))
+tokenizer = transformers.AutoTokenizer.from_pretrained(".")
+model = $loaded
+
+
+def answer(text):
+    tokens = tokenizer(text, truncation=True, max_length=$length)["input_ids"]
+    ids = numpy.full((1, $length), $filler, "int64")
+    mask = numpy.zeros((1, $length), "int64")
+    ids[0, : len(tokens)], mask[0, : len(tokens)] = tokens, 1
+    return about["classes"][int($outputs[0].argmax())]
+
+
+print(answer("a text of yours"))
+""")
+CONTINUED = Template("""\
+import numpy, transformers, $library
+
+tokenizer = transformers.AutoTokenizer.from_pretrained(".")
+model = $loaded
+
+
+def answer(text, more=10):  # the text, and so many tokens, each the likeliest
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    for _ in range(more):
+        seen = tokens[-$length:]
+        x = numpy.full((1, $length), $filler, "int64")
+        x[0, : len(seen)] = seen
+        tokens.append(int($outputs[0, len(seen) - 1].argmax()))
+    return tokenizer.decode(tokens)
+
+
+print(answer("a text of yours"))
+""")
+
+
+def readme(said: Said) -> str:
+    """The text of README.md."""
+    parts = [f"# {said['model']} model of {said['method']}".replace("None", "a run"), f"{_taken(said)} {_given(said)}"]
+    if said["normalise"]:
+        parts.append("It normalises x itself: give x as it is.")
+    if "model.pt2" in said["files"]:
+        parts.append(f"With PyTorch {said['torch']} or newer:\n\n{_snippet(said, 'torch')}")
+    if "model.onnx" in said["files"]:
+        parts.append(f"With onnxruntime:\n\n{_snippet(said, 'onnxruntime')}")
+    if "model.safetensors" in said["files"]:
+        of = f" ({said['architecture']})" if said["architecture"] else ""
+        parts.append(
+            f"model.safetensors holds the weights by name, for a module of your own{of}:\n\n"
+            '```python\nmodule.load_state_dict(safetensors.torch.load_file("model.safetensors"))\n```'
+        )
+        if said["normalise"]:
+            parts.append("That module gets (x - mean) / std, for every channel, of `normalise` in model.json.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _taken(said: Said) -> str:
+    """What the model takes, in words."""
+    taken, table, text = said["input"], said["table"], said["text"]
+    shape = taken["shape"]
+    if taken["tensors"]:
+        each = [f"{name} {of['dtype']} ({_listed(of['shape'])})" for name, of in taken["tensors"].items()]
+        words = f"It takes samples of several tensors, {', '.join(each)}"
+    else:
+        words = f"It takes samples x, {taken['dtype']} ({_listed(shape)})"
+    if taken["pixels_divided_by"] and len(shape) != 4:
+        words += f", bytes divided by {taken['pixels_divided_by']}"
+    elif taken["pixels_divided_by"]:
+        words += f", images with values 0 to 1: {'RGB' if shape[1] == 3 else 'grey'} pixels divided by 255"
+        if taken["image_size"]:
+            words += f", the shorter side scaled to {taken['image_size']} pixels and the middle of the longer one taken"
+    if table:
+        words += (
+            ": for each column of `table` in model.json (value - mean) / std, or 0 or 1 for each of its categories. A "
+            f"missing value is {table['missing']['becomes']}; an unknown category is {table['unknown_category']}"
+        )
+    if text:
+        cut = "cut off there" if said["learns"] == "classes" else "the last ones of a text"
+        words += (
+            f": {text['length']} tokens by the tokenizer beside it, {cut}, fewer filled up on the right with token "
+            f"{text['padding']['token']}" + (", where attention_mask is 0" if taken["tensors"] else "")
+        )
+    return f"{words}."
+
+
+def _given(said: Said) -> str:
+    """What the model gives, in words."""
+    scaled = "in standard deviations from the mean, `target` in model.json, as its scores are"
+    given = {
+        "classes": "logits, one for each of `classes` in model.json",
+        "labels": "logits, one for each of the labels, `classes` in model.json: the sigmoid is a probability",
+        "numbers": f"numbers (n, {len(said['classes'])}), {scaled}" if said["table"] else "its outputs",
+        "masks": "logits (n, classes, height, width)",
+        "tokens": "logits (n, length, tokens)",
+    }.get(said["learns"], "its outputs")
+    return f"It gives {given}."
+
+
+def _listed(shape: list[Any]) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _snippet(said: Said, library: str) -> str:
+    """Python that runs the model: from a row, a text or an image to an answer, else on samples of zeros."""
+    words = {"library": library, "loaded": LOADED[library]}
+    if said["table"]:
+        x = _outputs(library, {"x": 'numpy.array([x], "float32")'})
+        how = {"missing": MISSING[said["table"]["missing"]["rule"]], "answer": ANSWERS[said["learns"]]}
+        lines = ROWS.substitute(words, outputs=x, **how)
+    elif said["text"]:
+        words |= {"length": said["text"]["length"], "filler": said["text"]["padding"]["token"]}
+        if said["learns"] == "classes":
+            x = _outputs(library, {"input_ids": "ids", "attention_mask": "mask"})
+            lines = TEXTS.substitute(words, outputs=x)
+        else:
+            lines = CONTINUED.substitute(words, outputs=_outputs(library, {"x": "x"}))
+    else:
+        lines = "\n".join(_of_samples(said, library)) + "\n"
+    return f"```python\n{lines}```"
+
+
+def _outputs(library: str, tensors: dict[str, str]) -> str:
+    """The call that gives the model's outputs of arrays, by the tensors' names."""
+    if library == "torch":
+        return f"model({', '.join(f'torch.from_numpy({array})' for array in tensors.values())})"
+    given = ", ".join(f'"{name}": {array}' for name, array in tensors.items())
+    return f"model.run(None, {{{given}}})[0]"
+
+
+def _of_samples(said: Said, library: str) -> list[str]:
+    """Five lines that run the model on an image, or a few on samples of zeros."""
+    taken = said["input"]
+    labelled = said["learns"] == "classes" and said["classes"]
+    imports = ["json"] if labelled else []
+    arrays = {"x": "x"}
+    if taken["pixels_divided_by"] and len(taken["shape"]) == 4:
+        _, channels, height, width = taken["shape"]
+        grey = channels == 1
+        axes = "[None, None]" if grey else ".transpose(2, 0, 1)[None]"
+        made = [
+            f'image = PIL.ImageOps.fit(PIL.Image.open("image.png").convert("{"L" if grey else "RGB"}"), '
+            f"{(width, height)}, PIL.Image.Resampling.BILINEAR)",
+            f'x = numpy.array(image, "float32"){axes} / 255',
+        ]
+        imports += ["numpy", library, "PIL.Image", "PIL.ImageOps"]
+    else:
+        tensors = taken["tensors"] or {"x": taken}
+        arrays = {name: name if name.isidentifier() else f"x{i}" for i, name in enumerate(tensors)}
+        made = [
+            f'{array} = numpy.zeros({(1, *of["shape"][1:])}, "{of["dtype"]}")  # in place of samples of yours'
+            for array, of in zip(arrays.values(), tensors.values(), strict=True)
+        ]
+        imports += ["numpy", library]
+    outputs = _outputs(library, arrays)
+    shown = f'json.load(open("model.json"))["classes"][int({outputs}[0].argmax())]' if labelled else outputs
+    return [f"import {', '.join(imports)}", f"model = {LOADED[library]}", *made, f"print({shown})"]
