@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -414,6 +415,31 @@ def ungrouped(split: Split) -> Split:
 def listed(names: Sequence[str]) -> str:
     """Names for an error, not too many."""
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def check_finite(split: Split, who: str, targets: bool = True) -> None:
+    """Raises UserError for numbers that are not finite in samples that lie in memory, or in their `targets`."""
+    named = split.x.tensors if isinstance(split.x, NamedTensors) else {"": split.x}
+    arrays = {f"{who}{f' ({k})' if k else ''}": x for k, x in named.items() if not isinstance(x, Items)}
+    arrays |= {f"the targets of {who}": split.learnt.values} if targets and split.learnt is not None else {}
+    for name, values in arrays.items():
+        if "float" not in str(values.dtype) or _on_disk(values):
+            continue
+        held = values if split.rows is None else values[split.rows]
+        if not len(held) or (math.isfinite(float(held.min())) and math.isfinite(float(held.max()))):  # both are NaN
+            continue
+        strange = ~np.isfinite(np.asarray(held)).reshape(len(held), -1).all(axis=1)
+        raise UserError(
+            f"{name}: {int(strange.sum())} of {len(held)} hold numbers that are not finite (NaN or infinite), the "
+            f"first is sample {int(strange.argmax())}: correct them, or leave those samples out"
+        )
+
+
+def _on_disk(x: Any) -> bool:
+    """Whether an array is a memory map, or part of one."""
+    while x is not None and not isinstance(x, np.memmap):
+        x = getattr(x, "base", None)
+    return x is not None
 
 
 def classes_in(splits: Sequence[Split]) -> int:

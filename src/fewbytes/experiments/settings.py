@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import torch
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import wrong
@@ -19,6 +18,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.objective import Objective, Weights, objective_for
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
+from fewbytes.core.training import check_device
 from fewbytes.data import (
     FederatedData,
     Partition,
@@ -318,13 +318,3 @@ def typed(name: str, hints: Mapping[str, Any], parameters: Mapping[str, Any]) ->
             must = wrong(hints[key], value) or f"cannot be read ({error})"
             raise UserError(f"{name}: {key} {must}, not {value}") from None
     return values
-
-
-def check_device(device: str) -> None:
-    """Raises UserError for a device this machine does not have."""
-    if device.split(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"device {device!r} is neither cpu nor cuda")
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
