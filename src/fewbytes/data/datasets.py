@@ -153,6 +153,12 @@ def find(name: str, files: bool = False) -> Path | None:
     return None
 
 
+def holds_table(name: str) -> bool:
+    """Whether what is called so is a table, or a folder of such."""
+    place = find(name)
+    return place is not None and not (place / "train").is_dir() and bool(table_files(place) or table_files(place, True))
+
+
 def _download(name: str) -> Path:
     """The folder of a data set of the hub, fetched unless it was before. Every failure ends in one UserError."""
     match = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", HUB.get(name, name))

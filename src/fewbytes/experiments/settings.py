@@ -34,7 +34,7 @@ from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import convolutional
-from fewbytes.models.hugging_face import PREFIX
+from fewbytes.models.hugging_face import PREFIX, check_tokenizer
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.normalise import Normalisation
 from fewbytes.models.pretrained import check_fits, read_pretrained
@@ -113,6 +113,11 @@ class Experiment:
         agreed = {**agreed, **({} if normalisation is None else {"normalisation": str(normalisation)})}
         kernels = Kernels(model.kgf, model.seed) if model.kgf else None
         build = ModelBuilder(name, shape, classes, kernels, normalisation, data.learns)
+        for each in {each for each in build.names if each.startswith(PREFIX)}:
+            if loading.cut is not None:
+                check_tokenizer(each, loading.cut)
+            elif len(shape) != 3 and data.test.blank().is_floating_point():
+                raise UserError(f"{each} takes tokens or images, and {self.data.dataset} holds numbers: take mlp")
         how = {
             "seed": model.seed,
             "precision": model.precision,
