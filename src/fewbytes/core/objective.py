@@ -65,6 +65,10 @@ class Objective(ABC):
         """What metrics take, of a model's outputs."""
         return outputs.float()
 
+    def truth(self, targets: Tensor) -> Tensor:
+        """What metrics take, of targets."""
+        return targets
+
     def check(self, model: nn.Module, outputs: Any, targets: Tensor) -> None:
         """Raises UserError if what the model gives for some samples suits neither the loss nor the metrics."""
         if not isinstance(outputs, Tensor):
@@ -132,7 +136,7 @@ class Objective(ABC):
                 predictions = self.predictions(outputs)
                 measures = measures or {m.name: m.make(predictions) for m in self.metrics}
                 for measure in measures.values():
-                    measure.update(predictions.cpu(), targets.cpu())
+                    measure.update(predictions.cpu(), self.truth(targets).cpu())
         in_training(model) if training else model.eval()
         found = {name: value_of(measure) for name, measure in measures.items()}
         return {name: (value * len(y), len(y)) for name, value in found.items() if value == value}, total
@@ -210,11 +214,9 @@ class MultiLabel(Objective):
         """Probabilities (n, labels)."""
         return outputs.float().sigmoid()
 
-    def evaluate(
-        self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
-    ) -> tuple[Scores, float]:
-        """As in `Objective`; metrics take whole numbers for labels."""
-        return super().evaluate(model, x, y.long(), precision)
+    def truth(self, targets: Tensor) -> Tensor:
+        """Whole numbers."""
+        return targets.long()
 
 
 @dataclass(frozen=True)
@@ -231,13 +233,16 @@ class Regression(Objective):
 
     def wanted(self, outputs: Tensor, targets: Tensor) -> str:
         """A number for each target."""
-        fits = self.predictions(outputs).shape == targets.reshape(len(targets), -1).squeeze(1).shape
+        fits = self.predictions(outputs).shape == self.truth(targets).shape
         return "" if fits else f"targets are {tuple(targets.shape)}: give a number for each"
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """The outputs, (n,) where there is one a sample."""
-        made = outputs.float()
-        return made[:, 0] if made.dim() == 2 and made.shape[1] == 1 else made
+        return self.truth(outputs.float())
+
+    def truth(self, targets: Tensor) -> Tensor:
+        """The targets, (n,) where there is one a sample."""
+        return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
 
 
 @dataclass(frozen=True)
@@ -330,7 +335,7 @@ def objective_for(
     together."""
     kind, known = OBJECTIVES.get(learns, (Own, None))
     options: dict[str, Any] = {"criterion": loss}
-    if isinstance(metrics, Mapping):
+    if isinstance(metrics, Mapping) and metrics:
         options["metrics"] = metrics_of(metrics)
     elif (names := _names(metrics)) and known is None:
         raise UserError("metrics by name are for what is learnt usually: give yours as {name: metric}")
@@ -345,7 +350,7 @@ def objective_for(
 
 def _names(metrics: Any) -> list[str]:
     """Metrics by name, each once. Raises UserError for what is no name."""
-    given = [] if metrics is None else list(metrics) if isinstance(metrics, list | tuple) else [metrics]
+    given = list(metrics or ()) if isinstance(metrics, Mapping | list | tuple | None) else [metrics]
     for each in given:
         if not isinstance(each, str):
             raise UserError(f"a metric is a name, or, of your own, {{name: metric}}, not {named(each)}")
@@ -401,7 +406,7 @@ def evaluate(
 def _superfluous(weights: Weights | None, outputs: Tensor) -> str:
     """What is wrong with class weights for such outputs, if there are more."""
     fits = weights is None or weights == "balanced" or len(weights) <= outputs.shape[1]
-    return "" if fits else f"class weights are {len(weights or ())}: give one for each class"
+    return "" if fits else f"there are {len(weights or ())} class weights: give one for each class"
 
 
 def _called(loss: Loss) -> str:

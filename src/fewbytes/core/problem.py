@@ -69,8 +69,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Raises UserError for a precision there is not, and a device that is not here."""
-        if must := wrong(Precision, self.precision):
-            raise UserError(f"precision {must}, not {self.precision!r}")
+        for name, kind in (("precision", Precision), ("seed", int)):
+            if must := wrong(kind, getattr(self, name)):
+                raise UserError(f"{name} {must}, not {getattr(self, name)!r}")
         check_device(self.device)
 
     @property
@@ -239,7 +240,9 @@ class Task:
             if how.get(name) is not None and not callable(how[name]):
                 raise UserError(f"{name} is a function, as `Terms` has it, not {named(how[name])}")
         nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
-        pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
+        if not isinstance(clients, Iterable):
+            raise UserError(f"clients are (train, test) pairs, one a client, not {named(clients)}")
+        pairs = [(nothing, nothing) if pair is None else _pair(i, pair) for i, pair in enumerate(clients)]
         if not pairs or not all(len(train) or train is nothing for train, _ in pairs):
             raise UserError("a task needs at least one client, and every client at least one training sample")
         server = nothing if test is None else Split.of(test)
@@ -307,6 +310,16 @@ def check_builder(model: Any) -> None:
             "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
             f"not {named(model)}"
         )
+
+
+def _pair(client: Id, pair: Any) -> tuple[Split, Split]:
+    """A client's training and test samples. Raises UserError."""
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise UserError(f"client {client} is {named(pair)}: give (train, test), each a pair (x, y) or a data set")
+    try:
+        return Split.of(pair[0]), Split.of(pair[1])
+    except UserError as error:
+        raise UserError(f"client {client}: {error}") from None
 
 
 def _try(problem: Problem, who: str, client: Id, split: Split) -> None:

@@ -35,7 +35,7 @@ def check_device(device: str) -> None:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise UserError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}: take cpu") from None
 
 
 def arithmetic(precision: Precision, device: str) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.errors import UserError, named, suggestion
 from fewbytes.base.streams import stream, untouched
 from fewbytes.data.schema import Schema
 
@@ -198,6 +198,10 @@ class Split:
         """
         if isinstance(data, Split):
             return data
+        if isinstance(data, Tensor | np.ndarray):
+            raise UserError(
+                f"data are a pair (x, y) of samples and labels, not {named(data)} of shape {tuple(data.shape)}"
+            )
         if not isinstance(data, tuple):
             items = Items(data)
             return cls(items, *_learnt(items.shape, items.targets))
@@ -369,7 +373,10 @@ class FederatedData:
             return
         if len(self.presence) != len(self.clients):
             raise UserError(f"presence is given for {len(self.presence)} of {len(self.clients)} clients: give all")
-        for i, (first, last) in enumerate(self.presence):
+        for i, span in enumerate(self.presence):
+            if not (isinstance(span, tuple | list) and len(span) == 2):
+                raise UserError(f"presence of client {i} is its first and last round, like (1, None), not {span!r}")
+            first, last = span
             if first < 1 or (last is not None and last < first):
                 raise UserError(
                     f"client {i} cannot be there from round {first} to {last}: rounds count from 1, upwards"
@@ -426,8 +433,8 @@ def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserE
 
 def check_finite(split: Split, who: str, targets: bool = True) -> None:
     """Raises UserError for numbers that are not finite in samples that lie in memory, or in their `targets`."""
-    named = split.x.tensors if isinstance(split.x, NamedTensors) else {"": split.x}
-    arrays = {f"{who}{f' ({k})' if k else ''}": x for k, x in named.items() if not isinstance(x, Items)}
+    parts = split.x.tensors if isinstance(split.x, NamedTensors) else {"": split.x}
+    arrays = {f"{who}{f' ({k})' if k else ''}": x for k, x in parts.items() if not isinstance(x, Items)}
     arrays |= {f"the targets of {who}": split.learnt.values} if targets and split.learnt is not None else {}
     for name, values in arrays.items():
         if "float" not in str(values.dtype) or _on_disk(values):

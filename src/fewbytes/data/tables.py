@@ -184,7 +184,11 @@ def _read_off(table: _Table, asked: Schema) -> Schema:
         raise UserError(f"{table.where} has no column beside what is learnt ({listed(target)}): add some")
     learns = _learns(table, target)
     numeric = [name for name in features if not table.is_text(name)]
-    categories = {name: _categories(table, name) for name in features if name not in numeric}
+    categories = {
+        name: _categories(table, name, f"take it out, group them, or, if they are text to be read: --text {name}")
+        for name in features
+        if name not in numeric
+    }
     cuts: list[float] = []
     if learns == "numbers":
         numeric += target
@@ -200,7 +204,7 @@ def _learns(table: _Table, target: Sequence[str]) -> str:
     text = [name for name in target if table.is_text(name)]
     if len(target) == 1:
         if text:
-            _categories(table, target[0])
+            _categories(table, target[0], "name another (--target), or group them into classes")
             return "classes"
         return "classes" if _few(table.numbers(target[0])) else "numbers"
     if text:
@@ -215,9 +219,9 @@ def _few(values: NDArray[np.float64]) -> bool:
     return bool(len(different) <= FEW and np.all(different == np.floor(different)))
 
 
-def _categories(table: _Table, name: str) -> tuple[str, ...]:
-    """What the texts of a column are, in order. Raises UserError for numbers of which some are wrong, and for texts
-    that hardly occur twice."""
+def _categories(table: _Table, name: str, remedy: str) -> tuple[str, ...]:
+    """What the texts of a column are, in order. Raises UserError for numbers of which some are wrong, and, with a
+    remedy, for texts that hardly occur twice."""
     texts = [text for text in table.texts(name) if text is not None]
     different = tuple(_in_order(texts))
     numbers = np.array([float(text) for text in texts if _is_number(text)])
@@ -225,13 +229,12 @@ def _categories(table: _Table, name: str) -> tuple[str, ...]:
     if NEARLY * len(texts) <= len(numbers) < len(texts) and (rare or not _few(numbers)):
         wrong = np.array([not _is_number(text) for text in table.texts(name)])
         what = f"is no number, as the column's other {len(numbers)} values are"
-        raise table.wrong(name, wrong, what, "correct it, or leave it empty and run with --missing")
+        raise table.wrong(name, wrong, what, "correct it, or empty it and run with --missing drop")
     if len(different) > MOST or (rare and len(different) > FEW):
-        raise UserError(
-            f"{table.where}: column {name!r} has {len(different)} different texts in {len(texts)} rows, so that it "
-            "names rows (a name, a number of theirs) or is text to be read: take it out of the table, group its "
-            f"texts, or have it read by a language model (--text {name})"
-        )
+        found = f"{table.where}: column {name!r} has {len(different)} different texts in {len(texts)} rows"
+        if len(numbers) == len(texts):
+            raise UserError(f"{found}, all of them numbers: store it as numbers")
+        raise UserError(f"{found}, too many for categories (does it name the rows?): {remedy}")
     return different
 
 
