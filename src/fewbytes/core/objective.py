@@ -90,7 +90,7 @@ class Objective(ABC):
             made = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else named(value)
             raise UserError(f"{called} gives {made}: let it give one number, the mean of a batch")
         if not value.isfinite():
-            raise UserError(f"{called} gives {float(value)} before any training: correct it")
+            raise UserError(f"{called} gives {float(value.detach())} before any training: correct it")
         if outputs.requires_grad and not value.requires_grad:
             raise UserError(f"{called} has no gradient: compute it of the outputs, with torch's operations")
 

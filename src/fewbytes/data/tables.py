@@ -185,7 +185,9 @@ def _read_off(table: _Table, asked: Schema) -> Schema:
     learns = _learns(table, target)
     numeric = [name for name in features if not table.is_text(name)]
     categories = {
-        name: _categories(table, name, f"take it out, group them, or, if they are text to be read: --text {name}")
+        name: _categories(
+            table, name, f"take it out of the table, group them, or have them read as text (--text {name})"
+        )
         for name in features
         if name not in numeric
     }
