@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, one_line
 from fewbytes.data.cifar import cifar_files
 from fewbytes.data.coco import SIZE, is_coco, read_coco
 from fewbytes.data.decoding import decoded
@@ -187,8 +187,7 @@ def _download(name: str) -> Path:
     except ImportError as error:
         raise not_found(name, f"huggingface_hub, which fetches {repo}, is not installed") from error
     except Exception as error:  # the hub's client fails in many ways: no network, offline mode, no such name, disk full
-        reason = " ".join(str(error).split())[:160]
-        raise not_found(name, f"fetching {repo} from the hub failed ({type(error).__name__}: {reason})") from error
+        raise not_found(name, f"fetching {repo} from the hub failed ({one_line(error, 160)})") from error
     return folder
 
 
