@@ -221,6 +221,7 @@ def test_what_cannot_be_is_refused():
         ({"transform": 3}, "transform is a function, .* not 3"),
         ({"precision": "fp16"}, "precision is one of float32, bf16, not 'fp16'"),
         ({"device": "gpu"}, "device 'gpu' is neither cpu nor cuda"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here: .*: take cpu"),
         ({"seed": "first"}, "seed must be a whole number, not 'first'"),
         ({"presence": [1]}, "presence of client 0 is its first and last round"),
         ({"metrics": ["auc"]}, "there are mae, rmse"),
