@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Iterable
 
 
@@ -42,9 +43,9 @@ def named(value: object) -> str:
     return repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
 
 
-def one_line(error: Exception) -> str:
-    """What somebody else's code raised, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def one_line(error: Exception, most: int = 100_000) -> str:
+    """What somebody else's code raised, in one line of whole words and so many characters at most."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", most, placeholder=" …")
 
 
 def import_failed(error: Exception, module: str) -> str:

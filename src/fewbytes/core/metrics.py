@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.errors import UserError, one_line, suggestion
 from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN
 
 
@@ -115,7 +115,13 @@ def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
             raise UserError(
                 f"the metric {name!r} is a {type(what).__name__}: give one of torchmetrics', or what makes it"
             )
-        one = make()
+        try:
+            one = make()
+        except Exception as error:  # such as a class that needs arguments
+            raise UserError(
+                f"the metric {name!r} cannot be made ({one_line(error)}): give one that is made, or what makes it of "
+                "nothing"
+            ) from None
         if not (hasattr(one, "update") and hasattr(one, "compute")):
             raise UserError(f"the metric {name!r} makes a {type(one).__name__}, which has no update and compute")
         higher = getattr(one, "higher_is_better", None) is not False

@@ -237,7 +237,7 @@ class Engine(ABC):
         if handler.reply is not None:
             value = unpack(handler.reply, reply, layout=self.problem.layout(client), base=sent.base, limit=limit)
             try:
-                check_finite(value)
+                check_finite(value, perhaps=self.problem.objective.perhaps)
             except FrameError:
                 self.not_finite.add(handler.name)
                 raise

@@ -83,6 +83,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
             if loop.state is not None:
                 check_fields(type(loop.state))
             method.state_class("client")
+            task.check()
         with _held(folder):
             checkpoint = loop.begin()
             with connect(folder, checkpoint) as engine:
@@ -322,7 +323,7 @@ class _Loop:
             rejected = [left for left in row.get("left_out", []) if left["outcome"] == "rejected"]
             why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
             names = ", ".join(row["not_finite"])
-            self.watcher.note(f"round {row['round']}: {names} not finite: {why or 'is lr too high?'}")
+            self.watcher.note(f"round {row['round']}: {names} not finite: {why or self.task.problem.objective.perhaps}")
         first = row["scores"] and not any(each["scores"] for each in self.rows[:-1])
         if first and self.stop is not None and (missing := self.stop.missing(row["scores"])):
             self.watcher.note(missing)

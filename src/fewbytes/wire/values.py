@@ -114,20 +114,20 @@ def counted(value: Any) -> Counted:
     return sum((v.counted() for v in _wire_values(value)), Counted())
 
 
-def check_finite(value: Any, name: str = "") -> None:
-    """Raises FrameError if numbers of a payload, or of a value of that name in one, are not finite."""
+def check_finite(value: Any, name: str = "", perhaps: str = "is lr too high?") -> None:
+    """Raises FrameError if numbers of a payload, or of a value of that name in one, are not finite; `perhaps`: why."""
     if isinstance(value, WireValue):
         value = value.states()
     elif dataclasses.is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         for key, item in value.items():
-            check_finite(item, key if isinstance(key, str) else name)
+            check_finite(item, key if isinstance(key, str) else name, perhaps)
     elif isinstance(value, list | tuple):
         for item in value:
-            check_finite(item, name)
+            check_finite(item, name, perhaps)
     elif not _finite(value):
-        raise FrameError("values", f"the values of {name!r} are not all finite (is lr too high?)")
+        raise FrameError("values", f"the values of {name!r} are not all finite ({perhaps})")
 
 
 def _finite(value: Any) -> bool:
