@@ -21,6 +21,9 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Several = Annotated[int, Meta(ge=2)]
+OF_TRAINING = "of training"
+Samples = Annotated[int, Meta(ge=1, le=1 << 40), OF_TRAINING]
+"""Of a reply: how many samples the client has to train on. The engine refuses another number than it knows of."""
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 

@@ -208,6 +208,14 @@ class FlowerEngine(Engine):
             there = [i for i in due if i in self._nodes]
         return self._hear(there)
 
+    def patient(self, tries: int) -> bool:
+        """Wait for clients to come back: 1, 2, 4, … seconds, up to five minutes."""
+        if tries > self.policy.retries:
+            return False
+        self._wait(min(2.0 ** (tries - 1), 300.0))
+        self._refresh()
+        return True
+
     def checkpointed(self) -> None:
         """Nodes may remove older states: the next requests say so."""
         self._committed = dict(self.versions)

@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fewbytes.base.ranges import Count, Share
+from fewbytes.base.ranges import Count, Samples, Share
 from fewbytes.base.state import Mean, State, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -50,7 +50,7 @@ class Marked:
 
     theta: Dense
     mask: Bits
-    samples: int
+    samples: Samples
 
 
 @dataclass

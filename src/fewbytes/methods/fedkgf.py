@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fewbytes.base.ranges import Count, Share, Whole
+from fewbytes.base.ranges import Count, Samples, Share, Whole
 from fewbytes.base.state import EntryMeans, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -51,7 +51,7 @@ class Modules:
     """Client to server: the entries of its group."""
 
     theta: Dense
-    samples: int
+    samples: Samples
 
 
 @dataclass(frozen=True)

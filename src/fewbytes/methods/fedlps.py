@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import BelowOne, Share
+from fewbytes.base.ranges import BelowOne, Samples, Share
 from fewbytes.base.state import EntryMeans, State, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -48,7 +48,7 @@ class Pruned:
     """Client to server: what is left of its model, with the encoder until that is settled, and n_i."""
 
     theta: Masked
-    samples: int
+    samples: Samples
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Unpack
 from torch import nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import Samples
 from fewbytes.base.state import EntryMeans, State, state_of, trained_entries
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
@@ -28,7 +29,7 @@ class Trained:
     """Client to server: what it was sent, trained, and on how many samples."""
 
     theta: Dense
-    samples: int
+    samples: Samples
 
 
 @dataclass

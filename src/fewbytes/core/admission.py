@@ -1,0 +1,157 @@
+"""Admission of replies: what one may say before anything touches the server's state, and whose is not like most."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fewbytes.base.errors import FrameError
+from fewbytes.base.ranges import OF_TRAINING, wrong
+from fewbytes.core.problem import Id
+from fewbytes.wire.layout import Layout, entry_of
+from fewbytes.wire.values import WireValue
+
+AS_THE_MODEL = "as the model's"
+
+
+def admit(value: Any, samples: int | None, most: float) -> None:
+    """Raises FrameError for a payload whose fields are not what their types say (`samples: Samples`, `Meta(ge=0)`),
+    that says another number of training samples than the `samples` known of its client (None: not known), or whose
+    numbers are together of a norm above `most`."""
+    for name, kind, item in _fields(value):
+        if must := _wrong(kind, item):
+            raise FrameError("values", f"{name} {must}, not {str(item)[:40]}")
+        if OF_TRAINING in _metadata(kind) and samples is not None and item != samples:
+            raise FrameError("values", f"{name} is {item}, but the client has {samples} samples to train on")
+    if (size := norm(value)) > most:
+        raise FrameError("values", f"its numbers are of norm {size:.3g}, more than {most:.3g} (--max-norm)")
+
+
+def norm(value: Any) -> float:
+    """The Euclidean norm of all floating-point numbers of a payload together."""
+    floats = [tensor for _, tensor in _tensors(value) if tensor.is_floating_point()]
+    squares = [torch.linalg.vector_norm(tensor, dtype=torch.float64) ** 2 for tensor in floats]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+
+
+def shape(value: Any) -> Hashable:
+    """What two payloads have in common that differ in their numbers alone: fields, entries, types, shapes."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), tuple(value.shape)
+    if isinstance(value, WireValue):
+        return type(value).__name__, shape(value.states() or vars(value))
+    if dataclasses.is_dataclass(value):
+        return tuple(shape(getattr(value, f.name)) for f in dataclasses.fields(value))
+    if isinstance(value, Mapping):
+        return frozenset((key, shape(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(shape, value))
+    return type(value).__name__
+
+
+class Looks:
+    """What the replies of a step look like, by handler and model, to tell whose is unlike the others'."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Hashable, dict[Id, int]] = {}  # as hashes
+        self._types: dict[Hashable, dict[frozenset[tuple[str, str]], list[Id]]] = {}
+
+    def add(self, of: Hashable, client: Id, reply: Any, layout: Layout) -> None:
+        """Remember how a client's reply to `of` looks; `layout`: of its model."""
+        self._shapes.setdefault(of, {})[client] = hash(shape(reply))
+        self._types.setdefault(of, {}).setdefault(frozenset(_types(reply, layout)), []).append(client)
+
+    def odd(self) -> list[Id]:
+        """The clients whose replies have other fields, entries, types or shapes than more than half of all; none where
+        there is no such half."""
+        found: set[Id] = set()
+        for shapes in self._shapes.values():
+            usual, count = Counter(shapes.values()).most_common(1)[0]
+            if 2 * count > len(shapes):
+                found |= {client for client, one in shapes.items() if one != usual}
+        return sorted(found)
+
+    def strange(self) -> dict[Id, str]:
+        """The clients whose tensors are of another type or number of axes than those of the same name of more than half
+        of all, or not the model's as theirs are, and which: never so where all are honest."""
+        found: dict[Id, str] = {}
+        for groups in self._types.values():
+            if len(groups) < 2:
+                continue
+            count = Counter(pair for types, clients in groups.items() for pair in types for _ in clients)
+            every = Counter(name for types, clients in groups.items() for name, _ in types for _ in clients)
+            for types, clients in groups.items():
+                for name, kind in sorted(types):
+                    kinds = {k: m for (n, k), m in count.items() if n == name}
+                    usual = next((k for k, m in kinds.items() if 2 * m > every[name]), AS_THE_MODEL)
+                    if kind != usual and usual in kinds:
+                        found |= dict.fromkeys(clients, f"{name} is a tensor {kind}, the others' {usual}")
+        return found
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every field of a payload, those of payloads in its lists and dicts too: name, type, value."""
+    if isinstance(value, WireValue | Tensor):
+        return
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for name, kind in _hints(type(value)).items():
+            item = getattr(value, name)
+            yield f"{path}{name}", kind, item
+            yield from _fields(item, f"{path}{name}.")
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _fields(item, path)
+
+
+def _wrong(kind: Any, value: Any) -> str:
+    """What a value must be that its type, or the type of what it holds, says; nothing if it is."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) in (list, tuple) and isinstance(value, list | tuple):
+        return next((must for item in value if (must := _wrong(arguments[0], item))), "")
+    if typing.get_origin(kind) is dict and isinstance(value, Mapping):
+        pairs = [(arguments[0], key) for key in value] + [(arguments[1], item) for item in value.values()]
+        return next((must for each, item in pairs if (must := _wrong(each, item))), "")
+    return "" if isinstance(value, WireValue | Tensor) else wrong(kind, value)
+
+
+def _metadata(kind: Any) -> tuple[Any, ...]:
+    return getattr(kind, "__metadata__", ())
+
+
+def _types(value: Any, layout: Layout) -> Iterator[tuple[str, str]]:
+    """The tensors of a payload by name, their types and numbers of axes, or that they are like the model's."""
+    for name, tensor in _tensors(value):
+        entry = name.rpartition("[")[2].removesuffix("]")
+        if entry in layout.index and entry_of(entry, tensor) == layout.entries[layout.index[entry]]:
+            yield name, AS_THE_MODEL
+        else:
+            yield name, f"of {str(tensor.dtype).removeprefix('torch.')} with {tensor.ndim} axes"
+
+
+def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a payload, with names that say where they stand; those in lists by their list."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, WireValue):
+        yield from _tensors(value.states() or vars(value), name)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from _tensors(getattr(value, f.name), f"{name}.{f.name}".removeprefix("."))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{name}[{key}]" if isinstance(key, str) else name)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item, name)
