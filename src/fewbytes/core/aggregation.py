@@ -210,7 +210,7 @@ class RobustMean:
         if len(states) < self.rule.replies:
             raise TooFewReplies(
                 f"aggregate {self.rule} needs {self.rule.replies} replies, and {len(states)} came: resume the run when "
-                f"more can answer, or {self.rule.instead}"
+                f"more can answer, or begin one with {self.rule.instead}"
             )
         if rule == "median":
             return median(states)

@@ -72,9 +72,11 @@ class Rule:
             why = f"takes mean, {others}" if others else "takes no plain mean of what clients send: leave it out"
             raise UserError(f"aggregate {self}: the server of {method.method_name} {why}")
         if clients < self.replies:
-            raise UserError(f"aggregate {self} needs {self.replies} clients, and there are {clients}: {self.instead}")
+            raise UserError(
+                f"aggregate {self} needs {self.replies} clients, and there are {clients}: take {self.instead}"
+            )
 
     @property
     def instead(self) -> str:
         """What to do where there are too few replies for it."""
-        return f"begin one with more clients a round, {self.name} of fewer liars, or median"
+        return f"more clients a round, {self.name} of fewer liars, or median"
