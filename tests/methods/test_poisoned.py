@@ -15,7 +15,6 @@ from fewbytes.models import build_model
 
 LIARS = {3, 7}
 TERMS = {"epochs": 2, "lr": 0.2, "batch": 20}
-HOW = {"rounds": 20, "evaluate_every": 20, "workers": 1, "save_models": False}
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,15 @@ def digits() -> fb.Task:
 
 
 @functools.cache
-def accuracy(factor: float, rule: str) -> float:
-    method = Poisoned(**TERMS, factor=factor)
-    return fb.run(method, digits(), **HOW, aggregate=rule).accuracy
+def accuracy(factor: float, rule: str, rounds: int = 20) -> float:
+    how = {"rounds": rounds, "evaluate_every": rounds, "workers": 1, "save_models": False}
+    return fb.run(Poisoned(**TERMS, factor=factor), digits(), **how, aggregate=rule).accuracy
 
 
 @pytest.mark.parametrize("factor", [100.0, -100.0])
 def test_the_mean_is_the_liars(factor):
-    assert accuracy(1.0, "mean") > 0.9
-    assert accuracy(factor, "mean") < accuracy(1.0, "mean") - 0.2
+    assert accuracy(1.0, "mean", rounds=4) > 0.85
+    assert accuracy(factor, "mean", rounds=4) < 0.5  # in a few more it is no number
 
 
 @pytest.mark.parametrize("rule", sorted(EVERY_RULE))
