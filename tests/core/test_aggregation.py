@@ -149,6 +149,15 @@ def test_no_point_is_nearer_to_all_than_the_geometric_median(seed, n):
     assert away(got) <= found.fun * 1.01  # steps are small near a client with about half of the weight
 
 
+@pytest.mark.parametrize("far", [1e2, 1e10, 3e38])
+@pytest.mark.parametrize("turned", [1, -1])
+def test_however_far_liars_are_the_geometric_median_is_among_the_honest(far, turned):
+    honest = np.random.default_rng(0).uniform(-1, 1, (5, 4))
+    values = np.concatenate([honest[:2], far * np.array([[1, 1, 1, 1], [1, turned, turned, 1]]), honest[2:]])
+    got = flat(geometric_median(states_of(values.astype(np.float32)), [1, 1, 2, 1, 1, 1, 1]))
+    assert np.linalg.norm(got - honest.mean(0)) < 1.5
+
+
 @given(rows(2), arrays(np.float32, 4, elements=FLOATS), st.one_of(st.none(), st.floats(0.125, 100)))
 @settings(deadline=None)
 def test_no_clipped_update_is_longer_than_allowed_or_turned(values, start, largest):

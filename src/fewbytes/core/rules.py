@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from fewbytes.base.errors import UserError
-
-if TYPE_CHECKING:
-    from fewbytes.core.method import Method
 
 NUMBERS: dict[str, float | None] = {
     "mean": None,
@@ -63,14 +60,14 @@ class Rule:
         """How many replies it needs: Krum 2 f + 3 (Blanchard et al. 2017)."""
         return 2 * int(self.number or 0) + 3 if self.name in ("krum", "multi-krum") else 1
 
-    def check(self, method: Method, clients: int) -> None:
-        """Raises UserError for a method, or a number of clients, that it is not for."""
+    def check(self, method: str, takes: frozenset[str], clients: int) -> None:
+        """Raises UserError for a method, by name, that `takes` other rules only, and for too few clients."""
         if self.name == "mean":
             return
-        if self.name not in method.aggregates:
-            others = ", ".join(name for name in NUMBERS if name in method.aggregates)
+        if self.name not in takes:
+            others = ", ".join(name for name in NUMBERS if name in takes)
             why = f"takes mean, {others}" if others else "takes no plain mean of what clients send: leave it out"
-            raise UserError(f"aggregate {self}: the server of {method.method_name} {why}")
+            raise UserError(f"aggregate {self}: the server of {method} {why}")
         if clients < self.replies:
             raise UserError(
                 f"aggregate {self} needs {self.replies} clients, and there are {clients}: take {self.instead}"

@@ -48,8 +48,9 @@ class PreparedRun:
 
     def check(self) -> None:
         """Raises UserError for a task or a rule that the method cannot begin with, before anybody hears of a run."""
-        Rule.read(self.experiment.run.aggregate).check(self.method, len(self.task.problem.clients))
-        self.method.server(self.method.adapted(self.task).problem)
+        method, rule = self.method, Rule.read(self.experiment.run.aggregate)
+        rule.check(method.method_name, method.aggregates, len(self.task.problem.clients))
+        method.server(method.adapted(self.task).problem)
 
     def execute(
         self,

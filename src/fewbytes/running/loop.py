@@ -144,7 +144,7 @@ class _Loop:
             stop.check(self.metrics)
             how += f", stop_when {stop}"
         self.rule = Rule.read(settings.aggregate)
-        self.rule.check(method, len(task.problem.clients))
+        self.rule.check(method.method_name, method.aggregates, len(task.problem.clients))
         how += f", aggregate {self.rule}" if self.rule != Rule() else ""
         self.budget, self.stop = (None, None) if method.own_rounds else (settings.budget, stop)
         self.ended_by = self.why = ""  # what ends the run before its last round, and why
