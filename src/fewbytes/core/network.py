@@ -14,7 +14,7 @@ from torch import Tensor
 from fewbytes.base.errors import FewbytesError, MethodError
 from fewbytes.base.state import EntryMeans, Mean, State
 from fewbytes.core import gallery
-from fewbytes.core.aggregation import RobustMean
+from fewbytes.core.aggregation import RobustMean, norm_clipped
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import Rule
 from fewbytes.core.site import Site
@@ -182,6 +182,11 @@ class Network:
     def entry_means(self, around: State | None = None) -> EntryMeans | RobustMean:
         """The same of each entry over the states that have it."""
         return EntryMeans() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around)
+
+    def clipped(self, states: Sequence[State], around: State | None = None) -> Sequence[State]:
+        """For a method that takes other means: what clients sent as it is or, if the run's rule is norm-clip, clipped."""
+        rule = self._engine.rule
+        return norm_clipped(states, around or {}, rule.number) if rule.name == "norm-clip" else states
 
     def show_images(self, name: str, images: Tensor, labels: Sequence[str], largest: int = gallery.LARGEST) -> None:
         """Show people images (n, 1 or 3, height, width), uint8, and a label of each; steers nothing.
