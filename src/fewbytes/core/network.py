@@ -183,10 +183,10 @@ class Network:
         """The same of each entry over the states that have it."""
         return EntryMeans() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around)
 
-    def clipped(self, states: Sequence[State], around: State | None = None) -> Sequence[State]:
-        """For a method that takes other means: what clients sent as it is or, if the run's rule is norm-clip, clipped."""
+    def clipped(self, states: Sequence[State]) -> Sequence[State]:
+        """What clients sent, for a method that takes other means: as is or, if the rule is norm-clip, clipped."""
         rule = self._engine.rule
-        return norm_clipped(states, around or {}, rule.number) if rule.name == "norm-clip" else states
+        return norm_clipped(states, {}, rule.number) if rule.name == "norm-clip" else states
 
     def show_images(self, name: str, images: Tensor, labels: Sequence[str], largest: int = gallery.LARGEST) -> None:
         """Show people images (n, 1 or 3, height, width), uint8, and a label of each; steers nothing.
