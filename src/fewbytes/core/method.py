@@ -75,6 +75,10 @@ class Method(ABC, metaclass=_Terms):
     needs: ClassVar[type[Objective]] = Objective  # type: ignore[type-abstract]
     """What it can learn."""
 
+    aggregates: ClassVar[frozenset[str]] = frozenset()
+    """Which rules (`fewbytes.core.rules`) bear on all the means that its server takes of what clients send: it asks for
+    them by `net.mean`, `net.entry_means` or, where they are no plain means, `net.clipped`."""
+
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
         """Raises MethodError as `check_frozen` does."""
         check_frozen(cls)
