@@ -1497,7 +1497,12 @@ def bombs() -> dict[str, tuple[Case, bytes, int]]:
     for part in range(3):
         header = [[kernels if i == part else [], d, [0, 0, int(i == part), 0], [0]] for i, d in enumerate((16, 2, 16))]
         sections = [b"\0" if i == part else b"" for i in range(3)]
-        add(f"packages, part {part}", Case(Parcel, b""), assemble("Parcel", [[*header, 0, [0], [0]]], sections), GiB // 2)
+        add(
+            f"packages, part {part}",
+            Case(Parcel, b""),
+            assemble("Parcel", [[*header, 0, [0], [0]]], sections),
+            GiB // 2,
+        )
     wide = [["w", "float64", [1 << 27]]]
     add("masked, nothing kept", Case(Part, b""), assemble("Part", [[wide, one, [0]]], [b""]))
     single = [["w", "float32", [1 << 28]]]
@@ -1547,7 +1552,9 @@ def test_numbers_that_are_not_finite_are_found_without_making_them_dense(dtype: 
         with pytest.raises(FrameError, match=f"'{name}' are not all finite"):
             check_finite(payload_)
     check_finite(Few(TopK(shapes, places, {"w": torch.ones(2, 1, dtype=dtype)})))
-    check_finite(Whole(Dense({"w": torch.full((9,), torch.finfo(dtype).max, dtype=dtype), "none": torch.zeros(0, dtype=dtype)})))
+    check_finite(
+        Whole(Dense({"w": torch.full((9,), torch.finfo(dtype).max, dtype=dtype), "none": torch.zeros(0, dtype=dtype)}))
+    )
 
 
 def test_finite_parts_whose_sum_is_not_are_found() -> None:

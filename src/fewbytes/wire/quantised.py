@@ -81,8 +81,9 @@ class Quantised:
 
     def numbers(self) -> State:
         """The values of each tensor's least and greatest level, (2,)."""
-        ends = {name: (level.numpy().min(), level.numpy().max()) for name, level in self.levels.items() if level.numel()}
-        return {name: dequantise(torch.tensor(np.stack(pair)), self.grid[name]) for name, pair in ends.items()}
+        arrays = {name: level.numpy() for name, level in self.levels.items() if level.numel()}
+        ends = {name: torch.from_numpy(np.stack([a.min(), a.max()])) for name, a in arrays.items()}
+        return {name: dequantise(pair, self.grid[name]) for name, pair in ends.items()}
 
     def counted(self) -> Counted:
         """The levels' bytes."""
