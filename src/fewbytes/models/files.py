@@ -61,7 +61,7 @@ def _digest(about: str, state: State) -> str:
     hasher = blake3(about.encode())
     for name, value in sorted(state.items()):
         hasher.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        hasher.update(value.reshape(-1).view(torch.uint8).numpy())
+        hasher.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return hasher.hexdigest()
 
 
@@ -102,10 +102,8 @@ def read_model(
         about = json.loads(words.get("fewbytes", "{}"))
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"the model {path} cannot be read: {error}") from None
-    written = words.get("digest")  # files of older versions have none
-    if words.keys() - {"fewbytes", "digest"} or (
-        written is not None and written != _digest(words.get("fewbytes", ""), state)
-    ):
+    told = words.get("digest", "")  # files of older versions have none
+    if words.keys() - {"fewbytes", "digest"} or (told and told != _digest(words.get("fewbytes", ""), state)):
         raise UserError(f"the model {path} is damaged: it is not what was written; take a copy of it, or run anew")
     if build is None and "model" not in about:
         raise UserError(f"{path} is of a module of your own: in Python, pass build=, the function that makes it")
