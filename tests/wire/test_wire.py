@@ -728,9 +728,9 @@ class Case:
         assert "\n" not in str(error)
         return error.code
 
-    def accept_or_refuse(self, data: bytes) -> bool:
+    def accept_or_refuse(self, data: bytes, **options: Any) -> bool:
         """Whether these bytes were accepted; then they hold a value of the class, which can travel again."""
-        value = self.outcome(data)
+        value = self.outcome(data, **options)
         if isinstance(value, FrameError):
             assert value.code in CODES
             return False
