@@ -48,6 +48,13 @@ def one_line(error: Exception, most: int = 100_000) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", most, placeholder=" …")
 
 
+def cleaned(text: str | None, most: int = 300) -> str:
+    """Somebody else's words for a line of ours, such as what a client's node says: at most so many characters, and
+    none that steers a terminal, hides or turns the text around."""
+    printable = "".join(c if c.isprintable() else " " for c in (text or "")[: 4 * most])
+    return " ".join(printable.split())[:most]
+
+
 def import_failed(error: Exception, module: str) -> str:
     """What came of importing a module of the user's by its name and taking something from it, in one line."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None

@@ -42,6 +42,10 @@ Scores = dict[str, tuple[float, int]]
 """By metric: its value times the number of samples, and that number. Of accuracy the former counts what is right."""
 
 
+GREATEST = 1e100  # magnitude of what somebody else measured: sums of such numbers stay finite
+MOST_SAMPLES = 1 << 48  # that somebody else may say there are
+
+
 def values(scores: Scores) -> dict[str, float]:
     """By metric its value."""
     return {name: total / n for name, (total, n) in scores.items() if n}
@@ -139,12 +143,13 @@ def value_of(measure: Measure) -> float:
 
 
 def possible(scores: Scores, metrics: Sequence[Metric]) -> Scores:
-    """Those of the scores somebody states that can be, in the metrics' order: numbers, shares from 0 to 1."""
+    """Those of the scores somebody states that can be, in the metrics' order: numbers, shares from 0 to 1 (or as much
+    more as float32 rounds)."""
     return {
         metric.name: (total, n)
         for metric in metrics
         for total, n in [scores.get(metric.name, (0.0, 0))]
-        if n > 0 and math.isfinite(total) and (not metric.share or 0 <= total <= n * (1 + 1e-6))  # float32 rounds
+        if 0 < n < MOST_SAMPLES and abs(total) <= n * GREATEST and (not metric.share or 0 <= total <= n * (1 + 1e-6))
     }
 
 

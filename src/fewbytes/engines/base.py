@@ -26,7 +26,7 @@ from fewbytes.core.rules import Rule
 from fewbytes.engines.handlers import Done, SampleCounts, unchanged
 from fewbytes.engines.requests import Request
 from fewbytes.engines.waiting import Waiting, WaitingMessages
-from fewbytes.wire import Counted, Frame, unpack
+from fewbytes.wire import Counted, Frame, counted, unpack
 from fewbytes.wire.fields import LIMIT
 from fewbytes.wire.values import check_finite
 
@@ -317,7 +317,7 @@ class Engine(ABC):
         self.records.add(client, done.records)
         for part in sent.parts:
             self._waiting.delivered(part.handler, client)
-        row = Row(self.t, handler.name, client, sent.length, len(reply), sent.counted, Counted(*done.up))
+        row = Row(self.t, handler.name, client, sent.length, len(reply), sent.counted, counted(value))
         self.ledger.add(row)
         return value
 
