@@ -13,18 +13,31 @@ import torch
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError
-from fewbytes.base.ranges import OF_TRAINING, wrong
+from fewbytes.base.ranges import OF_TRAINING, PART, SENT, WHOLE, wrong
 from fewbytes.core.problem import Id
-from fewbytes.wire.layout import Layout, entry_of
+from fewbytes.wire.layout import Entry, Layout, entry_of
 from fewbytes.wire.values import WireValue
 
 AS_THE_MODEL = "as the model's"
 
 
-def admit(value: Any, samples: int | None, most: float) -> None:
-    """Raises FrameError for a payload whose fields are not what their types say (`samples: Samples`, `Meta(ge=0)`),
-    that says another number of training samples than the `samples` known of its client (None: not known), or whose
-    numbers are together of a norm above `most`."""
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is known of a reply before it comes: the client's model, what it was sent (None: nothing), how many samples
+    it has to train on (None: not known), and the largest norm of all its numbers together."""
+
+    layout: Layout
+    sent: Any
+    samples: int | None
+    most: float
+
+
+def admit(value: Any, known: Known) -> None:
+    """Raises FrameError for a payload whose fields are not what their types say (`Meta(ge=0)`, `Samples`, `SENT`), or
+    whose numbers are too large together."""
+    samples, most = known.samples, known.most
+    for marker, entries in _marked(value).items():
+        _check_entries(entries, _expected(marker, known), every=marker != PART)
     for name, kind, item in _fields(value):
         if must := _wrong(kind, item):
             raise FrameError("values", f"{name} {must}, not {str(item)[:40]}")
@@ -32,6 +45,49 @@ def admit(value: Any, samples: int | None, most: float) -> None:
             raise FrameError("values", f"{name} is {item}, but the client has {samples} samples to train on")
     if (size := norm(value)) > most:
         raise FrameError("values", f"its numbers are of norm {size:.3g}, more than {most:.3g} (--max-norm)")
+
+
+def _marked(value: Any) -> dict[str, dict[str, Tensor]]:
+    """The entries of the wire values whose types say which these must be, by what they say."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for _, kind, item in _fields(value):
+        for marker in (SENT, WHOLE, PART):
+            if marker in _metadata(kind):
+                found.setdefault(marker, {}).update(entries_of(item))
+    return found
+
+
+def _expected(marker: str, known: Known) -> dict[str, Entry]:
+    """The entries a marker stands for, by name; none where nothing was sent."""
+    if marker != SENT:
+        return {entry.name: entry for entry in known.layout.entries}
+    sent: dict[str, Tensor] = {}
+    if dataclasses.is_dataclass(known.sent):
+        for f in dataclasses.fields(known.sent):
+            sent |= entries_of(getattr(known.sent, f.name))
+    return {name: entry_of(name, tensor) for name, tensor in sent.items()}
+
+
+def _check_entries(entries: Mapping[str, Tensor], expected: Mapping[str, Entry], every: bool) -> None:
+    if not expected:
+        return
+    if others := entries.keys() - expected.keys():
+        raise FrameError("values", f"it has an entry {min(others)[:80]!r} too many")
+    if every and (missing := expected.keys() - entries.keys()):
+        raise FrameError("values", f"its entry {min(missing)!r} is missing")
+    for name, tensor in entries.items():
+        entry, wanted = entry_of(name, tensor), expected[name]
+        if entry.shape != wanted.shape or (entry.dtype != wanted.dtype and tensor.dtype != torch.bool):  # a mask
+            raise FrameError(
+                "values", f"its {name!r} is {entry.dtype} {entry.shape}, not {wanted.dtype} {wanted.shape}"
+            )
+
+
+def entries_of(value: Any) -> Mapping[str, Tensor]:
+    """The tensors of a wire value by name; of anything else none."""
+    if not isinstance(value, WireValue):
+        return {}
+    return value.states() or next((held for held in vars(value).values() if isinstance(held, Mapping)), {})
 
 
 def norm(value: Any) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fewbytes.base.errors import FrameError, MethodError, one_line
 from fewbytes.base.streams import stream
-from fewbytes.core.admission import Looks, admit, norm
+from fewbytes.core.admission import Known, Looks, admit, norm
 from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
@@ -267,9 +267,9 @@ class Engine(ABC):
         barred = [i for i in asked if i in self.barred]
         for client in barred:
             self.leave_out(handler.name, client, None, "rejected", self.barred[client], 0)
-        if barred:
-            self.enough(handler.name, len(asked), self.left_out[-len(barred) :])
         try:
+            if barred:
+                self.enough(handler.name, len(asked), self.left_out[-len(barred) :])
             for client, reply in self._exchange(handler, [i for i in asked if i not in self.barred], messages):
                 self._last = client
                 key = handler.name, self.problem.architecture(client)
@@ -277,7 +277,7 @@ class Engine(ABC):
                 self.on_reply(client)
                 yield client, reply
         except Exception:  # not the method's: what that raises does not come by here
-            self._failed = True
+            self._failed, self._open, self._last = True, None, None
             raise
         self._open, self._last = None, None
 
@@ -311,7 +311,9 @@ class Engine(ABC):
             except FrameError:
                 self.not_finite.add(handler.name)
                 raise
-            admit(value, self._samples(client), self.policy.max_norm * self._first_norm(client))
+            message = next((part.message for part in sent.parts if not part.waited), None)
+            most = self.policy.max_norm * self._first_norm(client)
+            admit(value, Known(self.problem.layout(client), message, self._samples(client), most))
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version
         self.records.add(client, done.records)

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import nn
 
-from fewbytes.base.ranges import Count, Samples, Share
+from fewbytes.base.ranges import PART, Count, Samples, Share
 from fewbytes.base.state import Mean, State, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -49,8 +49,8 @@ class Combined:
 class Marked:
     """Client to server: theta_i, m_i and the number of samples."""
 
-    theta: Dense
-    mask: Bits
+    theta: Annotated[Dense, PART]
+    mask: Annotated[Bits, PART]
     samples: Samples
 
 

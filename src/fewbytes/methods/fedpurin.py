@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import Count, NotNegative, Samples, Share
+from fewbytes.base.ranges import WHOLE, Count, NotNegative, Samples, Share
 from fewbytes.base.state import State, gradients_of, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -50,7 +50,7 @@ class Combined:
 class Critical:
     """Client to server: theta_i * m_i and m_i, at one bit an entry."""
 
-    theta: Masked
+    theta: Annotated[Masked, WHOLE]
     samples: Samples
 
 
