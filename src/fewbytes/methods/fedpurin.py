@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import WHOLE, Count, NotNegative, Samples, Share
+from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
 from fewbytes.base.state import State, gradients_of, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -50,7 +50,7 @@ class Combined:
 class Critical:
     """Client to server: theta_i * m_i and m_i, at one bit an entry."""
 
-    theta: Annotated[Masked, WHOLE]
+    theta: Annotated[Masked, PART]
     samples: Samples
 
 

@@ -63,18 +63,12 @@ def described(site: Site, vectors: int) -> Subspace:
 
 def alike(replies: Iterable[tuple[Id, Subspace]], problem: Problem) -> dict[Id, Subspace]:
     """The clients' subspaces. Raises UserError, as it reads it, for one of samples of another shape."""
-    found = {}
+    found: dict[Id, Subspace] = {}
+    shape = None if problem.sample is None else problem.sample_shape
     for client, reply in replies:
-        size = math.prod(reply.shape)
-        if (
-            tuple(reply.shape) != problem.sample_shape
-            or reply.vectors.state.keys() != {""}
-            or len(reply.columns) != size
-        ):
-            raise UserError(
-                f"client {client}'s samples have shape {tuple(reply.shape)}, the task's {problem.sample_shape}: they "
-                "must have one"
-            )
+        shape, its = shape or tuple(reply.shape), tuple(reply.shape)
+        if its != shape or reply.vectors.state.keys() != {""} or len(reply.columns) != math.prod(shape):
+            raise UserError(f"client {client}'s samples have shape {its}, the others' {shape}: they must have one")
         found[client] = reply
     return found
 
