@@ -129,8 +129,13 @@ class Engine(ABC):
         return sorted({*self.clients, *self.versions})
 
     @abstractmethod
-    def checkpointed(self) -> None:
-        """The run can go on from the states of `versions`: older ones may go."""
+    def make_durable(self, before: Mapping[Id, int]) -> None:
+        """Have the states of `versions` survive a loss of power, as a checkpoint is about to name them; those of
+        `before`, the last one's, do."""
+
+    @abstractmethod
+    def checkpointed(self, kept: Sequence[Mapping[Id, int]]) -> None:
+        """The run can go on from these versions of states, one for each kept checkpoint: others may go."""
 
     @abstractmethod
     def score_clients(self) -> dict[Id, Scores]:
