@@ -78,7 +78,7 @@ def test_the_last_two_rounds_and_their_states_are_kept(tmp_path):
     assert {path.name for path in (run / "checkpoint" / "clients").iterdir()} == states
     with pytest.raises(fb.UserError, match=r"no checkpoint of round 1 to go back to, only those of 3 and 4"):
         fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, resume=True, from_round=1)
-    with pytest.raises(fb.UserError, match="from_round must be a whole number of at least 0"):
+    with pytest.raises(fb.UserError, match="from_round must be at least 0"):
         fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, resume=True, from_round=-1)
     with pytest.raises(fb.UserError, match="from_round goes back in a run that is resumed"):
         fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=tmp_path / "new", from_round=1)
