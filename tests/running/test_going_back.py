@@ -110,7 +110,7 @@ def test_a_client_state_that_is_gone_says_how_to_go_on(finished, uninterrupted, 
     version = Checkpoints(run).read(ROUNDS).resumed().versions[1]
     (run / "checkpoint" / "clients" / f"1-{version}.state").unlink()
     again = {"rounds": ROUNDS, "out": run, "workers": 1, "resume": True}
-    with pytest.raises(fb.UserError, match="client 1's state .* go back to an earlier round"):
+    with pytest.raises(fb.UserError, match=r"client 1's state .* go back to an earlier round"):
         fb.run(CASES["fedpurin"], tiny_task(), **again)
     fb.run(CASES["fedpurin"], tiny_task(), **again, from_round=ROUNDS - 1)
     assert fingerprint(run) == uninterrupted("fedpurin")
