@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import replacing
+from fewbytes.base.files import make_durable, make_folder, replacing
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
 
@@ -14,12 +15,12 @@ from fewbytes.wire import Parsed, pack, unpack
 class ClientStore:
     """The files `<client>-<version>.state` of a folder. Memory holds none of them; the system's page cache, which
     is bounded by free memory, is the only cache. A new version never overwrites the one before: that one goes
-    when a checkpoint no longer needs it (`keep_only`), so a killed worker or run leaves whole states behind.
+    when no kept checkpoint needs it (`keep_only`), so a killed worker or run leaves whole states behind.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
 
     def path(self, client: Id, version: int) -> Path:
         """The file of a client's state; versions count from 1."""
@@ -35,7 +36,10 @@ class ClientStore:
         try:
             Parsed(path.read_bytes())
         except (FrameError, OSError) as error:
-            raise UserError(f"client {client}'s state {path} is gone or damaged: start a new run ({error})") from None
+            raise UserError(
+                f"client {client}'s state {path} is gone or damaged: go back to an earlier round (--from-round), or "
+                f"start a new run ({error})"
+            ) from None
 
     def save(self, state: Any, client: Id, version: int) -> None:
         """Write a client's state as a new version."""
@@ -43,14 +47,19 @@ class ClientStore:
             for part in pack(state, coded=False).parts:
                 file.write(part)
 
-    def keep_only(self, versions: dict[Id, int]) -> None:
+    def make_durable(self, states: Iterable[tuple[Id, int]]) -> None:
+        """Have these clients' states, of these versions (0: none), survive a loss of power."""
+        make_durable(*(self.path(client, version) for client, version in states if version))
+        make_durable(self.folder)
+
+    def keep_only(self, *kept: Mapping[Id, int]) -> None:
         """Remove every file but these versions (and what a stopped worker left half-written)."""
-        wanted = {self.path(client, version).name for client, version in versions.items() if version}
+        wanted = {self.path(client, version).name for each in kept for client, version in each.items() if version}
         for file in self.folder.iterdir():
             if file.name not in wanted:
                 file.unlink(missing_ok=True)
 
-    def keep_only_of(self, client: Id, versions: set[int]) -> None:
+    def keep_only_of(self, client: Id, versions: Iterable[int]) -> None:
         """Remove every version of one client's state but these."""
         wanted = {self.path(client, version).name for version in versions}
         for file in self.folder.glob(f"{client}-*.state"):
