@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,10 @@ from fewbytes.wire.values import check_finite
 @dataclass
 class Resumed:
     """What a run that goes on takes over from its checkpoint: client states' versions, and the clients that take
-    part."""
+    part; the run's nonce, and how often it has been gone on with."""
 
+    nonce: bytes
+    starts: int
     ledger: Ledger
     versions: dict[Id, int]
     known: list[Id]
@@ -83,7 +86,9 @@ class Engine(ABC):
         """What nodes say of their clients' training and test samples, where those are not here."""
         self.peak_memory_bytes = 0
         self._frames = frames
-        self._numbers = 0
+        self.nonce = os.urandom(16) if resumed is None else resumed.nonce
+        """What tells the run from all others that have its name."""
+        self._numbers = 0 if resumed is None else resumed.starts << 40  # above all that have been used
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None
         self._cohorts: dict[float, list[Id]] = {}

@@ -3,7 +3,9 @@
 The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), the method's own as
 `parameters.<name>`, besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`, and
 `names` (the registered names of the clients' nodes, in the order of the clients, with commas). A node's configuration
-may say where its own data are, `client-data`, as the setting of that name does for all.
+may say where its own data are, `client-data`, as the setting of that name does for all, and with commas what the server
+may name besides the data sets under FEWBYTES_DATA, `allow`: modules of code, folders, names to download. A server that
+names anything else is refused: nothing is imported, read or fetched.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.named import only_allowed
 from fewbytes.core.problem import Id
 from fewbytes.experiments.display import score_words
 from fewbytes.experiments.settings import make_experiment
@@ -50,15 +53,18 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
     me = node_config.get("partition-id") if local else None
     if local and me is None:
         raise UserError("a node with data of its own says whose they are: set its partition-id")
+    allowed = [name.strip() for name in str(node_config.get("allow", "")).split(",")]
     if local and "client-data" in node_config:
         settings["client_data"] = str(node_config["client-data"])
+        allowed.append(settings["client_data"])
     config = {k: v for k, v in run_config.items() if k not in ("resume", "out")}
-    key = json.dumps([config, me, settings.get("client_data")], sort_keys=True)
+    key = json.dumps([config, me, allowed], sort_keys=True)
     if key not in _served:
-        experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
-        method = experiment.made()
-        task = experiment.task(None if me is None else (int(me),))
-        _served[key] = Served(key, method, method.adapted(task))
+        with only_allowed(*allowed, anywhere=False):
+            experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
+            method = experiment.made()
+            task = experiment.task(None if me is None else (int(me),))
+            _served[key] = Served(key, method, method.adapted(task), tuple(allowed))
     return _served[key]
 
 

@@ -28,6 +28,8 @@ class Checkpoint:
     """Everything a run needs to go on as if it had never stopped, but for the client states in the store."""
 
     fewbytes: str
+    nonce: bytes  # drawn when the run began
+    starts: int  # how often it has been gone on with
     fingerprint: str
     round: int  # the last whole round; 0: after the start
     known: list[int]  # the clients that take part
@@ -44,7 +46,7 @@ class Checkpoint:
     def resumed(self) -> Resumed:
         """What an engine takes over."""
         versions: dict[Id, int] = {int(client): int(number) for client, number in self.versions}
-        return Resumed(Ledger.frombytes(self.ledger, self.handlers), versions, self.known, self.waiting)
+        return Resumed(self.nonce, self.starts, Ledger.frombytes(self.ledger, self.handlers), versions, self.known, self.waiting)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

@@ -156,6 +156,7 @@ class _Loop:
         self.warned = False  # of numbers that are not finite
         self.seconds = 0.0
         self.status = "running"
+        self.starts = 0
 
     def begin(self) -> Checkpoint | None:
         """The checkpoint to go on from, or a folder begun anew. Raises UserError if neither can be."""
@@ -168,6 +169,8 @@ class _Loop:
         if self._ends(self.rows):
             self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
+        self.starts = checkpoint.starts = checkpoint.starts + 1
+        self._keep(checkpoint)  # so that no number is given twice, however often a run is gone on with
         checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
         return checkpoint
 
@@ -337,6 +340,8 @@ class _Loop:
         whole = t - 1 if phase in ("join", "finish") else t
         checkpoint = Checkpoint(
             fewbytes=VERSION,
+            nonce=engine.nonce,
+            starts=self.starts,
             fingerprint=self.fingerprint,
             round=whole,
             known=list(engine.clients),
@@ -350,11 +355,14 @@ class _Loop:
             seconds=self.seconds,
             peak_memory_bytes=engine.peak_memory_bytes,
         )
+        self._keep(checkpoint)
+        write_text(self.folder / "rounds.jsonl", rows)
+        engine.checkpointed()
+
+    def _keep(self, checkpoint: Checkpoint) -> None:
         with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
             for part in pack(checkpoint, coded=False).parts:
                 file.write(part)
-        write_text(self.folder / "rounds.jsonl", rows)
-        engine.checkpointed()
 
     def _summarise(self, engine: Engine) -> None:
         with replacing(self.folder / "result.json") as file:
