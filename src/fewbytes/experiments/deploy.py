@@ -19,6 +19,7 @@ from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.guarded import APPS
 from fewbytes.flower.processes import Processes
 from fewbytes.running.loop import terminating
 from fewbytes.running.watcher import Watcher
@@ -95,7 +96,7 @@ class Deployment:
         if self.remote and port == "0":
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         self.host = host.strip("[]")
-        self.processes = Processes(self.folder, f"0.0.0.0:{port}" if self.remote else address)
+        self.processes = Processes(self.folder, f"0.0.0.0:{port}" if self.remote else address, any_app=False)
         self._again: dict[str, tuple[int, float]] = {}  # SuperNodes that ended: attempts so far, not before
         self.address = f"{host}:{self.processes.address.rpartition(':')[2]}"
 
@@ -267,7 +268,7 @@ class Deployment:
         config = self.experiment.run_config() | {"out": str(self.out), "resume": self.resume, "names": names}
         for name, text in (
             ("pyproject.toml", compat.app_config("apps:server", "apps:client", config)),
-            ("apps.py", 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'),
+            ("apps.py", APPS),
             ("LICENSE", "Apache-2.0\n"),
         ):
             with replacing(app / name) as file:

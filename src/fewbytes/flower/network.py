@@ -385,7 +385,7 @@ class FlowerEngine(Engine):
         if done.error:
             return _Answer("failed", _one_line(done.error), done, frame)
         if seal_of(reply.content) != sealed(self._orders.get(client, b""), text, frame):
-            return _Answer("rejected", "it answers another order: one of an earlier round, or of another run")
+            return _Answer("rejected", "it answers another order, of an earlier round or another run", done, frame)
         return _Answer("answered", "", done, frame)
 
     def _difference(self, client: Id, text: str) -> str:
