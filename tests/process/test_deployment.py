@@ -82,7 +82,7 @@ def post(at: SimpleNamespace, path: str, headers: dict[str, str]) -> int:
     """The status of an empty request to a SuperLink, as Flower's own would send it."""
     tls = ssl.create_default_context(cafile=at.folder / "certificates" / "ca.crt")
     connection = http.client.HTTPSConnection(at.host, at.port, timeout=10, context=tls)
-    connection.request("POST", path, b"", {"Content-Type": "application/x-protobuf", **headers})
+    connection.request("POST", path, b"", {"Content-Type": "application/protobuf", **headers})
     status = connection.getresponse().status
     connection.close()
     return status

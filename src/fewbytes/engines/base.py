@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fewbytes.base.errors import FrameError, MethodError
+from fewbytes.base.files import private_folder, replacing
 from fewbytes.base.streams import stream
 from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.method import Method
@@ -279,5 +280,6 @@ class Engine(ABC):
     def keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:
         """Keep a frame as a file, if asked to."""
         if self._frames is not None and frame is not None and len(frame):
-            self._frames.mkdir(parents=True, exist_ok=True)
-            (self._frames / f"{self.t}-{handler}-{client}-{way}.frame").write_bytes(bytes(frame))
+            private_folder(self._frames)
+            with replacing(self._frames / f"{self.t}-{handler}-{client}-{way}.frame") as file:
+                file.write(bytes(frame))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import replacing
+from fewbytes.base.files import private_folder, replacing
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
 
@@ -19,7 +19,7 @@ class ClientStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
 
     def path(self, client: Id, version: int) -> Path:
         """The file of a client's state; versions count from 1."""

@@ -86,9 +86,10 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         )  # fmt: skip
         page = write_report(read_runs([folder]), folder / "report.html")
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        why = "the run's server was stopped" if stopped else str(error) or type(error).__name__
-        events.write("failed", error=why, mine=isinstance(error, UserError))
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            events.write("interrupted")
+        else:
+            events.write("failed", error=str(error) or type(error).__name__, mine=isinstance(error, UserError))
         raise
     events.write("ended")
     print(f"report: {page}", flush=True)

@@ -11,9 +11,10 @@ import base64
 import importlib
 import json
 import re
+import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ CONNECTION = "fewbytes"
 """What `flwr` calls the SuperLink that `connection_config` describes."""
 DATABASE = "superlink.db"
 DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
+DATABASE_KEPT = ("node", "alembic_version")
+"""The tables that outlive a deployment: its nodes, and of which version all tables are."""
 CLIENT_RUNTIME = "flwr.supernode.runtime.run_clientapp"
 """The module whose process serves one message on a SuperNode."""
 POLL_SECONDS = 3.0
@@ -145,6 +148,19 @@ def connection_config(address: str, ca: Path) -> tuple[str, str]:
     """Name and text of the file in HOME that says where the SuperLink is."""
     connection = {"address": address, "root-certificates": str(ca)}
     return "config.toml", tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
+
+
+def purge(database: Path) -> None:
+    """Leave nothing of messages, runs and applications in a SuperLink's database, nor in what is free of its file."""
+    if database.exists():
+        with closing(sqlite3.connect(database, isolation_level=None)) as there:
+            there.execute("pragma secure_delete = on")
+            tables = [name for (name,) in there.execute("select name from sqlite_master where type = 'table'")]
+            for name in tables:
+                if name not in DATABASE_KEPT and not name.startswith("sqlite_"):
+                    there.execute(f'delete from "{name}"')
+            there.execute("vacuum")
+            there.execute("pragma wal_checkpoint(truncate)")
 
 
 def credentials(address: str, token: str) -> tuple[str, str]:

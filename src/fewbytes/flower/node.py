@@ -13,7 +13,7 @@ import torch
 from blake3 import blake3
 
 from fewbytes.base.errors import FewbytesError, FrameError
-from fewbytes.base.files import lock, replacing
+from fewbytes.base.files import lock, private_folder, remove_leftovers, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
@@ -84,7 +84,10 @@ class Node:
             raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
         self.method, self.task, self.folder, self.replies = method, task, folder / run, replies
         self._nonce: bytes | None = None
+        private_folder(self.folder)
+        private_folder(self.folder / "checkpoint")
         self.store = ClientStore(self.folder / "checkpoint" / "clients")
+        remove_leftovers(self.store.folder)
         self.runner = Runner(method, task, self.store, True)
         torch.set_num_threads(threads)
         keep_memory()

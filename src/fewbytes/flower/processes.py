@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import lock
+from fewbytes.base.files import lock, private_folder
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
 
@@ -48,7 +48,7 @@ class Processes:
     `any_app`: whether SuperNodes run whatever application is submitted, not only the one installed with this package.
 
     In the folder: certificates/ (with the token), keys/, flower-home/ and homes/ (FLWR_HOME of the SuperLink and of each SuperNode),
-    superlink.db and nodes.json (the registered nodes, who outlive a restart), logs/. `address` is where the SuperLink
+    superlink.db and nodes.json (the registered nodes, who outlive a restart; of messages nothing is kept), logs/. `address` is where the SuperLink
     listens, "host:port"; for port 0 a free one is in `.address`. On Linux all of it also ends when the thread ends that
     started it, or this process is killed. Raises UserError for another address, a folder in use, or without Flower.
     """
@@ -69,10 +69,12 @@ class Processes:
     def __enter__(self) -> Processes:
         for command in compat.COMMANDS:
             _executable(command)
-        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
+        (self.folder / "logs").mkdir(exist_ok=True)
         self._lock = lock(self.folder / "lock")
         if self._lock is None:
             raise UserError(f"{self.folder}: another deployment is running there")
+        compat.purge(self.folder / compat.DATABASE)  # of a deployment that was killed
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,6 +82,7 @@ class Processes:
             _end(list(self._nodes.values()))  # first, for they sign off
         finally:
             _end([self._superlink] if self._superlink else [])
+            compat.purge(self.folder / compat.DATABASE)
             self._nodes, self._superlink = {}, None
             if self._lock is not None:
                 self._lock.close()
@@ -290,7 +293,7 @@ def _start(command: Sequence[str], home: Path, output: Any, errors: Any) -> subp
         return subprocess.Popen(
             [_executable(command[0]), *command[1:]], env=environment,
             stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
-            start_new_session=True, preexec_fn=die_with_parent,
+            start_new_session=True, preexec_fn=die_with_parent, umask=0o077,
         )  # fmt: skip
 
 

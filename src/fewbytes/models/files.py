@@ -13,7 +13,7 @@ from torch import nn
 
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.base.files import replacing
+from fewbytes.base.files import private_folder, replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.state import copied, frozen_digest, frozen_entries, load_state, mark_trained, trained_entries
 from fewbytes.base.streams import seeded
@@ -44,7 +44,7 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     A model put together from clients' models says how in its `recipe`, which is written too. Of a model whose frozen
     part lies elsewhere, in transformers' folders, only what is trained is written, and a digest of that part.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     recipe = {"recipe": model.recipe} if hasattr(model, "recipe") else {}
     elsewhere = str(about.get("model", "")).startswith(PREFIX) and frozen_entries(model) and not recipe
     written = trained_entries(model) if elsewhere else model.state_dict()  # frozen parts, too

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import ScratchFolder, lock, replacing, write_text
+from fewbytes.base.files import ScratchFolder, lock, private_folder, remove_leftovers, replacing, write_text
 from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
@@ -107,13 +107,14 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
 def _held(folder: Path) -> Iterator[None]:
     """Make the folder and keep other processes from running in it. Raises UserError if one does."""
     try:
-        (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+        private_folder(folder / "checkpoint")
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{folder} cannot be a run folder: a file is in the way") from None
     held = lock(folder / "checkpoint" / "lock")
     if held is None:
         raise UserError(f"another process is running in {folder}: wait for it, or choose another folder")
     with held:
+        remove_leftovers(folder)
         yield
 
 
@@ -367,7 +368,7 @@ class _Loop:
     def _summarise(self, engine: Engine) -> None:
         with replacing(self.folder / "result.json") as file:
             file.write(json.dumps(self._summary(engine), indent=2).encode() + b"\n")
-        temporary = self.folder / ".ledger.tmp"
+        temporary = self.folder / f".ledger.{os.getpid()}.tmp"
         engine.ledger.write_parquet(temporary)
         os.replace(temporary, self.folder / "ledger.parquet")
 
