@@ -98,7 +98,7 @@ def test_deploy_prepares_other_hosts(tmp_path):
     options = ["fedavg", "--rounds", "2", "--hosts", "north,south", "--address", "server.example:9092", "--print"]
     done = fewbytes("deploy", *options, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "flower-superlink" in done.stdout
+    assert "fewbytes.flower.guarded superlink" in done.stdout
     assert "--enable-supernode-auth" in done.stdout
     (folder,) = tmp_path.iterdir()
     node = folder / "deployment" / "nodes" / "south"

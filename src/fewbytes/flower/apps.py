@@ -37,7 +37,7 @@ from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.loop import Result, drive
 from fewbytes.running.settings import Settings
 
-FOLDERS = re.compile(r"(?<![\w.])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
+FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
 """The folders of a path, up to its last part."""
 _nodes: dict[tuple[str, str, str], Node] = {}  # of this process, by what runs, where, and the run's name
 
