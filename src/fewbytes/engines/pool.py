@@ -216,10 +216,10 @@ def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Don
     try:
         return runner.run(job, frames)
     except (Exception, SystemExit) as error:  # whatever a handler raises is reported with its client and round
-        return failed(job, error), None
+        return unable(job, error), None
 
 
-def failed(job: Job, error: BaseException) -> Done:
+def unable(job: Job, error: BaseException) -> Done:
     """The result of a job that raised an error: its class, unless it is one of ours, and its words, in one line."""
     text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
     trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))

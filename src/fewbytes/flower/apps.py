@@ -29,7 +29,7 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.frames import FrameFolder
 from fewbytes.engines.handlers import Done
-from fewbytes.engines.pool import failed
+from fewbytes.engines.pool import unable
 from fewbytes.flower.messages import read_content, sealed, split_frames, write_content
 from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import DIFFERENT, TELL, Node, Order
@@ -116,7 +116,7 @@ def make_client_app(
         try:
             done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
         except Exception as error:  # Flower would tell the server where, and of what file
-            done, reply = failed(order.job, error), b""
+            done, reply = unable(order.job, error), b""
         answer = msgspec.msgpack.encode(_told(done))
         name = frame_folder.put(reply) if frame_folder is not None and reply else ""
         return Message(write_content(answer, reply, name, sealed(text, answer, reply)), reply_to=message)

@@ -78,8 +78,7 @@ def connected_nodes(grid: Grid) -> dict[int, str]:
 
 
 def superlink_command(host: str, port: int, certificates: Path, database: Path, token: Path) -> list[str]:
-    """A SuperLink's command line: TLS, only registered nodes, and commands from who knows what the file `token` holds.
-    """
+    """A SuperLink's command line: TLS, only registered nodes, and commands from who knows what the file `token` holds."""
     return [
         sys.executable, *GUARDED, "superlink", str(token), "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", f"{certificates}/ca.crt", "--ssl-certfile", f"{certificates}/server.pem",

@@ -16,12 +16,12 @@ from fewbytes.wire import Frame
 SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which costs the fewest requests
 
 
-def write_content(
-    order: bytes, frame: Frame | bytes | None = None, name: str = "", seal: bytes = b""
-) -> RecordDict:
+def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = "", seal: bytes = b"") -> RecordDict:
     """A message's content: what is asked or answered, and a frame, or its name in a folder that both ends know; of an
     answer its seal (`sealed`)."""
-    record = ConfigRecord({"order": order} | ({"seal": seal} if seal else {}))
+    record = ConfigRecord({"order": order})
+    if seal:
+        record["seal"] = seal
     content = RecordDict({"fewbytes": record})
     if name:
         record["name"] = name

@@ -407,7 +407,9 @@ class FlowerEngine(Engine):
         key = self.problem.architecture(job.client)
         if key not in self._agreed:
             self._agreed[key] = digest(in_common(self.method, self.task, job.client))
-        return Order(self.run, self._agreed[key], job, self._call, self._committed.get(job.client, 0), self.coded, self.nonce)
+        return Order(
+            self.run, self._agreed[key], job, self._call, self._committed.get(job.client, 0), self.coded, self.nonce
+        )
 
     def called(self, client: Id) -> str:
         """By number and registered name."""

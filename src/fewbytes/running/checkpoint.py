@@ -46,7 +46,9 @@ class Checkpoint:
     def resumed(self) -> Resumed:
         """What an engine takes over."""
         versions: dict[Id, int] = {int(client): int(number) for client, number in self.versions}
-        return Resumed(self.nonce, self.starts, Ledger.frombytes(self.ledger, self.handlers), versions, self.known, self.waiting)
+        return Resumed(
+            self.nonce, self.starts, Ledger.frombytes(self.ledger, self.handlers), versions, self.known, self.waiting
+        )
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
