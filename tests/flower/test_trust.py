@@ -141,7 +141,7 @@ def test_code_that_a_server_names_is_imported_where_its_node_allows_it(key, own)
     config = {"method": "fedavg", "clients": 2, "rounds": 1, "parameters.epochs": 1}
     config[key] = {"model": "theirs:net", "method": "theirs:FedAvg"}.get(key, "theirs:data")
     for allow in ({}, {"allow": "other,theirs.more,the"}):
-        with pytest.raises(fb.UserError, match="'theirs:.*' is code that a file or a server names, not you"):
+        with pytest.raises(fb.UserError, match=r"'theirs:.*' is code that a file or a server names, not you"):
             app._serve_client(config, {"partition-id": 0, **allow})
     assert not own.exists()
     for allow in ("other, theirs", config[key]):
@@ -156,7 +156,7 @@ def test_a_folder_that_a_server_names_is_not_read_unless_its_node_allows_it(name
     monkeypatch.setenv("FEWBYTES_DATA", str(tmp_path / "data"))
     name = name.format(tmp_path)
     config = {"method": "fedavg", "clients": 1, "rounds": 1, "dataset": name, "partition": "local"}
-    with pytest.raises(fb.UserError, match="not .*under FEWBYTES_DATA") as told:
+    with pytest.raises(fb.UserError, match=r"not .*under FEWBYTES_DATA") as told:
         app._serve_client(config, {"partition-id": 0})
     assert "patient" not in str(told.value)
     if name == f"{tmp_path}/secret":
@@ -172,7 +172,7 @@ def test_what_fails_on_a_node_is_told_without_folders_and_traces(tmp_path, monke
 
     monkeypatch.setattr(fb.FedAvg, "train", train)
     answers = []
-    with pytest.raises(fb.FewbytesError, match="OSError: cannot read 'patient.png': no such file") as told:
+    with pytest.raises(fb.FewbytesError, match=r"OSError: cannot read 'patient\.png': no such file") as told:
         run("fedavg", tmp_path / "run", fault=lambda m, r: answers.append(r) or [r])
     assert str(tmp_path) not in str(told.value)
     sent = b"".join(read_content(answer.content)[0] for answer in answers)

@@ -39,7 +39,7 @@ def only_allowed(*names: str, anywhere: bool = True) -> Iterator[None]:
 
 
 def imported(name: str) -> Any:
-    """What `package.module:attribute` names. Raises UserError if nobody here has named it, and what importing raises."""
+    """What `package.module:attribute` names. Raises UserError if nobody here named it, and what importing raises."""
     module, _, attribute = name.partition(":")
     if (allowed := _allowed.get()) is not None:
         within = [module, name]

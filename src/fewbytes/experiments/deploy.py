@@ -299,7 +299,7 @@ class Deployment:
                 f"# The node {name}. FEWBYTES_DATA names the folder of its data sets. Of data that are not dealt out",
                 "# the server learns beforehand what tell= says: sizes, labels (samples of each class), or nothing;",
                 "# client-data= (a folder, a table, or package.module:function) says where they are, if not where",
-                "# the run says. allow= names, with commas, what the server may have this node use besides the data sets",
+                "# the run says. allow= names, with commas, what the server may have this node use besides data sets",
                 "# under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here.",
                 'cd "$(dirname "$0")"',
                 f"export {compat.HOME}=$PWD/flower-home {ENVIRONMENT}",

@@ -78,9 +78,10 @@ def connected_nodes(grid: Grid) -> dict[int, str]:
 
 
 def superlink_command(host: str, port: int, certificates: Path, database: Path, token: Path) -> list[str]:
-    """A SuperLink's command line: TLS, only registered nodes, and commands from who knows what the file `token` holds."""
+    """A SuperLink's command line: TLS, only registered nodes, commands from who knows what the file `token` holds."""
     return [
-        sys.executable, *GUARDED, "superlink", str(token), "--host", host, "--port", str(port), "--enable-supernode-auth",
+        sys.executable, *GUARDED, "superlink", str(token),
+        "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", f"{certificates}/ca.crt", "--ssl-certfile", f"{certificates}/server.pem",
         "--ssl-keyfile", f"{certificates}/server.key", "--database", str(database),
         "--disable-runtime-dependency-installation",
@@ -101,7 +102,8 @@ def supernode_command(
     `guarded_by`: the Python that has it run this package's application only.
     """
     return [
-        *(["flower-supernode"] if guarded_by is None else [guarded_by, *GUARDED, "supernode"]), "--superlink", superlink, "--port", str(port), "--root-certificates", str(ca),
+        *(["flower-supernode"] if guarded_by is None else [guarded_by, *GUARDED, "supernode"]),
+        "--superlink", superlink, "--port", str(port), "--root-certificates", str(ca),
         "--auth-supernode-private-key", str(private_key),
         "--node-config", " ".join(f"{key}={_toml(key, value)}" for key, value in node_config.items()),
     ]  # fmt: skip
@@ -190,7 +192,7 @@ def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
     return tomli_w.dumps(described)
 
 
-# ------------------------------------------------------------------------------------------------ what runs them guarded
+# ----------------------------------------------------------------------------------------------- what runs them guarded
 
 
 def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str | bytes | None], bool]) -> None:

@@ -47,10 +47,11 @@ class Processes:
 
     `any_app`: whether SuperNodes run whatever application is submitted, not only the one installed with this package.
 
-    In the folder: certificates/ (with the token), keys/, flower-home/ and homes/ (FLWR_HOME of the SuperLink and of each SuperNode),
-    superlink.db and nodes.json (the registered nodes, who outlive a restart; of messages nothing is kept), logs/. `address` is where the SuperLink
-    listens, "host:port"; for port 0 a free one is in `.address`. On Linux all of it also ends when the thread ends that
-    started it, or this process is killed. Raises UserError for another address, a folder in use, or without Flower.
+    In the folder: certificates/ (with the token), keys/, flower-home/ and homes/ (FLWR_HOME of the SuperLink and of
+    each SuperNode), superlink.db and nodes.json (the registered nodes, who outlive a restart; of messages nothing is
+    kept), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a free one is in `.address`. On
+    Linux all of it also ends when the thread ends that started it, or this process is killed. Raises UserError for
+    another address, a folder in use, or without Flower.
     """
 
     def __init__(self, folder: Path, address: str, any_app: bool = True) -> None:

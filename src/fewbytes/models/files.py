@@ -74,8 +74,8 @@ def load_model(run: Path | str, client: int | None = None, build: Callable[..., 
     """A model a run saved: the global one, or a client's own; in eval mode.
 
     `build` makes the module for runs on your own one, as for `Task`; no code that the file names is imported, unless
-    `with only_allowed("package.module"):` (`fewbytes.base.named`) is around the call. Raises UserError if the run saved no such model,
-    the file is damaged, or the module does not fit it.
+    `with only_allowed("package.module"):` (`fewbytes.base.named`) is around the call. Raises UserError if the run saved
+    no such model, the file is damaged, or the module does not fit it.
     """
     return read_model(run, client, build)[0]
 
