@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import io
 import json
+import sqlite3
 import sys
 import time
+import zipfile
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -19,7 +24,10 @@ from flower_grid import CLIENTS, MemoryGrid, handler_of, left_out, rounds_of, ru
 from flwr.app import Message
 
 from fewbytes.experiments import app
+from fewbytes.flower import compat
 from fewbytes.flower.apps import FOLDERS, client_app
+from fewbytes.flower.compat import app_config
+from fewbytes.flower.guarded import APPS, Gate, is_installed, knows
 from fewbytes.flower.messages import read_content, seal_of, write_content
 from fewbytes.flower.node import Order
 
@@ -193,6 +201,76 @@ def test_what_fails_on_a_node_is_told_without_folders_and_traces(tmp_path, monke
 )
 def test_of_a_path_the_last_part_is_told(said, told):
     assert FOLDERS.sub("", said) == told
+
+
+def bundle(code: dict[str, str], server: str = "apps:server") -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as there:
+        there.writestr("pyproject.toml", app_config(server, "apps:client", {"rounds": 3}))
+        for name, text in {"LICENSE": "Apache-2.0", **code}.items():
+            there.writestr(name, text)
+    return file.getvalue()
+
+
+def test_a_node_takes_the_installed_application_and_no_other():
+    assert is_installed(bundle({"apps.py": APPS}))
+    others = [{"apps.py": APPS + "import os\n"}, {"apps.py": APPS, "fewbytes/__init__.py": ""}, {}, {"x.py": APPS}]
+    for code in others:
+        assert not is_installed(bundle(code)), code
+    assert not is_installed(bundle({"apps.py": APPS}, "fewbytes.cli.app:main"))
+    for damaged in (b"", b"PK", bundle({"apps.py": APPS})[:-30]):
+        assert not is_installed(damaged)
+
+
+@pytest.mark.parametrize(
+    ("client", "path", "open_to_it"),
+    [
+        ("127.0.0.1", "/v1/control/start-run", True),
+        ("::1", "/v1/control/start-run", True),
+        ("::ffff:127.0.0.1", "/v1/control/start-run", True),
+        ("192.0.2.7", "/v1/control/start-run", False),
+        ("192.0.2.7", "/v1/runtime/acquire-task", False),
+        ("192.0.2.7", "/v1/fleet", False),
+        ("localhost", "/v1/control/start-run", False),
+        ("192.0.2.7", "/v1/fleet/pull-messages", True),
+    ],
+)
+def test_the_gate_opens_to_other_machines_for_nodes_alone(client, path, open_to_it):
+    reached, sent = [], []
+
+    async def within(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def send(event):
+        sent.append(event)
+
+    scope = {"type": "http", "path": path, "client": (client, 1)}
+    asyncio.run(Gate(within, compat.FLEET)(scope, None, send))
+    assert reached == ([path] if open_to_it else [])
+    assert [event["status"] for event in sent if "status" in event] == ([] if open_to_it else [403])
+
+
+def test_the_token_is_known_or_not():
+    assert knows(b"secret", "secret")
+    for said in (None, "", "secre", "secret ", b"x"):
+        assert not knows(b"secret", said)
+    assert not knows(b"", "")
+
+
+def test_of_a_database_that_is_purged_the_nodes_stay(tmp_path):
+    path = tmp_path / compat.DATABASE
+    with closing(sqlite3.connect(path)) as there:
+        there.execute("create table node (id)")
+        there.execute("create table objects (content)")
+        there.execute("insert into node values (7)")
+        there.execute("insert into objects values (?)", (b"an upload " * 1000,))
+        there.commit()
+    compat.purge(path)
+    assert b"an upload" not in path.read_bytes()
+    with closing(sqlite3.connect(path)) as there:
+        assert there.execute("select id from node").fetchall() == [(7,)]
+        assert there.execute("select count(*) from objects").fetchone() == (0,)
+    compat.purge(tmp_path / "none")  # which is none
 
 
 def test_what_a_run_and_its_nodes_keep_is_their_owners_alone(tmp_path):

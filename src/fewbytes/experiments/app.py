@@ -4,8 +4,9 @@ The run config's keys are an experiment's settings (`fewbytes.experiments.settin
 `parameters.<name>`, besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`, and
 `names` (the registered names of the clients' nodes, in the order of the clients, with commas). A node's configuration
 may say where its own data are, `client-data`, as the setting of that name does for all, and with commas what the server
-may name besides the data sets under FEWBYTES_DATA, `allow`: modules of code, folders, names to download. A server that
-names anything else is refused: nothing is imported, read or fetched.
+may name besides the data sets under FEWBYTES_DATA, `allow`: modules of code, folders, names to download. Where Flower
+has no node configuration, as in its simulation, FEWBYTES_ALLOW in the environment says so. A server that names anything
+else is refused: nothing is imported, read or fetched.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
     me = node_config.get("partition-id") if local else None
     if local and me is None:
         raise UserError("a node with data of its own says whose they are: set its partition-id")
-    allowed = [name.strip() for name in str(node_config.get("allow", "")).split(",")]
+    given = str(node_config.get("allow") or os.environ.get("FEWBYTES_ALLOW", ""))
+    allowed = [name.strip() for name in given.split(",")]
     if local and "client-data" in node_config:
         settings["client_data"] = str(node_config["client-data"])
         allowed.append(settings["client_data"])
