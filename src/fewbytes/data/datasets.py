@@ -190,7 +190,7 @@ def _download(name: str) -> Path:
 def not_found(name: str, why: str) -> UserError:
     """What to raise for a data set that is not there."""
     if elsewhere():
-        return UserError(f"data set {name!r} not found under FEWBYTES_DATA, and {why}")
+        return UserError(f"data set {name!r} not found: no such folder under FEWBYTES_DATA, and {why}")
     root = os.environ.get("FEWBYTES_DATA")
     known = {"digits", *HUB}
     if root:

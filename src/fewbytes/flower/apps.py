@@ -162,11 +162,14 @@ def _served(
 
 
 def _told(done: Done) -> Done:
-    """What the server is told: of an error no folder, and no trace; both go to this node's log."""
+    """What the server is told: of an error no folder but those under FEWBYTES_DATA, and no trace; both go to this node's
+    log."""
     if not done.error or done.error.startswith(DIFFERENT):
         return done
     print(f"ERROR: {done.error}\n{done.trace}".rstrip(), file=sys.stderr, flush=True)
-    return msgspec.structs.replace(done, error=FOLDERS.sub("", done.error), trace="")
+    root = os.environ.get("FEWBYTES_DATA")
+    error = done.error if not root else done.error.replace(f"{root.rstrip('/')}/", "")
+    return msgspec.structs.replace(done, error=FOLDERS.sub("", error), trace="")
 
 
 def default_folder() -> Path:
