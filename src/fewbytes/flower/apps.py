@@ -162,8 +162,8 @@ def _served(
 
 
 def _told(done: Done) -> Done:
-    """What the server is told: of an error no folder but those under FEWBYTES_DATA, and no trace; both go to this node's
-    log."""
+    """What the server is told: of an error no folder but those under FEWBYTES_DATA, and no trace; both go to this
+    node's log."""
     if not done.error or done.error.startswith(DIFFERENT):
         return done
     print(f"ERROR: {done.error}\n{done.trace}".rstrip(), file=sys.stderr, flush=True)
