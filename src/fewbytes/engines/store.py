@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import make_durable, make_folder, replacing
+from fewbytes.base.files import make_durable, private_folder, replacing
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
 
@@ -20,7 +20,7 @@ class ClientStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_folder(folder)
+        private_folder(folder)
 
     def path(self, client: Id, version: int) -> Path:
         """The file of a client's state; versions count from 1."""
