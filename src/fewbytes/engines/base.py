@@ -283,8 +283,7 @@ class Engine(ABC):
                 self.enough(handler.name, len(asked), self.left_out[-len(barred) :])
             for client, reply in self._exchange(handler, [i for i in asked if i not in self.barred], messages):
                 self._last = client
-                model, layout = self.problem.architecture(client), self.problem.layout(client)
-                self._looks.add(handler.name, model, client, reply, layout)
+                self._looks.add(handler.name, self.problem.architecture(client), client, reply)
                 self.on_reply(client)
                 yield client, reply
         except Exception:  # not the method's: what that raises does not come by here
