@@ -34,6 +34,10 @@ OTHER: dict[str, Any] = {
     "evaluate_every": 2, "coding": False, "keep_frames": True, "keep_checkpoints": 5,
     "save_models": False, "min_replies": 0.75, "round_timeout": 9.0, "over_selection": 0.5,
     "connect_timeout": 8.0,
+    "retries": 2,
+    "max_norm": 1e4,
+    "strikes": 4,
+    "exclude": "3,7",
 }  # fmt: skip
 """Every setting at another value than its default."""
 METHOD: dict[str, Any] = {"method": "fedavg", "parameters": {"batch": 20}}

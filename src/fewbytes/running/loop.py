@@ -192,9 +192,8 @@ class _Loop:
             self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
         self.starts = checkpoint.starts = self.checkpoints.starts() + 1
-        self.checkpoints.write(
-            checkpoint, self.settings.keep_checkpoints
-        )  # so that no number is given twice, however often a run is gone on with
+        # so that no number is given twice, however often a run is gone on with
+        self.checkpoints.write(checkpoint, most=None)
         checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
         return checkpoint
 
