@@ -141,7 +141,8 @@ class Engine(ABC):
         self.abandon()
         if failed:
             return []
-        odd = [i for i in self._looks.odd() if i not in self.barred]
+        unlike = [*self._looks.odd(), *self._looks.strange()]
+        odd = sorted({i for i in unlike if i not in self.barred})
         blamed = odd or ([] if last is None else [last])
         self.barred |= dict.fromkeys(blamed, f"its reply broke the round: {one_line(error)}"[:300])
         return blamed
