@@ -4,12 +4,14 @@ Client k minimises F_k(w) + mu/2 |w - w_t|^2 (Eq. 2). With mu = 0 it is FedAvg.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 import fewbytes as fb
 from fewbytes.base.ranges import NotNegative
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.models import build_model
 
@@ -34,12 +36,13 @@ class Global:  # the server's state
 class FedProx(fb.Method):
     mu: NotNegative = 0.1  # a type says what values a hyper-parameter may have
     local: fb.Local = fb.Local(epochs=2, lr=0.1, batch=20)  # its terms are given by their names: FedProx(epochs=5)
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE  # what may take the place of net.mean, `aggregate="median"`
 
     def server(self, problem: fb.Problem) -> Global:
         return Global(problem.first_state())
 
     def round(self, state: Global, net: fb.Network, t: int) -> None:
-        mean = fb.Mean()
+        mean = net.mean(state.theta)
         for _, reply in net.call(self.train, to=net.clients, send=Model(fb.Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.theta = mean()

@@ -75,6 +75,10 @@ class Method(ABC, metaclass=_Terms):
     needs: ClassVar[type[Objective]] = Objective  # type: ignore[type-abstract]
     """What it can learn."""
 
+    aggregates: ClassVar[frozenset[str]] = frozenset()
+    """What may take the place of the means that its server takes, all by `net.mean` or `net.entry_means`, of what
+    clients send (`fewbytes.core.rules`); none where they are no plain means, or there are further ones."""
+
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
         """Raises MethodError as `check_frozen` does."""
         check_frozen(cls)

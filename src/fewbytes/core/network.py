@@ -12,8 +12,11 @@ import numpy as np
 from torch import Tensor
 
 from fewbytes.base.errors import FewbytesError, MethodError
+from fewbytes.base.state import EntryMeans, Mean, State
 from fewbytes.core import gallery
+from fewbytes.core.aggregation import RobustMean
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.rules import Rule
 from fewbytes.core.site import Site
 from fewbytes.wire.fields import check_fields
 
@@ -66,6 +69,7 @@ class Exchanges(Protocol):
     problem: Problem
     clients: list[Id]
     rng: np.random.Generator
+    rule: Rule
 
     def sample(self, fraction: float) -> list[Id]:
         """The round's cohort."""
@@ -166,6 +170,18 @@ class Network:
             return
         for _ in self.call(handler, self.clients if to is None else to, send):
             pass
+
+    def mean(self, around: State | None = None) -> Mean | RobustMean:
+        """What the run takes of states that clients send, added one by one: their weighted mean, or what its rule says.
+
+        `around`: what the clients were sent, where their updates start; of an entry that is not in it, 0. A method that
+        asks for it says by `Method.aggregates` which rules will do.
+        """
+        return Mean() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around)
+
+    def entry_means(self, around: State | None = None) -> EntryMeans | RobustMean:
+        """The same of each entry over the states that have it."""
+        return EntryMeans() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around)
 
     def show_images(self, name: str, images: Tensor, labels: Sequence[str], largest: int = gallery.LARGEST) -> None:
         """Show people images (n, 1 or 3, height, width), uint8, and a label of each; steers nothing.

@@ -20,6 +20,7 @@ from fewbytes.core.network import Handler, Network
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered
+from fewbytes.core.rules import Rule
 from fewbytes.engines.handlers import Done, SampleCounts, unchanged
 from fewbytes.engines.requests import Request
 from fewbytes.engines.waiting import Waiting, WaitingMessages
@@ -74,6 +75,8 @@ class Engine(ABC):
         """What the method noted since the round began, and how much of it."""
         self.not_finite: set[str] = set()
         """The handlers of which a reply since the round began held numbers that are not finite."""
+        self.rule = Rule()
+        """What the server takes of clients' replies where it takes a mean; the loop says it."""
         self.t = 0
         self.rng: np.random.Generator = stream(self.problem.seed, "server", 0)
         self.scored = True

@@ -13,6 +13,7 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock
 from fewbytes.core.problem import Id, Task
+from fewbytes.core.rules import Rule
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.groups import DECLARED
 from fewbytes.experiments.run import run_with
@@ -46,8 +47,10 @@ class PreparedRun:
         return [*self._picked, *_left_alone(task), *_left_drawn(task)]
 
     def check(self) -> None:
-        """Raises UserError for a task that the method cannot begin with, before anybody hears of a run."""
-        self.method.server(self.method.adapted(self.task).problem)
+        """Raises UserError for a task or a rule that the method cannot begin with, before anybody hears of a run."""
+        method, rule = self.method, Rule.read(self.experiment.run.aggregate)
+        rule.check(method.method_name, method.aggregates, len(self.task.problem.clients))
+        method.server(method.adapted(self.task).problem)
 
     def execute(
         self,

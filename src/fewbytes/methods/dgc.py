@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed
@@ -60,6 +62,8 @@ class DGC(Method):
     warmup: Whole = 0  # rounds until it is: density^(t / (warmup + 1)) in round t before; the paper has 4
     norm: NotNegative = 0.0  # to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
 
+    aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
+
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)
 
@@ -68,7 +72,7 @@ class DGC(Method):
 
     def round(self, state: ServerModel, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
-        state.theta = compressed.moved(state.theta, compressed.take_means(state, replies))
+        state.theta = compressed.moved(state.theta, compressed.take_means(state, replies, net))
 
     def train(self, state: Memory, message: Model, site: Site) -> Sparse:
         m = self.local.momentum

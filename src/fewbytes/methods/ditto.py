@@ -17,10 +17,11 @@ from typing import ClassVar
 from torch import nn
 
 from fewbytes.base.ranges import NotNegative, Share, Whole
-from fewbytes.base.state import Mean, state_of, trained_entries
+from fewbytes.base.state import state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
@@ -39,6 +40,7 @@ class Ditto(Method):
     lambda_near: NotNegative = 1.0  # lambda
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, trained_entries(problem.first_model()))
@@ -48,7 +50,7 @@ class Ditto(Method):
         return Own({})
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
-        mean = Mean()
+        mean = net.mean(state.theta)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.theta = mean()

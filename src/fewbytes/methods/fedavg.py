@@ -17,10 +17,11 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from fewbytes.base.ranges import Share
-from fewbytes.base.state import Mean, state_of, trained_entries, trained_parameters
+from fewbytes.base.state import state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import (
@@ -45,6 +46,7 @@ class FedAvg(Method):
     received: bool = False  # whether clients also score the model as they receive it
 
     headline: ClassVar[str] = "global"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def server(self, problem: Problem) -> GlobalModel:
         return first_shared(problem, self.shared(problem.first_model()))
@@ -57,7 +59,7 @@ class FedAvg(Method):
         return Own({}) if self.buffers == "local" else None
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
-        mean = Mean()
+        mean = net.mean(state.theta)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.theta = mean()

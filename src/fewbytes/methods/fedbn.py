@@ -20,6 +20,7 @@ from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
@@ -35,6 +36,7 @@ class FedBN(Method):
     local: Local = Local(epochs=1, lr=0.01, batch=32)
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, without_batch_norm(problem.first_model()))
@@ -44,7 +46,7 @@ class FedBN(Method):
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta)))
-        state.theta = averaging.means_over(state.theta, replies)
+        state.theta = averaging.means_over(state.theta, replies, net)
 
     def train(self, state: Own, message: Model, site: Site) -> Trained:
         return averaging.train_shared(state, message, site, self.local)

@@ -13,6 +13,7 @@ parameters and s batch-norm statistics.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed
@@ -58,6 +60,8 @@ class FedCAMS(Method):
     epsilon: Positive = 1e-3  # the least v^
     server_lr: Positive = 1.0  # eta
 
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+
     def server(self, problem: Problem) -> Moments:
         first = compressed.first_server_model(problem)
         zeros = [{name: torch.zeros_like(value) for name, value in first.theta.items()} for _ in range(3)]
@@ -68,7 +72,7 @@ class FedCAMS(Method):
 
     def round(self, state: Moments, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
-        self.move(state, compressed.take_means(state, replies))
+        self.move(state, compressed.take_means(state, replies, net))
 
     def move(self, state: Moments, change: State) -> None:
         """The server's step after a mean change."""

@@ -13,7 +13,7 @@ model's D values are d parameters and s batch-norm statistics.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -22,6 +22,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed
@@ -63,6 +64,8 @@ class FedCOM(Method):
     gamma: Positive = 1.0  # the server's step
     gate: bool = False  # FedCOMGATE: clients track how their gradients differ from the mean
 
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)
 
@@ -71,7 +74,7 @@ class FedCOM(Method):
 
     def round(self, state: ServerModel, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
-        change = compressed.take_means(state, replies)
+        change = compressed.take_means(state, replies, net)
         state.theta = compressed.moved(state.theta, {name: self.gamma * value for name, value in change.items()})
 
     def train(self, state: Tracking | None, message: Model, site: Site) -> Rounded:

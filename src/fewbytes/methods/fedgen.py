@@ -28,12 +28,13 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import Count, Positive, Several, Share
-from fewbytes.base.state import Mean, State, load_state, state_of
+from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.fml import parameters_of
@@ -92,6 +93,7 @@ class FedGen(Method):
     release_quirks: bool = False  # as that comparison's code: uniform noise, and g is sent as it was before training
 
     headline: ClassVar[str] = "combined"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> GeneratorAndHead:
@@ -121,7 +123,7 @@ class FedGen(Method):
         return Counts(Dense({"": site.train.labels.bincount(minlength=classes).to(torch.int32)}))
 
     def round(self, state: GeneratorAndHead, net: Network, t: int) -> None:
-        mean = Mean()
+        mean = net.mean(state.head)
         send = Knowledge(Dense(state.generator), Counts(Dense({"": state.counts}))) if state.head else None
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
             mean.add(reply.theta.dense(), weight=reply.samples)

@@ -28,11 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import Count, Share, UpToOne
-from fewbytes.base.state import Mean, State, load_state, state_of
+from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.fml import Kl, mean_divergence, parameters_of
@@ -69,6 +70,7 @@ class FedKD(Method):
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> AuxiliaryMean:
@@ -81,7 +83,8 @@ class FedKD(Method):
         return Own(state_of(own), state_of(nn.Linear(head_sizes(auxiliary)[0], head_sizes(own)[0], bias=False)))
 
     def round(self, state: AuxiliaryMean, net: Network, t: int) -> None:
-        mean, send = Mean(), Factors(Dense(compress(state.auxiliary, self.energy(t)))) if state.auxiliary else None
+        mean = net.mean(state.auxiliary)
+        send = Factors(Dense(compress(state.auxiliary, self.energy(t)))) if state.auxiliary else None
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
             mean.add(restore(reply.factors.dense()))
         state.auxiliary = mean()

@@ -17,10 +17,11 @@ from typing import ClassVar
 from torch import nn
 
 from fewbytes.base.ranges import BelowOne, Share
-from fewbytes.base.state import EntryMeans, trained_entries
+from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
@@ -37,6 +38,7 @@ class FedLP(Method):
     ratio: BelowOne = 0.5  # part of the entries that is left out
 
     headline: ClassVar[str] = "global"
+    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, trained_entries(problem.first_model()))
@@ -45,7 +47,7 @@ class FedLP(Method):
         return Own({})
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
-        means = EntryMeans()
+        means = net.entry_means(state.theta)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             means.add(reply.theta.dense())
         state.theta = means.over(state.theta)

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import BelowOne, Share
-from fewbytes.base.state import EntryMeans, State, state_of, trained_entries
+from fewbytes.base.state import State, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import first_shared
@@ -77,6 +78,7 @@ class FedLPS(Method):
     ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
 
     def server(self, problem: Problem) -> Settling:
         model = problem.first_model()
@@ -87,7 +89,7 @@ class FedLPS(Method):
         return Sparse({})
 
     def round(self, state: Settling, net: Network, t: int) -> None:
-        means = EntryMeans()
+        means = net.entry_means(state.theta)
         send = Download(Dense(state.theta), state.settled)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
             means.add(reply.theta.dense(), weight=reply.samples)

@@ -17,10 +17,11 @@ from torch import nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Share
-from fewbytes.base.state import Mean, state_of, trained_entries, trained_parameters
+from fewbytes.base.state import state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import GlobalModel, Model, Own, Trained, first_shared, parameters_among
@@ -37,6 +38,7 @@ class FedPer(Method):
     buffers: Literal["averaged", "local"] = "local"  # batch-norm statistics
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def server(self, problem: Problem) -> GlobalModel:
         return first_shared(problem, self.base(problem.first_model()))
@@ -56,7 +58,7 @@ class FedPer(Method):
         return Own(state_of(model, keep=classifier(model).__contains__))
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
-        mean = Mean()
+        mean = net.mean(state.theta)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.theta = mean()

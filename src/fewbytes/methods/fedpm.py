@@ -27,11 +27,12 @@ from torch.func import functional_call
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Share
-from fewbytes.base.state import Mean, State, load_state, state_of
+from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Model
@@ -66,6 +67,7 @@ class FedPM(Method):
     local: Local = Local(epochs=3, lr=0.1, batch=20, optimiser="adam")  # on the scores
 
     headline: ClassVar[str] = "global"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def server(self, problem: Problem) -> MaskProbabilities:
         model = problem.first_model()
@@ -79,9 +81,9 @@ class FedPM(Method):
         )
 
     def round(self, state: MaskProbabilities, net: Network, t: int) -> None:
-        mean = Mean()
-        message = Model(Dense(state.theta | state.buffers))
-        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=message):
+        sent = state.theta | state.buffers
+        mean = net.mean(sent)
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(sent))):
             mean.add(reply.mask.dense() | reply.buffers.dense())
         after = mean()  # of masks it is the mode: (a - 1) / (a + b - 2)
         state.theta = {name: after[name] for name in state.theta}

@@ -17,10 +17,11 @@ from typing import ClassVar
 from torch import nn
 
 from fewbytes.base.ranges import NotNegative, Share, UpToOne
-from fewbytes.base.state import Mean, trained_entries
+from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
@@ -39,12 +40,13 @@ class FedProx(Method):
     stragglers: UpToOne = 0.0  # part of the clients that train for 1 to E epochs, drawn anew each round
 
     headline: ClassVar[str] = "global"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, trained_entries(problem.first_model()))
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
-        mean = Mean()
+        mean = net.mean(state.theta)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.theta = mean()

@@ -20,10 +20,11 @@ from torch import nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count, Share
-from fewbytes.base.state import Mean, state_of, trained_entries, trained_parameters
+from fewbytes.base.state import state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import GlobalModel, Own, first_shared, parameters_among
@@ -47,6 +48,7 @@ class FedRep(Method):
     head_epochs: Count = 10  # tau, before those of the body
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), head_epochs=min(self.head_epochs, epochs))
@@ -60,7 +62,7 @@ class FedRep(Method):
         return Own(state_of(model, keep=classifier(model).__contains__))
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
-        mean = Mean()
+        mean = net.mean(state.theta)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Body(Dense(state.theta))):
             mean.add(reply.theta.dense())
         state.theta = mean()

@@ -18,10 +18,11 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import BelowOne, Positive, Share
-from fewbytes.base.state import Mean, trained_entries
+from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import adaptive, averaging
@@ -42,12 +43,13 @@ class FedYogi(Method):
     tau: Positive = 1e-3
 
     headline: ClassVar[str] = "global"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def server(self, problem: Problem) -> Moments:
         return adaptive.first_moments(problem, self.tau)
 
     def round(self, state: Moments, net: Network, t: int) -> None:
-        mean = Mean()
+        mean = net.mean(state.theta)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
         adaptive.move(state, mean(), self.second_moment, self.beta1, self.server_lr, self.tau)

@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import Share, UpToOne
-from fewbytes.base.state import Mean, State, state_of
+from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.distillation import divergence
@@ -54,6 +55,7 @@ class FML(Method):
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> AuxiliaryMean:
@@ -64,7 +66,7 @@ class FML(Method):
         return own_draw(site)
 
     def round(self, state: AuxiliaryMean, net: Network, t: int) -> None:
-        mean, send = Mean(), Auxiliary(Dense(state.auxiliary)) if state.auxiliary else None
+        mean, send = net.mean(state.auxiliary), Auxiliary(Dense(state.auxiliary)) if state.auxiliary else None
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
             mean.add(reply.theta.dense())
         state.auxiliary = mean()

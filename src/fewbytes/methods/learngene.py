@@ -21,6 +21,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
@@ -49,6 +50,7 @@ class Learngene(Method):
     select_rounds: Count = 10  # after which they are picked
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def server(self, problem: Problem) -> Moving:
         return Moving(averaging.first_shared(problem, self.shared(problem.first_model())).theta)
@@ -68,7 +70,7 @@ class Learngene(Method):
     def round(self, state: Moving, net: Network, t: int) -> None:
         before = state.theta
         replies = net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(before)))
-        state.theta = averaging.means_over(before, replies)
+        state.theta = averaging.means_over(before, replies, net)
         if self.select == "updates" and not state.picked:
             layers = layers_of(net.problem.first_model())
             for layer, change in changes(before, state.theta, layers).items():

@@ -19,11 +19,12 @@ from typing import ClassVar
 from torch import nn
 
 from fewbytes.base.ranges import Share
-from fewbytes.base.state import Mean, state_of
+from fewbytes.base.state import state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.heterogeneous import STORED, Head, Own, TrainedHead, overwrite_head, own_draw, shared_head
@@ -38,6 +39,7 @@ class LG_FedAvg(Method):
     fraction: Share = 1.0  # rho
     local: Local = STORED
     headline: ClassVar[str] = "combined"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> None:
@@ -47,7 +49,7 @@ class LG_FedAvg(Method):
         return own_draw(site)
 
     def round(self, state: None, net: Network, t: int) -> None:
-        mean = Mean()
+        mean = net.mean()
         for _, reply in net.call(self.train, to=net.sample(self.fraction)):
             mean.add(reply.theta.dense(), weight=reply.samples)
         net.tell(self.receive, send=Head(Dense(mean())), when="next")

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import NotNegative, Positive, Share
-from fewbytes.base.state import Mean, in_training, state_of, trained_entries, trained_parameters
+from fewbytes.base.state import in_training, state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import (
@@ -51,6 +52,7 @@ class PFedSD(Method):
     teacher: Literal["train", "eval"] = "train"  # how v_k normalises: by the batch, as the authors' code, or not
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> GlobalModel:
@@ -65,7 +67,7 @@ class PFedSD(Method):
         return Own({})
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
-        mean = Mean()
+        mean = net.mean(state.theta)
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.theta = mean()

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import Positive, Share
-from fewbytes.base.state import Mean, State, copied, state_of, trained_entries, trained_parameters
+from fewbytes.base.state import State, copied, state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import GlobalModel, first_shared, learnt_entries, parameters_among
@@ -69,6 +70,7 @@ class SCAFFOLD(Method):
     server_lr: Positive = 1.0  # eta_g
 
     headline: ClassVar[str] = "global"
+    aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 
     def server(self, problem: Problem) -> ControlledModel:
         model = problem.first_model()
@@ -79,7 +81,7 @@ class SCAFFOLD(Method):
         return Control({})
 
     def round(self, state: ControlledModel, net: Network, t: int) -> None:
-        y, change, replies = Mean(), Mean(), 0
+        y, change, replies = net.mean(state.theta), net.mean(), 0
         send = Controlled(Dense(state.theta), Dense(state.control))
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
             y.add(reply.theta.dense())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from msgspec import Meta
@@ -28,6 +28,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import compressed
@@ -55,6 +56,8 @@ class SmartIdx(Method):
     density: Share = 1 / 32  # part of all values that is important
     patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # sign patterns that are frequent, at most
 
+    aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
+
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)
 
@@ -63,7 +66,7 @@ class SmartIdx(Method):
 
     def round(self, state: ServerModel, net: Network, t: int) -> None:
         replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
-        state.theta = compressed.moved(state.theta, compressed.take_means(state, replies))
+        state.theta = compressed.moved(state.theta, compressed.take_means(state, replies, net))
 
     def train(self, state: Residual, message: Model, site: Site) -> Packed:
         change, buffers = compressed.trained_change(message, site, self.local)

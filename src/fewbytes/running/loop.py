@@ -30,6 +30,7 @@ from fewbytes.core.network import Refused
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
+from fewbytes.core.rules import Rule
 from fewbytes.engines.base import Engine
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
@@ -142,6 +143,9 @@ class _Loop:
         if stop is not None:
             stop.check(self.metrics)
             how += f", stop_when {stop}"
+        self.rule = Rule.read(settings.aggregate)
+        self.rule.check(method.method_name, method.aggregates, len(task.problem.clients))
+        how += f", aggregate {self.rule}" if self.rule != Rule() else ""
         self.budget, self.stop = (None, None) if method.own_rounds else (settings.budget, stop)
         self.ended_by = self.why = ""  # what ends the run before its last round, and why
         self.fingerprint = fingerprint(method, task, how)
@@ -174,7 +178,7 @@ class _Loop:
     def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:
         done, finished = 0, False
         self.counts.enter(engine.sample_counts, self.settings.resume)
-        engine.on_reply = self.watcher.replied
+        engine.on_reply, engine.rule = self.watcher.replied, self.rule
         if checkpoint is not None:
             kind = self.method.state_class("server")
             self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
@@ -368,6 +372,8 @@ class _Loop:
         limits: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         if limits:
             limits["ended_by"] = self.ended_by if self.rounds < self.planned else None
+        if self.rule != Rule():
+            limits["aggregate"] = str(self.rule)
         outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
         about = self.settings.about | limits
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts.held, outcome, about)

@@ -11,6 +11,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count
 from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.units import parse_bytes
+from fewbytes.core.rules import Rule
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
 
@@ -30,6 +31,11 @@ class Settings(Group):
         None, "End the run when a score is reached, as global>=0.9 or f1/personalised>=0.8, or none was better for "
         "so many scored rounds: patience=5.", metavar="CONDITION",
         text=Text("a condition", lambda text: str(StopWhen.read(text)), str), brief=True,
+    )  # fmt: skip
+    aggregate: str = setting(
+        "mean", "What the server takes of clients' replies: mean, or, where some may lie, median, trimmed-mean=PART, "
+        "krum=LIARS, multi-krum=LIARS, norm-clip, norm-clip=NORM or geometric-median.", metavar="RULE",
+        text=Text("a rule", lambda text: str(Rule.read(text)), str), brief=True,
     )  # fmt: skip
     engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
         "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"

@@ -9,7 +9,8 @@ from typing import Unpack
 from torch import nn
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.state import EntryMeans, State, state_of, trained_entries
+from fewbytes.base.state import State, state_of, trained_entries
+from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Hooks, Local
@@ -53,9 +54,9 @@ def first_shared(problem: Problem, names: Iterable[str]) -> GlobalModel:
     return GlobalModel({name: value.clone() for name, value in problem.first_state().items() if name in wanted})
 
 
-def means_over(old: State, replies: Iterable[tuple[Id, Trained]]) -> State:
+def means_over(old: State, replies: Iterable[tuple[Id, Trained]], net: Network) -> State:
     """The mean of each entry over the clients that sent it, by their numbers of samples; `old` where nobody did."""
-    means = EntryMeans()
+    means = net.entry_means(old)
     for _, reply in replies:
         means.add(reply.theta.dense(), weight=reply.samples)
     return means.over(old)

@@ -53,7 +53,7 @@ class Clustered(Method):
             raise UserError(f"clusters are of a method that has none, like FedAvg(), not of {self.inner!r}")
         if self.inner.own_rounds:
             raise UserError(f"{self.inner.method_name} has rounds of its own, and cannot be run in clusters")
-        for name in ("headline", "scored_after_finish", "finish_exchanges", "needs"):
+        for name in ("headline", "scored_after_finish", "finish_exchanges", "needs", "aggregates"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def __getattr__(self, name: str) -> Any:

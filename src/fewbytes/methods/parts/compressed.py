@@ -8,7 +8,8 @@ from typing import Protocol
 
 from torch import nn
 
-from fewbytes.base.state import Mean, State, state_of
+from fewbytes.base.state import State, state_of
+from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -63,9 +64,9 @@ def message(state: ServerModel) -> Model:
     return Model(Dense(state.theta | state.buffers))
 
 
-def take_means(state: ServerModel, replies: Iterable[tuple[Id, Change]]) -> State:
+def take_means(state: ServerModel, replies: Iterable[tuple[Id, Change]], net: Network) -> State:
     """The plain mean of the clients' changes; that of their batch-norm statistics takes the place of the server's."""
-    mean = Mean()
+    mean = net.mean(state.buffers)
     for _, reply in replies:
         mean.add(reply.change.dense() | reply.buffers.dense())
     received = mean()

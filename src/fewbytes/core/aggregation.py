@@ -1,0 +1,228 @@
+"""What a server may take instead of the mean of clients' states, so that some of them may lie.
+
+The rules are pure functions of a list of states, named tensors of the same shapes. Sums are in float64; a result is of
+the entries' own types. Counters (integers) are no part of a state as a vector; but for Krum, which takes a whole state,
+and the trimmed mean they take their median, rounded. As replies are added in the order clients were asked, results are
+the same in whatever order they came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fewbytes.base.errors import MethodError
+from fewbytes.base.state import State
+from fewbytes.core.policy import TooFewReplies
+from fewbytes.core.rules import ENTRY_RULES, Rule
+
+SMOOTHING = 1e-6  # nu of RFA
+ITERATIONS = 100  # of Weiszfeld's algorithm at most
+CLOSE = 1e-6  # it has ended where no client's part changes by more, relatively
+
+
+def median(states: Sequence[State]) -> State:
+    """The median of every coordinate: Yin, Chen, Kannan, Bartlett, "Byzantine-Robust Distributed Learning: Towards
+    Optimal Statistical Rates", ICML 2018, Definition 1. Of an even number the mean of the two in the middle."""
+    n = len(states)
+    return _by_coordinate(states, lambda ordered: (ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
+
+
+def trimmed_mean(states: Sequence[State], part: float) -> State:
+    """The mean of every coordinate without its largest and its smallest values, `part` of all at either end: Yin et al.
+    2018, Definition 2. Their number is rounded up, but at least one value stays."""
+    n = len(states)
+    cut = min(math.ceil(part * n - 1e-9), (n - 1) // 2)
+    return _by_coordinate(states, lambda ordered: ordered[cut : n - cut].mean(0))
+
+
+def krum_scores(states: Sequence[State], liars: int) -> Tensor:
+    """s(i) of Krum, (n,): the squared distances of a state to the n - f - 2 others nearest to it, added up. Blanchard,
+    El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS
+    2017."""
+    distances = squared_distances(states).fill_diagonal_(math.inf)
+    return distances.sort(1).values[:, : len(states) - liars - 2].sum(1)
+
+
+def krum(states: Sequence[State], liars: int) -> State:
+    """The state of the lowest score; of equal ones the first."""
+    return states[int(krum_scores(states, liars).argmin())]
+
+
+def multi_krum(states: Sequence[State], liars: int) -> State:
+    """The plain mean of the m = n - f states of the lowest scores (Blanchard et al. 2017, Multi-Krum)."""
+    chosen = krum_scores(states, liars).argsort(stable=True)[: len(states) - liars].sort().values.tolist()
+    return weighted_mean([states[i] for i in chosen], [1.0] * len(chosen))
+
+
+def geometric_median(states: Sequence[State], weights: Sequence[float]) -> State:
+    """The point of the least weighted sum of distances to the states: Pillutla, Kakade, Harchaoui, "Robust Aggregation
+    for Federated Learning", IEEE TSP 2022, by its smoothed Weiszfeld algorithm.
+
+    The paper, where an iteration is an exchange, has 3 from the mean; here they cost none: at most 100 from the median,
+    until no client's part changes by a millionth. In the first those nearer than the median distance count alike, as a
+    client that is the median would hold on to it.
+    """
+    point, alpha = median(states), torch.tensor(weights, dtype=torch.float64)
+    parts, nearest = torch.ones_like(alpha), 0.0
+    for _ in range(ITERATIONS):
+        away = torch.tensor([update_norm(state, point) for state in states], dtype=torch.float64)
+        nearest = SMOOTHING if nearest else max(SMOOTHING, float(away.quantile(0.5)))
+        beta = alpha / away.clamp(min=nearest)
+        before, parts = parts, beta / beta.sum()
+        point = _in_parts(states, parts)
+        if float((parts / before - 1).abs().max()) <= CLOSE:
+            break
+    return point
+
+
+def norm_clipped(states: Sequence[State], around: Mapping[str, Tensor], largest: float | None = None) -> list[State]:
+    """The states with no update of more than the largest norm M, updates times min(1, M / norm): Sun, Kairouz, Suresh,
+    McMahan, "Can You Really Backdoor Federated Learning?", 2019. M is by default the median of these updates' norms.
+
+    An update is what a state adds to `around`; an entry that `around` lacks counts from 0.
+    """
+    norms = torch.tensor([update_norm(state, around) for state in states], dtype=torch.float64)
+    most = float(norms.quantile(0.5)) if largest is None else largest
+    return [
+        state if norm <= most else {name: _moved(value, around.get(name), most / norm) for name, value in state.items()}
+        for state, norm in zip(states, norms.tolist(), strict=True)
+    ]
+
+
+def _moved(value: Tensor, start: Tensor | None, part: float) -> Tensor:
+    """A part of the way from `start` (none: 0) to a value; a counter as it is."""
+    if not value.is_floating_point():
+        return value
+    start = torch.zeros(()) if start is None else start
+    return (start + part * (value.double() - start)).to(value.dtype)
+
+
+def weighted_mean(states: Sequence[State], weights: Sequence[float]) -> State:
+    """The mean, but of counters the median."""
+    parts = torch.tensor(weights, dtype=torch.float64)
+    return _in_parts(states, parts / parts.sum())
+
+
+def update_norm(state: Mapping[str, Tensor], around: Mapping[str, Tensor]) -> float:
+    """The norm of what a state adds to `around`, counters aside."""
+    changes = (value.double() - around.get(name, 0) for name, value in state.items() if value.is_floating_point())
+    return math.sqrt(sum(float(change.square().sum()) for change in changes))
+
+
+def squared_distances(states: Sequence[State]) -> Tensor:
+    """The squared Euclidean distances (n, n) between states as vectors, in float64, without counters."""
+    products = torch.zeros(len(states), len(states), dtype=torch.float64)
+    for name, first in states[0].items():
+        if first.is_floating_point():
+            rows = torch.stack([state[name].double().reshape(-1) for state in states])
+            products += rows @ rows.T
+    squares = products.diagonal()
+    return (squares[:, None] + squares[None] - 2 * products).clamp(min=0)
+
+
+def _typed(value: Tensor, like: Tensor) -> Tensor:
+    return (value if like.is_floating_point() else value.round()).to(like.dtype)
+
+
+def _by_coordinate(states: Sequence[State], of: Callable[[Tensor], Tensor]) -> State:
+    """`of` the values of every coordinate, in ascending order (n, …)."""
+    return {
+        name: _typed(of(torch.stack([state[name].double() for state in states]).sort(0).values), first)
+        for name, first in states[0].items()
+    }
+
+
+def _in_parts(states: Sequence[State], parts: Tensor) -> State:
+    """The sum of the states in these parts (n,), but of counters the median."""
+    total: State = {}
+    for name, first in states[0].items():
+        if first.is_floating_point():
+            value = torch.zeros(first.shape, dtype=torch.float64)
+            for part, state in zip(parts.tolist(), states, strict=True):
+                if part:
+                    value.add_(state[name].double(), alpha=part)
+            total[name] = value.to(first.dtype)
+    return total | median([{name: value for name, value in s.items() if name not in total} for s in states])
+
+
+class RobustMean:
+    """What stands in for `Mean` and `EntryMeans` where a run has another rule; holds all that was added.
+
+    `around`: what the clients were sent, from which updates count. Raises what those do, and TooFewReplies where there
+    are fewer than the rule needs.
+    """
+
+    def __init__(self, rule: Rule, around: Mapping[str, Tensor] | None = None) -> None:
+        self.rule, self.around = rule, around or {}
+        self.weights: dict[str, float] = {}
+        self._states: list[State] = []
+        self._weights: list[float] = []
+
+    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Add one client's state; median, trimmed mean and Krum take no notice of its `weight`, which is above 0."""
+        if not weight > 0:
+            raise MethodError(f"a mean needs weights above 0, got {weight}")
+        self._states.append(dict(state))
+        self._weights.append(float(weight))
+        for name in state:
+            self.weights[name] = self.weights.get(name, 0.0) + weight
+
+    def __call__(self) -> State:
+        """What stands in for the mean of what was added. All must have the same entries."""
+        if not self._states:
+            raise MethodError("a mean of nothing: no client replied")
+        first = self._states[0]
+        differ = {
+            name
+            for state in self._states[1:]
+            for name in first.keys() | state.keys()
+            if name not in first or name not in state or first[name].shape != state[name].shape
+        }
+        if differ:
+            raise MethodError(
+                f"{self.rule.name} needs the same entries in every state; these differ: {', '.join(sorted(differ))}"
+            )
+        return self._together(self._clipped(self._states), self._weights)
+
+    def over(self, old: State) -> State:
+        """The same by entry, of the clients that sent it, in place of `old`'s entries; those nobody sent stay."""
+        if strange := self.weights.keys() - old.keys():
+            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
+        if all(state.keys() == self.weights.keys() for state in self._states):
+            return old | self() if self._states else dict(old)
+        if self.rule.name not in ENTRY_RULES:
+            raise MethodError(
+                f"{self.rule.name} needs the same entries in every state, and clients sent different ones"
+            )
+        states, new = self._clipped(self._states), dict(old)
+        for name in self.weights:
+            own = [(s, w) for s, w in zip(states, self._weights, strict=True) if name in s]
+            new |= self._together([{name: s[name]} for s, _ in own], [w for _, w in own])
+        return new
+
+    def _clipped(self, states: list[State]) -> list[State]:
+        """Before all else, as norms are of all that a client sent."""
+        return norm_clipped(states, self.around, self.rule.number) if self.rule.name == "norm-clip" else states
+
+    def _together(self, states: list[State], weights: list[float]) -> State:
+        rule, number = self.rule.name, self.rule.number or 0
+        if len(states) < self.rule.replies:
+            raise TooFewReplies(
+                f"aggregate {self.rule} needs {self.rule.replies} replies, and {len(states)} came: resume the run when "
+                f"more can answer, or begin one with {self.rule.instead}"
+            )
+        if rule == "median":
+            return median(states)
+        if rule == "trimmed-mean":
+            return trimmed_mean(states, number)
+        if rule == "krum":
+            return krum(states, int(number))
+        if rule == "multi-krum":
+            return multi_krum(states, int(number))
+        if rule == "geometric-median":
+            return geometric_median(states, weights)
+        return weighted_mean(states, weights)  # of what was clipped

@@ -1,0 +1,58 @@
+"""Two of ten clients lie about what they learnt: the mean is theirs, the rules that bear them are not."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+
+import fewbytes as fb
+from fewbytes.core.rules import EVERY_RULE
+from fewbytes.data import Partition, federate, load_dataset
+from fewbytes.methods.parts.averaging import Model, Trained
+from fewbytes.models import build_model
+
+LIARS = {3, 7}
+TERMS = {"epochs": 2, "lr": 0.2, "batch": 20}
+
+
+@dataclass(frozen=True)
+class Poisoned(fb.FedAvg):
+    """FedAvg with two clients that send their update times a factor."""
+
+    factor: float = 1.0
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+        reply = super().train(state, message, site)
+        if site.me not in LIARS:
+            return reply
+        start, theta = message.theta.dense(), reply.theta.dense()
+        lie = {name: start[name] + self.factor * (value - start[name]) for name, value in theta.items()}
+        return Trained(fb.Dense(lie), reply.samples)
+
+
+@functools.cache
+def digits() -> fb.Task:
+    data = load_dataset("digits")
+    dealt = federate(data, Partition("iid", clients=10), seed=0)
+    return fb.Task.on(dealt, lambda: build_model("mlp", data.train.shape, len(data.classes)), seed=0)
+
+
+@functools.cache
+def accuracy(factor: float, rule: str, rounds: int = 20) -> float:
+    how = {"rounds": rounds, "evaluate_every": rounds, "workers": 1, "save_models": False}
+    return fb.run(Poisoned(**TERMS, factor=factor), digits(), **how, aggregate=rule).accuracy
+
+
+@pytest.mark.parametrize("factor", [100.0, -100.0])
+def test_the_mean_is_the_liars(factor):
+    assert accuracy(1.0, "mean", rounds=4) > 0.85
+    assert accuracy(factor, "mean", rounds=4) < 0.5  # in a few more it is no number
+
+
+@pytest.mark.parametrize("rule", sorted(EVERY_RULE))
+@pytest.mark.parametrize("factor", [100.0, -100.0])
+def test_by_a_rule_that_bears_them_they_cost_three_points_at_most(factor, rule):
+    rule = f"{rule}={len(LIARS)}" if "krum" in rule else rule
+    assert accuracy(factor, rule) > accuracy(1.0, "mean") - 0.03
