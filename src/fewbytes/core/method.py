@@ -79,6 +79,11 @@ class Method(ABC, metaclass=_Terms):
     """What may take the place of the means that its server takes, all by `net.mean` or `net.entry_means`, of what
     clients send (`fewbytes.core.rules`); none where they are no plain means, or there are further ones."""
 
+    protects: ClassVar[frozenset[Protected]] = frozenset()
+    """Whose privacy a run of it can promise (`fewbytes.core.privacy`). Of clients: all that the server learns of them
+    and sends is through one `net.mean` or `net.entry_means` a round. Of samples: all that a client sends follows from one
+    `site.fit` a round, of terms that are no longer than `local`'s, whose hooks use no data but the batch's."""
+
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
         """Raises MethodError as `check_frozen` does."""
         check_frozen(cls)

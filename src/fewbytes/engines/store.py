@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,9 @@ from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.files import replacing
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
+
+
+SECRET = "secret"  # the file
 
 
 class ClientStore:
@@ -20,6 +26,19 @@ class ClientStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+
+    def secret(self) -> bytes:
+        """32 bytes that only who reads the folder knows, drawn when they are first asked for."""
+        path, drawn = self.folder / SECRET, self.folder / f".{SECRET}.{secrets.token_hex(8)}.tmp"
+        if not path.exists():
+            with open(os.open(drawn, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):  # of who was first
+                os.link(drawn, path)
+            drawn.unlink()
+        return path.read_bytes()
 
     def path(self, client: Id, version: int) -> Path:
         """The file of a client's state; versions count from 1."""
@@ -45,7 +64,7 @@ class ClientStore:
 
     def keep_only(self, versions: dict[Id, int]) -> None:
         """Remove every file but these versions (and what a stopped worker left half-written)."""
-        wanted = {self.path(client, version).name for client, version in versions.items() if version}
+        wanted = {self.path(client, version).name for client, version in versions.items() if version} | {SECRET}
         for file in self.folder.iterdir():
             if file.name not in wanted:
                 file.unlink(missing_ok=True)

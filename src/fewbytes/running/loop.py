@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.errors import FewbytesError, MethodError, UserError
 from fewbytes.base.files import ScratchFolder, lock, replacing, write_text
 from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Refused
 from fewbytes.core.policy import TooFewReplies
+from fewbytes.core.privacy import ClientPrivacy, Privacy, accounting
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
 from fewbytes.core.rules import Rule
@@ -146,6 +147,11 @@ class _Loop:
         self.rule = Rule.read(settings.aggregate)
         self.rule.check(method.method_name, method.aggregates, len(task.problem.clients))
         how += f", aggregate {self.rule}" if self.rule != Rule() else ""
+        self.promise, self.privacy = promised(method, task, settings), None
+        if self.promise is not None:
+            how += f", dp {self.promise} over {self.planned} rounds"
+            if self.promise.of == "clients":
+                self.privacy = ClientPrivacy(self.promise, self.planned, task.problem.seed)
         self.budget, self.stop = (None, None) if method.own_rounds else (settings.budget, stop)
         self.ended_by = self.why = ""  # what ends the run before its last round, and why
         self.fingerprint = fingerprint(method, task, how)
@@ -178,7 +184,7 @@ class _Loop:
     def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:
         done, finished = 0, False
         self.counts.enter(engine.sample_counts, self.settings.resume)
-        engine.on_reply, engine.rule = self.watcher.replied, self.rule
+        engine.on_reply, engine.rule, engine.privacy = self.watcher.replied, self.rule, self.privacy
         if checkpoint is not None:
             kind = self.method.state_class("server")
             self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
@@ -272,6 +278,7 @@ class _Loop:
         engine.begin(t, scored or may_be_last or phase == "finish", *(f"join {client}" for client in who))
         step()
         engine.idle()
+        spent = self._spent(engine)
         exchanged = time.monotonic()
         sent = {"round": t, "phase": phase, "scores": {}, **engine.ledger.totals(before)}
         if may_be_last and self._ends([*self.rows, sent]):
@@ -308,6 +315,7 @@ class _Loop:
             left_out, self.missed = [*self.missed, *engine.left_out], []
             row |= {"left_out": [asdict(left) for left in left_out]} if left_out else {}
             row |= {"notes": engine.notes} if engine.notes else {}
+            row |= {"privacy": spent} if spent else {}
             row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
             self.rows.append(row)
         gallery.keep(self.folder, t, engine.shown)
@@ -318,6 +326,20 @@ class _Loop:
             self._note(self.rows[-1])
         if phase == "round" and t == self.rounds < self.planned:
             self.watcher.stopped(t, self.why)
+
+    def _spent(self, engine: Engine) -> dict[str, float]:
+        """What a run that promises privacy has spent with this step, as a line of rounds.jsonl says it: of clients, also
+        in how many noisy means; of samples, the most that a client says. Raises MethodError for more than was promised."""
+        before = next((row["privacy"] for row in reversed(self.rows) if "privacy" in row), {"epsilon": 0.0, "means": 0})
+        if self.privacy is not None:
+            means = before["means"] + engine.released
+            if means > self.privacy.rounds:
+                raise MethodError(f"dp is of {self.privacy.rounds} noisy means, and this would be one more")
+            return {"epsilon": self.privacy.epsilon(means), "means": means}
+        if self.promise is None:
+            return {}
+        told = engine.records.measures.pop("epsilon", {}).values()
+        return {"epsilon": max([before["epsilon"], *told])}
 
     def _note(self, row: dict[str, Any]) -> None:
         """Tell people of the first row that is not finite, and of the first scores if they are not those to stop by."""
@@ -374,9 +396,25 @@ class _Loop:
             limits["ended_by"] = self.ended_by if self.rounds < self.planned else None
         if self.rule != Rule():
             limits["aggregate"] = str(self.rule)
+        if self.promise is not None:
+            spent = next((row["privacy"] for row in reversed(self.rows) if "privacy" in row), {"epsilon": 0.0})
+            limits |= {"dp": str(self.promise), "privacy": spent}
+            limits["privacy"] |= {"noise_multiplier": self.privacy.multiplier} if self.privacy else {}
         outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
         about = self.settings.about | limits
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts.held, outcome, about)
+
+
+def promised(method: Method, task: Task, settings: Settings) -> Privacy | None:
+    """What the run promises, if anything. Raises UserError for what cannot be promised here."""
+    if settings.dp is None:
+        return None
+    promise = Privacy.read(settings.dp)
+    accounting()
+    promise.check(method.method_name, method.protects, [task.problem.model(i) for i in task.problem.architectures()])
+    if settings.aggregate != "mean":
+        raise UserError(f"dp is of a mean of clients' updates, and aggregate is {settings.aggregate}: leave one out")
+    return promise
 
 
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
