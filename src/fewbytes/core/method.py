@@ -14,6 +14,7 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import check_ranges
 from fewbytes.core.network import Network, required
 from fewbytes.core.objective import Objective
+from fewbytes.core.privacy import Privacy, Protected, SamplePrivacy
 from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -80,9 +81,9 @@ class Method(ABC, metaclass=_Terms):
     clients send (`fewbytes.core.rules`); none where they are no plain means, or there are further ones."""
 
     protects: ClassVar[frozenset[Protected]] = frozenset()
-    """Whose privacy a run of it can promise (`fewbytes.core.privacy`). Of clients: all that the server learns of them
-    and sends is through one `net.mean` or `net.entry_means` a round. Of samples: all that a client sends follows from one
-    `site.fit` a round, of terms that are no longer than `local`'s, whose hooks use no data but the batch's."""
+    """Whose privacy a run of it can promise (`fewbytes.core.privacy`). Of clients: what its server takes over from
+    replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit` a
+    round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
 
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
         """Raises MethodError as `check_frozen` does."""
@@ -137,6 +138,19 @@ class Method(ABC, metaclass=_Terms):
         if type(self).remodel is Method.remodel or problem.remodel == self.remodel:
             return task
         return dataclasses.replace(task, problem=dataclasses.replace(problem, remodel=self.remodel))
+
+    def promising(self, task: Task, dp: str | None, rounds: int) -> Task:
+        """The task with what clients promise their samples in a run of so many rounds, if `dp` says they do, as the
+        run's setting of that name does; clients' nodes need it, too. Raises UserError for a method that cannot."""
+        privacy = None if dp is None else Privacy.read(dp)
+        if privacy is None or privacy.of == "clients":
+            return task
+        privacy.check(self.method_name, self.protects, [])
+        local: Local = self.local  # type: ignore[attr-defined]  # of every method that protects samples
+        terms = SamplePrivacy(privacy, rounds, local.epochs, local.batch)
+        words = f"{privacy} over {rounds} rounds of {terms.epochs} epochs in batches of {terms.batch}"
+        agreed = {**task.problem.agreed, "dp": words}
+        return dataclasses.replace(task, problem=dataclasses.replace(task.problem, privacy=terms, agreed=agreed))
 
     def server(self, problem: Problem) -> Any:
         """The server's state before the first round: a dataclass of packable fields, or None."""

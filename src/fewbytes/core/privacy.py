@@ -1,8 +1,8 @@
 """Differential privacy: what a run promises, the noise that keeps the promise, and what of it is spent.
 
-Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014: (epsilon, delta)-differential privacy. Of clients:
-McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, with equal
-weights. Of samples: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, with Poisson batches. dp-accounting counts.
+Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014. Of clients: McMahan, Ramage, Talwar, Zhang,
+"Learning Differentially Private Recurrent Language Models", ICLR 2018, with equal weights. Of samples: Abadi et al.,
+"Deep Learning with Differential Privacy", CCS 2016, in Poisson batches. The package dp-accounting counts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -66,10 +67,8 @@ class Privacy:
         """Raises UserError for a method, by name, that `protects` nobody or others, and for models that cannot be
         trained so."""
         if self.of not in protects:
-            others = f"promise it of {', '.join(sorted(protects))}" if protects else "leave dp out"
-            raise UserError(
-                f"dp of {self.of}: {method} learns or sends more than what the noise is put on: {others}, or take fedavg"
-            )
+            remedy = "promise it of clients" if protects else "leave dp out"
+            raise UserError(f"dp of {self.of}: {method} sends more than what noise is put on: {remedy}, or take fedavg")
         for model in models:
             for name, module in model.named_modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -101,13 +100,14 @@ def random_bytes(key: bytes, *names: int | str | bytes) -> Bytes:
 
 def uniform(count: int, random: Bytes) -> Tensor:
     """So many numbers above 0 and below 1, float64: odd multiples of 2^-53."""
-    bits = torch.frombuffer(bytearray(random(8 * count) or bytes(8)), dtype=torch.int64)[:count]
-    return (bits.bitwise_and((1 << 52) - 1).double() + 0.5) * 2.0**-52
+    bits = torch.from_numpy(np.frombuffer(random(8 * count), "<i8").copy())
+    return bits.bitwise_and((1 << 52) - 1).double().add_(0.5).mul_(2.0**-52)
 
 
 def gaussian(count: int, random: Bytes) -> Tensor:
     """So many numbers of the standard normal distribution, float64, by its inverse; none is beyond 8.3."""
-    return torch.special.ndtri(uniform(count, random))
+    normal: Tensor = torch.special.ndtri(uniform(count, random))
+    return normal
 
 
 # ------------------------------------------------------------------------------------------------- privacy of clients
@@ -155,9 +155,9 @@ class PrivateMean:
     one's update is clipped, and noise is put on the mean.
 
     `around`: what clients were sent, from which updates count; an entry that it lacks counts from 0. `release`: called
-    when the mean is asked for, gives how many clients were asked and what to draw from. With the replies of a client, or
-    with none of it, the sum differs by a norm of at most the clip; so who does not reply counts as no update. Counters
-    stay as they were sent. Sums are in float64.
+    when the mean is asked for, gives how many clients were asked, by which the sum is divided, and what to draw from.
+    Who does not reply counts as no update: with a client's reply or without it, the sum differs by a norm of at most
+    the clip. Counters stay as they were sent. Sums are in float64.
     """
 
     def __init__(
@@ -176,7 +176,9 @@ class PrivateMean:
             raise MethodError("a mean under noise needs the same entries in every state")
         self._like = self._like or dict(state)
         change = {
-            name: value.double() - self.around.get(name, 0) for name, value in state.items() if value.is_floating_point()
+            name: value.double() - self.around.get(name, 0)
+            for name, value in state.items()
+            if value.is_floating_point()
         }
         for name, value in clipped(change, self.central.privacy.clip).items():
             self._sum[name] = self._sum[name] + value if name in self._sum else value

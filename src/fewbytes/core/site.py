@@ -28,7 +28,13 @@ class Site:
     """
 
     def __init__(
-        self, task: Task, me: Id, t: int, what: str, models: dict[Any, nn.Module] | None = None, scored: bool = True,
+        self,
+        task: Task,
+        me: Id,
+        t: int,
+        what: str,
+        models: dict[Any, nn.Module] | None = None,
+        scored: bool = True,
         secret: bytes | None = None,
     ) -> None:
         self.problem, self.me, self.round = task.problem, me, t
@@ -129,7 +135,13 @@ class Site:
         """
         terms = self.problem.privacy
         assert terms is not None
-        if self._fitted or more or self.round > terms.rounds or local.epochs > terms.epochs or local.batch != terms.batch:
+        if (
+            self._fitted
+            or more
+            or self.round > terms.rounds
+            or local.epochs > terms.epochs
+            or local.batch != terms.batch
+        ):
             raise MethodError(
                 f"dp of samples is of {terms.rounds} rounds of one training of {terms.epochs} epochs in batches of "
                 f"{terms.batch}, and this would be more"

@@ -17,8 +17,8 @@ from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler, Network
-from fewbytes.core.privacy import Bytes, ClientPrivacy
 from fewbytes.core.policy import Policy, TooFewReplies
+from fewbytes.core.privacy import Bytes, ClientPrivacy
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered
 from fewbytes.core.rules import Rule

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import replacing
+from fewbytes.base.files import lock, replacing
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
-
 
 SECRET = "secret"  # the file
 
@@ -29,16 +27,16 @@ class ClientStore:
 
     def secret(self) -> bytes:
         """32 bytes that only who reads the folder knows, drawn when they are first asked for."""
-        path, drawn = self.folder / SECRET, self.folder / f".{SECRET}.{secrets.token_hex(8)}.tmp"
-        if not path.exists():
-            with open(os.open(drawn, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(32))
-                file.flush()
-                os.fsync(file.fileno())
-            with suppress(FileExistsError):  # of who was first
-                os.link(drawn, path)
-            drawn.unlink()
-        return path.read_bytes()
+        path, held = self.folder / SECRET, lock(self.folder / f"{SECRET}.lock", wait=True)
+        try:
+            if not path.exists():
+                with replacing(path, sync=True) as file:
+                    os.chmod(file.name, 0o600)
+                    file.write(secrets.token_bytes(32))
+            return path.read_bytes()
+        finally:
+            if held is not None:
+                held.close()
 
     def path(self, client: Id, version: int) -> Path:
         """The file of a client's state; versions count from 1."""

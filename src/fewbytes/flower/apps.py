@@ -30,7 +30,7 @@ from fewbytes.flower.messages import read_content, split_frames, write_content
 from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
-from fewbytes.running.loop import Result, drive
+from fewbytes.running.loop import Result, drive, promised
 from fewbytes.running.settings import Settings
 
 _nodes: dict[tuple[str, str, str], Node] = {}  # of this process, by what runs, where, and the run's name
@@ -253,7 +253,8 @@ def serve_run(
     exchange: Exchange | None = None,
 ) -> Result:
     """`serve` for settings that are made already; `exchange`: how messages are handed over."""
-    task = method.adapted(task)
+    task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
+    promised(method, task, settings, policy)
     how = exchange or Exchange()
 
     def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerEngine:

@@ -22,6 +22,7 @@ from fewbytes.base.state import in_training, state_of, trained_entries, trained_
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
+from fewbytes.core.privacy import Protected
 from fewbytes.core.problem import Problem
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
@@ -53,6 +54,7 @@ class PFedSD(Method):
 
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> GlobalModel:

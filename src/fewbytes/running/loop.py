@@ -27,7 +27,7 @@ from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Refused
-from fewbytes.core.policy import TooFewReplies
+from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.privacy import ClientPrivacy, Privacy, accounting
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
@@ -327,10 +327,13 @@ class _Loop:
         if phase == "round" and t == self.rounds < self.planned:
             self.watcher.stopped(t, self.why)
 
-    def _spent(self, engine: Engine) -> dict[str, float]:
-        """What a run that promises privacy has spent with this step, as a line of rounds.jsonl says it: of clients, also
-        in how many noisy means; of samples, the most that a client says. Raises MethodError for more than was promised."""
-        before = next((row["privacy"] for row in reversed(self.rows) if "privacy" in row), {"epsilon": 0.0, "means": 0})
+    def _spent_before(self) -> dict[str, Any]:
+        return next((row["privacy"] for row in reversed(self.rows) if "privacy" in row), {"epsilon": 0.0, "means": 0})
+
+    def _spent(self, engine: Engine) -> dict[str, Any]:
+        """What a run that promises privacy has spent with this step: of clients, in how many noisy means; of samples,
+        the most that a client says. Raises MethodError for more than was promised."""
+        before = self._spent_before()
         if self.privacy is not None:
             means = before["means"] + engine.released
             if means > self.privacy.rounds:
@@ -397,15 +400,14 @@ class _Loop:
         if self.rule != Rule():
             limits["aggregate"] = str(self.rule)
         if self.promise is not None:
-            spent = next((row["privacy"] for row in reversed(self.rows) if "privacy" in row), {"epsilon": 0.0})
-            limits |= {"dp": str(self.promise), "privacy": spent}
-            limits["privacy"] |= {"noise_multiplier": self.privacy.multiplier} if self.privacy else {}
+            limits |= {"dp": str(self.promise), "epsilon_spent": self._spent_before()["epsilon"]}
+            limits |= {"noise_multiplier": self.privacy.multiplier} if self.privacy is not None else {}
         outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
         about = self.settings.about | limits
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts.held, outcome, about)
 
 
-def promised(method: Method, task: Task, settings: Settings) -> Privacy | None:
+def promised(method: Method, task: Task, settings: Settings, policy: Policy | None = None) -> Privacy | None:
     """What the run promises, if anything. Raises UserError for what cannot be promised here."""
     if settings.dp is None:
         return None
@@ -414,6 +416,10 @@ def promised(method: Method, task: Task, settings: Settings) -> Privacy | None:
     promise.check(method.method_name, method.protects, [task.problem.model(i) for i in task.problem.architectures()])
     if settings.aggregate != "mean":
         raise UserError(f"dp is of a mean of clients' updates, and aggregate is {settings.aggregate}: leave one out")
+    if policy is not None and policy.over_selection:
+        raise UserError(
+            "dp: who takes the place of a client that is late would be in the mean: leave over_selection out"
+        )
     return promise
 
 
