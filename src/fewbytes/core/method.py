@@ -82,8 +82,8 @@ class Method(ABC, metaclass=_Terms):
 
     protects: ClassVar[frozenset[Protected]] = frozenset()
     """Whose privacy a run of it can promise (`fewbytes.core.privacy`). Of clients: what its server takes over from
-    replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit` a
-    round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
+    replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit`
+    a round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
 
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
         """Raises MethodError as `check_frozen` does."""

@@ -414,6 +414,8 @@ def promised(method: Method, task: Task, settings: Settings, policy: Policy | No
     promise = Privacy.read(settings.dp)
     accounting()
     promise.check(method.method_name, method.protects, [task.problem.model(i) for i in task.problem.architectures()])
+    if promise.of == "samples" and getattr(task.problem.objective, "weights", None) is not None:
+        raise UserError("dp of samples takes no class weights, which a sample has only beside others: leave them out")
     if settings.aggregate != "mean":
         raise UserError(f"dp is of a mean of clients' updates, and aggregate is {settings.aggregate}: leave one out")
     if policy is not None and policy.over_selection:
