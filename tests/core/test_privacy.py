@@ -1,4 +1,4 @@
-"""The noise is what it is said to be, nothing is longer than the clip, and what is counted is what dp-accounting counts."""
+"""The noise is what it is said to be, nothing is longer than the clip, and what is counted is what is spent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def mean_of(states, around, asked, promise=PROMISE, rounds=4, t=1):
     return mean, central
 
 
-@pytest.mark.parametrize("random", [random_bytes(os.urandom(32)), random_bytes(b"0", "noise")], ids=["secure", "seeded"])
+@pytest.mark.parametrize(
+    "random", [random_bytes(os.urandom(32)), random_bytes(b"0", "noise")], ids=["secure", "seeded"]
+)
 def test_noise_is_normal(random):
     noise = gaussian(DRAWS, random).numpy()
     assert noise.std() == pytest.approx(1, rel=0.01)
@@ -204,5 +206,5 @@ def test_what_is_promised_is_read_in_any_order_and_written_in_one():
      "epsilon=8,epsilon=9,delta=1e-5,clip=1", "epsilon=8,delta=1e-5,clip=1,x=2", "epsilon=8,delta=1e-5,clip"],
 )  # fmt: skip
 def test_what_is_no_promise_is_told(text):
-    with pytest.raises(fb.UserError, match="^dp is epsilon=8,delta=1e-5,clip=1.0"):
+    with pytest.raises(fb.UserError, match="^dp is epsilon=8,delta="):
         Privacy.read(text)

@@ -77,7 +77,10 @@ class Runner:
     def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool) -> None:
         self.method, self.task, self.store, self.coded = method, task, store, coded
         self.state_class = method.state_class("client")
-        self._secret = store.secret() if task.problem.privacy else None
+        self._secret: bytes | None = None
+        if task.problem.privacy is not None:
+            self._secret = store.secret()
+            task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
         self._models: dict[Any, nn.Module] = {}
         self._handlers: dict[str, Handler] = {}
         self._messages: dict[int, tuple[Any, Base]] = {}  # of the last job, by number: the next may get the same
