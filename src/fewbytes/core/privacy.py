@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -247,7 +247,7 @@ class SamplePrivacy:
         return calibrated(self.privacy.epsilon, self.privacy.delta, part, steps * self.rounds)
 
     def epsilon(self, samples: int, rounds: int) -> float:
-        """What so many rounds have spent, all of which the client took part in."""
+        """What so many rounds that a client took part in have spent."""
         part, steps = self.sampled(samples)
         return sampled_epsilon(self.multiplier(samples), part, steps * rounds, self.privacy.delta)
 
@@ -276,6 +276,17 @@ def calibrated(epsilon: float, delta: float, part: float, steps: int) -> float:
 def _steps(package: Any, multiplier: float, part: float, steps: int) -> Any:
     event = package.GaussianDpEvent(multiplier)
     return package.SelfComposedDpEvent(package.PoissonSampledDpEvent(part, event) if part < 1 else event, steps)
+
+
+class Diary(Protocol):
+    """What a client keeps of its promise, beside its state: of a run that is stopped, or goes back, nothing is undone."""
+
+    def secret(self) -> bytes:
+        """32 bytes that nobody else knows, always the same."""
+
+    def trained(self, client: int, begin: bytes) -> int:
+        """Note that a client trains from what has these 32 bytes for a digest; from how many different beginnings it
+        has."""
 
 
 class PrivateSteps:

@@ -12,7 +12,7 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
 from fewbytes.core.metrics import Scores, values
-from fewbytes.core.privacy import PrivateSteps, random_bytes
+from fewbytes.core.privacy import Diary, PrivateSteps, random_bytes
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
 from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
@@ -23,8 +23,8 @@ class Site:
     """What a handler sees of its client: its data, its randomness, a model to work with, the training loop.
 
     Made by the engine for the handler `what` in round `t`. `models`: modules that earlier sites of the process made,
-    to be used again; `scored`: whether scores of this round are wanted; `secret`: what noise is drawn by, where the
-    problem promises privacy to samples (None: by the seed).
+    to be used again; `scored`: whether scores of this round are wanted; `diary`: where clients keep theirs, if
+    the problem promises privacy to samples.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Site:
         what: str,
         models: dict[Any, nn.Module] | None = None,
         scored: bool = True,
-        secret: bytes | None = None,
+        diary: Diary | None = None,
     ) -> None:
         self.problem, self.me, self.round = task.problem, me, t
         self.device = task.problem.device
@@ -50,7 +50,7 @@ class Site:
         self._models = {} if models is None else models
         self._taken = 0
         self._scored = scored
-        self._secret = secret
+        self._diary = diary
         self._what = what
         self._fitted = False
         self._loaded: dict[int, tuple[Tensor | NamedTensors | LazySamples, Tensor]] = {}
@@ -131,28 +131,24 @@ class Site:
         not what the promise counts.
 
         The noise is of the model that training begins with, too: asked again, a client says the same again, and nothing
-        further; asked with another model, it draws other noise.
+        further; asked with another model, it draws other noise, and counts once more.
         """
-        terms = self.problem.privacy
-        assert terms is not None
-        if (
-            self._fitted
-            or more
-            or self.round > terms.rounds
-            or local.epochs > terms.epochs
-            or local.batch != terms.batch
-        ):
+        terms, diary, samples = self.problem.privacy, self._diary, len(self.train)
+        assert terms is not None and diary is not None
+        names = ("client", self.me, self.round, self._what)
+        state = b"".join(value.numpy().tobytes() for value in state_of(model).values())
+        begin = random_bytes(blake3(state).digest(), *names)(32)
+        trainings = diary.trained(self.me, begin)
+        more = more or self._fitted or local.epochs > terms.epochs or local.batch != terms.batch
+        if more or trainings > terms.rounds:
             raise MethodError(
                 f"dp of samples is of {terms.rounds} rounds of one training of {terms.epochs} epochs in batches of "
                 f"{terms.batch}, and this would be more"
             )
-        self._fitted, samples = True, len(self.train)
-        key = str(self.problem.seed).encode() if terms.privacy.noise == "seeded" else self._secret
-        if key is None:
-            raise MethodError("dp of samples needs a secret that the engine keeps")
-        begin = blake3(b"".join(value.numpy().tobytes() for value in state_of(model).values())).digest()
-        self.measure("epsilon", terms.epsilon(samples, self.round))
-        return PrivateSteps(terms, samples, random_bytes(key, "client", self.me, self.round, self._what, begin))
+        self._fitted = True
+        self.measure("epsilon", terms.epsilon(samples, trainings))
+        key = str(self.problem.seed).encode() if terms.privacy.noise == "seeded" else diary.secret()
+        return PrivateSteps(terms, samples, random_bytes(key, *names, begin))
 
     def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """What the model gives for this client's training samples (n, …), in eval mode, and their labels.

@@ -12,7 +12,7 @@ from fewbytes.base.files import lock, replacing
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
 
-SECRET = "secret"  # the file
+SECRET, TRAINED = "secret", ".trained"  # files that are kept however often a run begins again
 
 
 class ClientStore:
@@ -37,6 +37,17 @@ class ClientStore:
         finally:
             if held is not None:
                 held.close()
+
+    def trained(self, client: Id, begin: bytes) -> int:
+        """Note, so that no loss of power undoes it, that a client trains from what has these 32 bytes for a digest; from
+        how many different beginnings it has."""
+        path = self.folder / f"{client}{TRAINED}"
+        known = path.read_bytes() if path.exists() else b""
+        digests = {known[i : i + 32] for i in range(0, len(known), 32)}
+        if begin not in digests:
+            with replacing(path, sync=True) as file:
+                file.write(known + begin)
+        return len(digests | {begin})
 
     def path(self, client: Id, version: int) -> Path:
         """The file of a client's state; versions count from 1."""
@@ -64,7 +75,7 @@ class ClientStore:
         """Remove every file but these versions (and what a stopped worker left half-written)."""
         wanted = {self.path(client, version).name for client, version in versions.items() if version} | {SECRET}
         for file in self.folder.iterdir():
-            if file.name not in wanted:
+            if file.name not in wanted and file.suffix != TRAINED:
                 file.unlink(missing_ok=True)
 
     def keep_only_of(self, client: Id, versions: set[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fewbytes.core.privacy import Privacy
 from fewbytes.report.folder import RunFolder
 
 OUTSIDE = {
@@ -26,8 +27,8 @@ def noted(runs: Sequence[RunFolder]) -> list[str]:
                 found.setdefault(what, []).append(how_much)
         rounds = sum(row["phase"] == "round" for row in run.rounds)
         name = f"{run.label}, " if len(runs) > 1 else ""
-        if run.fact("dp"):
-            lines.append(f"{name}dp is of {OUTSIDE['samples' if 'of=samples' in str(run.fact('dp')) else 'clients']}")
+        if terms := run.fact("dp"):
+            lines.append(f"{name}dp ({terms}) is of {OUTSIDE[Privacy.read(terms).of]}")
         lines += [
             f"{name}in {len(amounts)} of {rounds} rounds {what} (the last time {amounts[-1]})"
             for what, amounts in found.items()

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fewbytes.base.units import written
+from fewbytes.core.privacy import Privacy
 from fewbytes.report import left_out, notes
 from fewbytes.report.folder import RunFolder
 
@@ -72,7 +73,7 @@ def badges(run: RunFolder) -> list[str]:
     rule = [str(run.fact("aggregate"))] if run.fact("aggregate") else []
     if run.fact("dp"):
         spent = next((row["privacy"]["epsilon"] for row in reversed(run.rounds) if "privacy" in row), 0.0)
-        rule.append(f"dp {run.fact('dp')}: epsilon {spent:.2f} spent")
+        rule.append(f"epsilon {spent:.2f} of {Privacy.read(run.fact('dp')).epsilon:g}")
     return rule + [run.status] * (run.status != "done") + ["over the budget"] * run.over_budget + ended
 
 

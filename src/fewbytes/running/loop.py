@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fewbytes.base.errors import FewbytesError, MethodError, UserError
+from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import ScratchFolder, lock, replacing, write_text
 from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
@@ -152,6 +152,8 @@ class _Loop:
             how += f", dp {self.promise} over {self.planned} rounds"
             if self.promise.of == "clients":
                 self.privacy = ClientPrivacy(self.promise, self.planned, task.problem.seed)
+        self.epsilon, self.means = 0.0, 0  # spent; noisy means so far
+        self._means = folder / "checkpoint" / "means"
         self.budget, self.stop = (None, None) if method.own_rounds else (settings.budget, stop)
         self.ended_by = self.why = ""  # what ends the run before its last round, and why
         self.fingerprint = fingerprint(method, task, how)
@@ -175,6 +177,7 @@ class _Loop:
             return None
         checkpoint = read_checkpoint(self.folder)
         self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
+        self._recall_spent()
         if self._ends(self.rows):
             self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
@@ -327,22 +330,29 @@ class _Loop:
         if phase == "round" and t == self.rounds < self.planned:
             self.watcher.stopped(t, self.why)
 
-    def _spent_before(self) -> dict[str, Any]:
-        return next((row["privacy"] for row in reversed(self.rows) if "privacy" in row), {"epsilon": 0.0, "means": 0})
-
     def _spent(self, engine: Engine) -> dict[str, Any]:
         """What a run that promises privacy has spent with this step: of clients, in how many noisy means; of samples,
-        the most that a client says. Raises MethodError for more than was promised."""
-        before = self._spent_before()
-        if self.privacy is not None:
-            means = before["means"] + engine.released
-            if means > self.privacy.rounds:
-                raise MethodError(f"dp is of {self.privacy.rounds} noisy means, and this would be one more")
-            return {"epsilon": self.privacy.epsilon(means), "means": means}
+        the most that a client says. Raises UserError for more than was promised."""
         if self.promise is None:
             return {}
-        told = engine.records.measures.pop("epsilon", {}).values()
-        return {"epsilon": max([before["epsilon"], *told])}
+        if self.privacy is None:
+            told = engine.records.measures.pop("epsilon", {}).values()
+            self.epsilon = max([self.epsilon, *told])
+            return {"epsilon": self.epsilon}
+        if self.means + engine.released > self.privacy.rounds:
+            raise UserError(f"dp: all {self.privacy.rounds} noisy means that were promised are spent: begin a new run")
+        self.means += engine.released
+        self.epsilon = self.privacy.epsilon(self.means)
+        return {"epsilon": self.epsilon, "means": self.means}
+
+    def _recall_spent(self) -> None:
+        """What was spent, in the rounds of the checkpoint or, if the run went back, after it."""
+        for row in self.rows:
+            if spent := row.get("privacy"):
+                self.epsilon, self.means = spent["epsilon"], spent.get("means", 0)
+        if self.privacy is not None and self._means.exists():
+            self.means = max(self.means, int(self._means.read_text()))
+            self.epsilon = self.privacy.epsilon(self.means)
 
     def _note(self, row: dict[str, Any]) -> None:
         """Tell people of the first row that is not finite, and of the first scores if they are not those to stop by."""
@@ -382,6 +392,9 @@ class _Loop:
         with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
             for part in pack(checkpoint, coded=False).parts:
                 file.write(part)
+        if engine.released:
+            with replacing(self._means, sync=True) as file:  # which no going back to another checkpoint undoes
+                file.write(str(self.means).encode())
         write_text(self.folder / "rounds.jsonl", rows)
         engine.checkpointed()
 
@@ -400,7 +413,7 @@ class _Loop:
         if self.rule != Rule():
             limits["aggregate"] = str(self.rule)
         if self.promise is not None:
-            limits |= {"dp": str(self.promise), "epsilon_spent": self._spent_before()["epsilon"]}
+            limits |= {"dp": str(self.promise), "epsilon_spent": self.epsilon}
             limits |= {"noise_multiplier": self.privacy.multiplier} if self.privacy is not None else {}
         outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
         about = self.settings.about | limits
