@@ -16,7 +16,6 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.core.privacy import (
     ClientPrivacy,
-    Privacy,
     PrivateMean,
     PrivateSteps,
     SamplePrivacy,
@@ -26,6 +25,7 @@ from fewbytes.core.privacy import (
     random_bytes,
     uniform,
 )
+from fewbytes.core.promise import Privacy
 
 DRAWS = 1_000_000
 PROMISE = Privacy.read("epsilon=8,delta=1e-5,clip=1.5,noise=seeded")
@@ -206,5 +206,5 @@ def test_what_is_promised_is_read_in_any_order_and_written_in_one():
      "epsilon=8,epsilon=9,delta=1e-5,clip=1", "epsilon=8,delta=1e-5,clip=1,x=2", "epsilon=8,delta=1e-5,clip"],
 )  # fmt: skip
 def test_what_is_no_promise_is_told(text):
-    with pytest.raises(fb.UserError, match="^dp is epsilon=8,delta="):
+    with pytest.raises(fb.UserError, match=r"^dp is epsilon=8,delta=1e-5,clip=1\.0"):
         Privacy.read(text)

@@ -167,7 +167,7 @@ def test_a_client_counts_every_model_that_it_trains_and_none_twice(tmp_path):
     back_to_round_1(tmp_path / "other", **settings)
     for diary in (tmp_path / "other" / "checkpoint" / "clients").glob("*.trained"):
         diary.write_bytes(diary.read_bytes()[:32] + b"another model".ljust(32) + b"and another".ljust(32))
-    with pytest.raises(fb.FewbytesError, match="of 3 rounds of one training .* and this would be more"):
+    with pytest.raises(fb.FewbytesError, match=r"of 3 rounds of one training .* and this would be more"):
         fb.run(METHOD, out=tmp_path / "other", resume=True, **settings)
 
 

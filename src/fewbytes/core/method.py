@@ -14,8 +14,9 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import check_ranges
 from fewbytes.core.network import Network, required
 from fewbytes.core.objective import Objective
-from fewbytes.core.privacy import Privacy, Protected, SamplePrivacy
+from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.promise import Privacy, Protected
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.models.builders import default_model
@@ -145,7 +146,7 @@ class Method(ABC, metaclass=_Terms):
         privacy = None if dp is None else Privacy.read(dp)
         if privacy is None or privacy.of == "clients":
             return task
-        privacy.check(self.method_name, self.protects, [])
+        privacy.check(self.method_name, self.protects)
         local: Local = self.local  # type: ignore[attr-defined]  # of every method that protects samples
         terms = SamplePrivacy(privacy, rounds, local.epochs, local.batch)
         words = f"{privacy} over {rounds} rounds of {terms.epochs} epochs in batches of {terms.batch}"

@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,59 +23,23 @@ from torch.func import functional_call, grad, vmap
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.state import State
+from fewbytes.core.promise import Privacy
 
 Bytes = Callable[[int], bytes]
 """Gives so many further random bytes."""
-Protected = Literal["clients", "samples"]
 ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512)
 """Of Renyi divergence, whole ones, which are counted fast; more would find epsilon a little lower."""
-FORM = "epsilon=8,delta=1e-5,clip=1.0, of=samples if not of clients, noise=seeded if not secure"
 
 
-@dataclass(frozen=True)
-class Privacy:
-    """What a run promises: with or without any one of `of`, all that it releases is as likely but for a factor of
-    e^epsilon, and delta. `clip`: the norm that a client's update, or a sample's gradient, has at most."""
-
-    epsilon: float
-    delta: float
-    clip: float
-    of: Protected = "clients"
-    noise: Literal["secure", "seeded"] = "secure"  # seeded: by the run's seed, which everybody knows
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """As in FORM, in any order. Raises UserError for anything else."""
-        given = dict(part.strip().partition("=")[::2] for part in text.split(","))
-        try:
-            made = cls(**{key: float(value) if key in ("epsilon", "delta", "clip") else value
-                          for key, value in given.items()})  # type: ignore[arg-type]  # fmt: skip
-        except (TypeError, ValueError):
-            raise UserError(f"dp is {FORM}; not {text!r}") from None
-        known = made.of in ("clients", "samples") and made.noise in ("secure", "seeded")
-        positive = 0 < made.epsilon < math.inf and 0 < made.clip < math.inf and 0 < made.delta < 1
-        if not known or not positive or len(given) != text.count(",") + 1:
-            raise UserError(f"dp is {FORM}, epsilon and clip above 0, delta between 0 and 1; not {text!r}")
-        return made
-
-    def __str__(self) -> str:
-        usual = [f"epsilon={self.epsilon:g}", f"delta={self.delta:g}", f"clip={self.clip:g}"]
-        of = ["of=samples"] if self.of == "samples" else []
-        return ",".join(of + usual + (["noise=seeded"] if self.noise == "seeded" else []))
-
-    def check(self, method: str, protects: frozenset[str], models: list[nn.Module]) -> None:
-        """Raises UserError for a method, by name, that `protects` nobody or others, and for models that cannot be
-        trained so."""
-        if self.of not in protects:
-            remedy = "promise it of clients" if protects else "leave dp out"
-            raise UserError(f"dp of {self.of}: {method} sends more than what noise is put on: {remedy}, or take fedavg")
-        for model in models:
-            for name, module in model.named_modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    raise UserError(
-                        f"dp takes no batch normalisation ({name}), which mixes samples and whose statistics bear no "
-                        "noise: take group normalisation, or a model without any, such as cnn4 or mlp"
-                    )
+def check_models(models: Iterable[nn.Module]) -> None:
+    """Raises UserError for models that cannot be trained under noise."""
+    for model in models:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise UserError(
+                    f"dp takes no batch normalisation ({name}), which mixes samples and whose statistics bear no "
+                    "noise: take group normalisation, or a model without any, such as cnn4 or mlp"
+                )
 
 
 def accounting() -> Any:
@@ -279,7 +243,7 @@ def _steps(package: Any, multiplier: float, part: float, steps: int) -> Any:
 
 
 class Diary(Protocol):
-    """What a client keeps of its promise, beside its state: of a run that is stopped, or goes back, nothing is undone."""
+    """What a client keeps of its promise, beside its state: nothing of it is undone by a run that goes back."""
 
     def secret(self) -> bytes:
         """32 bytes that nobody else knows, always the same."""

@@ -134,7 +134,8 @@ class Site:
         further; asked with another model, it draws other noise, and counts once more.
         """
         terms, diary, samples = self.problem.privacy, self._diary, len(self.train)
-        assert terms is not None and diary is not None
+        if terms is None or diary is None:
+            raise MethodError("a handler of a run that promises privacy to samples needs a diary")
         names = ("client", self.me, self.round, self._what)
         state = b"".join(value.numpy().tobytes() for value in state_of(model).values())
         begin = random_bytes(blake3(state).digest(), *names)(32)

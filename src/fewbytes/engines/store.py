@@ -39,7 +39,7 @@ class ClientStore:
                 held.close()
 
     def trained(self, client: Id, begin: bytes) -> int:
-        """Note, so that no loss of power undoes it, that a client trains from what has these 32 bytes for a digest; from
+        """Note that a client trains from what has these 32 bytes for a digest, so that no loss of power undoes it; from
         how many different beginnings it has."""
         path = self.folder / f"{client}{TRAINED}"
         known = path.read_bytes() if path.exists() else b""

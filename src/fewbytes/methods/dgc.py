@@ -25,8 +25,8 @@ from fewbytes.base.ranges import NotNegative, Share, Whole
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.privacy import Protected
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local

@@ -19,8 +19,8 @@ from fewbytes.base.ranges import Share
 from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.privacy import Protected
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local

@@ -23,8 +23,8 @@ from fewbytes.base.ranges import Count, Share
 from fewbytes.base.state import state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.privacy import Protected
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local

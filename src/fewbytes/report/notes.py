@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fewbytes.core.privacy import Privacy
+from fewbytes.core.promise import Privacy
 from fewbytes.report.folder import RunFolder
 
 OUTSIDE = {

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fewbytes.base.units import written
-from fewbytes.core.privacy import Privacy
+from fewbytes.core.promise import Privacy
 from fewbytes.report import left_out, notes
 from fewbytes.report.folder import RunFolder
 

@@ -28,8 +28,9 @@ from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Refused
 from fewbytes.core.policy import Policy, TooFewReplies
-from fewbytes.core.privacy import ClientPrivacy, Privacy, accounting
+from fewbytes.core.privacy import ClientPrivacy, accounting, check_models
 from fewbytes.core.problem import Id, Task
+from fewbytes.core.promise import Privacy
 from fewbytes.core.records import means
 from fewbytes.core.rules import Rule
 from fewbytes.engines.base import Engine
@@ -426,7 +427,8 @@ def promised(method: Method, task: Task, settings: Settings, policy: Policy | No
         return None
     promise = Privacy.read(settings.dp)
     accounting()
-    promise.check(method.method_name, method.protects, [task.problem.model(i) for i in task.problem.architectures()])
+    promise.check(method.method_name, method.protects)
+    check_models(map(task.problem.model, task.problem.architectures()))
     if promise.of == "samples" and getattr(task.problem.objective, "weights", None) is not None:
         raise UserError("dp of samples takes no class weights, which a sample has only beside others: leave them out")
     if settings.aggregate != "mean":

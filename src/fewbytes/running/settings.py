@@ -11,7 +11,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count
 from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.units import parse_bytes
-from fewbytes.core.privacy import Privacy
+from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
