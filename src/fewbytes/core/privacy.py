@@ -94,7 +94,8 @@ class ClientPrivacy:
     def multiplier(self) -> float:
         """z: the deviation of the noise on the sum of updates, in clips. Raises UserError without dp-accounting."""
         p = self.privacy
-        z = float(accounting().get_sigma_gaussian(p.epsilon, p.delta)) * math.sqrt(self.rounds)
+        with np.errstate(divide="ignore"):  # it tries deviations out
+            z = float(accounting().get_sigma_gaussian(p.epsilon, p.delta)) * math.sqrt(self.rounds)
         while gaussian_epsilon(z, self.rounds, p.delta) > p.epsilon:  # by what the search stops at
             z *= 1 + 1e-9
         return z
@@ -111,7 +112,10 @@ class ClientPrivacy:
 
 def gaussian_epsilon(multiplier: float, times: int, delta: float) -> float:
     """What so many Gaussian mechanisms spend together."""
-    return float(accounting().get_epsilon_gaussian(multiplier / math.sqrt(times), delta)) if times else 0.0
+    if not times:
+        return 0.0
+    with np.errstate(divide="ignore"):
+        return float(accounting().get_epsilon_gaussian(multiplier / math.sqrt(times), delta))
 
 
 class PrivateMean:
