@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import dataclass, fields
@@ -459,6 +460,22 @@ def test_a_score_that_cannot_be_is_passed_over():
     for client, scores in enumerate([{"own": (1, 2)}, {"own": (0, 0)}, {"own": (3, 2)}, {"own": (-1, 2)}]):
         gathered.add(client, Records({kind: {"accuracy": pair, "strange": (1.0, 1)} for kind, pair in scores.items()}))
     assert gathered.means() == gathered.pooled() == {"accuracy": {"own": 0.5}}
+
+
+@pytest.mark.parametrize("pair", [(51.0, 2), (math.nan, 1), (math.inf, 1), (1.0, 2**48), (1.0, -1), (-0.5, 1)])
+def test_a_share_that_is_none_is_passed_over(pair):
+    """A score is its value times a number of samples, and that number: the first would be 2,550 %."""
+    gathered = Gathered(objective_for("classes").metrics)
+    gathered.add(0, Records({"own": {"accuracy": pair}}))
+    assert gathered.means() == {}
+
+
+def test_only_plain_names_and_so_many_are_gathered():
+    names = {"<b>": 1.0, "\x1b[2J": 1.0, "": 1.0, "x" * 65: 1.0, "x" * 64: 1.0, "loss (train) @5": 1.0, "größe": 1e300}
+    gathered = Gathered(objective_for("classes").metrics)
+    gathered.add(0, Records({}, names, {str(i): 1.0 for i in range(1000)}))
+    assert set(gathered.losses) == {"x" * 64, "loss (train) @5"}
+    assert len(gathered.measures) == 64
 
 
 def test_training_that_diverges_is_told_though_nothing_is_sent():

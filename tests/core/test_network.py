@@ -81,8 +81,8 @@ def heard(engine) -> dict[int, list[float]]:
 def test_a_server_half_reaches_no_more_than_it_may_use(engine):
     names = {name for name in dir(engine.network) if not name.startswith("_")}
     assert names == {
-        "among", "call", "clients", "note", "problem", "rng", "sample", "show_images", "show_points", "show_shares",
-        "tell",
+        "among", "call", "clients", "clipped", "entry_means", "mean", "note", "problem", "rng", "sample",
+        "show_images", "show_points", "show_shares", "tell",
     }  # fmt: skip
     assert not hasattr(engine.network.problem, "data")
 

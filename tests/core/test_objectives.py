@@ -214,6 +214,16 @@ def test_what_cannot_be_is_refused():
     pair = ((x, y), (x, y))
     for how, says in (
         ({"metrics": ["acuracy"]}, "no metric 'acuracy'"),
+        ({"metrics": [3]}, "a metric is a name, or, of your own, {name: metric}, not 3"),
+        ({"metrics": torchmetrics.MeanSquaredError()}, "{name: metric}, not a MeanSquaredError"),
+        ({"metrics": {"mine": torchmetrics.Accuracy}}, "the metric 'mine' cannot be made .*task"),
+        ({"loss": 3}, "loss is a function, .* not 3"),
+        ({"transform": 3}, "transform is a function, .* not 3"),
+        ({"precision": "fp16"}, "precision is one of float32, bf16, not 'fp16'"),
+        ({"device": "gpu"}, "device 'gpu' is neither cpu nor cuda"),
+        ({"device": "cuda:99"}, "device 'cuda:99' cannot be used here: .*: take cpu"),
+        ({"seed": "first"}, "seed must be a whole number, not 'first'"),
+        ({"presence": [1]}, "presence of client 0 is its first and last round"),
         ({"metrics": ["auc"]}, "there are mae, rmse"),
         ({"metrics": {"mine": 3}}, "the metric 'mine' is a int"),
         ({"weights": "balanced"}, "class weights are for"),
@@ -226,6 +236,96 @@ def test_what_cannot_be_is_refused():
     task = fb.Task.of(linear(10, 2), [labelled], loss=nn.functional.cross_entropy, metrics=["f1"])
     with pytest.raises(UserError, match="would take the place of yours"):
         fb.run(fb.FML(), task)
+
+
+def test_numbers_that_are_not_finite_are_told_by_client_and_sample():
+    x, y = diabetes()
+    broken = x.clone()
+    broken[7, 2] = math.nan
+    infinite = y.numpy().copy()
+    infinite[5] = math.inf
+    for clients, test, says in (
+        ([((x, y), (x, y)), ((broken, y), (x, y))], None, "^client 1's training samples: 1 of 442 .* sample 7"),
+        ([((x, y), (x, infinite))], None, "^the targets of client 0's test samples: 1 of 442 .* sample 5"),
+        ([(({"a": x, "b": broken}, y), ({"a": x, "b": x}, y))], None, r"^client 0's training samples \(b\)"),
+        ([((x, y), (x, y))], (broken.numpy(), y), "^the server's samples"),
+    ):
+        with pytest.raises(UserError, match=says):
+            fb.Task.of(linear(10, 1), clients, test)
+    fb.Task.of(linear(10, 1), [((x, infinite), (x, y))], loss=nn.functional.mse_loss)  # it may mean something there
+
+
+def test_a_memory_map_is_not_read_to_look_for_such(tmp_path):
+    x, y = diabetes()
+    np.save(tmp_path / "x.npy", np.full((442, 10), np.nan, np.float32))
+    on_disk = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert len(fb.Task.of(linear(10, 1), [((on_disk, y), (x, y))]).data.clients) == 1
+
+
+def not_a_number(outputs, targets):
+    return outputs.sum() * math.nan
+
+
+@pytest.mark.parametrize(
+    ("outputs", "y", "how", "says"),
+    [
+        (3, "classes", {"weights": (1.0,)}, r"for each of the 4 classes, not all 0, and not \(1.0,\)"),
+        (4, "classes", {"weights": (1, 2, 3, math.nan)}, "a number of 0 or more for each of the 4 classes"),
+        (4, "classes", {"weights": "balance"}, "'balanced', or a number .* not 'balance'"),
+        (4, "classes", {"weights": (1, 2, 3, 4, 5)}, "there are 5 class weights: give one for each class"),
+        (3, "classes", {}, "^client 1's training samples: .* a label here is 3: give it 4 outputs"),
+        (
+            2,
+            "numbers",
+            {},
+            r"the model gives outputs of shape \(8, 2\), and targets are \(8,\): give a number for each",
+        ),
+        (2, "labels", {}, r"targets are \(8, 3\): give a logit for each"),
+        (4, "classes", {"loss": not_a_number}, "the loss not_a_number gives nan before any training"),
+        (
+            4,
+            "classes",
+            {"loss": nn.CrossEntropyLoss(reduction="none")},
+            "CrossEntropyLoss gives a tensor of .*: let it",
+        ),
+        (4, "classes", {"loss": lambda outputs, targets: 3.0}, "gives 3.0: let it give one number"),
+        (4, "classes", {"loss": lambda outputs, targets: outputs.detach().mean()}, "has no gradient"),
+        (4, "classes", {"loss": nn.functional.mse_loss}, r"cannot be computed of outputs \(.*, 4\) and targets"),
+    ],
+)
+def test_what_no_model_could_learn_is_refused_before_a_run(outputs, y, how, says, tmp_path):
+    x, numbers = diabetes()
+    classes = torch.arange(442) % 3
+    later = classes.clone()
+    later[100] = 3
+    kinds = {"classes": (classes, later), "numbers": (numbers,) * 2, "labels": (torch.eye(3).bool()[classes],) * 2}
+    clients = [((x, each), (x, kinds[y][0])) for each in kinds[y]]
+    with pytest.raises(UserError, match=says) as error:
+        fb.run(fb.FedAvg(), fb.Task.of(linear(10, outputs), clients, **how), out=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_breaks_in_training_is_named_beside_the_learning_rate():
+    x, y = diabetes()
+
+    calls = []
+
+    def breaks(outputs, targets):
+        calls.append(len(outputs))
+        return outputs.square().mean() * (1 if len(calls) == 1 else math.nan)  # good when tried
+
+    task = fb.Task.of(linear(10, 1), [((x, y), (x, y))], loss=breaks)
+    with pytest.raises(fb.FewbytesError, match=r"is lr too high, or does the loss .*breaks give such\?"):
+        fb.run(fb.FedAvg(), task, rounds=1, workers=1)
+
+
+def test_one_metric_may_be_named_without_a_list_and_targets_may_stand_in_a_column():
+    x, y = diabetes()
+    pair = (x, y[:, None])
+    task = fb.Task.of(linear(10, 1), [(pair, pair)], pair, metrics="r2")
+    alone = fb.Task.of(linear(10, 1), [((x, y), (x, y))], (x, y), metrics=["r2"])
+    assert fb.run(fb.FedAvg(), task, rounds=1).score == pytest.approx(fb.run(fb.FedAvg(), alone, rounds=1).score)
 
 
 class StopsAfterTwo(Watcher):

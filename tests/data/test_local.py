@@ -190,7 +190,7 @@ TABLE = {"age": [30, 50, 70, 50], "sex": ["f", "m", "f", "m"], "target": ["ill",
     ("columns", "says"),
     [
         ({"age": [30, None, 70, 50]}, "cells/train.csv: column 'age', row 2: .* is a missing value: fill it in"),
-        ({"sex": None}, "cells/train.csv has no column 'sex'; it has age, target: give it one"),
+        ({"sex": None}, "cells/train.csv has no column 'sex'; it has age, target: add it, as the run's table has it"),
         (
             {"sex": ["f", "x", "f", "m"]},
             "column 'sex', row 2: 'x' is a category .* or add a row with it to the server's",

@@ -31,6 +31,10 @@ def patients(**more) -> dict[str, list]:
     return PATIENTS | more
 
 
+NAMES = [f"Ada {i}" for i in range(60)]
+HOURS = [f"{i / 4}" for i in range(60)]
+
+
 def write(path: Path, columns: dict[str, list]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     pandas.DataFrame(columns).to_csv(path, index=False)
@@ -143,13 +147,34 @@ def test_what_a_tables_schema_does_not_allow_is_one_line(columns, says):
         ({"x": [[1]], "y": [2]}, "y", r"column 'x' has list<.*> values: give numbers or text"),
         ({"x": [None], "y": [2]}, "y", "column 'x' has no value: give numbers"),
         ({"x": [1], "y": ["a"], "z": [0]}, ["y", "z"], "column 'y' is text"),
-        ({"x": list(map(str, range(1001))), "y": [0] * 1001}, "y", "1001 different texts, at most 1000"),
+        ({"x": list(map(str, range(1001))), "y": [0] * 1001}, "y", "1001 different texts in 1001 rows, all .* numbers"),
+        ({"x": NAMES, "y": [0] * 60}, "y", r"column 'x' has 60 different texts in 60 rows, too many .*--text x\)"),
+        ({"x": list(range(60)), "y": NAMES}, "y", "column 'y' has 60 different texts .*: name another"),
+        (
+            {"x": [*HOURS[:6], "oops", *HOURS[7:]], "y": [0] * 60},
+            "y",
+            "'x', row 7: 'oops' is no number, as .* other 59",
+        ),
+        ({"x": list(range(60)), "y": [*HOURS[:-1], "?"]}, "y", r"column 'y', row 60: '\?' is no number"),
+        ({"x": [1.5, 2], "y": [0, 1]}, ["y", "y"], "names a column twice: name each once"),
+        (
+            {f"column{i}": [1, 2] for i in range(9)},
+            "colum3",
+            r"\(did you mean 'column3'\?\); .*column4 and 4 more: name",
+        ),
         (3, "y", "a pandas frame, a pyarrow table or columns by name"),
     ],
 )
 def test_what_is_no_table_to_learn_from_is_one_line(columns, target, says):
     with pytest.raises(fb.UserError, match=says):
         table(columns, target)
+
+
+def test_a_few_texts_among_few_whole_numbers_are_categories():
+    """As a count that ends in `3+` is."""
+    schema = table({"children": ["0", "1", "2"] * 19 + ["3+"] * 3, "y": [0, 1] * 30}, "y").schema
+    assert schema is not None
+    assert schema.categories == {"children": ("0", "1", "2", "3+")}
 
 
 def gapminder() -> pandas.DataFrame:

@@ -83,6 +83,10 @@ def test_a_column_of_text_and_one_of_classes(kind, tokenizer, tmp_path):
     assert load_text(str(path), tokenizer, 8, "said").learns == "tokens"
     with pytest.raises(fb.UserError, match=r"has no column 'says'; it has said, mood"):
         load_text(str(path), tokenizer, 8, "says")
+    with pytest.raises(fb.UserError, match=r"no column 'mod' \(did you mean 'mood'\?\).*--target"):
+        load_text(str(path), tokenizer, 8, "said", "mod")
+    with pytest.raises(fb.UserError, match="'said' is both the text and its class"):
+        load_text(str(path), tokenizer, 8, "said", "said")
 
 
 def test_what_cannot_be_read_is_told(tokenizer, tmp_path):

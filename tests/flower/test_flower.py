@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import logging
 import time
 
@@ -11,9 +12,13 @@ import msgspec
 import pytest
 import torch
 from cases import CASES, COME_AND_GO, PRESENCE, TinyNet, scheduled_task, tiny_data, tiny_task
+from rich.console import Console
 from runs import ROUNDS, fingerprint
 
 import fewbytes as fb
+from fewbytes.engines.handlers import Done
+from fewbytes.experiments.display import PLAIN
+from fewbytes.report import read_run, write_report
 from fewbytes.running.settings import Settings
 
 pytest.importorskip("flwr", reason="Flower is not installed")
@@ -366,17 +371,101 @@ def test_a_node_that_changes_its_task_in_the_middle_is_left_out(tmp_path):
     assert "seed: 3 there, 0 here" in (tmp_path / "run" / "rounds.jsonl").read_text()
 
 
-def test_a_hostile_count_is_rejected(tmp_path):
+def beside(change):
+    """The fault that changes what stands beside client 1's reply of round 2: `change` is given its fields."""
+
     def fault(message, reply):
         if of_round(message, 2, 1):
             record = reply.content.config_records["fewbytes"]
-            done = msgspec.msgpack.decode(record["order"])
-            done[4] = [2**63, 1]  # what papers count for the reply
-            record["order"] = msgspec.msgpack.encode(done)
+            done = dict(zip(Done.__struct_fields__, msgspec.msgpack.decode(record["order"]), strict=True))
+            change(done)
+            record["order"] = msgspec.msgpack.encode(list(done.values()))
         return [reply]
 
-    run("fedavg", tmp_path / "run", fault=fault)
+    return fault
+
+
+RUDE = "\x1b[2J\x1b]0;mine\x07<script>alert(1)</script> [bold red]\u202egnikrow\x00\n\r"
+
+
+def test_what_is_said_beside_a_reply_cannot_make_it_cost_other_bytes(tmp_path):
+    """What papers count is counted here, of the reply: nothing beside it says so."""
+    run("fedavg", tmp_path / "honest", save_models=False)
+
+    def fault(message, reply):
+        if handler_of(message):
+            record = reply.content.config_records["fewbytes"]
+            done = msgspec.msgpack.decode(record["order"])
+            record["order"] = msgspec.msgpack.encode([*done, [2**62, 1]])
+        return [reply]
+
+    run("fedavg", tmp_path / "run", fault=fault, save_models=False)
+    assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "honest")
+    assert left_out(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("depth", [40_000, 60_000])
+def test_what_is_nested_deeply_beside_a_reply_is_rejected(depth, tmp_path):
+    def fault(message, reply):
+        if of_round(message, 2, 1):
+            record = reply.content.config_records["fewbytes"]
+            fields = msgspec.msgpack.decode(record["order"])
+            head = b"\xdc" + (len(fields) + 1).to_bytes(2, "big") + b"".join(map(msgspec.msgpack.encode, fields))
+            record["order"] = head + b"\x91" * depth + b"\xc0"  # a field of a later version, as it were
+        return [reply]
+
+    run("fedavg", tmp_path / "run", fault=fault, rounds=2)
     assert left_out(tmp_path / "run") == [(2, 1, "rejected")]
+
+
+def test_measurements_that_cannot_be_are_passed_over(tmp_path):
+    def change(done):
+        scores, losses, measures = done["records"]
+        scores["personalised"] = {"accuracy": (25.5, 1), "made-up": (1.0, 1)}
+        scores |= {RUDE: {"accuracy": (1.0, 1)}, "x" * 65: {"accuracy": (1.0, 1)}}
+        losses |= {RUDE: 1.0, "": 1.0, "huge": 1e300}
+        measures |= {f"many {i}": 1.0 for i in range(1000)}
+
+    run("fedavg", tmp_path / "run", fault=beside(change))
+    (row,) = [row for row in rounds_of(tmp_path / "run") if row["round"] == 2 and row["phase"] == "round"]
+    assert left_out(tmp_path / "run") == []
+    assert all(0 <= value <= 1 for of in row["scores"].values() for value in of.values())
+    assert set(row["scores"]) == {"accuracy"}
+    assert "<script>" not in str(row)
+    assert len(row["measured"]) == 64
+    assert all(len(name) <= 64 for name in row["loss"])
+    assert "huge" not in row["loss"]
+
+
+@pytest.mark.parametrize("difference", [False, True])
+def test_what_a_node_says_steers_no_terminal_and_no_page(difference, tmp_path, capsys):
+    words = f"different:{msgspec.json.encode({'classes': RUDE, RUDE: 'x'}).decode()}" if difference else RUDE
+    run("fedavg", tmp_path / "run", fault=beside(lambda done: done.update(error=words)))
+    (left,) = [x for row in rounds_of(tmp_path / "run") for x in row.get("left_out", [])]
+    assert left["why"].isprintable()
+    assert "[2J ]0;mine <script>alert(1)</script> [bold red] gnikrow" in left["why"]
+    page = write_report([read_run(tmp_path / "run")], tmp_path / "report.html").read_text("utf-8")
+    assert "<script>alert(1)" not in page
+    assert difference or "&lt;script&gt;alert(1)" in page  # a difference is long, and cut
+    shown = capsys.readouterr()
+    assert "\x1b[2J" not in shown.out + shown.err
+    console = Console(file=io.StringIO(), **PLAIN)
+    console.print(left["why"], soft_wrap=True)
+    assert console.file.getvalue().strip() == left["why"]  # as it is: markup is not read
+
+
+@pytest.mark.parametrize("name", [RUDE, "", "x" * 65, "a<b>", "a\nb"])
+def test_a_handler_that_measures_under_such_a_name_is_told(name, tmp_path, monkeypatch):
+    train = fb.FedAvg.train
+
+    @functools.wraps(train)
+    def measuring(self, state, message, site):
+        site.measure(name, 1.0)
+        return train(self, state, message, site)
+
+    monkeypatch.setattr(fb.FedAvg, "train", measuring)
+    with pytest.raises(fb.MethodError, match=r"it measures .*: names are letters and digits"):
+        fb.run(CASES["fedavg"], tiny_task(), rounds=1, out=tmp_path / "run")
 
 
 def test_nobody_there_is_told_in_one_line(tmp_path):

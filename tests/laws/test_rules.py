@@ -23,7 +23,7 @@ def test_a_method_has_rules_if_its_server_asks_for_means_of_replies(name, monkey
 
         return asking
 
-    for what in ("mean", "entry_means"):
+    for what in ("mean", "entry_means", "clipped"):
         monkeypatch.setattr(fb.Network, what, watched(getattr(fb.Network, what)))
     fb.run(CASES[name], task_of(name), rounds=1, workers=1, save_models=False)
     assert bool(asked) == bool(CASES[name].aggregates)

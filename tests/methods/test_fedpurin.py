@@ -186,9 +186,9 @@ def test_a_client_without_critical_values_takes_part_in_no_mean():
 class Kept(FedPURIN):
     """FedPURIN that keeps the masks of every round, as they came."""
 
-    def aggregate(self, replies, t):
+    def aggregate(self, replies, t, clipped):
         SEEN.append({i: reply.theta.dense() for i, reply in replies.items()})
-        return super().aggregate(replies, t)
+        return super().aggregate(replies, t, clipped)
 
 
 SEEN: list[dict[int, dict[str, torch.Tensor]]] = []

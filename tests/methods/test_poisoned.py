@@ -10,6 +10,7 @@ import pytest
 import fewbytes as fb
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.data import Partition, federate, load_dataset
+from fewbytes.methods.fedpurin import Critical, Personal
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
 
@@ -30,6 +31,20 @@ class Poisoned(fb.FedAvg):
         start, theta = message.theta.dense(), reply.theta.dense()
         lie = {name: start[name] + self.factor * (value - start[name]) for name, value in theta.items()}
         return Trained(fb.Dense(lie), reply.samples)
+
+
+@dataclass(frozen=True)
+class PoisonedPURIN(fb.FedPURIN):
+    """FedPURIN with two clients that send their critical values times a factor."""
+
+    factor: float = 1.0
+
+    def train(self, state: Personal, message: None, site: fb.Site) -> Critical:
+        reply = super().train(state, message, site)
+        if site.me not in LIARS:
+            return reply
+        lie = {name: self.factor * value for name, value in reply.theta.dense().items()}
+        return Critical(fb.Masked.of(lie, reply.theta.mask), reply.samples)
 
 
 @functools.cache
@@ -56,3 +71,15 @@ def test_the_mean_is_the_liars(factor):
 def test_by_a_rule_that_bears_them_they_cost_three_points_at_most(factor, rule):
     rule = f"{rule}={len(LIARS)}" if "krum" in rule else rule
     assert accuracy(factor, rule) > accuracy(1.0, "mean") - 0.03
+
+
+def test_clipped_before_its_means_fedpurin_bears_them_too():
+    how = {"rounds": 15, "evaluate_every": 15, "workers": 1, "save_models": False}
+
+    def combined(factor: float, rule: str) -> float:
+        method = PoisonedPURIN(**TERMS | {"lr": 0.1}, beta=15, factor=factor)
+        return fb.run(method, digits(), **how, aggregate=rule).rounds[-1]["scores"]["accuracy"]["combined"]
+
+    clean = combined(1.0, "mean")
+    assert combined(100.0, "mean") < clean - 0.2
+    assert combined(100.0, "norm-clip") > clean - 0.03

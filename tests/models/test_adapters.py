@@ -12,14 +12,16 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import torch
 from cases import TinyNet, tiny_data
 from commands import fewbytes
-from language import LENGTH, TOKENS, write_language_model, write_texts
+from language import LENGTH, TOKENS, write_language_model, write_texts, write_tokenizer
 from runs import fingerprint
 from safetensors import safe_open
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.base.language import read_tokenizer
 from fewbytes.base.state import frozen_digest, mark_trained, state_of, trained_entries
 from fewbytes.core.objective import NextToken
+from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import build_model
@@ -34,7 +36,17 @@ def place(tmp_path_factory):
     write_texts(folder / "texts")
     for kind in ("gpt2", "llama", "bert"):
         write_language_model(folder / kind, kind)
+    write_tokenizer(folder / "other", "red cars ran and ran and ran in the red town")
+    larger = read_tokenizer(str(folder / "gpt2"))
+    larger.add_tokens(["moonlight"])
+    larger.save_pretrained(folder / "larger")
+    (folder / "said.csv").write_text("said,mood\nthe cat,calm\nred cars,wild\n" * 5)
     return folder
+
+
+def numbers():
+    x, y = torch.rand(20, LENGTH), torch.arange(20) % 2
+    return (x, y), (x, y)
 
 
 def settings(place, **more):
@@ -224,6 +236,14 @@ def test_adapters_on_convolutions_and_a_head_that_is_trained():
         ),
         ({"model": "hf:texts", "tokenizer": "gpt2"}, "the model hf:texts cannot be used to learn tokens"),
         ({"model": "hf:texts"}, "texts holds no tokenizer"),
+        ({"dataset": "digits"}, "a gpt2, does not take images, .*--text COLUMN"),
+        ({"dataset": "said.csv"}, r"said.csv is a table, and hf:.*: name the column that holds it \(--text COLUMN\)"),
+        ({"dataset": "test_adapters:numbers", "partition": "iid"}, "takes tokens or images, and .* holds numbers"),
+        ({"tokenizer": "larger"}, "knows 300 tokens, the tokenizer 301: take the one it was trained with"),
+        (
+            {"dataset": "said.csv", "text": "said", "target": "mood", "tokenizer": "larger", "partition": "iid"},
+            "knows 300 tokens",
+        ),
         ({"model": "mlp", "lora": None}, "say by --tokenizer, or an hf: model, what cuts it into tokens"),
     ],
 )
@@ -232,3 +252,12 @@ def test_what_cannot_be_is_told_in_one_line(place, given, words, monkeypatch):
     with pytest.raises(fb.UserError, match=words) as error:
         make_experiment({key: value for key, value in settings(place, **given).items() if value is not None}).task()
     assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_is_not_the_models_is_noted(place):
+    def notes(name):
+        return PreparedRun(settings(place, tokenizer=str(place / name))).notes
+
+    assert notes("bert") == []  # another folder, the same tokenizer
+    (note,) = notes("other")
+    assert "does not cut text as the tokenizer of hf:" in note

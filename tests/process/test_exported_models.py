@@ -237,8 +237,8 @@ def test_a_text_gives_a_class(method, tmp_path):
     texts = pandas.DataFrame({"said": said, "mood": ["calm", "wild"] * 30})
     texts.to_csv(tmp_path / "said.csv", index=False)
     run, task = trained(
-        tmp_path, method=method, dataset=str(tmp_path / "said.csv"), text="said", target=["mood"], model=f"hf:{language}",
-        length=LENGTH, rounds=4, parameters={"lr": 0.3, "batch": 8, "epochs": 4},
+        tmp_path, method=method, dataset=str(tmp_path / "said.csv"), text="said", target=["mood"],
+        model=f"hf:{language}", length=LENGTH, rounds=4, parameters={"lr": 0.3, "batch": 8, "epochs": 4},
     )  # fmt: skip
     about = exported(run)
     assert about["text"]["length"] == LENGTH

@@ -161,7 +161,7 @@ def test_malformed_places_are_refused(header: Any, section: bytes) -> None:
 @pytest.mark.parametrize("coded", [True, False])
 def test_a_receiver_of_places_holds_no_more_than_its_limit(coded: bool) -> None:
     frame = bytes(pack(Few(TopK.of({"w": torch.ones(1000)}, {"w": chosen(1000, 90)})), coded=coded))
-    limit = 1000 + 90 * (8 + 4)
+    limit = 1000 + 90 * (8 + 4) + 4 * 1000  # all places, those chosen with their values, and the dense values
     unpack(Few, frame, limit=limit)
     with pytest.raises(FrameError) as error:
         unpack(Few, frame, limit=limit - 1)

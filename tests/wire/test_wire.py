@@ -17,6 +17,7 @@ import time
 import tracemalloc
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,7 @@ from fewbytes.wire import (
 )
 from fewbytes.wire.fields import check_fields
 from fewbytes.wire.layout import DTYPES
+from fewbytes.wire.values import check_finite
 
 CODES = {
     "truncated", "magic", "version", "checksum", "length", "header", "type", "layout", "base", "coding", "padding",
@@ -85,6 +87,12 @@ class Note:
 @payload
 class Notes:
     raw: list[bytes]
+
+
+@payload
+class Tables:
+    tensors: dict[int, Tensor]
+    numbers: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -721,9 +729,9 @@ class Case:
         assert "\n" not in str(error)
         return error.code
 
-    def accept_or_refuse(self, data: bytes) -> bool:
+    def accept_or_refuse(self, data: bytes, **options: Any) -> bool:
         """Whether these bytes were accepted; then they hold a value of the class, which can travel again."""
-        value = self.outcome(data)
+        value = self.outcome(data, **options)
         if isinstance(value, FrameError):
             assert value.code in CODES
             return False
@@ -1454,7 +1462,7 @@ def bombs() -> dict[str, tuple[Case, bytes, int]]:
         entries = [["f", "float32", shape]]
         part = assemble("Part", [[entries, [1, 0, 0, 0], [0]]], [b""])
         add(f"foreign mask of shape {shape}", Case(Part, b""), part)
-    for shape in ([1 << 20, 3, 8, 8], [1, 3, 60, 60], [1 << 29, 1, 1, 1], [4, 3, 16384, 1], [4, 1, 1, 16384]):
+    for shape in ([1 << 20, 3, 8, 8], [1, 3, 60, 60], [1 << 29, 1, 1, 1], [4, 3, 16404, 1], [4, 1, 1, 16404]):
         for label, sections in (("nothing", []), ("an empty sheet", [b""]), ("zeros", [bytes(40)])):
             add(f"images of shape {shape}, {label}", Case(Album, b""), assemble("Album", [[shape, None]], sections))
     for shape in ([GiB, 1, 1, 1], [1 << 15, 3, 1 << 15, 1], [1, 3, 1 << 20, 1 << 20], [1 << 62, 3, 8, 8]):
@@ -1477,20 +1485,94 @@ def bombs() -> dict[str, tuple[Case, bytes, int]]:
     for length in ((1 << 64) - 1, 1 << 62, -1, -8, -(1 << 63), GiB):
         add(f"section of {length}", here, assemble("Whole", [[True, [[0]]]], table=[[length, 0]]))
         add(f"bytes of {length}", Case(Note, b""), assemble("Note", [length], [b"abc"]))
+    for item in (b"\x90", b"\x91\x00", b"\x80", b"\x81\x00\x00", b"\xcd\xff\xff", b"\xa2ab", b"\xd4\x05x"):
+        for depth, n in ((0, (MiB - 32) // len(item)), (1, 100_000)):  # 64 bytes and more each once decoded
+            fields = b"\x91" * depth + b"\xdd" + n.to_bytes(4, "big") + item * n
+            add(f"{n} of {item!r}", here, assemble(None, None, header=b"\x93\xa5Whole" + fields + b"\x90"), 64 * MiB)
+    table = b"\xdd" + (300_000).to_bytes(4, "big") + b"\x92\x00\x00" * 300_000
+    add("sections of nothing", here, assemble(None, None, header=b"\x93\xa5Whole\x90" + table), 64 * MiB)
+    empty, one, entry = [0, 0, 0, 0], [1, 0, 0, 0], [["w", "float32", [1, 1 << 33]]]
+    add("few, no places", Case(Few, b""), assemble("Few", [[entry, 1, [0, 0, 1, 0], [0]]], [b"\0"]))
+    add("few, gaps", Case(Few, b""), assemble("Few", [[[["w", "float32", [1 << 28, 4]]], 1, one, [0]]], [b""]))
+    kernels = [["w", "float32", [1, 1, 1 << 27]]]
+    for part in range(3):
+        header = [[kernels if i == part else [], d, [0, 0, int(i == part), 0], [0]] for i, d in enumerate((16, 2, 16))]
+        sections = [b"\0" if i == part else b"" for i in range(3)]
+        add(
+            f"packages, part {part}",
+            Case(Parcel, b""),
+            assemble("Parcel", [[*header, 0, [0], [0]]], sections),
+            GiB // 2,
+        )
+    wide = [["w", "float64", [1 << 27]]]
+    add("masked, nothing kept", Case(Part, b""), assemble("Part", [[wide, one, [0]]], [b""]))
+    single = [["w", "float32", [1 << 28]]]
+    add("bits, none", Case(Choice, b""), assemble("Choice", [[single, one]], [b""]))
+    add("signs, none", Case(Directions, b""), assemble("Directions", [[single, one, empty, [0]]], [b"", b"", bytes(4)]))
+    levels = zstd_of_zeros(1640, 1640 * 131_072)
+    coarse = [["w", "float32", [1640 * 131_072]]]
+    add("quantised, zeros", Case(Rounded, b""), assemble("Rounded", [[coarse, 8, [0], [1, [1]]]], [bytes(8), levels]))
     return found
-
-
-def stuffed_header() -> bytes:
-    """The most memory a header can take: a megabyte of empty arrays, 64 bytes each once decoded."""
-    n = MiB - 32
-    return assemble(None, None, header=b"\x93\xa5Whole\xdd" + n.to_bytes(4, "big") + b"\x90" * n + b"\x90")
 
 
 def test_bombs_are_refused() -> None:
     for name, (case, data, limit) in bombs().items():
         assert len(data) < 2 * MiB, name
         assert case.refuse(data, limit=limit) in CODES, name
-    assert Case(Whole, b"").refuse(stuffed_header()) == "type"
+
+
+def test_what_a_bomb_says_is_fine_where_there_is_room() -> None:
+    """They are refused for what they become, which takes nothing before anybody asks for it."""
+    found = bombs()
+    for name in ("few, no places", "masked, nothing kept", "bits, none", "signs, none", "quantised, zeros"):
+        case, data, limit = found[name]
+        assert case.refuse(data, limit=limit) == "length"
+    case, data, _ = found["few, no places"]
+    assert case.unpack(data, limit=1 << 40).model.shapes == {"w": (1, 1 << 33)}
+
+
+def test_honest_headers_of_many_items_are_read() -> None:
+    """A thousand tensors in a dict, a model of a thousand entries by name, numbers in a list; a state of any length."""
+    tensors = {i: torch.full((3,), float(i)) for i in range(1000)}
+    assert unpack(Tables, bytes(pack(Tables(tensors, []))), limit=MiB).tensors.keys() == tensors.keys()
+    state = {f"blocks.{i}.attention.projection.weight": torch.zeros(2, 2) for i in range(1000)}
+    assert same(unpack(Whole, bytes(pack(Whole(Dense(state)))), limit=MiB).model, Dense(state))
+    numbers = Tables({}, list(range(200_000)))
+    assert unpack(Tables, bytes(pack(numbers)), limit=1 << 40).numbers == numbers.numbers
+    assert Case(Tables, b"").refuse(bytes(pack(numbers)), limit=MiB) == "length"
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_numbers_that_are_not_finite_are_found_without_making_them_dense(dtype: torch.dtype, wrong: float) -> None:
+    shapes = {"w": (1 << 20, 1 << 20)}
+    value, mask = torch.tensor([[1.0], [wrong]], dtype=dtype), {"w": torch.tensor([True, False, True])}
+    places = {"w": torch.tensor([3, 9])}
+    few = Few(TopK(shapes, places, {"w": value}))
+    for payload_, name in ((few, "w"), (Part(Masked(mask, value.flatten())), "w"), (Whole(Dense({"w": value})), "w")):
+        with pytest.raises(FrameError, match=f"'{name}' are not all finite"):
+            check_finite(payload_)
+    check_finite(Few(TopK(shapes, places, {"w": torch.ones(2, 1, dtype=dtype)})))
+    check_finite(
+        Whole(Dense({"w": torch.full((9,), torch.finfo(dtype).max, dtype=dtype), "none": torch.zeros(0, dtype=dtype)}))
+    )
+
+
+def test_finite_parts_whose_sum_is_not_are_found() -> None:
+    """A grid whose top level overflows; a value alone and in its kernel."""
+    huge = 3e38
+    coarse = Quantised({"w": torch.tensor([0, 255], dtype=torch.uint8)}, {"w": torch.tensor([huge, huge])})
+    assert coarse.dense()["w"].isinf().any()
+    kernel = {"c": torch.full((1, 1, 2, 2), huge)}
+    none = {"c": torch.zeros(0, dtype=torch.int64)}
+    both = Packages(
+        TopK.of(kernel, {"c": torch.tensor([1])}), TopK.of(kernel, {"c": torch.tensor([0])}, depth=2),
+        TopK.of({"c": torch.ones(1, 1)}, none), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.uint8),
+    )  # fmt: skip
+    assert both.dense()["c"].isinf().any()
+    for value in (Rounded(coarse), Parcel(both)):
+        with pytest.raises(FrameError, match="not all finite"):
+            check_finite(value)
 
 
 def test_the_bombs_would_go_off() -> None:
@@ -1508,11 +1590,10 @@ def test_the_bombs_would_go_off() -> None:
 
 
 def measure_bombs() -> list[dict[str, Any]]:
-    """Unpack every bomb with 8 MiB of memory to spare, and the stuffed header with 128; what each takes."""
+    """Unpack every bomb with 8 MiB of memory to spare; what each takes."""
     import resource
 
     waiting = bombs()
-    stuffed = stuffed_header()
     cases()["dense"].unpack()
     found = []
 
@@ -1520,18 +1601,23 @@ def measure_bombs() -> list[dict[str, Any]]:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + spare, resource.RLIM_INFINITY))
 
+    def peak() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
     def one(name: str, case: Case, data: bytes, limit: int) -> None:
-        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-        code = case.refuse(data, limit=limit)
-        seconds = time.perf_counter() - start
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        found.append({"name": name, "bytes": len(data), "code": code, "ms": 1000 * seconds, "grown_kB": grown})
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+        before, seconds = peak(), []
+        for _ in range(3):
+            start = time.perf_counter()
+            code = case.refuse(data, limit=limit)
+            seconds.append(time.perf_counter() - start)
+        grown = peak() - before
+        found.append({"name": name, "bytes": len(data), "code": code, "ms": 1000 * min(seconds), "grown_kB": grown})
 
     limit_to(8 * MiB)
     for name, (case, data, limit) in waiting.items():
         one(name, case, data, limit)
-    limit_to(128 * MiB)
-    one("stuffed header", Case(Whole, b""), stuffed, GiB)
     return found
 
 
@@ -1540,8 +1626,8 @@ def test_bombs_take_no_memory() -> None:
     ran = subprocess.run([sys.executable, __file__], capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     found = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert len(found) == len(bombs()) + 1
-    assert sum(row["grown_kB"] for row in found[:-1]) < 4096
+    assert len(found) == len(bombs())
+    assert sum(row["grown_kB"] for row in found) < 4096
 
 
 # ---------------------------------------------------------------------------------------------------- limits
@@ -1563,14 +1649,14 @@ def test_a_receiver_holds_no_more_than_its_limit(coded: bool, named: bool) -> No
 def test_limits_count_masks_values_and_bytes(coded: bool) -> None:
     value = Masked.of({"w": torch.ones(1000)}, {"w": torch.arange(1000) % 4 == 0})
     frame = bytes(pack(Part(value), coded=coded))
-    assert same(unpack(Part, frame, limit=2000).model, value)
-    assert Case(Part, frame).refuse(frame, limit=1999) == "length"
+    assert same(unpack(Part, frame, limit=6000).model, value)  # with 4000 once it is dense
+    assert Case(Part, frame).refuse(frame, limit=5999) == "length"
     note = bytes(pack(Note(b"x" * 1000), coded=coded))
     assert unpack(Note, note, limit=1000).raw == b"x" * 1000
     assert Case(Note, note).refuse(note, limit=999) == "length"
     both = dataclasses.replace(EXAMPLE, raw=b"x" * 600, dense=Dense({"a": torch.zeros(100)}), by_client={})
     tensors = [*both.state.values(), both.tensor, both.perhaps, *both.dense.state.values(), both.masked.values]
-    total = sum(t.nbytes for t in tensors if t is not None) + 3 + 600 + 1 + 1  # places of the mask; bytes
+    total = sum(t.nbytes for t in tensors if t is not None) + 15 + 600 + 1 + 1  # a mask and its dense values; bytes
     frame = bytes(pack(both, coded=coded))
     assert same(unpack(Everything, frame, limit=total), both)
     assert Case(Everything, frame).refuse(frame, limit=total - 1) == "length"
@@ -1598,7 +1684,7 @@ def test_decoding_takes_little_more_than_the_limit() -> None:
     for kind, rare in ((1, n // 8), (2, 7 * n // 8)):
         values = zstd_of_zeros(rare // 131_072, rare)
         frame = assemble("Part", [[[["f", "uint8", [n]]], [kind, 1, n // 8, rare], [1, [1]]]], [ones, values])
-        assert peak(Part, frame, n + rare) < 3.1
+        assert peak(Part, frame, 2 * n + rare) < 3.1
 
 
 def test_frames_are_also_files() -> None:

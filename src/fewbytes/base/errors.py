@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Iterable
 
 
@@ -42,9 +43,16 @@ def named(value: object) -> str:
     return repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
 
 
-def one_line(error: Exception) -> str:
-    """What somebody else's code raised, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def one_line(error: Exception, most: int = 100_000) -> str:
+    """What somebody else's code raised, in one line of whole words and so many characters at most."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", most, placeholder=" …")
+
+
+def cleaned(text: str | None, most: int = 300) -> str:
+    """Somebody else's words for a line of ours, such as what a client's node says: at most so many characters, and
+    none that steers a terminal, hides or turns the text around."""
+    printable = "".join(c if c.isprintable() else " " for c in (text or "")[: 4 * most])
+    return " ".join(printable.split())[:most]
 
 
 def import_failed(error: Exception, module: str) -> str:

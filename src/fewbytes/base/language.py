@@ -46,7 +46,7 @@ def located(name: str) -> Path:
             return Path(fetch())
     except Exception as error:  # the hub's client fails in many ways: no network, offline mode, no such name, disk full
         raise UserError(
-            f"there is no folder {name!r}, and fetching it from the hub failed ({one_line(error)[:160]}): name a "
+            f"there is no folder {name!r}, and fetching it from the hub failed ({one_line(error, 160)}): name a "
             "folder with the model and its tokenizer"
         ) from None
 
@@ -59,7 +59,7 @@ def read_tokenizer(place: str) -> Any:
     except UserError:
         raise
     except Exception as error:  # files that are no tokenizer's, in many ways
-        raise UserError(f"{folder} holds no tokenizer ({one_line(error)[:160]}): --tokenizer names another") from None
+        raise UserError(f"{folder} holds no tokenizer ({one_line(error, 160)}): --tokenizer names another") from None
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

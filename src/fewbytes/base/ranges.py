@@ -21,6 +21,12 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Whole = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Several = Annotated[int, Meta(ge=2)]
+OF_TRAINING = "of training"
+Samples = Annotated[int, Meta(ge=1, le=1 << 40), OF_TRAINING]
+"""Of a reply: how many samples the client has to train on. The engine refuses another number than it knows of."""
+SENT, WHOLE, PART = "as sent", "the model's", "of the model"
+"""Of a reply's wire values, as in `theta: Annotated[Dense, SENT]`: they hold, all so marked together, every entry of
+the message; every entry of the client's model; or some of these; each in its type and shape, and no other."""
 
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 

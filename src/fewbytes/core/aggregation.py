@@ -158,7 +158,6 @@ class RobustMean:
 
     def __init__(self, rule: Rule, around: Mapping[str, Tensor] | None = None) -> None:
         self.rule, self.around = rule, around or {}
-        self.weights: dict[str, float] = {}
         self._states: list[State] = []
         self._weights: list[float] = []
 
@@ -168,8 +167,6 @@ class RobustMean:
             raise MethodError(f"a mean needs weights above 0, got {weight}")
         self._states.append(dict(state))
         self._weights.append(float(weight))
-        for name in state:
-            self.weights[name] = self.weights.get(name, 0.0) + weight
 
     def __call__(self) -> State:
         """What stands in for the mean of what was added. All must have the same entries."""
@@ -190,16 +187,17 @@ class RobustMean:
 
     def over(self, old: State) -> State:
         """The same by entry, of the clients that sent it, in place of `old`'s entries; those nobody sent stay."""
-        if strange := self.weights.keys() - old.keys():
+        names = dict.fromkeys(name for state in self._states for name in state)
+        if strange := names.keys() - old.keys():
             raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
-        if all(state.keys() == self.weights.keys() for state in self._states):
+        if all(state.keys() == names.keys() for state in self._states):
             return old | self() if self._states else dict(old)
         if self.rule.name not in ENTRY_RULES:
             raise MethodError(
                 f"{self.rule.name} needs the same entries in every state, and clients sent different ones"
             )
         states, new = self._clipped(self._states), dict(old)
-        for name in self.weights:
+        for name in names:
             own = [(s, w) for s, w in zip(states, self._weights, strict=True) if name in s]
             new |= self._together([{name: s[name]} for s, _ in own], [w for _, w in own])
         return new

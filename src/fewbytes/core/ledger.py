@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 from fewbytes.core.problem import Id
 from fewbytes.wire.values import Counted
 
-OUTCOMES = ("answered", "unreachable", "late", "failed", "rejected", "surplus")
+OUTCOMES = ("answered", "unreachable", "late", "failed", "rejected", "surplus", "excluded")
 """How an exchange can end: with a reply; the node was not there; nothing came in time; its handler failed; what came
-was no valid reply; or more clients were asked than needed and others were faster."""
+was refused, before anything used it or because it broke the round, which was then taken again without it; more
+clients were asked than needed and others were faster; or it was not asked, by the operator's wish or after too many
+refused replies."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,18 @@ class Ledger:
             "downlink_nominal_bytes": int(nominal["down"].sum()),
             "uplink_value_bytes": int(c["value_bytes_up"].sum()),
             "downlink_value_bytes": int(c["value_bytes_down"].sum()),
+        }
+
+    def refused_in_a_row(self) -> dict[Id, int]:
+        """By client, in how many of the rounds it was asked in last, without a break, its reply was refused."""
+        c = self.columns()
+        rounds: dict[Id, dict[int, bool]] = {}
+        for client, t, outcome in zip(c["client"].tolist(), c["round"].tolist(), c["outcome"].tolist(), strict=True):
+            if OUTCOMES[outcome] in ("answered", "rejected"):
+                rounds.setdefault(client, {})[t] = OUTCOMES[outcome] == "rejected"
+        return {
+            client: len(list(itertools.takewhile(bool, reversed(list(refused.values())))))
+            for client, refused in rounds.items()
         }
 
     def write_parquet(self, path: Path) -> None:

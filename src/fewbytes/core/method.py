@@ -78,8 +78,8 @@ class Method(ABC, metaclass=_Terms):
     """What it can learn."""
 
     aggregates: ClassVar[frozenset[str]] = frozenset()
-    """What may take the place of the means that its server takes, all by `net.mean` or `net.entry_means`, of what
-    clients send (`fewbytes.core.rules`); none where they are no plain means, or there are further ones."""
+    """Which rules (`fewbytes.core.rules`) bear on all the means that its server takes of what clients send: it asks for
+    them by `net.mean`, `net.entry_means` or, where they are no plain means, `net.clipped`."""
 
     protects: ClassVar[frozenset[Protected]] = frozenset()
     """Whose privacy a run of it can promise (`fewbytes.core.privacy`). Of clients: what its server takes over from

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.errors import UserError, one_line, suggestion
 from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN
 
 
@@ -40,6 +40,10 @@ class Metric:
 
 Scores = dict[str, tuple[float, int]]
 """By metric: its value times the number of samples, and that number. Of accuracy the former counts what is right."""
+
+
+GREATEST = 1e100  # magnitude of what somebody else measured: sums of such numbers stay finite
+MOST_SAMPLES = 1 << 48  # that somebody else may say there are
 
 
 def values(scores: Scores) -> dict[str, float]:
@@ -115,7 +119,13 @@ def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
             raise UserError(
                 f"the metric {name!r} is a {type(what).__name__}: give one of torchmetrics', or what makes it"
             )
-        one = make()
+        try:
+            one = make()
+        except Exception as error:  # such as a class that needs arguments
+            raise UserError(
+                f"the metric {name!r} cannot be made ({one_line(error)}): give one that is made, or what makes it of "
+                "nothing"
+            ) from None
         if not (hasattr(one, "update") and hasattr(one, "compute")):
             raise UserError(f"the metric {name!r} makes a {type(one).__name__}, which has no update and compute")
         higher = getattr(one, "higher_is_better", None) is not False
@@ -133,12 +143,13 @@ def value_of(measure: Measure) -> float:
 
 
 def possible(scores: Scores, metrics: Sequence[Metric]) -> Scores:
-    """Those of the scores somebody states that can be, in the metrics' order: numbers, shares from 0 to 1."""
+    """Those of the scores somebody states that can be, in the metrics' order: numbers, shares from 0 to 1 (or as much
+    more as float32 rounds)."""
     return {
         metric.name: (total, n)
         for metric in metrics
         for total, n in [scores.get(metric.name, (0.0, 0))]
-        if n > 0 and math.isfinite(total) and (not metric.share or 0 <= total <= n * (1 + 1e-6))  # float32 rounds
+        if 0 < n < MOST_SAMPLES and abs(total) <= n * GREATEST and (not metric.share or 0 <= total <= n * (1 + 1e-6))
     }
 
 

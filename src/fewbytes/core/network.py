@@ -14,7 +14,7 @@ from torch import Tensor
 from fewbytes.base.errors import FewbytesError, MethodError
 from fewbytes.base.state import EntryMeans, Mean, State
 from fewbytes.core import gallery
-from fewbytes.core.aggregation import RobustMean
+from fewbytes.core.aggregation import RobustMean, norm_clipped
 from fewbytes.core.privacy import Bytes, ClientPrivacy, PrivateMean
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import Rule
@@ -192,6 +192,11 @@ class Network:
         if self._engine.privacy is not None:
             return PrivateMean(self._engine.privacy, around, self._engine.release)
         return EntryMeans() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around)
+
+    def clipped(self, states: Sequence[State]) -> Sequence[State]:
+        """What clients sent, for a method that takes other means: as is or, if the rule is norm-clip, clipped."""
+        rule = self._engine.rule
+        return norm_clipped(states, {}, rule.number) if rule.name == "norm-clip" else states
 
     def show_images(self, name: str, images: Tensor, labels: Sequence[str], largest: int = gallery.LARGEST) -> None:
         """Show people images (n, 1 or 3, height, width), uint8, and a label of each; steers nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, named, one_line
 from fewbytes.base.state import in_training
 from fewbytes.core.metrics import (
+    KNOWN,
     Measure,
     Metric,
     Scores,
@@ -63,6 +65,46 @@ class Objective(ABC):
         """What metrics take, of a model's outputs."""
         return outputs.float()
 
+    def truth(self, targets: Tensor) -> Tensor:
+        """What metrics take, of targets."""
+        return targets
+
+    def check(self, model: nn.Module, outputs: Any, targets: Tensor) -> None:
+        """Raises UserError if what the model gives for some samples suits neither the loss nor the metrics."""
+        if not isinstance(outputs, Tensor):
+            raise UserError(f"the model gives {named(outputs)}: let it give a tensor, or something that has `logits`")
+        usually = self.criterion is None and own_loss(model) is None
+        by_name = any(metric.name in known for metric in self.metrics for known in KNOWN.values())
+        if (usually or by_name) and (wanted := self.wanted(outputs, targets)):
+            raise UserError(f"the model gives outputs of shape {tuple(outputs.shape)}, and {wanted}")
+        loss = self.loss(model, None, targets)
+        if self.criterion is None:
+            return
+        called = f"the loss {_called(loss)}"
+        try:
+            value: Any = loss(outputs, targets)
+        except Exception as error:  # the user's code
+            shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+            raise UserError(f"{called} cannot be computed of {shapes}: {one_line(error)}") from None
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            made = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else named(value)
+            raise UserError(f"{called} gives {made}: let it give one number, the mean of a batch")
+        if not value.isfinite():
+            raise UserError(f"{called} gives {float(value.detach())} before any training: correct it")
+        if outputs.requires_grad and not value.requires_grad:
+            raise UserError(f"{called} has no gradient: compute it of the outputs, with torch's operations")
+
+    def wanted(self, outputs: Tensor, targets: Tensor) -> str:
+        """What outputs of some samples should be, where usual losses and metrics cannot be computed of them; else
+        nothing."""
+        return ""
+
+    @property
+    def perhaps(self) -> str:
+        """Why training may give numbers that are not finite."""
+        own = "" if self.criterion is None else f", or does the loss {_called(self.criterion)} give such?"
+        return f"is lr too high{own or '?'}"
+
     def tensors(self, data: Split, device: str) -> tuple[Tensor, Tensor]:
         """All samples (n, …) and targets on the device, untransformed, images channels-last. Raises UserError if they
         cannot be used so."""
@@ -94,7 +136,7 @@ class Objective(ABC):
                 predictions = self.predictions(outputs)
                 measures = measures or {m.name: m.make(predictions) for m in self.metrics}
                 for measure in measures.values():
-                    measure.update(predictions.cpu(), targets.cpu())
+                    measure.update(predictions.cpu(), self.truth(targets).cpu())
         in_training(model) if training else model.eval()
         found = {name: value_of(measure) for name, measure in measures.items()}
         return {name: (value * len(y), len(y)) for name, value in found.items() if value == value}, total
@@ -129,6 +171,15 @@ class Classification(Objective):
         """Cross-entropy, weighed."""
         return F.cross_entropy if self.weights is None else partial(_weighted, class_weights(self.weights, targets))
 
+    def wanted(self, outputs: Tensor, targets: Tensor) -> str:
+        """A logit for each class."""
+        if outputs.dim() != 2 or len(outputs) != len(targets):
+            return f"{len(targets)} samples need a logit for each class: ({len(targets)}, classes)"
+        highest = int(targets.max())
+        if highest >= outputs.shape[1]:
+            return f"a label here is {highest}: give it {highest + 1} outputs, or number labels from 0"
+        return _superfluous(self.weights, outputs)
+
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities (n, classes)."""
         return outputs.float().softmax(1)
@@ -155,15 +206,17 @@ class MultiLabel(Objective):
         """As said."""
         return _each_label
 
+    def wanted(self, outputs: Tensor, targets: Tensor) -> str:
+        """A logit for each label."""
+        return "" if outputs.shape == targets.shape else f"targets are {tuple(targets.shape)}: give a logit for each"
+
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities (n, labels)."""
         return outputs.float().sigmoid()
 
-    def evaluate(
-        self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
-    ) -> tuple[Scores, float]:
-        """As in `Objective`; metrics take whole numbers for labels."""
-        return super().evaluate(model, x, y.long(), precision)
+    def truth(self, targets: Tensor) -> Tensor:
+        """Whole numbers."""
+        return targets.long()
 
 
 @dataclass(frozen=True)
@@ -178,10 +231,18 @@ class Regression(Objective):
         """As said."""
         return _squared
 
+    def wanted(self, outputs: Tensor, targets: Tensor) -> str:
+        """A number for each target."""
+        fits = self.predictions(outputs).shape == self.truth(targets).shape
+        return "" if fits else f"targets are {tuple(targets.shape)}: give a number for each"
+
     def predictions(self, outputs: Tensor) -> Tensor:
         """The outputs, (n,) where there is one a sample."""
-        made = outputs.float()
-        return made[:, 0] if made.dim() == 2 and made.shape[1] == 1 else made
+        return self.truth(outputs.float())
+
+    def truth(self, targets: Tensor) -> Tensor:
+        """The targets, (n,) where there is one a sample."""
+        return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
 
 
 @dataclass(frozen=True)
@@ -202,6 +263,16 @@ class Segmentation(Objective):
         weights = None if self.weights is None else class_weights(self.weights, targets[targets != IGNORED_PIXEL])
         return partial(_each_pixel, weights)
 
+    def wanted(self, outputs: Tensor, targets: Tensor) -> str:
+        """A logit for each class at every pixel."""
+        n, height, width = targets.shape
+        if outputs.dim() != 4 or outputs[:, 0].shape != targets.shape:
+            return f"every pixel needs a logit for each class: ({n}, classes, {height}, {width})"
+        highest = int(targets[targets != IGNORED_PIXEL].max()) if (targets != IGNORED_PIXEL).any() else 0
+        if highest >= outputs.shape[1]:
+            return f"a pixel is of class {highest}: give it {highest + 1} channels"
+        return _superfluous(self.weights, outputs)
+
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities (n, classes, height, width)."""
         return outputs.float().softmax(1)
@@ -221,6 +292,14 @@ class NextToken(Objective):
     def usual(self, targets: Tensor) -> Loss:
         """As said."""
         return _each_token
+
+    def wanted(self, outputs: Tensor, targets: Tensor) -> str:
+        """A logit for each token at every place."""
+        n, length = targets.shape
+        if outputs.dim() != 3 or outputs.shape[:2] != targets.shape:
+            return f"every place needs a logit for each token: ({n}, {length}, tokens)"
+        highest = int(targets.max())
+        return "" if highest < outputs.shape[2] else f"a token is {highest}: give {highest + 1} logits"
 
 
 @dataclass(frozen=True)
@@ -246,25 +325,52 @@ OBJECTIVES: Mapping[Kind, tuple[type[Objective], str]] = {
 
 def objective_for(
     learns: Kind,
-    metrics: Sequence[str] | Mapping[str, Any] | None = None,
+    metrics: str | Sequence[str] | Mapping[str, Any] | None = None,
     loss: Loss | None = None,
     weights: Weights | None = None,
+    classes: int = 0,
 ) -> Objective:
     """The objective of data of which that is learnt: with a loss of one's own, metrics by name or of one's own (by name
-    what `metrics_of` takes), class weights. Raises UserError for what there is not, or cannot be together."""
+    what `metrics_of` takes), class weights, of `classes` at least. Raises UserError for what there is not, or cannot be
+    together."""
     kind, known = OBJECTIVES.get(learns, (Own, None))
     options: dict[str, Any] = {"criterion": loss}
-    if isinstance(metrics, Mapping):
+    if isinstance(metrics, Mapping) and metrics:
         options["metrics"] = metrics_of(metrics)
-    elif metrics and known is None:
+    elif (names := _names(metrics)) and known is None:
         raise UserError("metrics by name are for what is learnt usually: give yours as {name: metric}")
-    elif metrics and known is not None:
-        options["metrics"] = tuple(known_metric(known, each) for each in dict.fromkeys(metrics))
+    elif names and known is not None:
+        options["metrics"] = tuple(known_metric(known, each) for each in names)
     if weights is not None:
         if learns not in ("classes", "masks"):
             raise UserError("class weights are for learning one of several classes, of samples or of pixels")
-        options["weights"] = weights
+        options["weights"] = checked_weights(weights, classes)
     return kind(**options)
+
+
+def _names(metrics: Any) -> list[str]:
+    """Metrics by name, each once. Raises UserError for what is no name."""
+    given = list(metrics or ()) if isinstance(metrics, Mapping | list | tuple | None) else [metrics]
+    for each in given:
+        if not isinstance(each, str):
+            raise UserError(f"a metric is a name, or, of your own, {{name: metric}}, not {named(each)}")
+    return list(dict.fromkeys(given))
+
+
+def checked_weights(weights: Any, classes: int) -> Weights:
+    """Class weights that can be, for at least so many classes. Raises UserError for others."""
+    if weights == "balanced":
+        return "balanced"
+    try:
+        given = () if isinstance(weights, str) else tuple(float(weight) for weight in weights)
+    except (TypeError, ValueError):
+        given = ()
+    if not any(given) or len(given) < classes or not all(0 <= weight < math.inf for weight in given):
+        raise UserError(
+            f"class weights are 'balanced', or a number of 0 or more for each of the {classes} classes, not all 0, "
+            f"and not {weights!r}"
+        )
+    return given
 
 
 def class_weights(weights: Weights, targets: Tensor) -> Tensor:
@@ -295,6 +401,17 @@ def evaluate(
             loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
     in_training(model) if training else model.eval()
     return correct, loss
+
+
+def _superfluous(weights: Weights | None, outputs: Tensor) -> str:
+    """What is wrong with class weights for such outputs, if there are more."""
+    fits = weights is None or weights == "balanced" or len(weights) <= outputs.shape[1]
+    return "" if fits else f"there are {len(weights or ())} class weights: give one for each class"
+
+
+def _called(loss: Loss) -> str:
+    """A loss as people know it."""
+    return getattr(loss, "__qualname__", type(loss).__name__)
 
 
 def _weighted(weights: Tensor, outputs: Any, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whose replies an exchange needs, and how long an engine on Flower waits for them."""
+"""Whose replies an exchange needs and which are refused, and how long an engine on Flower waits for them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fewbytes.base.errors import FewbytesError
-from fewbytes.base.ranges import Positive, Share
+from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.ranges import Count, Positive, Share, Whole
 from fewbytes.base.settings import Group, setting
 
 
 @dataclass(frozen=True)
 class Policy(Group):
-    """Whose replies an exchange needs, and on Flower waits for. Raises UserError for values out of range."""
+    """Whose replies an exchange needs, which it refuses, and on Flower waits for. Raises UserError for values out of
+    range."""
 
     title: ClassVar[str] = "Clients that fail"
 
@@ -28,6 +29,26 @@ class Policy(Group):
     connect_timeout: Positive = setting(
         300.0, "Flower: seconds the start waits for all clients; who comes later joins between rounds.", resumable=True
     )
+    retries: Whole = setting(
+        5, "Flower: how often a round that too few answered is tried again, after 1, 2, 4, … seconds.", resumable=True
+    )
+    max_norm: Positive = setting(
+        1e6, "Largest norm of a reply, in norms of the first model (or 1); more is left out.", resumable=True
+    )
+    strikes: Count = setting(
+        3, "A client whose replies are refused in so many rounds in a row is no longer asked.", resumable=True
+    )
+    exclude: str = setting("", "Clients that are not asked, by number, with commas.", resumable=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(number.strip().isdecimal() for number in self.exclude.split(",") if number):
+            raise UserError(f"exclude takes clients' numbers with commas, like 3,7, not {self.exclude!r}")
+
+    @property
+    def excluded(self) -> frozenset[int]:
+        """`exclude` as numbers."""
+        return frozenset(int(number) for number in self.exclude.split(",") if number)
 
 
 class TooFewReplies(FewbytesError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -12,14 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.calls import takes_argument
-from fewbytes.base.errors import UserError, named
+from fewbytes.base.errors import UserError, named, one_line
+from fewbytes.base.ranges import wrong
 from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
 from fewbytes.core.privacy import SamplePrivacy
-from fewbytes.core.training import Loss, Precision
-from fewbytes.data.split import ClientData, FederatedData, NamedTensors, Split, Transform, classes_in, widest
+from fewbytes.core.training import Loss, Precision, arithmetic, check_device
+from fewbytes.data.split import (
+    ClientData,
+    FederatedData,
+    NamedTensors,
+    Split,
+    Transform,
+    check_finite,
+    classes_in,
+    widest,
+)
 from fewbytes.data.transforms import with_transforms
 from fewbytes.models.adapters import Lora
 from fewbytes.models.pretrained import Pretrained
@@ -27,6 +38,7 @@ from fewbytes.wire.layout import Layout
 
 Id = int
 """A client: 0, 1, 2, …"""
+TRIED, MODELS_TRIED = 8, 8  # samples and, at most, models, before a run begins
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,13 @@ class Problem:
     agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
     privacy: SamplePrivacy | None = None
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a precision there is not, and a device that is not here."""
+        for name, kind in (("precision", Precision), ("seed", int)):
+            if must := wrong(kind, getattr(self, name)):
+                raise UserError(f"{name} {must}, not {getattr(self, name)!r}")
+        check_device(self.device)
 
     @property
     def clients(self) -> list[Id]:
@@ -221,8 +240,13 @@ class Task:
         comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
         """
         check_builder(model)
+        for name in ("loss", "transform"):
+            if how.get(name) is not None and not callable(how[name]):
+                raise UserError(f"{name} is a function, as `Terms` has it, not {named(how[name])}")
         nothing = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64))
-        pairs = [(nothing, nothing) if pair is None else (Split.of(pair[0]), Split.of(pair[1])) for pair in clients]
+        if not isinstance(clients, Iterable):
+            raise UserError(f"clients are (train, test) pairs, one a client, not {named(clients)}")
+        pairs = [(nothing, nothing) if pair is None else _pair(i, pair) for i, pair in enumerate(clients)]
         if not pairs or not all(len(train) or train is nothing for train, _ in pairs):
             raise UserError("a task needs at least one client, and every client at least one training sample")
         server = nothing if test is None else Split.of(test)
@@ -230,12 +254,17 @@ class Task:
             public = (public, np.zeros(len(public), np.int64))
         shared = None if public is None else Split.of(public)
         splits = [split for pair in pairs for split in pair] + [server]
+        whose = [f"client {i}'s {part}" for i in range(len(pairs)) for part in ("training", "test")] + ["the server's"]
+        for split, who in zip(splits, whose, strict=True):
+            check_finite(split, f"{who} samples", how.get("loss") is None)
         kinds = sorted({split.learns for split in splits if len(split)})
         if len(kinds) > 1:
             raise UserError(f"all learn the same, but some targets here are {', others '.join(kinds)}: make them alike")
         learns = kinds[0] if kinds else "classes"
         classes = tuple(map(str, range(classes_in(splits) if learns == "classes" else widest(splits))))
-        objective = objective_for(learns, how.pop("metrics", None), how.pop("loss", None), how.pop("weights", None))
+        objective = objective_for(
+            learns, how.pop("metrics", None), how.pop("loss", None), how.pop("weights", None), len(classes)
+        )
         data = FederatedData(
             tuple(ClientData(*pair) for pair in pairs), server, classes, shared,
             None if presence is None else tuple(presence), None if learns == "classes" else ("samples",),
@@ -263,6 +292,23 @@ class Task:
             about["schema"] = msgspec.to_builtins(self.data.schema)
         return about
 
+    def check(self) -> None:
+        """Raises UserError if a first model, tried on a few samples, cannot learn the data that are here.
+
+        Of clients with the same model it is tried on those who have the highest label; of very many models on a few.
+        """
+        problem = self.problem
+        if isinstance(problem.objective, Detection):
+            return
+        problem = replace(problem, remodel=None)
+        held = [(f"client {i}'s training samples", i, client.train) for i, client in enumerate(self.data.clients)]
+        held += [(f"client {i}'s test samples", i, client.test) for i, client in enumerate(self.data.clients)]
+        held += [("the server's test samples", 0, self.data.test)]
+        for client in islice(problem.architectures(), MODELS_TRIED):
+            alike = [each for each in held if each[2] and problem.architecture(each[1]) == problem.architecture(client)]
+            if alike:
+                _try(problem, *max(alike, key=lambda each: classes_in([each[2]])))
+
     def with_data(self, data: FederatedData) -> Task:
         """The same problem on other data."""
         return Task(replace(self.problem, **_known(data)), data)
@@ -281,6 +327,39 @@ def check_builder(model: Any) -> None:
             "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
             f"not {named(model)}"
         )
+
+
+def _pair(client: Id, pair: Any) -> tuple[Split, Split]:
+    """A client's training and test samples. Raises UserError."""
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise UserError(f"client {client} is {named(pair)}: give (train, test), each a pair (x, y) or a data set")
+    try:
+        return Split.of(pair[0]), Split.of(pair[1])
+    except UserError as error:
+        raise UserError(f"client {client}: {error}") from None
+
+
+def _try(problem: Problem, who: str, client: Id, split: Split) -> None:
+    """One forward pass, and the loss. Raises UserError if either cannot be."""
+    rows = {int(split.labels.argmax()), *np.linspace(0, len(split) - 1, min(len(split), TRIED)).astype(int).tolist()}
+    with seeded(problem.seed, "try"):
+        x, targets = problem.objective.samples(split.take(sorted(rows)), problem.device)
+        model, samples = problem.model(client).eval(), x[:]
+        with arithmetic(problem.precision, problem.device):
+            try:
+                outputs = model(samples)
+            except UserError:
+                raise
+            except Exception as error:  # the user's code
+                kind = "numbers" if samples.is_floating_point() else "integers"
+                raise UserError(
+                    f"{who} are {kind} of shape {tuple(samples.shape[1:])}, which this model does not take: "
+                    f"{one_line(error)}"
+                ) from None
+            try:
+                problem.objective.check(model, outputs, targets)
+            except UserError as error:
+                raise UserError(f"{who}: {error}") from None
 
 
 def _by_name(model: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from fewbytes.core.metrics import Metric, Scores, possible
+from fewbytes.base.errors import MethodError
+from fewbytes.core.metrics import GREATEST, Metric, Scores, possible
 
 T = TypeVar("T")
+SIGNS = " _.,:+*/()@#%=-"
+NAME = re.compile(rf"\w[\w{re.escape(SIGNS)}]{{0,63}}")
+"""What a measurement may be called: names from outside reach terminals, pages and tables."""
+MOST_NAMES = 64  # scores, losses or measures of one client's step
 ByMetric = dict[str, dict[str, float]]
 """Scores by metric, such as accuracy, then by kind, such as personalised."""
 
@@ -23,6 +30,15 @@ class Records(msgspec.Struct, array_like=True):
     scores: dict[str, Scores] = {}  # by kind, such as personalised
     losses: dict[str, float] = {}
     measures: dict[str, float] = {}
+
+    def check(self) -> None:
+        """Raises MethodError for what a server would pass over: names that are not plain, or more than MOST_NAMES."""
+        for measured in (self.scores, self.losses, self.measures):
+            for name in measured:
+                if not NAME.fullmatch(name):
+                    raise MethodError(f"it measures {name!r}: names are letters and digits, up to 64, and {SIGNS!r}")
+            if len(measured) > MOST_NAMES:
+                raise MethodError(f"it measures {len(measured)} things, more than {MOST_NAMES} of one sort")
 
 
 @dataclass
@@ -35,11 +51,13 @@ class Gathered:
     measures: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def add(self, client: int, records: Records) -> None:
-        """Add what a client's handler measured; of a name it measured before, the last counts. Scores that cannot be,
-        which only a stranger's node sends, are passed over."""
-        _add(self.scores, client, {kind: possible(scores, self.metrics) for kind, scores in records.scores.items()})
-        _add(self.losses, client, records.losses)
-        _add(self.measures, client, records.measures)
+        """Add what a client's handler measured; of a name it measured before, the last counts. Names and scores that
+        cannot be, which only a stranger's node sends, are passed over."""
+        scores = {kind: possible(of, self.metrics) for kind, of in _plain(records.scores).items()}
+        _add(self.scores, client, scores)
+        for gathered, measured in ((self.losses, records.losses), (self.measures, records.measures)):
+            there = {name: value for name, value in _plain(measured).items() if not GREATEST < abs(value) < math.inf}
+            _add(gathered, client, there)
 
     def means(self) -> ByMetric:
         """By metric and kind, the mean over the clients that were scored."""
@@ -77,6 +95,11 @@ def _by_metric(scores: Mapping[str, Mapping[int, Scores]], one: Callable[[list[t
 def means(values: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
     """By name, the mean over clients in ascending order; none where one is not finite."""
     return {name: float(np.mean([of[i] for i in sorted(of)])) for name, of in values.items() if _finite(of)}
+
+
+def _plain(measured: Mapping[str, T]) -> dict[str, T]:
+    """The first so many whose names are plain."""
+    return dict(islice(((name, value) for name, value in measured.items() if NAME.fullmatch(name)), MOST_NAMES))
 
 
 def _finite(values: Mapping[int, float]) -> bool:

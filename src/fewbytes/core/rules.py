@@ -23,6 +23,8 @@ ENTRY_RULES = frozenset({"median", "trimmed-mean", "norm-clip"})
 """Those that need no more of an entry than the values of who sent it."""
 VECTOR_RULES = frozenset({"krum", "multi-krum", "norm-clip", "geometric-median"})
 """Those that take what a client sent as one vector: its many zeros, if it has some, do not outvote values."""
+CLIPPING = frozenset({"norm-clip"})
+"""What also bears on means other than the plain one."""
 EVERY_RULE = ENTRY_RULES | VECTOR_RULES
 """Every rule but the mean."""
 

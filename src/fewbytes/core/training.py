@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
 from fewbytes.base.state import in_training
 from fewbytes.core.privacy import PrivateSteps
@@ -27,6 +28,16 @@ EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
 """Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch."""
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
+
+
+def check_device(device: str) -> None:
+    """Raises UserError for a device this machine does not have."""
+    if str(device).split(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"device {device!r} is neither cpu nor cuda")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}: take cpu") from None
 
 
 def arithmetic(precision: Precision, device: str) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, one_line
 from fewbytes.data.cifar import cifar_files
 from fewbytes.data.coco import SIZE, is_coco, read_coco
 from fewbytes.data.decoding import decoded
@@ -153,6 +153,12 @@ def find(name: str, files: bool = False) -> Path | None:
     return None
 
 
+def holds_table(name: str) -> bool:
+    """Whether what is called so is a table, or a folder of such."""
+    place = find(name)
+    return place is not None and not (place / "train").is_dir() and bool(table_files(place) or table_files(place, True))
+
+
 def _download(name: str) -> Path:
     """The folder of a data set of the hub, fetched unless it was before. Every failure ends in one UserError."""
     match = re.fullmatch(r"(\w[\w.-]*/\w[\w.-]*)(?:/(\w[\w.-]*))?", HUB.get(name, name))
@@ -181,8 +187,7 @@ def _download(name: str) -> Path:
     except ImportError as error:
         raise not_found(name, f"huggingface_hub, which fetches {repo}, is not installed") from error
     except Exception as error:  # the hub's client fails in many ways: no network, offline mode, no such name, disk full
-        reason = " ".join(str(error).split())[:160]
-        raise not_found(name, f"fetching {repo} from the hub failed ({type(error).__name__}: {reason})") from error
+        raise not_found(name, f"fetching {repo} from the hub failed ({one_line(error, 160)})") from error
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fewbytes.data.datasets import client_folders, load_dataset
+from fewbytes.data.datasets import client_folders, holds_table, load_dataset
 from fewbytes.data.federated import federate, federate_local, federate_partition
 from fewbytes.data.masks import masks_of_boxes
 from fewbytes.data.own import is_function, own_data
@@ -31,6 +31,7 @@ __all__ = [
     "federate",
     "federate_local",
     "federate_partition",
+    "holds_table",
     "holds_text",
     "is_function",
     "load_dataset",

@@ -9,7 +9,7 @@ from typing import Any
 
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import UserError, one_line
-from fewbytes.data.split import Dataset, Split, classes_in, widest
+from fewbytes.data.split import Dataset, Split, check_finite, classes_in, widest
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -44,6 +44,8 @@ def own_data(name: str, client: int | None = None, classes: Sequence[str] | None
         )
     try:
         train, test = (Split.of(each) for each in made)
+        for split, who in ((train, "training samples"), (test, "test samples")):
+            check_finite(split, who)
     except UserError as error:
         raise UserError(f"data {name!r}: {error}") from None
     if not len(train):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, named, suggestion
 from fewbytes.base.streams import stream, untouched
 from fewbytes.data.schema import Schema
 
@@ -27,6 +28,7 @@ int64 (n, length). boxes: the objects in images, float32 (n, most, 5), of each i
 height in pixels of the image as it is stored; rows of zeros fill up. own: what a loss of one's own takes."""
 
 
+COLUMNS = 5  # of a table, that an error names
 IGNORED_PIXEL, IGNORED_TOKEN = 255, -100
 """Targets that mean nothing: of pixels, and of tokens."""
 
@@ -197,6 +199,10 @@ class Split:
         """
         if isinstance(data, Split):
             return data
+        if isinstance(data, Tensor | np.ndarray):
+            raise UserError(
+                f"data are a pair (x, y) of samples and labels, not {named(data)} of shape {tuple(data.shape)}"
+            )
         if not isinstance(data, tuple):
             items = Items(data)
             return cls(items, *_learnt(items.shape, items.targets))
@@ -370,7 +376,10 @@ class FederatedData:
             return
         if len(self.presence) != len(self.clients):
             raise UserError(f"presence is given for {len(self.presence)} of {len(self.clients)} clients: give all")
-        for i, (first, last) in enumerate(self.presence):
+        for i, span in enumerate(self.presence):
+            if not (isinstance(span, tuple | list) and len(span) == 2):
+                raise UserError(f"presence of client {i} is its first and last round, like (1, None), not {span!r}")
+            first, last = span
             if first < 1 or (last is not None and last < first):
                 raise UserError(
                     f"client {i} cannot be there from round {first} to {last}: rounds count from 1, upwards"
@@ -414,9 +423,40 @@ def ungrouped(split: Split) -> Split:
     return Split(split.x, torch.zeros_like(split.y), split.rows, split.transform, split.learnt)
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], most: int = 20) -> str:
     """Names for an error, not too many."""
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserError:
+    """What to raise for a table without a column of that name."""
+    close = suggestion(name, there)
+    return UserError(f"{where} has no column {name!r}{close}; it has {listed(there, COLUMNS)}: {remedy}")
+
+
+def check_finite(split: Split, who: str, targets: bool = True) -> None:
+    """Raises UserError for numbers that are not finite in samples that lie in memory, or in their `targets`."""
+    parts = split.x.tensors if isinstance(split.x, NamedTensors) else {"": split.x}
+    arrays = {f"{who}{f' ({k})' if k else ''}": x for k, x in parts.items() if not isinstance(x, Items)}
+    arrays |= {f"the targets of {who}": split.learnt.values} if targets and split.learnt is not None else {}
+    for name, values in arrays.items():
+        if "float" not in str(values.dtype) or _on_disk(values):
+            continue
+        held = values if split.rows is None else values[split.rows]
+        if not len(held) or (math.isfinite(float(held.min())) and math.isfinite(float(held.max()))):  # both are NaN
+            continue
+        strange = ~np.isfinite(np.asarray(held)).reshape(len(held), -1).all(axis=1)
+        raise UserError(
+            f"{name}: {int(strange.sum())} of {len(held)} hold numbers that are not finite (NaN or infinite), the "
+            f"first is sample {int(strange.argmax())}: correct them, or leave those samples out"
+        )
+
+
+def _on_disk(x: Any) -> bool:
+    """Whether an array is a memory map, or part of one."""
+    while x is not None and not isinstance(x, np.memmap):
+        x = getattr(x, "base", None)
+    return x is not None
 
 
 def classes_in(splits: Sequence[Split]) -> int:

@@ -26,13 +26,14 @@ from fewbytes.base.errors import UserError, one_line
 from fewbytes.data.folders import TEST_NAMES
 from fewbytes.data.schema import Schema
 from fewbytes.data.sources import holds_images
-from fewbytes.data.split import Dataset, Split, Targets, listed, split_off_test
+from fewbytes.data.split import COLUMNS, Dataset, Split, Targets, listed, no_column, split_off_test
 
 SUFFIXES = (".csv", ".parquet")
 TARGETS = ("target", "label", "labels")
 """What a table's target is called where nothing is said."""
 FEW = 20  # whole numbers of so many values at most are classes; of more they are numbers
-MOST = 1000  # categories of a column; with more it names its rows, and tells nothing of others
+MOST = 1000  # categories of a column; with more, or more than FEW in over half of the rows, it names its rows
+NEARLY = 0.9  # so many of a column's texts that are numbers, and it is one of numbers with some that are wrong
 
 Files = dict[str, Path]  # of a data set, by split: train, test
 
@@ -94,9 +95,10 @@ class _Table:
     def column(self, name: str) -> pa.ChunkedArray:
         """Raises UserError unless there is one of that name."""
         there = self.data.column_names
-        if there.count(name) != 1:
-            wrong = f"has {there.count(name)} columns called" if name in there else "has no column"
-            raise UserError(f"{self.where} {wrong} {name!r}; it has {listed(there)}: give it one")
+        if name not in there:
+            raise no_column(self.where, name, there, "add it, as the run's table has it")
+        if there.count(name) > 1:
+            raise UserError(f"{self.where} has {there.count(name)} columns called {name!r}: leave one of them")
         return self.data[name]
 
     def missing(self, name: str) -> NDArray[np.bool_]:
@@ -169,21 +171,26 @@ def _dataset(name: str, train: _Table | None, test: _Table | None, schema: Schem
 def _read_off(table: _Table, asked: Schema) -> Schema:
     """What this table's columns mean, and what is learnt of those that are asked for."""
     target = asked.target or tuple(name for name in TARGETS if name in table.data.column_names)[:1]
+    if len(set(target)) < len(target):
+        raise UserError(f"what is learnt ({listed(target)}) names a column twice: name each once (--target)")
+    for name in target:
+        if name not in table.data.column_names:
+            raise no_column(table.where, name, table.data.column_names, "name one that is there (--target)")
     if not target:
-        columns = listed(table.data.column_names)
+        columns = listed(table.data.column_names, COLUMNS)
         raise UserError(f"{table.where} has the columns {columns}: say which is learnt (--target COLUMN)")
     features = [name for name in dict.fromkeys(table.data.column_names) if name not in target]
     if not features:
         raise UserError(f"{table.where} has no column beside what is learnt ({listed(target)}): add some")
     learns = _learns(table, target)
     numeric = [name for name in features if not table.is_text(name)]
-    categories = {name: tuple(_in_order(table.texts(name))) for name in features if name not in numeric}
-    for name, values in categories.items():
-        if len(values) > MOST:
-            raise UserError(
-                f"{table.where}: column {name!r} has {len(values)} different texts, at most {MOST} are categories: "
-                "leave it out, or group them"
-            )
+    categories = {
+        name: _categories(
+            table, name, f"take it out of the table, group them, or have them read as text (--text {name})"
+        )
+        for name in features
+        if name not in numeric
+    }
     cuts: list[float] = []
     if learns == "numbers":
         numeric += target
@@ -199,14 +206,38 @@ def _learns(table: _Table, target: Sequence[str]) -> str:
     text = [name for name in target if table.is_text(name)]
     if len(target) == 1:
         if text:
+            _categories(table, target[0], "name another (--target), or group them into classes")
             return "classes"
-        values = table.numbers(target[0])
-        values = np.unique(values[~np.isnan(values)])
-        return "classes" if len(values) <= FEW and np.all(values == np.floor(values)) else "numbers"
+        return "classes" if _few(table.numbers(target[0])) else "numbers"
     if text:
         raise UserError(f"{table.where}: column {text[0]!r} is text: of several columns learnt at once all are numbers")
     marks = all(np.isin(values[~np.isnan(values)], (0, 1)).all() for values in map(table.numbers, target))
     return "labels" if marks else "numbers"
+
+
+def _few(values: NDArray[np.float64]) -> bool:
+    """Whether numbers are so few whole ones that they are classes."""
+    different = np.unique(values[~np.isnan(values)])
+    return bool(len(different) <= FEW and np.all(different == np.floor(different)))
+
+
+def _categories(table: _Table, name: str, remedy: str) -> tuple[str, ...]:
+    """What the texts of a column are, in order. Raises UserError for numbers of which some are wrong, and, with a
+    remedy, for texts that hardly occur twice."""
+    texts = [text for text in table.texts(name) if text is not None]
+    different = tuple(_in_order(texts))
+    numbers = np.array([float(text) for text in texts if _is_number(text)])
+    rare = len(different) > len(texts) / 2
+    if NEARLY * len(texts) <= len(numbers) < len(texts) and (rare or not _few(numbers)):
+        wrong = np.array([not _is_number(text) for text in table.texts(name)])
+        what = f"is no number, as the column's other {len(numbers)} values are"
+        raise table.wrong(name, wrong, what, "correct it, or empty it and run with --missing drop")
+    if len(different) > MOST or (rare and len(different) > FEW):
+        found = f"{table.where}: column {name!r} has {len(different)} different texts in {len(texts)} rows"
+        if len(numbers) == len(texts):
+            raise UserError(f"{found}, all of them numbers: store it as numbers")
+        raise UserError(f"{found}, too many for categories (does it name the rows?): {remedy}")
+    return different
 
 
 def _scale(values: NDArray[np.float64]) -> tuple[float, float]:

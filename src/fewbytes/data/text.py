@@ -21,7 +21,7 @@ from fewbytes.base.language import padding_token
 from fewbytes.data.datasets import find, not_found
 from fewbytes.data.folders import TEST_NAMES
 from fewbytes.data.sources import source
-from fewbytes.data.split import IGNORED_TOKEN, Dataset, NamedTensors, Split, Targets, split_off_test
+from fewbytes.data.split import IGNORED_TOKEN, Dataset, NamedTensors, Split, Targets, no_column, split_off_test
 
 TABLES = (".parquet", ".csv", ".jsonl", ".json")
 TEST_SHARE = 10  # one block of so many is for testing
@@ -44,6 +44,10 @@ def load_text(
         if label is not None:
             raise UserError(f"{name}: target is a column of a table: say which other one holds the text (--text)")
         return next_tokens(name, documents_in(place), tokenizer, length, only_test)
+    if column == label:
+        raise UserError(
+            f"{name}: column {label!r} is both the text and its class: name another for one (--text, --target)"
+        )
     train, test = read_text_table(place, column, label)
     if label is None:
         return next_tokens(name, train + test, tokenizer, length, only_test)
@@ -142,9 +146,9 @@ def _texts(path: Path, column: str, label: str | None, name: str) -> Documents:
         table = columns[path.suffix](path)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read as a table: {' '.join(str(error).split())}") from None
-    for wanted in (column, *([label] if label else [])):
+    for wanted, option in ((column, "--text"), *([(label, "--target")] if label else [])):
         if wanted not in table.column_names:
-            raise UserError(f"{path} has no column {wanted!r}; it has {', '.join(table.column_names)}")
+            raise no_column(str(path), wanted, table.column_names, f"name one that is there ({option})")
         if missing := table.column(wanted).null_count:
             raise UserError(f"{path} has {missing} rows without a {wanted}: fill them in, or leave those rows out")
     if not pa.types.is_string(table.column(column).type) and not pa.types.is_large_string(table.column(column).type):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fewbytes.base.errors import FrameError, MethodError
+from fewbytes.base.errors import FrameError, MethodError, one_line
 from fewbytes.base.streams import stream
+from fewbytes.core.admission import Known, Looks, admit, norm
 from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
@@ -25,7 +27,7 @@ from fewbytes.core.rules import Rule
 from fewbytes.engines.handlers import Done, SampleCounts, unchanged
 from fewbytes.engines.requests import Request
 from fewbytes.engines.waiting import Waiting, WaitingMessages
-from fewbytes.wire import Counted, Frame, unpack
+from fewbytes.wire import Counted, Frame, counted, unpack
 from fewbytes.wire.fields import LIMIT
 from fewbytes.wire.values import check_finite
 
@@ -86,6 +88,10 @@ class Engine(ABC):
         self.t = 0
         self.rng: np.random.Generator = stream(self.problem.seed, "server", 0)
         self.scored = True
+        self.not_asked: dict[Id, str] = dict.fromkeys(policy.excluded, "by the operator's wish (exclude)")
+        """Clients that are passed over, and why."""
+        self.barred: dict[Id, str] = {}
+        """Whose replies broke the step that is taken, why: it is taken again without them."""
         self.on_reply: Callable[[Id], None] = lambda client: None
         """Called after every exchange (for a progress display)."""
         self.sample_counts: dict[Id, tuple[SampleCounts, SampleCounts]] = {}
@@ -95,6 +101,11 @@ class Engine(ABC):
         self._numbers = 0
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None
+        self._replies: Iterator[tuple[Id, Any]] = iter(())  # of the open call
+        self._last: Id | None = None  # whose reply was last read of it
+        self._failed = False  # the engine itself, or a client's handler, in this step
+        self._looks = Looks()  # of the step's replies
+        self._first_norms: dict[Any, float] = {}
         self._cohorts: dict[float, list[Id]] = {}
         self._waiting = WaitingMessages(self._named, [] if resumed is None else resumed.waiting)
 
@@ -104,6 +115,7 @@ class Engine(ABC):
         """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
         self.t, self.scored, self.records, self.shown = t, scored, Gathered(self.problem.objective.metrics), {}
         self.left_out, self.notes, self.not_finite, self._cohorts = [], {}, set(), {}
+        self._last, self._failed = None, False
         self.released = 0
         self.rng = stream(self.problem.seed, "server", t, *names)
 
@@ -116,8 +128,46 @@ class Engine(ABC):
             )
 
     def abandon(self) -> None:
-        """Forget a call that ended in an error."""
-        self._open = None
+        """Forget a call that ended in an error; what is still on its way is received."""
+        with suppress(Exception):
+            for _ in self._replies:
+                pass
+        self._open, self._last = None, None
+
+    def blamed(self, error: Exception) -> list[Id]:
+        """The clients whose replies must have made the method's server half raise `error`, from now on `barred`: those
+        of another shape than most of the step's, or whose was being read. None if it was no reply."""
+        last = self._last
+        failed = self._failed
+        self.abandon()
+        if failed:
+            return []
+        odd = [i for i in self._looks.odd() if i not in self.barred]
+        blamed = odd or ([] if last is None else [last])
+        self.barred |= dict.fromkeys(blamed, f"its reply broke the round: {one_line(error)}"[:300])
+        return blamed
+
+    def strange(self) -> dict[Id, str]:
+        """The clients whose replies were in this step of other types than the others', why: from now on `barred`."""
+        strange = {i: why for i, why in self._looks.strange().items() if i not in self.barred}
+        self.barred |= strange
+        return strange
+
+    def fresh(self) -> None:
+        """A new step begins, of which nobody's reply has broken anything yet."""
+        self.barred, self._looks = {}, Looks()
+        for client, rounds in self.ledger.refused_in_a_row().items():
+            if rounds >= self.policy.strikes:
+                self.not_asked.setdefault(client, f"{rounds} refused replies in a row")
+
+    def go_back(self, versions: Mapping[Id, int], waiting: Iterable[Waiting]) -> None:
+        """Forget what a step that is taken again has done to clients."""
+        self.versions = dict(versions)
+        self._waiting = WaitingMessages(self._named, waiting)
+
+    def patient(self, tries: int) -> bool:
+        """Wait before a round that too few answered is tried again, the `tries`-th time; False: that will not help."""
+        return False
 
     def deliver(self) -> None:
         """Send all that waits, by itself."""
@@ -183,7 +233,8 @@ class Engine(ABC):
         handler = self._handler(function)
         self._asked = len(asked)
         self._open = handler.name  # from now on, so that a call nobody reads is an error, too
-        return self._read(handler, asked, messages)
+        self._replies = self._read(handler, asked, messages)
+        return self._replies
 
     def release(self) -> tuple[int, Bytes]:
         """See `Exchanges.release`. A mean is seen by nobody before its round's checkpoint, which counts it, is written;
@@ -227,10 +278,26 @@ class Engine(ABC):
         return self._handler(getattr(self.method, name))
 
     def _read(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        for client, reply in self._exchange(handler, asked, messages):
-            self.on_reply(client)
-            yield client, reply
-        self._open = None
+        for client in asked:
+            if client in self.not_asked:
+                self.leave_out(handler.name, client, None, "excluded", self.not_asked[client], 0)
+        asked = [i for i in asked if i not in self.not_asked]
+        barred = [i for i in asked if i in self.barred]
+        for client in barred:
+            self.leave_out(handler.name, client, None, "rejected", self.barred[client], 0)
+        try:
+            if barred:
+                self.enough(handler.name, len(asked), self.left_out[-len(barred) :])
+            for client, reply in self._exchange(handler, [i for i in asked if i not in self.barred], messages):
+                self._last = client
+                key = handler.name, self.problem.architecture(client)
+                self._looks.add(key, client, reply, self.problem.layout(client))
+                self.on_reply(client)
+                yield client, reply
+        except Exception:  # not the method's: what that raises does not come by here
+            self._failed, self._open, self._last = True, None, None
+            raise
+        self._open, self._last = None, None
 
     @abstractmethod
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
@@ -258,18 +325,34 @@ class Engine(ABC):
         if handler.reply is not None:
             value = unpack(handler.reply, reply, layout=self.problem.layout(client), base=sent.base, limit=limit)
             try:
-                check_finite(value)
+                check_finite(value, perhaps=self.problem.objective.perhaps)
             except FrameError:
                 self.not_finite.add(handler.name)
                 raise
+            message = next((part.message for part in sent.parts if not part.waited), None)
+            most = self.policy.max_norm * self._first_norm(client)
+            admit(value, Known(self.problem.layout(client), message, self._samples(client), most))
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version
         self.records.add(client, done.records)
         for part in sent.parts:
             self._waiting.delivered(part.handler, client)
-        row = Row(self.t, handler.name, client, sent.length, len(reply), sent.counted, Counted(*done.up))
+        row = Row(self.t, handler.name, client, sent.length, len(reply), sent.counted, counted(value))
         self.ledger.add(row)
         return value
+
+    def _samples(self, client: Id) -> int | None:
+        """How many samples a client has to train on, as far as that is known."""
+        said = self.sample_counts.get(client, (None, None))[0]
+        if said is None:
+            return len(self.task.data.clients[client].train) or None
+        return said if isinstance(said, int) else sum(said)
+
+    def _first_norm(self, client: Id) -> float:
+        key = self.problem.architecture(client)
+        if key not in self._first_norms:
+            self._first_norms[key] = max(1.0, norm(self.problem.first_state(client)))
+        return self._first_norms[key]
 
     def leave_out(self, handler: str, client: Id, sent: Request | None, outcome: str, why: str, length: int) -> None:
         """Enter an exchange that did not end with a valid reply; `length`: bytes that came all the same."""

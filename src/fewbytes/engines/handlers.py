@@ -63,7 +63,6 @@ class Done(msgspec.Struct, array_like=True):
     version: int = 0
     reply: bytes = b""
     length: int = 0
-    up: tuple[int, int] = (0, 0)  # what papers count for the reply: value bytes, mask bits
     records: Records = msgspec.field(default_factory=Records)
     scores: Scores = {}  # of the client's own model
     error: str = ""
@@ -107,8 +106,7 @@ class Runner:
             if type(reply) is not handler.reply:
                 raise MethodError(f"it must reply a {handler.reply.__name__}, it replied a {type(reply).__name__}")
             frame = pack(reply, layout=layout, base=Base.together(bases), coded=self.coded)
-            count = counted(reply)
-            done.up = (count.value_bytes, count.mask_bits)
+        done.records.check()
         if state is not None:
             done.version = job.version + 1
             self.store.save(state, job.client, done.version)

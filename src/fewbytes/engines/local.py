@@ -17,7 +17,7 @@ from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
-from fewbytes.core.policy import Policy
+from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.base import Engine, Resumed
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
@@ -77,18 +77,23 @@ class LocalEngine(Engine):
         else:
             requests = Requests(self, handler, messages, asked, self.pool.exchange.put, self.pool.exchange.free)
         failed: list[LeftOut] = []
+        too_few: TooFewReplies | None = None  # raised when all jobs are done, so that none is left behind
         for job, done, reply in self._run(handler.name, asked, requests):
             request = requests.take(job.client)
             try:
                 value = self.settle(handler, job.client, request, done, reply)
             except FrameError as error:
-                if error.code != "values":
-                    raise
                 self.leave_out(handler.name, job.client, request, "rejected", str(error), len(reply))
                 failed.append(self.left_out[-1])
-                self.enough(handler.name, len(asked), failed)
+                try:
+                    self.enough(handler.name, len(asked), failed)
+                except TooFewReplies as error:
+                    too_few = error
                 continue
-            yield job.client, value
+            if too_few is None:
+                yield job.client, value
+        if too_few is not None:
+            raise too_few
 
     def checkpointed(self) -> None:
         """Remove older states."""

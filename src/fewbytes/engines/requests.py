@@ -20,6 +20,7 @@ class Packed:
     handler: str
     waited: bool  # for this request, instead of having caused it
     number: int
+    message: Any
     frame: Frame | None
     counted: Counted
     base: Base | None
@@ -117,7 +118,9 @@ class Requests:
                 at = "" if frame is None else self._put(frame)
                 base = None if frame is None else Base.of(frame.digest, message)
                 number = 0 if frame is None else engine.next_number()
-                self._packed[key] = Packed(handler.name, waited, number, frame, counted, base, at, self._uses[key])
+                self._packed[key] = Packed(
+                    handler.name, waited, number, message, frame, counted, base, at, self._uses[key]
+                )
             parts.append(self._packed[key])
             call = self._messages[client][-1][0].name
             engine.keep(client, f"{call}.{handler.name}" if waited else call, "down", parts[-1].frame)

@@ -22,6 +22,7 @@ from fewbytes.data import (
     client_folders,
     federate,
     federate_local,
+    holds_table,
     holds_text,
     is_function,
     load_dataset,
@@ -49,7 +50,8 @@ class Loading:
     data: DataSettings
     partition: Partition
     model: ModelSettings
-    _cut: Any = field(default=None, init=False, repr=False)  # the tokenizer, once it is read
+    cut: Any = field(default=None, init=False, repr=False)
+    """The tokenizer, once it is read."""
 
     def federated(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
         """The data over clients, and what servers and nodes must agree on. `here`: the clients whose own data are on
@@ -142,6 +144,11 @@ class Loading:
                 raise UserError("a text has one class: name one column for target")
             label = how.target[0] if how.target else None
             return load_text(name, self._tokenizer(), how.length, how.text, label, only_test)
+        models = [each for each in (self.model.model or "").split("+") if each.startswith(PREFIX)]
+        if models and holds_table(name):
+            raise UserError(
+                f"{name} is a table, and {models[0]} reads text: name the column that holds it (--text COLUMN)"
+            )
         dataset = load_dataset(name, how.image_size, only_test, self._schema())
         if how.masks and dataset.learns != "boxes":
             raise UserError(f"masks are made of boxes, and {name} has none")
@@ -155,15 +162,15 @@ class Loading:
             raise UserError(
                 f"{self.data.dataset} holds text: say by --tokenizer, or an hf: model, what cuts it into tokens"
             )
-        if self._cut is None:
-            self._cut = read_tokenizer(place)
-        return self._cut
+        if self.cut is None:
+            self.cut = read_tokenizer(place)
+        return self.cut
 
     def _agreed(self) -> dict[str, str]:
         """What servers and nodes, who hold text, must agree on besides."""
-        if self._cut is None:
+        if self.cut is None:
             return {}
-        return {TOKENIZER: tokenizer_digest(self._cut)}
+        return {TOKENIZER: tokenizer_digest(self.cut)}
 
     def _part(self, dataset: Dataset) -> Dataset:
         return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset

@@ -19,6 +19,7 @@ from fewbytes.experiments.groups import DECLARED
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import Experiment, make_experiment, read_experiment
 from fewbytes.methods import method_class
+from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import read_checkpoint
@@ -45,7 +46,7 @@ class PreparedRun:
         """For people: what was picked for want of a setting, and what of the models is not as asked for. Raises
         UserError for a model that does not suit the method."""
         task = self.method.adapted(self.task)
-        return [*self._picked, *_left_alone(task), *_left_drawn(task)]
+        return [*self._picked, *_left_alone(task), *_left_drawn(task), *_other_tokenizers(self.experiment)]
 
     def check(self) -> None:
         """Raises UserError for a task or a rule that the method cannot begin with, before anybody hears of a run."""
@@ -102,6 +103,14 @@ def _left_drawn(task: Task) -> Iterator[str]:
     if (pretrained := task.problem.pretrained) is not None:
         for client in task.problem.architectures():
             yield from pretrained.left(task.problem.model(client))
+
+
+def _other_tokenizers(experiment: Experiment) -> Iterator[str]:
+    """Where a tokenizer is named that is not the model's."""
+    place = experiment.data.tokenizer
+    for name in dict.fromkeys((experiment.model.model or "").split("+")):
+        if place is not None and name.startswith(PREFIX) and (text := other_tokenizer(name, place)):
+            yield text
 
 
 def finished(folder: Path) -> bool:

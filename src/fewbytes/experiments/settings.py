@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import torch
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import wrong
 from fewbytes.core.method import Method
-from fewbytes.core.objective import Objective, Weights, objective_for
+from fewbytes.core.objective import Objective, objective_for
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
+from fewbytes.core.training import check_device
 from fewbytes.data import (
     FederatedData,
     Partition,
@@ -34,7 +33,7 @@ from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import convolutional
-from fewbytes.models.hugging_face import PREFIX
+from fewbytes.models.hugging_face import PREFIX, check_tokenizer
 from fewbytes.models.kgf import Kernels
 from fewbytes.models.normalise import Normalisation
 from fewbytes.models.pretrained import check_fits, read_pretrained
@@ -113,6 +112,11 @@ class Experiment:
         agreed = {**agreed, **({} if normalisation is None else {"normalisation": str(normalisation)})}
         kernels = Kernels(model.kgf, model.seed) if model.kgf else None
         build = ModelBuilder(name, shape, classes, kernels, normalisation, data.learns)
+        for each in {each for each in build.names if each.startswith(PREFIX)}:
+            if loading.cut is not None:
+                check_tokenizer(each, loading.cut)
+            elif len(shape) != 3 and data.test.blank().is_floating_point():
+                raise UserError(f"{each} takes tokens or images, and {self.data.dataset} holds numbers: take mlp")
         how = {
             "seed": model.seed,
             "precision": model.precision,
@@ -147,7 +151,7 @@ class Experiment:
             raise UserError(
                 "objects are found by a detector's own loss, and scored as COCO does: leave the metrics out"
             )
-        return {"objective": objective_for(data.learns, metrics, weights=_weights(weights, data.classes))}
+        return {"objective": objective_for(data.learns, metrics, None, _weights(weights), len(data.classes))}
 
     def _normalisation(self, data: FederatedData) -> Normalisation | None:
         """How models normalise samples, if they do."""
@@ -189,20 +193,12 @@ class Experiment:
         }
 
 
-def _weights(text: str | None, classes: Sequence[str]) -> Weights | None:
-    """Class weights from how they are written. Raises UserError."""
-    if text is None or text == "balanced":
-        return text  # type: ignore[return-value]
+def _weights(text: str | None) -> Any:
+    """Class weights from how they are written, "1,5,1", or what is written if it is none."""
     try:
-        weights = tuple(float(part) for part in text.split(","))
+        return text and tuple(float(part) for part in text.split(","))
     except ValueError:
-        weights = ()
-    if len(weights) != len(classes) or not all(0 <= weight < math.inf for weight in weights) or not any(weights):
-        raise UserError(
-            f"class_weights: balanced, or a number of 0 or more for each of {len(classes)} classes, with commas, "
-            f"not {text!r}"
-        )
-    return weights
+        return text
 
 
 TRY_EPOCHS = 40
@@ -321,13 +317,3 @@ def typed(name: str, hints: Mapping[str, Any], parameters: Mapping[str, Any]) ->
             must = wrong(hints[key], value) or f"cannot be read ({error})"
             raise UserError(f"{name}: {key} {must}, not {value}") from None
     return values
-
-
-def check_device(device: str) -> None:
-    """Raises UserError for a device this machine does not have."""
-    if device.split(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"device {device!r} is neither cpu nor cuda")
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None

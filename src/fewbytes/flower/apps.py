@@ -26,7 +26,7 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.frames import FrameFolder
 from fewbytes.engines.handlers import Done
-from fewbytes.flower.messages import read_content, split_frames, write_content
+from fewbytes.flower.messages import decoded, read_content, split_frames, write_content
 from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
@@ -105,7 +105,7 @@ def make_client_app(
             here = context.node_config.get("partition-id")
             return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
         text, frame = read_content(message.content, frame_folder)
-        order = msgspec.msgpack.decode(text, type=Order)
+        order = decoded(text, Order)
         done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
         name = frame_folder.put(reply) if frame_folder is not None and reply else ""
         return Message(write_content(msgspec.msgpack.encode(done), reply, name), reply_to=message)

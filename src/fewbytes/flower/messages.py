@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import msgspec
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fewbytes.base.errors import FrameError
 from fewbytes.engines.frames import FrameFolder
 from fewbytes.wire import Frame
 
+T = TypeVar("T")
 SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which costs the fewest requests
 
 
@@ -26,6 +28,14 @@ def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = 
     elif frame is not None and len(frame):
         record["frame"] = bytes(frame)
     return content
+
+
+def decoded(order: bytes, kind: type[T]) -> T:
+    """What is asked or answered. Raises FrameError if the bytes do not hold one of that kind."""
+    try:
+        return msgspec.msgpack.decode(order, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError("header", f"what comes with a frame cannot be read: {error}") from None
 
 
 def split_frames(blob: memoryview, lengths: Sequence[int]) -> list[memoryview]:

@@ -17,10 +17,10 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fewbytes.base.errors import FrameError, UserError
+from fewbytes.base.errors import FrameError, UserError, cleaned
 from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
-from fewbytes.core.metrics import Scores, possible
+from fewbytes.core.metrics import MOST_SAMPLES, Scores, possible
 from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
@@ -30,7 +30,7 @@ from fewbytes.engines.handlers import SCORE, Done, Job, SampleCounts
 from fewbytes.engines.local import memory_bytes
 from fewbytes.engines.requests import Request, Requests
 from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
-from fewbytes.flower.messages import read_content, write_content
+from fewbytes.flower.messages import decoded, read_content, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
 from fewbytes.running.settings import Settings
 
@@ -163,7 +163,7 @@ class FlowerEngine(Engine):
         able = [i for i in clients if i not in asked]
         for client, answer in self._ask("query.data", asked, lambda i: _Question(self._order(self._job("data", i)))):
             if answer.done.error or answer.different:
-                self._pass_over(client, f"it {answer.why}" if answer.different else _one_line(answer.done.error, 1000))
+                self._pass_over(client, f"it {answer.why}" if answer.different else cleaned(answer.done.error, 1000))
                 continue
             self._unable.pop(client, None)
             train, test = answer.done.sample_counts or (None, None)
@@ -180,7 +180,7 @@ class FlowerEngine(Engine):
     def _counts(self, said: SampleCounts) -> SampleCounts:
         """What a node said, where it can be; the sum where the classes are not those that are known here."""
         counts = [said] if isinstance(said, int) else said
-        if counts is None or not all(0 <= count < 1 << 48 for count in counts):
+        if counts is None or not all(0 <= count < MOST_SAMPLES for count in counts):
             return None
         if isinstance(said, int) or said is None:
             return said
@@ -207,6 +207,14 @@ class FlowerEngine(Engine):
             self._refresh()
             there = [i for i in due if i in self._nodes]
         return self._hear(there)
+
+    def patient(self, tries: int) -> bool:
+        """Wait for clients to come back: 1, 2, 4, … seconds, up to five minutes."""
+        if tries > self.policy.retries:
+            return False
+        self._wait(min(2.0 ** (tries - 1), 300.0))
+        self._refresh()
+        return True
 
     def checkpointed(self) -> None:
         """Nodes may remove older states: the next requests say so."""
@@ -249,7 +257,7 @@ class FlowerEngine(Engine):
                     value = self._accept(handler, client, requests.open[client], answer)
                     requests.take(client)
                 except FrameError as error:
-                    answer = answer._replace(outcome="rejected", why=_one_line(str(error)))
+                    answer = answer._replace(outcome="rejected", why=cleaned(str(error)))
             if answer.outcome == "answered":
                 yield client, value
                 continue
@@ -266,8 +274,6 @@ class FlowerEngine(Engine):
         job_version, done = self.versions.get(client, 0), answer.done
         if done.version not in (job_version, job_version + 1):
             raise FrameError("header", f"it is of state version {done.version}, asked was version {job_version}")
-        if not all(0 <= number < 1 << 62 for number in done.up):
-            raise FrameError("header", "its count of values is out of bounds")
         limit = 16 * sum(v.nbytes for v in self.problem.first_state(client).values()) + MARGIN
         value = self.settle(handler, client, request, done, answer.frame, limit)
         self._heard = True
@@ -368,20 +374,20 @@ class FlowerEngine(Engine):
         """A client's reply, read with suspicion."""
         if reply.has_error():
             outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
-            return _Answer(outcome, f"Flower's error {reply.error.code}: {_one_line(reply.error.reason)}")
+            return _Answer(outcome, f"Flower's error {reply.error.code}: {cleaned(reply.error.reason)}")
         try:
             text, frame = read_content(reply.content, self.frame_folder)
             if self.frame_folder is not None and "name" in reply.content.config_records["fewbytes"]:
                 self.frame_folder.remove(str(reply.content.config_records["fewbytes"]["name"]))
             if len(text) > DONE_LIMIT:
                 raise FrameError("length", f"{len(text)} bytes of measurements beside a reply")
-            done = msgspec.msgpack.decode(text, type=Done)
-        except (FrameError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            return _Answer("rejected", _one_line(str(error)))
+            done = decoded(text, Done)
+        except FrameError as error:
+            return _Answer("rejected", cleaned(str(error)))
         if done.error.startswith(DIFFERENT):
             return _Answer("failed", self._difference(client, done.error.removeprefix(DIFFERENT)), different=True)
         if done.error:
-            return _Answer("failed", _one_line(done.error), done, frame)
+            return _Answer("failed", cleaned(done.error), done, frame)
         return _Answer("answered", "", done, frame)
 
     def _difference(self, client: Id, text: str) -> str:
@@ -390,7 +396,7 @@ class FlowerEngine(Engine):
         with suppress(msgspec.MsgspecError):
             theirs = msgspec.json.decode(text, type=dict[str, str])
         differing = [
-            f"{_one_line(k)}: {_one_line(theirs.get(k, 'none'))} there, {ours.get(k, 'none')} here"
+            f"{cleaned(k)}: {cleaned(theirs.get(k, 'none'))} there, {ours.get(k, 'none')} here"
             for k in ours | theirs
             if theirs.get(k) != ours.get(k)
         ]
@@ -446,17 +452,12 @@ class FlowerEngine(Engine):
     def _claimed(self, reply: Message) -> Id | str:
         """The client that a node says it holds, or what is wrong with that."""
         if reply.has_error():
-            return f"a node does not start its app: {_one_line(reply.error.reason)}"
+            return f"a node does not start its app: {cleaned(reply.error.reason)}"
         try:
-            client = msgspec.msgpack.decode(read_content(reply.content)[0], type=int)
-        except (FrameError, msgspec.MsgspecError):
+            client = decoded(read_content(reply.content)[0], int)
+        except FrameError:
             return "a node does not run this package's app"
         if client not in self.problem.clients:
             last = len(self.problem.clients) - 1
             return f"a node says it holds client {client}, not one of 0 to {last}: set its partition-id"
         return client
-
-
-def _one_line(text: str | None, most: int = 300) -> str:
-    """Words of somebody else's, for a message of ours."""
-    return " ".join((text or "").split())[:most]

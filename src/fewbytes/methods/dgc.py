@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import NotNegative, Share, Whole
+from fewbytes.base.ranges import SENT, NotNegative, Share, Whole
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -41,8 +41,8 @@ from fewbytes.wire.topk import largest
 class Sparse:
     """Client to server: the largest values of v, the vectors' u, and the batch-norm statistics."""
 
-    change: TopK
-    buffers: Dense
+    change: Annotated[TopK, SENT]
+    buffers: Annotated[Dense, SENT]
 
 
 @dataclass

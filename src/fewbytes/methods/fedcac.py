@@ -18,18 +18,19 @@ after round beta 4 (D - n_i).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import nn
 
-from fewbytes.base.ranges import Count, Share
+from fewbytes.base.ranges import PART, Count, Samples, Share
 from fewbytes.base.state import Mean, State, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id
+from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.fedpurin import collaborators, combine, critical, critical_means, overlap, scores
@@ -48,9 +49,9 @@ class Combined:
 class Marked:
     """Client to server: theta_i, m_i and the number of samples."""
 
-    theta: Dense
-    mask: Bits
-    samples: int
+    theta: Annotated[Dense, PART]
+    mask: Annotated[Bits, PART]
+    samples: Samples
 
 
 @dataclass
@@ -71,23 +72,26 @@ class FedCAC(Method):
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
 
     headline: ClassVar[str] = "personalised"
+    aggregates: ClassVar[frozenset[str]] = CLIPPING
 
     def client(self, site: Site) -> Personal:
         return Personal(dict(site.problem.first_state(site.me)), {})
 
     def round(self, state: None, net: Network, t: int) -> None:
         replies = dict(net.call(self.train, to=net.sample(self.fraction)))
-        net.tell(self.receive, to=self.aggregate(replies, t), when="next")
+        net.tell(self.receive, to=self.aggregate(replies, t, net.clipped), when="next")
 
-    def aggregate(self, replies: Mapping[Id, Marked], t: int) -> dict[Id, Combined]:
+    def aggregate(
+        self, replies: Mapping[Id, Marked], t: int, clipped: Callable[[Sequence[State]], Sequence[State]] = list
+    ) -> dict[Id, Combined]:
         """What each client gets back; nothing for a client alone, whose model would be its own."""
         if len(replies) < 2:
             return {}
-        models = [reply.theta.dense() for reply in replies.values()]
+        models = clipped([reply.theta.dense() for reply in replies.values()])
         masks = [reply.mask.bits for reply in replies.values()]
         average = Mean()
-        for reply in replies.values():
-            average.add(reply.theta.dense(), weight=reply.samples)
+        for model, reply in zip(models, replies.values(), strict=True):
+            average.add(model, weight=reply.samples)
         mean = average()
         if t > self.beta:
             sent = [{name: mean[name][~mask[name]] for name in mean} for mask in masks]

@@ -13,12 +13,12 @@ parameters and s batch-norm statistics.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import BelowOne, Positive, Share
+from fewbytes.base.ranges import SENT, BelowOne, Positive, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -37,8 +37,8 @@ from fewbytes.wire import Dense, Signs, payload
 class Signed:
     """Client to server: C(Delta_i + e_i), and the batch-norm statistics."""
 
-    change: Signs
-    buffers: Dense
+    change: Annotated[Signs, SENT]
+    buffers: Annotated[Dense, SENT]
 
 
 @dataclass

@@ -13,11 +13,11 @@ model's D values are d parameters and s batch-norm statistics.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
-from fewbytes.base.ranges import Positive, Share
+from fewbytes.base.ranges import SENT, Positive, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -36,8 +36,8 @@ from fewbytes.wire import Dense, Quantised, payload
 class Rounded:
     """Client to server: D_i, rounded, and the batch-norm statistics."""
 
-    change: Quantised
-    buffers: Dense
+    change: Annotated[Quantised, SENT]
+    buffers: Annotated[Dense, SENT]
 
 
 @dataclass

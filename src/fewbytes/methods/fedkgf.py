@@ -17,12 +17,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fewbytes.base.ranges import Count, Share, Whole
+from fewbytes.base.ranges import PART, Count, Samples, Share, Whole
 from fewbytes.base.state import EntryMeans, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -50,8 +50,8 @@ class Model:
 class Modules:
     """Client to server: the entries of its group."""
 
-    theta: Dense
-    samples: int
+    theta: Annotated[Dense, PART]
+    samples: Samples
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ model's values (with batch-norm buffers).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
-from fewbytes.base.ranges import BelowOne, Share
+from fewbytes.base.ranges import PART, BelowOne, Share
 from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -25,8 +25,15 @@ from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
-from fewbytes.methods.parts.averaging import GlobalModel, Model, Own, Trained
-from fewbytes.wire import Dense
+from fewbytes.methods.parts.averaging import GlobalModel, Model, Own
+from fewbytes.wire import Dense, payload
+
+
+@payload
+class Kept:
+    """Client to server: the entries it keeps of its model."""
+
+    theta: Annotated[Dense, PART]
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,10 @@ class FedLP(Method):
             means.add(reply.theta.dense())
         state.theta = means.over(state.theta)
 
-    def train(self, state: Own, message: Model, site: Site) -> Trained:
+    def train(self, state: Own, message: Model, site: Site) -> Kept:
         trained = averaging.train_shared(state, message, site, self.local)
         kept = {name: value for name, value in trained.theta.dense().items() if site.rng.random() >= self.ratio}
-        return Trained(Dense(kept), trained.samples)
+        return Kept(Dense(kept))
 
     def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module | None:
         return averaging.whole_model(state, problem)

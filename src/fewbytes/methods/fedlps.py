@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import BelowOne, Share
+from fewbytes.base.ranges import PART, BelowOne, Samples, Share
 from fewbytes.base.state import State, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -48,8 +48,8 @@ class Download:
 class Pruned:
     """Client to server: what is left of its model, with the encoder until that is settled, and n_i."""
 
-    theta: Masked
-    samples: int
+    theta: Annotated[Masked, PART]
+    samples: Samples
 
 
 @dataclass

@@ -14,20 +14,21 @@ up 4 n_i + d/8; down 4 nnz + d/8, where nnz counts the non-zeros sent (after rou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import Count, NotNegative, Share
+from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
 from fewbytes.base.state import State, gradients_of, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.models import batch_norm_names
@@ -49,8 +50,8 @@ class Combined:
 class Critical:
     """Client to server: theta_i * m_i and m_i, at one bit an entry."""
 
-    theta: Masked
-    samples: int
+    theta: Annotated[Masked, PART]
+    samples: Samples
 
 
 @dataclass
@@ -101,6 +102,7 @@ class FedPURIN(Method):
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)  # E, eta
 
     headline: ClassVar[str] = "sparse"
+    aggregates: ClassVar[frozenset[str]] = CLIPPING
 
     def server(self, problem: Problem) -> Counts:
         return Counts()
@@ -110,7 +112,7 @@ class FedPURIN(Method):
 
     def round(self, state: Counts, net: Network, t: int) -> None:
         replies = dict(net.call(self.train, to=net.sample(self.fraction)))  # lines 3-8
-        combined, mean = self.aggregate(replies, t)
+        combined, mean = self.aggregate(replies, t, net.clipped)
         net.tell(self.receive, to=combined, when="next")
         if self.activations:
             for i, reply in replies.items():
@@ -124,7 +126,9 @@ class FedPURIN(Method):
             clients = {f"client {i}": state.critical[i].shares() for i in sorted(state.critical)}
             net.show_shares("activations", clients | {"server": state.nonzero.shares()})
 
-    def aggregate(self, replies: Mapping[Id, Critical], t: int) -> tuple[dict[Id, Combined], State]:
+    def aggregate(
+        self, replies: Mapping[Id, Critical], t: int, clipped: Callable[[Sequence[State]], Sequence[State]] = list
+    ) -> tuple[dict[Id, Combined], State]:
         """Lines 9-13: what each client gets back, and Eq. 10's mean; both empty if there is nobody to aggregate with.
 
         Clients without a critical value take part in no mean.
@@ -133,7 +137,7 @@ class FedPURIN(Method):
         if len(replies) < 2 or not ids:
             return {}, {}
         masks = [replies[i].theta.mask for i in ids]
-        uploads = [replies[i].theta.dense() for i in ids]
+        uploads = clipped([replies[i].theta.dense() for i in ids])
         group = collaborators(overlap(masks), t, self.beta)  # line 10
         weights = [float(replies[i].samples) if self.weighted else 1.0 for i in ids]
         delta = critical_means(uploads, group)  # line 11, Eq. 9

@@ -15,12 +15,12 @@ Bytes per client and round, before lossless coding: 4 P up and 4 P down, where P
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import Share, UpToOne
+from fewbytes.base.ranges import SENT, Share, UpToOne
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -40,7 +40,7 @@ Kl = Literal["mean", "batchmean"]
 class Auxiliary:
     """Either way: the parameters of the auxiliary model."""
 
-    theta: Dense
+    theta: Annotated[Dense, SENT]
 
 
 @dataclass(frozen=True)

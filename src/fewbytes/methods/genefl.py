@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import BelowOne, Count, NotNegative, Share, Whole
+from fewbytes.base.ranges import PART, BelowOne, Count, NotNegative, Share, Whole
 from fewbytes.base.state import EntryMeans, State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -34,7 +35,7 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Model, Own, first_shared, own_model
-from fewbytes.methods.parts.clusters import Similarity, Subspace, check_clusters, clusters_of, described, nearest
+from fewbytes.methods.parts.clusters import Similarity, Subspace, alike, check_clusters, clusters_of, described, nearest
 from fewbytes.models.fisher import fisher_diagonal
 from fewbytes.models.layers import layers_of
 from fewbytes.wire import Dense, payload
@@ -55,9 +56,9 @@ class Cluster:
 class LearnGene:
     """Client to server: its gamma best layers, the scores xi of all layers, its accuracy in percent."""
 
-    theta: Dense
+    theta: Annotated[Dense, PART]
     scores: list[float]
-    accuracy: float | None  # None: it has no test samples
+    accuracy: Annotated[float, Meta(ge=0, le=100)] | None  # None: it has no test samples
 
 
 @dataclass
@@ -155,7 +156,7 @@ class GeneFL(Method):
     def start(self, state: Genes, net: Network) -> None:
         """Algorithm 2, lines 1-2."""
         if self.clusters > 1:
-            state.subspaces = dict(net.call(self.describe, to=net.clients))
+            state.subspaces = alike(net.call(self.describe, to=net.clients), net.problem)
         state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, net)
 
     def describe(self, state: Own, message: None, site: Site) -> Subspace:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import Positive, Share
+from fewbytes.base.ranges import PART, SENT, Positive, Share
 from fewbytes.base.state import State, copied, state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -43,8 +43,8 @@ class Controlled:
 class Corrected:
     """Client to server: y_i and c_i+ - c_i."""
 
-    theta: Dense
-    change: Dense
+    theta: Annotated[Dense, SENT]
+    change: Annotated[Dense, PART]
 
 
 @dataclass

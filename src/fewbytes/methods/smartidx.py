@@ -23,7 +23,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import Share
+from fewbytes.base.ranges import SENT, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -44,8 +44,8 @@ from fewbytes.wire.topk import largest
 class Packed:
     """Client to server: what is important of the change, and the batch-norm statistics."""
 
-    change: Packages
-    buffers: Dense
+    change: Annotated[Packages, SENT]
+    buffers: Annotated[Dense, SENT]
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Forma
         raise
     except Exception as error:  # users' own models may do what cannot be exported
         others = "--safetensors writes its weights" if step == "PyTorch" else "leave it out, by --torch --safetensors"
-        why = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)[:200]
+        why = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error, 200)
         raise UserError(f"the model has something that cannot be exported for {step} ({why}): {others}") from None
 
 

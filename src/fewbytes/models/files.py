@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
@@ -14,7 +16,7 @@ from torch import nn
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.files import replacing
-from fewbytes.base.state import copied, frozen_digest, frozen_entries, load_state, mark_trained, trained_entries
+from fewbytes.base.state import State, copied, frozen_digest, frozen_entries, load_state, mark_trained, trained_entries
 from fewbytes.base.streams import seeded
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
@@ -49,8 +51,18 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     written = trained_entries(model) if elsewhere else model.state_dict()  # frozen parts, too
     frozen = {"frozen": frozen_digest(model)} if elsewhere else {}
     state = {name: copied(value) for name, value in written.items()}
+    words = json.dumps(about | recipe | frozen)
     with replacing(path) as file:
-        file.write(save(state, metadata={"fewbytes": json.dumps(about | recipe | frozen)}))
+        file.write(save(state, metadata={"fewbytes": words, "digest": _digest(words, state)}))
+
+
+def _digest(about: str, state: State) -> str:
+    """64 characters that differ where anything in a model's file does: what it says, a name, type, shape or value."""
+    hasher = blake3(about.encode())
+    for name, value in sorted(state.items()):
+        hasher.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        hasher.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
@@ -85,10 +97,14 @@ def read_model(
     path = _place(Path(run), client)
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("fewbytes", "{}"))
+            words = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        about = json.loads(words.get("fewbytes", "{}"))
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"the model {path} cannot be read: {error}") from None
+    told = words.get("digest", "")  # files of older versions have none
+    if words.keys() - {"fewbytes", "digest"} or (told and told != _digest(words.get("fewbytes", ""), state)):
+        raise UserError(f"the model {path} is damaged: it is not what was written; take a copy of it, or run anew")
     if build is None and "model" not in about:
         raise UserError(f"{path} is of a module of your own: in Python, pass build=, the function that makes it")
     maker: Callable[..., nn.Module] = build or model_of(about)

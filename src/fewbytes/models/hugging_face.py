@@ -8,9 +8,19 @@ import torch
 from torch import nn
 
 from fewbytes.base.errors import UserError, one_line
-from fewbytes.base.language import located, padding_token, transformers
+from fewbytes.base.language import located, padding_token, read_tokenizer, tokenizer_digest, transformers
 
 PREFIX = "hf:"
+HEADS = {
+    "CausalLM": ("CAUSAL_LM", "tell next tokens: take a causal language model"),
+    "SequenceClassification": ("SEQUENCE_CLASSIFICATION", "classify texts: take a language model"),
+    "ImageClassification": (
+        "IMAGE_CLASSIFICATION",
+        "take images, as these samples are: give it text (.txt files, or a table with --text COLUMN), or take a model "
+        "of images",
+    ),
+}
+"""By kind of head, what transformers calls the models that can have it, and what others do not do, with a remedy."""
 
 
 def hugging_face_model(place: str, shape: tuple[int, ...], classes: int, learns: str = "classes") -> nn.Module:
@@ -29,7 +39,10 @@ def hugging_face_model(place: str, shape: tuple[int, ...], classes: int, learns:
     maker = getattr(library, f"AutoModelFor{kind}")
     try:
         config = library.AutoConfig.from_pretrained(source, **({} if learns == "tokens" else {"num_labels": classes}))
-        _check(config, name, shape, classes if learns == "tokens" else 0)
+        models, otherwise = HEADS[kind]
+        if type(config) not in getattr(library, f"MODEL_FOR_{models}_MAPPING"):
+            raise UserError(f"{name}, a {config.model_type}, does not {otherwise}")
+        _check(config, name, shape)
         if kind == "SequenceClassification" and config.pad_token_id is None:
             config.pad_token_id = padding_token(library.AutoTokenizer.from_pretrained(source))
         config.use_cache = False
@@ -43,7 +56,7 @@ def hugging_face_model(place: str, shape: tuple[int, ...], classes: int, learns:
         raise
     except Exception as error:  # it fails in many ways: no model at all, of another kind, damaged
         raise UserError(
-            f"the model {name} cannot be used to learn {learns} ({one_line(error)[:200]}): name a folder that holds "
+            f"the model {name} cannot be used to learn {learns} ({one_line(error, 200)}): name a folder that holds "
             "such a model"
         ) from None
     trained: nn.Module = model
@@ -58,10 +71,39 @@ def head_of_transformer(model: nn.Module) -> list[nn.Module] | None:
     return [module for name, module in model.named_children() if name != base]
 
 
-def _check(config: Any, name: str, shape: tuple[int, ...], tokens: int) -> None:
-    """Raises UserError for longer samples, or more tokens, than the model takes."""
-    longest, known = getattr(config, "max_position_embeddings", None), getattr(config, "vocab_size", None)
+def check_tokenizer(name: str, tokenizer: Any) -> None:
+    """Raises UserError for a tokenizer whose tokens are beyond those of the model called so."""
+    known, highest = _tokens(name), max(tokenizer.get_vocab().values())
+    if known is not None and highest >= known:
+        raise UserError(
+            f"{name} knows {known} tokens, the tokenizer {highest + 1}: take the one it was trained with (--tokenizer)"
+        )
+
+
+def other_tokenizer(name: str, place: str) -> str:
+    """For people: that the tokenizer in `place` is not that of the model called so; nothing if it is."""
+    tokenizer, known = read_tokenizer(place), _tokens(name)
+    try:
+        own = read_tokenizer(name.removeprefix(PREFIX))
+    except UserError:  # the model has none
+        return "" if known in (None, len(tokenizer)) else f"{name} knows {known} tokens, and {place} {len(tokenizer)}"
+    if tokenizer_digest(own) == tokenizer_digest(tokenizer):
+        return ""
+    return f"{place} ({len(tokenizer)} tokens) does not cut text as the tokenizer of {name} ({len(own)}) does"
+
+
+def _tokens(name: str) -> int | None:
+    """How many tokens the model called so knows, if it says; None, too, for one that cannot be read."""
+    place = located(name.removeprefix(PREFIX))
+    try:
+        found: int | None = getattr(transformers().AutoConfig.from_pretrained(place), "vocab_size", None)
+    except Exception:  # it is told when the model is made
+        return None
+    return found
+
+
+def _check(config: Any, name: str, shape: tuple[int, ...]) -> None:
+    """Raises UserError for longer samples than the model takes."""
+    longest = getattr(config, "max_position_embeddings", None)
     if len(shape) == 1 and longest is not None and shape[0] > longest:
         raise UserError(f"{name} takes at most {longest} tokens at once, not {shape[0]}: --length {longest}")
-    if known is not None and tokens > known:
-        raise UserError(f"{name} knows {known} tokens, the tokenizer {tokens}: take the tokenizer it was trained with")

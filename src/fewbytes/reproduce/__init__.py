@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError, suggestion
+from fewbytes.core.training import check_device
 from fewbytes.experiments.groups import Reproducing
-from fewbytes.experiments.settings import check_device, make_method
+from fewbytes.experiments.settings import make_method
 from fewbytes.methods import method_class
 from fewbytes.reproduce.grid import Cell, Scale, Table
 from fewbytes.reproduce.reading import read_table

@@ -69,6 +69,7 @@ class Result:
         return self.score
 
 
+MOST_GUESSES = 3  # of whose reply made a method raise, before that is taken for the method's own mistake
 HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
 Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Engine]]
 """Opens an engine's network for the run in a folder, from its checkpoint if it goes on from one."""
@@ -86,6 +87,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
             if loop.state is not None:
                 check_fields(type(loop.state))
             method.state_class("client")
+            task.check()
         with _held(folder):
             checkpoint = loop.begin()
             with connect(folder, checkpoint) as engine:
@@ -216,7 +218,7 @@ class _Loop:
                             self._join(engine, t, client)
                     if not engine.clients:
                         raise FewbytesError(f"round {t} cannot begin: every client has left or could not join")
-                    self._phase(engine, t, "round", functools.partial(self.method.round, self.state, engine.network, t))
+                    self._phase(engine, t, "round", functools.partial(self._round, engine, t))
                 if not finished:
                     self._phase(engine, self.rounds + 1, "finish", lambda: self._finish(engine))
             self.status = "done"
@@ -239,6 +241,9 @@ class _Loop:
         elif self.stop is not None and (why := self.stop.why(rows, self.metrics, self.method.headline)):
             self.ended_by, self.why = "stop_when", why
         return bool(self.ended_by)
+
+    def _round(self, engine: Engine, t: int) -> None:
+        self.method.round(self.state, engine.network, t)
 
     def _finish(self, engine: Engine) -> None:
         engine.deliver()
@@ -279,9 +284,8 @@ class _Loop:
         started, before = time.monotonic(), len(engine.ledger)
         scored = phase == "round" and (t % self.evaluate_every == 0 or t == self.rounds)
         may_be_last = phase == "round" and self.budget is not None  # known by what it sends
-        engine.begin(t, scored or may_be_last or phase == "finish", *(f"join {client}" for client in who))
-        step()
-        engine.idle()
+        shows = scored or may_be_last or phase == "finish"
+        self._take(engine, lambda: engine.begin(t, shows, *(f"join {client}" for client in who)), step, bool(who))
         spent = self._spent(engine)
         exchanged = time.monotonic()
         sent = {"round": t, "phase": phase, "scores": {}, **engine.ledger.totals(before)}
@@ -355,6 +359,48 @@ class _Loop:
             self.means = max(self.means, int(self._means.read_text()))
             self.epsilon = self.privacy.epsilon(self.means)
 
+    def _take(self, engine: Engine, begin: Callable[[], None], step: Callable[[], None], join: bool) -> None:
+        """Take a step; again without them if clients' replies made the method raise, or, later, if too few answered."""
+        engine.fresh()
+        tries, guesses = 0, 0
+        first: Exception | None = None  # what the method raised, as is told if nobody is to blame
+        while True:
+            blamed: list[Id] = []
+            begin()
+            try:
+                step()
+                engine.idle()
+                blamed = list(engine.strange())
+                if not blamed:
+                    return
+            except TooFewReplies:
+                engine.abandon()
+                tries += 1
+                if first is not None or join or not engine.patient(tries):
+                    raise
+            except Exception as error:
+                first = first or error
+                blamed = engine.blamed(error)
+                guesses += len(blamed) == 1
+                if not blamed or guesses > MOST_GUESSES:
+                    raise first from None
+            if blamed:
+                who = ", ".join(engine.called(i) for i in blamed)
+                self.watcher.note(f"round {engine.t}: taken again without {who}: {engine.barred[blamed[0]]}")
+            self._go_back(engine)
+
+    def _go_back(self, engine: Engine) -> None:
+        """Forget what a step that is taken again has done."""
+        if not (self.folder / "checkpoint" / "run.state").exists():
+            self.state = self.method.server(self.task.problem)
+            engine.go_back({}, [])
+            return
+        checkpoint = read_checkpoint(self.folder)
+        kind = self.method.state_class("server")
+        self.state = None if kind is None else unpack(kind, checkpoint.server, limit=1 << 40)
+        resumed = checkpoint.resumed()
+        engine.go_back(resumed.versions, resumed.waiting)
+
     def _note(self, row: dict[str, Any]) -> None:
         """Tell people of the first row that is not finite, and of the first scores if they are not those to stop by."""
         if row.get("not_finite") and not self.warned:
@@ -362,7 +408,7 @@ class _Loop:
             rejected = [left for left in row.get("left_out", []) if left["outcome"] == "rejected"]
             why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
             names = ", ".join(row["not_finite"])
-            self.watcher.note(f"round {row['round']}: {names} not finite: {why or 'is lr too high?'}")
+            self.watcher.note(f"round {row['round']}: {names} not finite: {why or self.task.problem.objective.perhaps}")
         first = row["scores"] and not any(each["scores"] for each in self.rows[:-1])
         if first and self.stop is not None and (missing := self.stop.missing(row["scores"])):
             self.watcher.note(missing)

@@ -47,9 +47,9 @@ of three channels (red, green, blue), else one channel of an image, as grey. Eac
 file of one opaque image but for its first 25 bytes, which follow from the sheet's size and the section's length.
 
 A receiver checks, in this order: magic, the prelude's checksum, version, that the lengths add up exactly, the
-header's checksum, the digest, the header's types, every section's bounds, checksum and zero padding. Only then is
-anything decoded, into sizes taken from the receiver's own layout or bounded by its limit. Whatever is wrong ends
-in one error class, `FrameError`.
+header's checksum, the digest, the header's number of items and their types, every section's bounds, checksum and zero
+padding. Only then is anything decoded, into sizes taken from the receiver's own layout or bounded by its limit, in
+which also counts what a value takes once it is dense. Whatever is wrong ends in one error class, `FrameError`.
 """
 
 from fewbytes.base.errors import FrameError

@@ -41,12 +41,17 @@ class Bits:
         entries = reader.entries(header[0])
         if any(entry.dtype != "float32" for entry in entries):
             raise FrameError("type", "bits stand for float32 values")
+        reader.spend_dense(entries)
         flat = torch.from_numpy(reader.bits(header[1], sum(entry.size for entry in entries)))
         parts = flat.split([entry.size for entry in entries])
         return cls({entry.name: part.view(entry.shape) for entry, part in zip(entries, parts, strict=True)})
 
     def states(self) -> State:
         """Nothing: replies are not coded against bits."""
+        return {}
+
+    def numbers(self) -> State:
+        """Nothing: bits are finite."""
         return {}
 
     def counted(self) -> Counted:

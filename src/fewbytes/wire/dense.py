@@ -32,6 +32,10 @@ class Dense:
         """All tensors."""
         return self.state
 
+    def numbers(self) -> State:
+        """All tensors."""
+        return self.state
+
     def counted(self) -> Counted:
         """The tensors' own bytes."""
         return Counted(value_bytes=sum(value.nbytes for value in self.state.values()))

@@ -12,12 +12,13 @@ from typing import Any, TypeVar, dataclass_transform
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, MethodError
-from fewbytes.wire.frame import NO_HASH, Frame, Parsed
+from fewbytes.wire.frame import MOST_ITEMS, NO_HASH, Frame, Parsed
 from fewbytes.wire.layout import Layout
 from fewbytes.wire.values import Base, Reader, WireValue, Writer
 
 T = TypeVar("T")
 LIMIT = 1 << 30  # bytes of arrays a receiver is ready to hold for one payload, unless it says otherwise
+PER_ITEM = 1 << 14  # bytes of that limit for each item of a header, though MOST_ITEMS may always stand there
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -221,9 +222,10 @@ def unpack(
     """The payload of class `cls` in a frame; its tensors own their memory. `layout` and `base`: as it was packed with.
 
     Raises FrameError (and nothing else) for bytes that are not such a frame, or whose arrays take more than `limit`
-    bytes (while it decodes, up to three times that, and 32 MiB for a sheet of images).
+    bytes, also once they are made dense (while it decodes, up to three times that, and 32 MiB for a sheet of images),
+    or whose header has more items than suit that limit.
     """
-    parsed = data if isinstance(data, Parsed) else Parsed(data)
+    parsed = data if isinstance(data, Parsed) else Parsed(data, max(MOST_ITEMS, limit // PER_ITEM))
     if parsed.header.kind != cls.__name__:
         raise FrameError("type", f"the frame holds a {parsed.header.kind[:80]!r}, expected a {cls.__name__!r}")
     kind: Any = cls

@@ -17,6 +17,7 @@ from fewbytes.wire.coding import Buffer
 MAGIC = b"FEWB"
 MAJOR, MINOR = 1, 0
 HEADER_CAP = 1 << 20  # bytes
+MOST_ITEMS = 26_000  # that any receiver reads in a header: a thousand tensors in a dict; in memory 80 bytes each
 ALIGN = 8
 DIGEST = 32
 NO_HASH = bytes(16)
@@ -30,6 +31,37 @@ class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     kind: str
     fields: list[Any]
     sections: list[tuple[int, int]]  # stored length in bytes, CRC32C
+
+
+def _lengths() -> tuple[list[int], list[int]]:
+    """By an item's first byte: its bytes at least, and how many of these, after the first, say how many more it has."""
+    least, told = [1] * 256, [0] * 256
+    for tag in range(0xA0, 0xC0):
+        least[tag] += tag - 0xA0  # a short text
+    for first, more in ((0xC4, 0), (0xC7, 1), (0xD9, 0)):  # bytes, extensions, texts
+        for i in range(3):
+            least[first + i], told[first + i] = 1 + (1 << i) + more, 1 << i
+    for first, sizes in ((0xCA, (5, 9, 2, 3, 5, 9, 2, 3, 5, 9, 3, 4, 6, 10, 18)), (0xDC, (3, 5, 3, 5))):
+        least[first : first + len(sizes)] = sizes  # numbers, short extensions; how many items arrays and maps have
+    return least, told
+
+
+_LEAST, _TOLD = _lengths()
+
+
+def _check_items(header: memoryview, most: int) -> None:
+    """Raises FrameError for a header of more items (values, arrays, all that is in them) than `most`, before they are
+    made: an empty array is one byte here and 64 in memory."""
+    at = 0
+    for _ in range(most):
+        if at >= header.nbytes:
+            return
+        tag = header[at]
+        if _TOLD[tag]:
+            at += int.from_bytes(header[at + 1 : at + 1 + _TOLD[tag]], "big")
+        at += _LEAST[tag]
+    if at < header.nbytes:
+        raise FrameError("length", f"the frame's header has more than the {most} items this receiver reads")
 
 
 def _gap(length: int) -> int:
@@ -88,10 +120,11 @@ class Frame:
 class Parsed:
     """A frame taken apart and checked: its header, its sections as views, its hashes. Nothing is decoded yet.
 
-    Raises FrameError for anything but a whole, undamaged frame of a version this code knows.
+    Raises FrameError for anything but a whole, undamaged frame of a version this code knows, whose header has at most
+    `most_items` items.
     """
 
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, most_items: int = HEADER_CAP) -> None:
         view = memoryview(data).cast("B")
         if view.nbytes < PRELUDE + DIGEST:
             raise FrameError("truncated", f"a frame has at least {PRELUDE + DIGEST} bytes, these are {view.nbytes}")
@@ -118,6 +151,8 @@ class Parsed:
             raise FrameError("checksum", "the frame is damaged: its digest differs")
         if any(view[PRELUDE + header_length : start]):
             raise FrameError("padding", "the bytes after the header are not zero")
+        if header_length > most_items:  # an item is a byte or more
+            _check_items(header, most_items)
         try:
             self.header = msgspec.msgpack.decode(header, type=Header)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

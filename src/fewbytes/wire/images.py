@@ -66,6 +66,7 @@ class Images:
         match header:
             case [[_, _, _, _] as shape, numbers]:
                 (entry,) = reader.entries([["", "uint8", shape]])
+                reader.spend(4 * entry.size)  # of `values`
             case _:
                 raise FrameError("header", "images are malformed")
         if numbers is not None:
@@ -87,6 +88,10 @@ class Images:
 
     def states(self) -> State:
         """Nothing: replies are not coded against images."""
+        return {}
+
+    def numbers(self) -> State:
+        """Nothing: pixels are finite."""
         return {}
 
     def counted(self) -> Counted:

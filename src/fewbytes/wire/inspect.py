@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fewbytes.base.errors import FrameError, UserError
+from fewbytes.base.errors import FrameError, UserError, cleaned
 from fewbytes.wire import Parsed
 from fewbytes.wire.frame import DIGEST, MAJOR, MINOR, NO_HASH, PRELUDE
 
@@ -31,7 +31,7 @@ def inspect_frame(path: Path) -> RenderableType:
     facts = Table(show_header=False, box=None)
     stored = sum(length for length, _ in header.sections)
     for name, value in {
-        "payload": header.kind,
+        "payload": cleaned(header.kind),
         "bytes": f"{len(data):,} = prelude {PRELUDE}, sections {stored:,}, digest {DIGEST}, "
         f"header and padding {len(data) - PRELUDE - stored - DIGEST:,}",
         "format": f"{MAJOR}.{MINOR}",
@@ -44,8 +44,12 @@ def inspect_frame(path: Path) -> RenderableType:
         facts.add_row(Text(name, "bold"), value)
     fields = Table("field", "content", title="fields", title_justify="left", box=None)
     for number, field in enumerate(header.fields):
-        for line in _describe(field):
-            fields.add_row(str(number), line)
+        try:
+            lines = _describe(field)
+        except (TypeError, ValueError, IndexError, RecursionError):
+            lines = ["not what this version writes"]
+        for line in lines:
+            fields.add_row(str(number), cleaned(line))
     sections = Table("section", "bytes", "CRC32C", title="sections", title_justify="left", box=None)
     for number, (length, checksum) in enumerate(header.sections):
         sections.add_row(str(number), f"{length:,}", f"{checksum:08x}")

@@ -42,10 +42,9 @@ class Masked:
 
     @cached_property
     def _dense(self) -> State:
-        parts = self.values.split([int(m.sum()) for m in self.mask.values()])
         state = {name: torch.zeros(m.shape, dtype=self.values.dtype) for name, m in self.mask.items()}
-        for (name, m), part in zip(self.mask.items(), parts, strict=True):
-            state[name].masked_scatter_(m, part)  # unlike state[name][m] = part, exact for every NaN
+        for name, part in self.numbers().items():
+            state[name].masked_scatter_(self.mask[name], part)  # unlike state[name][mask] = part, exact for every NaN
         return state
 
     def dense(self) -> State:
@@ -56,7 +55,7 @@ class Masked:
         """One mask of all entries, then the kept values of all; the header is [entries, mask, values]."""
         shaped = {name: _shaped(self.values, m) for name, m in self.mask.items()}
         header, names = writer.entries(shaped)
-        parts = dict(zip(self.mask, self.values.split([int(m.sum()) for m in self.mask.values()]), strict=True))
+        parts = self.numbers()
         bits = writer.bits(np.concatenate([self.mask[n].numpy().reshape(-1) for n in names] or [np.zeros(0, bool)]))
         bases = [_kept(writer.base_of(name, shaped[name]), self.mask[name]) for name in names]
         return [header, bits, writer.numbers([parts[name] for name in names], bases)]
@@ -71,15 +70,21 @@ class Masked:
         if len(dtypes) > 1:
             raise FrameError("type", "a masked value mixes types")
         dtype = DTYPES[dtypes.pop()] if dtypes else torch.float32
+        reader.spend_dense(entries)
         flat = torch.from_numpy(reader.bits(header[1], sum(entry.size for entry in entries)))
         masks = {e.name: m.view(e.shape) for e, m in zip(entries, flat.split([e.size for e in entries]), strict=True)}
-        ones = [int(m.sum()) for m in masks.values()]
+        ones = [int(m.count_nonzero()) for m in masks.values()]
         bases = [_kept(reader.base_of(entry), masks[entry.name]) for entry in entries]
         return cls(masks, reader.numbers(header[2], dtype, ones, bases))
 
     def states(self) -> State:
         """The tensors, zero outside the mask."""
         return self._dense
+
+    def numbers(self) -> State:
+        """The kept values of each entry, one after another."""
+        ones = [int(m.count_nonzero()) for m in self.mask.values()]  # a sum would widen the mask eightfold first
+        return dict(zip(self.mask, self.values.split(ones), strict=True))
 
     def counted(self) -> Counted:
         """The kept values' bytes, and one bit for every entry of the mask."""

@@ -63,6 +63,7 @@ class Packages:
             raise FrameError("header", "packages are malformed")
         single, whole, magnitudes = (TopK.read(part, reader) for part in header[:3])
         shapes, kernels = single.shapes, whole.shapes
+        reader.spend(4 * sum(math.prod(shape) for shape in kernels.values()))  # of their sum
         if (single.depth, whole.depth, magnitudes.depth) != (ALL, 2, ALL) or any(
             value.dtype != torch.float32 for part in (single, whole, magnitudes) for value in part.values.values()
         ):
@@ -84,6 +85,15 @@ class Packages:
     def states(self) -> State:
         """The tensors, zero where no package has a value."""
         return self._dense
+
+    def numbers(self) -> State:
+        """All values, and the greatest two added: one may stand alone and in its kernel, too."""
+        found = dict(self.single.values)
+        for name, kernels in self.whole.values.items():
+            both = [part.flatten() for part in (found[name], kernels) if part.numel()]
+            greatest = [torch.stack([part.abs().max() for part in both]).sum(0, keepdim=True)] if both else []
+            found[name] = torch.cat([*both, *greatest, self.magnitudes.values[name].flatten()])
+        return found
 
     def counted(self) -> Counted:
         """What papers count for single values, whole kernels and magnitudes."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,7 @@ class Quantised:
                 raise FrameError("header", "a quantised value is malformed")
         if any(entry.dtype != "float32" for entry in entries):
             raise FrameError("type", "quantised values are float32")
+        reader.spend_dense(entries)
         names, none = [entry.name for entry in entries], [None] * len(entries)
         grid = reader.numbers(grid_header, torch.float32, [2] * len(entries), none).view(-1, 2).unbind()
         levels = reader.numbers(levels_header, DTYPES[bits], [entry.size for entry in entries], none)
@@ -76,6 +78,12 @@ class Quantised:
     def states(self) -> State:
         """The tensors as they are after rounding."""
         return self._dense
+
+    def numbers(self) -> State:
+        """The values of each tensor's least and greatest level, (2,)."""
+        arrays = {name: level.numpy() for name, level in self.levels.items() if level.numel()}
+        ends = {name: torch.from_numpy(np.stack([a.min(), a.max()])) for name, a in arrays.items()}
+        return {name: dequantise(pair, self.grid[name]) for name, pair in ends.items()}
 
     def counted(self) -> Counted:
         """The levels' bytes."""

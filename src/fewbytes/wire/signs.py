@@ -64,6 +64,7 @@ class Signs:
         entries = reader.entries(header[0])
         if any(entry.dtype != "float32" for entry in entries):
             raise FrameError("type", "signs stand for float32 values")
+        reader.spend_dense(entries)
         sizes = [entry.size for entry in entries]
         signed = reader.bits(header[1], sum(sizes))
         signs = signed.astype(np.int8)
@@ -77,6 +78,10 @@ class Signs:
     def states(self) -> State:
         """The tensors, scale * sign."""
         return self._dense
+
+    def numbers(self) -> State:
+        """The scale."""
+        return {"scale": self.scale}
 
     def counted(self) -> Counted:
         """The scale's bytes, and one bit for every value."""

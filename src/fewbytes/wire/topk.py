@@ -80,6 +80,7 @@ class TopK:
         dtypes = {entry.dtype for entry in entries}
         if len(dtypes) > 1:
             raise FrameError("type", "chosen values are of several types")
+        reader.spend_dense(entries)
         rows, widths = zip(*(_split(entry.shape, depth) for entry in entries), strict=True) if entries else ((), ())
         ends = np.cumsum(rows, dtype=np.int64)
         places = reader.places(found, sum(rows))
@@ -99,6 +100,10 @@ class TopK:
     def states(self) -> State:
         """The tensors, zero where nothing was chosen."""
         return self._dense
+
+    def numbers(self) -> State:
+        """The chosen values."""
+        return self.values
 
     def counted(self) -> Counted:
         """The values' bytes, and 24 bits for every index."""

@@ -34,6 +34,9 @@ class WireValue(Protocol):
     def states(self) -> State:
         """The tensors by name that a reply to this value may be coded against."""
 
+    def numbers(self) -> State:
+        """The numbers it holds, by name: finite exactly where those of `states` are, which are not made for it."""
+
     def counted(self) -> Counted:
         """What papers count for this value."""
 
@@ -114,26 +117,26 @@ def counted(value: Any) -> Counted:
     return sum((v.counted() for v in _wire_values(value)), Counted())
 
 
-def check_finite(value: Any, name: str = "") -> None:
-    """Raises FrameError if numbers of a payload, or of a value of that name in one, are not finite."""
+def check_finite(value: Any, name: str = "", perhaps: str = "is lr too high?") -> None:
+    """Raises FrameError if numbers of a payload, or of a value of that name in one, are not finite; `perhaps`: why."""
     if isinstance(value, WireValue):
-        value = value.states()
+        value = value.numbers()
     elif dataclasses.is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         for key, item in value.items():
-            check_finite(item, key if isinstance(key, str) else name)
+            check_finite(item, key if isinstance(key, str) else name, perhaps)
     elif isinstance(value, list | tuple):
         for item in value:
-            check_finite(item, name)
+            check_finite(item, name, perhaps)
     elif not _finite(value):
-        raise FrameError("values", f"the values of {name!r} are not all finite (is lr too high?)")
+        raise FrameError("values", f"the values of {name!r} are not all finite ({perhaps})")
 
 
 def _finite(value: Any) -> bool:
     """False for a number, or a tensor with one, that is not finite."""
     if isinstance(value, Tensor) and value.is_floating_point():
-        return bool(value.sum().isfinite() or value.isfinite().all())  # a sum of finite numbers may overflow
+        return not value.numel() or all(end.isfinite() for end in value.aminmax())  # not-a-number is both ends
     return not isinstance(value, float) or math.isfinite(value)
 
 
@@ -212,7 +215,10 @@ class Writer:
 
 
 class Reader:
-    """Gives a payload's sections back; wire values call its methods. Its arrays take at most `limit` bytes."""
+    """Gives a payload's sections back; wire values call its methods.
+
+    Its arrays take at most `limit` bytes, with those that values become once they are made dense.
+    """
 
     def __init__(self, parsed: Parsed, layout: Layout | None, base: Base | None, limit: int) -> None:
         if parsed.layout_hash != NO_HASH and (layout is None or layout.hash != parsed.layout_hash):
@@ -243,6 +249,10 @@ class Reader:
         self._left -= nbytes
         if self._left < 0:
             raise FrameError("length", "the payload is larger than this receiver is ready to hold")
+
+    def spend_dense(self, entries: Sequence[Entry]) -> None:
+        """Count what the entries take once a value that holds less of them is made dense."""
+        self.spend(sum(entry.nbytes for entry in entries))
 
     def entries(self, header: Any) -> list[Entry]:
         """The entries, in the order they travel, that a header of `Writer.entries` tells. Raises FrameError."""

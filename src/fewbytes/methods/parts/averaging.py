@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Annotated, Unpack
 
 from torch import nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import SENT, Samples
 from fewbytes.base.state import State, state_of, trained_entries
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
@@ -28,8 +29,8 @@ class Model:
 class Trained:
     """Client to server: what it was sent, trained, and on how many samples."""
 
-    theta: Dense
-    samples: int
+    theta: Annotated[Dense, SENT]
+    samples: Samples
 
 
 @dataclass

@@ -23,9 +23,10 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
+from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.core.site import Site
-from fewbytes.methods.parts.clusters import Similarity, Subspace, check_clusters, clusters_of, described, nearest
+from fewbytes.methods.parts.clusters import Similarity, Subspace, alike, check_clusters, clusters_of, described, nearest
 from fewbytes.wire import pack, unpack
 
 
@@ -100,17 +101,27 @@ class Clustered(Method):
 
     def start(self, state: Clusters, net: Network) -> None:
         if self.clusters > 1:
-            state.subspaces = dict(net.call(self.describe, to=net.clients))
+            state.subspaces = alike(net.call(self.describe, to=net.clients), net.problem)
         state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, net)
         for k in range(self.clusters):
             with self.opened(state, k, net) as (inner, members):
                 self.inner.start(inner, members)
 
     def round(self, state: Clusters, net: Network, t: int) -> None:
+        missed: list[TooFewReplies] = []
+        asked = 0
         for k in range(self.clusters):
-            with self.opened(state, k, net) as (inner, members):
-                if members.sample(getattr(self.inner, "fraction", 1.0)):
-                    self.inner.round(inner, members, t)
+            try:
+                with self.opened(state, k, net) as (inner, members):
+                    if members.sample(getattr(self.inner, "fraction", 1.0)):
+                        asked += 1
+                        self.inner.round(inner, members, t)
+            except TooFewReplies as error:
+                missed.append(error)
+        if missed:
+            if len(missed) == asked:
+                raise missed[0]
+            net.note("clusters too few of whose clients answered stay as they are", f"{len(missed)} of {self.clusters}")
 
     def finish(self, state: Clusters, net: Network) -> None:
         for k in range(self.clusters):

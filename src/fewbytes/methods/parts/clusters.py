@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -61,6 +61,18 @@ def described(site: Site, vectors: int) -> Subspace:
     return Subspace(Dense({"": subspace(x, vectors)}), list(x.shape[1:]))
 
 
+def alike(replies: Iterable[tuple[Id, Subspace]], problem: Problem) -> dict[Id, Subspace]:
+    """The clients' subspaces. Raises UserError, as it reads it, for one of samples of another shape."""
+    found: dict[Id, Subspace] = {}
+    shape = None if problem.sample is None else problem.sample_shape
+    for client, reply in replies:
+        shape, its = shape or tuple(reply.shape), tuple(reply.shape)
+        if its != shape or reply.vectors.state.keys() != {""} or len(reply.columns) != math.prod(shape):
+            raise UserError(f"client {client}'s samples have shape {its}, the others' {shape}: they must have one")
+        found[client] = reply
+    return found
+
+
 def clusters_of(subspaces: Mapping[Id, Subspace], clusters: int, similarity: Similarity, net: Network) -> dict[Id, int]:
     """The cluster of each client that is there; who did not answer is put into the largest. Raises UserError."""
     if clusters == 1:
@@ -69,12 +81,6 @@ def clusters_of(subspaces: Mapping[Id, Subspace], clusters: int, similarity: Sim
         raise UserError(f"clusters is {clusters}, but only {len(subspaces)} clients are there: lower it")
     clients = sorted(subspaces)
     columns = [subspaces[i].columns for i in clients]
-    first = subspaces[clients[0]].shape
-    if odd := [i for i in clients if subspaces[i].shape != first]:
-        raise UserError(
-            f"client {odd[0]}'s samples have shape {tuple(subspaces[odd[0]].shape)}, client {clients[0]}'s "
-            f"{tuple(first)}: they must have one"
-        )
     points = embedding(columns) if similarity == "projections" else torch.stack([u.T.flatten() for u in columns])
     groups = k_means(points, clusters, stream_seed(net.problem.seed, "clusters"))
     found = dict(zip(clients, groups, strict=True))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.ranges import Samples
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
@@ -47,7 +48,7 @@ class TrainedHead:
     """Client to server: its classifier, and on how many samples it was trained."""
 
     theta: Dense
-    samples: int
+    samples: Samples
 
 
 @dataclass

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 from torch import nn
 
 from fewbytes.base.cores import all_cores
 from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.ranges import WHOLE
 from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seed_all, untouched
 from fewbytes.core.network import Network
@@ -31,7 +33,7 @@ def shorter(local: Local, epochs: int) -> Local:
 class Trained:
     """Client to server: the trained model, batch-norm statistics included."""
 
-    theta: Dense
+    theta: Annotated[Dense, WHOLE]
 
 
 @dataclass

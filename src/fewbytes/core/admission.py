@@ -1,0 +1,214 @@
+"""Admission of replies: what one may say before anything touches the server's state, and whose is not like most."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fewbytes.base.errors import FrameError
+from fewbytes.base.ranges import OF_TRAINING, PART, SENT, WHOLE, wrong
+from fewbytes.core.problem import Id
+from fewbytes.wire.layout import Entry, Layout, entry_of
+from fewbytes.wire.values import WireValue
+
+AS_THE_MODEL = "as the model's"
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What is known of a reply before it comes: the client's model, what it was sent (None: nothing), how many samples
+    it has to train on (None: not known), and the largest norm of all its numbers together."""
+
+    layout: Layout
+    sent: Any
+    samples: int | None
+    most: float
+
+
+def admit(value: Any, known: Known) -> None:
+    """Raises FrameError for a payload whose fields are not what their types say (`Meta(ge=0)`, `Samples`, `SENT`), or
+    whose numbers are too large together."""
+    samples, most = known.samples, known.most
+    for marker, entries in _marked(value).items():
+        _check_entries(entries, _expected(marker, known), every=marker != PART)
+    for name, kind, item in _fields(value):
+        if must := _wrong(kind, item):
+            raise FrameError("values", f"{name} {must}, not {str(item)[:40]}")
+        if OF_TRAINING in _metadata(kind) and samples is not None and item != samples:
+            raise FrameError("values", f"{name} is {item}, but the client has {samples} samples to train on")
+    if (size := norm(value)) > most:
+        raise FrameError("values", f"its numbers are of norm {size:.3g}, more than {most:.3g} (--max-norm)")
+
+
+def _marked(value: Any) -> dict[str, dict[str, Tensor]]:
+    """The entries of the wire values whose types say which these must be, by what they say."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for _, kind, item in _fields(value):
+        for marker in (SENT, WHOLE, PART):
+            if marker in _metadata(kind):
+                found.setdefault(marker, {}).update(entries_of(item))
+    return found
+
+
+def _expected(marker: str, known: Known) -> dict[str, Entry]:
+    """The entries a marker stands for, by name; none where nothing was sent."""
+    if marker != SENT:
+        return {entry.name: entry for entry in known.layout.entries}
+    sent: dict[str, Tensor] = {}
+    if dataclasses.is_dataclass(known.sent):
+        for f in dataclasses.fields(known.sent):
+            sent |= entries_of(getattr(known.sent, f.name))
+    return {name: entry_of(name, tensor) for name, tensor in sent.items()}
+
+
+def _check_entries(entries: Mapping[str, Tensor], expected: Mapping[str, Entry], every: bool) -> None:
+    if not expected:
+        return
+    if others := entries.keys() - expected.keys():
+        raise FrameError("values", f"it has an entry {min(others)[:80]!r} too many")
+    if every and (missing := expected.keys() - entries.keys()):
+        raise FrameError("values", f"its entry {min(missing)!r} is missing")
+    for name, tensor in entries.items():
+        entry, wanted = entry_of(name, tensor), expected[name]
+        wider = tensor.is_floating_point() and wanted.dtype.startswith("float") and entry.dtype != wanted.dtype
+        if entry.shape != wanted.shape or wider:
+            raise FrameError(
+                "values", f"its {name!r} is {entry.dtype} {entry.shape}, not {wanted.dtype} {wanted.shape}"
+            )
+
+
+def entries_of(value: Any) -> Mapping[str, Tensor]:
+    """The tensors of a wire value by name; of anything else none."""
+    if not isinstance(value, WireValue):
+        return {}
+    return value.states() or next((held for held in vars(value).values() if isinstance(held, Mapping)), {})
+
+
+def norm(value: Any) -> float:
+    """The Euclidean norm of all floating-point numbers of a payload together."""
+    floats = [tensor for _, tensor in _tensors(value) if tensor.is_floating_point()]
+    squares = [torch.linalg.vector_norm(tensor, dtype=torch.float64) ** 2 for tensor in floats]
+    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+
+
+def shape(value: Any) -> Hashable:
+    """What two payloads have in common that differ in their numbers alone: fields, entries, types, shapes."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), tuple(value.shape)
+    if isinstance(value, WireValue):
+        return type(value).__name__, shape(value.states() or vars(value))
+    if dataclasses.is_dataclass(value):
+        return tuple(shape(getattr(value, f.name)) for f in dataclasses.fields(value))
+    if isinstance(value, Mapping):
+        return frozenset((key, shape(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(shape, value))
+    return type(value).__name__
+
+
+class Looks:
+    """What the replies of a step look like, by handler and model, to tell whose is unlike the others'."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Hashable, dict[Id, int]] = {}  # as hashes
+        self._types: dict[Hashable, dict[frozenset[tuple[str, str]], list[Id]]] = {}
+
+    def add(self, of: Hashable, client: Id, reply: Any, layout: Layout) -> None:
+        """Remember how a client's reply to `of` looks; `layout`: of its model."""
+        self._shapes.setdefault(of, {})[client] = hash(shape(reply))
+        self._types.setdefault(of, {}).setdefault(frozenset(_types(reply, layout)), []).append(client)
+
+    def odd(self) -> list[Id]:
+        """The clients whose replies have other fields, entries, types or shapes than more than half of all; none where
+        there is no such half."""
+        found: set[Id] = set()
+        for shapes in self._shapes.values():
+            usual, count = Counter(shapes.values()).most_common(1)[0]
+            if 2 * count > len(shapes):
+                found |= {client for client, one in shapes.items() if one != usual}
+        return sorted(found)
+
+    def strange(self) -> dict[Id, str]:
+        """The clients whose tensors are of another type or number of axes than those of the same name of more than half
+        of all, or not the model's as theirs are, and which: never so where all are honest."""
+        found: dict[Id, str] = {}
+        for groups in self._types.values():
+            if len(groups) < 2:
+                continue
+            count = Counter(pair for types, clients in groups.items() for pair in types for _ in clients)
+            every = Counter(name for types, clients in groups.items() for name, _ in types for _ in clients)
+            for types, clients in groups.items():
+                for name, kind in sorted(types):
+                    kinds = {k: m for (n, k), m in count.items() if n == name}
+                    usual = next((k for k, m in kinds.items() if 2 * m > every[name]), AS_THE_MODEL)
+                    if kind != usual and usual in kinds:
+                        found |= dict.fromkeys(clients, f"{name} is a tensor {kind}, the others' {usual}")
+        return found
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every field of a payload, those of payloads in its lists and dicts too: name, type, value."""
+    if isinstance(value, WireValue | Tensor):
+        return
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for name, kind in _hints(type(value)).items():
+            item = getattr(value, name)
+            yield f"{path}{name}", kind, item
+            yield from _fields(item, f"{path}{name}.")
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _fields(item, path)
+
+
+def _wrong(kind: Any, value: Any) -> str:
+    """What a value must be that its type, or the type of what it holds, says; nothing if it is."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) in (list, tuple) and isinstance(value, list | tuple):
+        return next((must for item in value if (must := _wrong(arguments[0], item))), "")
+    if typing.get_origin(kind) is dict and isinstance(value, Mapping):
+        pairs = [(arguments[0], key) for key in value] + [(arguments[1], item) for item in value.values()]
+        return next((must for each, item in pairs if (must := _wrong(each, item))), "")
+    return "" if isinstance(value, WireValue | Tensor) else wrong(kind, value)
+
+
+def _metadata(kind: Any) -> tuple[Any, ...]:
+    return getattr(kind, "__metadata__", ())
+
+
+def _types(value: Any, layout: Layout) -> Iterator[tuple[str, str]]:
+    """The tensors of a payload by name, their types and numbers of axes, or that they are like the model's."""
+    for name, tensor in _tensors(value):
+        entry = name.rpartition("[")[2].removesuffix("]")
+        if entry in layout.index and entry_of(entry, tensor) == layout.entries[layout.index[entry]]:
+            yield name, AS_THE_MODEL
+        else:
+            yield name, f"of {str(tensor.dtype).removeprefix('torch.')} with {tensor.ndim} axes"
+
+
+def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a payload, with names that say where they stand; those in lists by their list."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, WireValue):
+        yield from _tensors(value.states() or vars(value), name)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from _tensors(getattr(value, f.name), f"{name}.{f.name}".removeprefix("."))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{name}[{key}]" if isinstance(key, str) else name)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item, name)
