@@ -412,6 +412,7 @@ MISTAKES = {
     "config with a wrong type": (["run", "-c", "wrong.toml"], "rounds"),
     "report of no run": (["report", "."], "not a run folder"),
     "resume of no run": (["run", "--resume", "."], "not a run folder"),
+    "back to a round of no run": (["run", "fedavg", "--from-round", "3"], "name it, --resume RUN"),
     "inspect of no frame": (["inspect", "broken.toml"], "broken.toml"),
     "no method": (["run"], "method"),
     "zero rounds": (["run", "fedavg", "--rounds", "0"], "rounds"),
@@ -494,11 +495,24 @@ def test_a_checkpoint_of_another_config_or_damaged(finished, tmp_path):
     assert other.returncode == 2
     assert "another configuration" in other.stderr
     (copy / "config.toml").write_text(config)
-    state = copy / "checkpoint" / "run.state"
-    state.write_bytes(state.read_bytes()[:-1])
+    for state in (copy / "checkpoint").glob("round-*.state"):
+        state.write_bytes(state.read_bytes()[:-1])
     damaged = fewbytes("run", "--resume", str(copy), cwd=tmp_path)
     assert damaged.returncode == 2
     assert "checkpoint" in damaged.stderr
+
+
+def test_back_to_an_earlier_round(finished, tmp_path):
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", str(finished), str(copy)], check=True)
+    before = json.loads((copy / "result.json").read_text())
+    last = before["rounds"]
+    gone = fewbytes("run", "--resume", str(copy), "--from-round", "0", cwd=tmp_path)
+    assert gone.returncode == 2
+    assert f"no checkpoint of round 0 to go back to, only those of {last - 1} and {last}" in gone.stderr
+    back = fewbytes("run", "--resume", str(copy), "--from-round", str(last - 1), "--json", cwd=tmp_path)
+    assert back.returncode == 0, back.stderr
+    assert timeless(json.loads(back.stdout)) == timeless(before)
 
 
 @pytest.fixture(scope="module")
@@ -534,7 +548,7 @@ def test_a_damaged_or_missing_client_state(finished, tmp_path):
     for damage in (lambda p: p.unlink(), lambda p: p.write_bytes(p.read_bytes()[:-9] + bytes(9))):
         copy = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
         subprocess.run(["cp", "-r", str(finished), str(copy)], check=True)
-        damage(next((copy / "checkpoint" / "clients").glob("2-*.state")))
+        damage(max((copy / "checkpoint" / "clients").glob("2-*.state"), key=lambda p: int(p.stem[2:])))
         done = fewbytes("run", "--resume", str(copy), cwd=tmp_path)
         assert done.returncode == 2
         assert "client 2" in done.stderr

@@ -58,6 +58,26 @@ def test_what_was_done_before_the_server_died_is_not_done_again(tmp_path, monkey
     assert sorted(trained) == [(t, i) for t in range(1, ROUNDS + 1) for i in range(CLIENTS)]
 
 
+@pytest.mark.parametrize("name", ["fedpurin", "fedkd"])
+def test_gone_back_to_an_earlier_round_its_nodes_have_the_states_of_then(name, uninterrupted, tmp_path):
+    run(name, tmp_path / "run")
+    states = [path.name.split("-") for path in (tmp_path / "run" / "checkpoint" / "clients").glob("*.state")]
+    for back in (1, 1):  # once more from a round that came after going back
+        run(name, tmp_path / "run", resume=True, from_round=ROUNDS - back)
+        assert fingerprint(tmp_path / "run") == uninterrupted(name)
+    assert {client for client, _ in states} == {str(i) for i in range(CLIENTS)}
+    with pytest.raises(fb.UserError, match=f"no checkpoint of round 1 .* {ROUNDS - 1} and {ROUNDS}"):
+        run(name, tmp_path / "run", resume=True, from_round=1)
+
+
+def test_nodes_keep_the_states_of_as_many_rounds_as_the_run_does(uninterrupted, tmp_path):
+    for t in (1, 2, 3):
+        folder = tmp_path / str(t)
+        run("fedpurin", folder, keep_checkpoints=ROUNDS)
+        run("fedpurin", folder, keep_checkpoints=ROUNDS, resume=True, from_round=t)
+        assert fingerprint(folder) == uninterrupted("fedpurin")
+
+
 def test_asked_twice_a_node_gives_the_stored_reply(tmp_path):
     seen = {}
 

@@ -326,7 +326,8 @@ def test_a_run_that_another_process_has_just_begun_is_left_alone(tmp_path: Path)
     only: dict[str, Any] = {"columns": ["alpha 0.3"], "rows": ["FedAvg"], "seeds": [1], "out": tmp_path}
     part = reproduce("tiny/table-1", until=1, **only)
     folder = part.chosen()[0].runs[1].path
-    (folder / "checkpoint" / "run.state").unlink()
+    for checkpoint in (folder / "checkpoint").glob("round-*.state"):
+        checkpoint.unlink()
     with lock(folder / "checkpoint" / "lock"), pytest.raises(UserError, match="another process is running"):  # type: ignore[union-attr]
         reproduce("tiny/table-1", **only)
     assert (folder / "config.toml").exists()

@@ -139,36 +139,22 @@ def test_a_round_done_again_sends_nothing_that_is_not_counted(dp, tmp_path):
         assert all((frames / name).read_bytes() == data for name, data in told.items())
 
 
-def back_to_round_1(folder, **settings):
-    """A run of three rounds, its checkpoint that of round 1 again."""
-    state = folder / "checkpoint" / "run.state"
-    kept = {}
-
-    class Keeping(fb.Watcher):
-        def scored(self, row):
-            kept.setdefault("state", state.read_bytes())
-
-    fb.run(METHOD, out=folder, watcher=Keeping(), **settings)
-    state.write_bytes(kept["state"])
-
-
 def test_what_clients_were_promised_is_spent_though_a_run_goes_back(tmp_path):
     settings = {"task": task(), "rounds": 3, "workers": 1, "dp": CLIENTS.replace("seeded", "secure")}
-    back_to_round_1(tmp_path / "run", **settings)
+    fb.run(METHOD, out=tmp_path / "run", keep_checkpoints=3, **settings)
     with pytest.raises(fb.UserError, match="all 3 noisy means that were promised are spent"):
-        fb.run(METHOD, out=tmp_path / "run", resume=True, **settings)
+        fb.run(METHOD, out=tmp_path / "run", resume=True, from_round=1, **settings)
 
 
 def test_a_client_counts_every_model_that_it_trains_and_none_twice(tmp_path):
     settings = {"task": task(), "rounds": 3, "workers": 1, "dp": SAMPLES.replace("seeded", "secure")}
-    back_to_round_1(tmp_path / "run", **settings)
-    again = fb.run(METHOD, out=tmp_path / "run", resume=True, **settings)  # the same models: nothing new is said
+    fb.run(METHOD, out=tmp_path / "run", keep_checkpoints=3, **settings)
+    again = fb.run(METHOD, out=tmp_path / "run", resume=True, from_round=1, **settings)  # the same models: nothing new is said
     assert [row["privacy"]["epsilon"] for row in again.rounds][-1] == pytest.approx(8, rel=1e-5)
-    back_to_round_1(tmp_path / "other", **settings)
-    for diary in (tmp_path / "other" / "checkpoint" / "clients").glob("*.trained"):
+    for diary in (tmp_path / "run" / "checkpoint" / "clients").glob("*.trained"):
         diary.write_bytes(diary.read_bytes()[:32] + b"another model".ljust(32) + b"and another".ljust(32))
     with pytest.raises(fb.FewbytesError, match=r"of 3 rounds of one training .* and this would be more"):
-        fb.run(METHOD, out=tmp_path / "other", resume=True, **settings)
+        fb.run(METHOD, out=tmp_path / "run", resume=True, from_round=1, **settings)
 
 
 def test_secure_noise_is_never_the_same_and_seeded_noise_always():

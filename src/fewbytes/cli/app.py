@@ -42,6 +42,9 @@ Watch = Annotated[
         metavar="NAME[:PLACE]",
     ),
 ]
+FromRound = Annotated[
+    int | None, typer.Option(metavar="ROUND", help="With --resume: go back to after this round.", min=0)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 CONFIG = option(
     "config", None, Path, typer.Option("-c", "--config", help="A TOML file with any of the settings below.")
@@ -131,6 +134,7 @@ def run(
     method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.")] = None,
     out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run folder.")] = None,
+    from_round: FromRound = None,
     watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
@@ -141,14 +145,16 @@ def run(
 
     if method is not None:
         settings["method"] = method
+    if from_round is not None and resume is None:
+        raise UserError("--from-round goes back in a run: name it, --resume RUN")
     if resume is not None:
-        settings = resumed(resume, settings)
+        settings = resumed(resume, settings, from_round)
     with _standard_output_for(as_json):
         job = PreparedRun(settings)
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
-            result = job.execute(folder, resume is not None, watchers=watchers)
+            result = job.execute(folder, resume is not None, watchers=watchers, from_round=from_round)
     _print_results(folder, result, as_json)
 
 
@@ -161,6 +167,7 @@ def deploy(
     hosts: Annotated[str | None, typer.Option(help="Names of the clients' hosts, with commas.", metavar="LIST")] = None,
     address: Annotated[str | None, typer.Option(help="Where the nodes reach this machine.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a deployment that ended.")] = None,
+    from_round: FromRound = None,
     show: Annotated[bool, typer.Option("--print", help="Write the files, print the commands, start nothing.")] = False,
     watch: Watch = None,
     as_json: AsJson = False,
@@ -173,8 +180,10 @@ def deploy(
     from fewbytes.running.watcher import together
 
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
+    if from_round is not None and resume is None:
+        raise UserError("--from-round goes back in a run: name it, --resume RUN")
     if resume is not None:
-        settings = resumed(resume, settings)
+        settings = resumed(resume, settings, from_round)
         hosts, address = remembered(resume, hosts, address)
     elif hosts is not None:
         settings.setdefault("clients", len(host_names(hosts)))
@@ -186,7 +195,8 @@ def deploy(
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
-            deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, resume is not None)
+            again = resume is not None
+            deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, again, from_round)
             if show:
                 deployment.prepare()
             else:

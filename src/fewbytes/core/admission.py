@@ -118,12 +118,12 @@ class Looks:
 
     def __init__(self) -> None:
         self._shapes: dict[Hashable, dict[Id, int]] = {}  # as hashes
-        self._types: dict[Hashable, dict[frozenset[tuple[str, str]], list[Id]]] = {}
+        self._types: dict[str, dict[frozenset[tuple[str, str]], list[Id]]] = {}
 
-    def add(self, of: Hashable, client: Id, reply: Any, layout: Layout) -> None:
-        """Remember how a client's reply to `of` looks; `layout`: of its model."""
-        self._shapes.setdefault(of, {})[client] = hash(shape(reply))
-        self._types.setdefault(of, {}).setdefault(frozenset(_types(reply, layout)), []).append(client)
+    def add(self, handler: str, architecture: Hashable, client: Id, reply: Any, layout: Layout) -> None:
+        """Remember how a client's reply to a handler looks; `layout`: of its model."""
+        self._shapes.setdefault((handler, architecture), {})[client] = hash(shape(reply))
+        self._types.setdefault(handler, {}).setdefault(frozenset(_types(reply, layout)), []).append(client)
 
     def odd(self) -> list[Id]:
         """The clients whose replies have other fields, entries, types or shapes than more than half of all; none where

@@ -189,8 +189,13 @@ class Engine(ABC):
         return sorted({*self.clients, *self.versions})
 
     @abstractmethod
-    def checkpointed(self) -> None:
-        """The run can go on from the states of `versions`: older ones may go."""
+    def make_durable(self, before: Mapping[Id, int]) -> None:
+        """Have the states of `versions` survive a loss of power, as a checkpoint is about to name them; those of
+        `before`, the last one's, do."""
+
+    @abstractmethod
+    def checkpointed(self, kept: Sequence[Mapping[Id, int]]) -> None:
+        """The run can go on from these versions of states, one for each kept checkpoint: others may go."""
 
     @abstractmethod
     def score_clients(self) -> dict[Id, Scores]:
@@ -290,8 +295,8 @@ class Engine(ABC):
                 self.enough(handler.name, len(asked), self.left_out[-len(barred) :])
             for client, reply in self._exchange(handler, [i for i in asked if i not in self.barred], messages):
                 self._last = client
-                key = handler.name, self.problem.architecture(client)
-                self._looks.add(key, client, reply, self.problem.layout(client))
+                model, layout = self.problem.architecture(client), self.problem.layout(client)
+                self._looks.add(handler.name, model, client, reply, layout)
                 self.on_reply(client)
                 yield client, reply
         except Exception:  # not the method's: what that raises does not come by here

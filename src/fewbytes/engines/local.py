@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,7 +52,6 @@ class LocalEngine(Engine):
         for client, number in self.versions.items():
             if number:
                 self.store.check(client, number)
-        self.store.keep_only(self.versions)
         self.runner = Runner(method, task, self.store, coded)
         self._measure_again = 0.0
         self._threads = torch.get_num_threads()
@@ -95,9 +94,13 @@ class LocalEngine(Engine):
         if too_few is not None:
             raise too_few
 
-    def checkpointed(self) -> None:
-        """Remove older states."""
-        self.store.keep_only(self.versions)
+    def make_durable(self, before: Mapping[Id, int]) -> None:
+        """Those that are new, at once."""
+        self.store.make_durable(self.versions.items() - before.items())
+
+    def checkpointed(self, kept: Sequence[Mapping[Id, int]]) -> None:
+        """Remove other states."""
+        self.store.keep_only(*kept)
 
     def score_clients(self) -> dict[Id, Scores]:
         """Score the models in the workers."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import lock, replacing
+from fewbytes.base.files import lock, make_durable, make_folder, replacing
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
 
@@ -18,12 +19,12 @@ SECRET, TRAINED = "secret", ".trained"  # files that are kept however often a ru
 class ClientStore:
     """The files `<client>-<version>.state` of a folder. Memory holds none of them; the system's page cache, which
     is bounded by free memory, is the only cache. A new version never overwrites the one before: that one goes
-    when a checkpoint no longer needs it (`keep_only`), so a killed worker or run leaves whole states behind.
+    when no kept checkpoint needs it (`keep_only`), so a killed worker or run leaves whole states behind.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
 
     def secret(self) -> bytes:
         """32 bytes that only who reads the folder knows, drawn when they are first asked for."""
@@ -63,7 +64,10 @@ class ClientStore:
         try:
             Parsed(path.read_bytes())
         except (FrameError, OSError) as error:
-            raise UserError(f"client {client}'s state {path} is gone or damaged: start a new run ({error})") from None
+            raise UserError(
+                f"client {client}'s state {path} is gone or damaged: go back to an earlier round (--from-round), or "
+                f"start a new run ({error})"
+            ) from None
 
     def save(self, state: Any, client: Id, version: int) -> None:
         """Write a client's state as a new version."""
@@ -71,14 +75,20 @@ class ClientStore:
             for part in pack(state, coded=False).parts:
                 file.write(part)
 
-    def keep_only(self, versions: dict[Id, int]) -> None:
+    def make_durable(self, states: Iterable[tuple[Id, int]]) -> None:
+        """Have these clients' states, of these versions (0: none), survive a loss of power."""
+        make_durable(*(self.path(client, version) for client, version in states if version))
+        make_durable(self.folder)
+
+    def keep_only(self, *kept: Mapping[Id, int]) -> None:
         """Remove every file but these versions (and what a stopped worker left half-written)."""
-        wanted = {self.path(client, version).name for client, version in versions.items() if version} | {SECRET}
+        wanted = {self.path(client, version).name for each in kept for client, version in each.items() if version}
+        wanted.add(SECRET)
         for file in self.folder.iterdir():
             if file.name not in wanted and file.suffix != TRAINED:
                 file.unlink(missing_ok=True)
 
-    def keep_only_of(self, client: Id, versions: set[int]) -> None:
+    def keep_only_of(self, client: Id, versions: Iterable[int]) -> None:
         """Remove every version of one client's state but these."""
         wanted = {self.path(client, version).name for version in versions}
         for file in self.folder.glob(f"{client}-*.state"):

@@ -1,9 +1,9 @@
 """The Flower app of any experiment: `server` and `client`, made of the settings in the run config.
 
 The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), the method's own as
-`parameters.<name>`, besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`, and
-`names` (the registered names of the clients' nodes, in the order of the clients, with commas). A node's configuration
-may say where its own data are, `client-data`, as the setting of that name does for all.
+`parameters.<name>`, besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`,
+`from_round`, and `names` (the registered names of the clients' nodes, in the order of the clients, with commas). A
+node's configuration may say where its own data are, `client-data`, as the setting of that name does for all.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
         raise UserError("a node with data of its own says whose they are: set its partition-id")
     if local and "client-data" in node_config:
         settings["client_data"] = str(node_config["client-data"])
-    config = {k: v for k, v in run_config.items() if k not in ("resume", "out")}
+    config = {k: v for k, v in run_config.items() if k not in ("resume", "from_round", "out")}
     key = json.dumps([config, me, settings.get("client_data")], sort_keys=True)
     if key not in _served:
-        experiment = make_experiment({k: v for k, v in settings.items() if k not in ("resume", "out", "names")})
+        servers = ("resume", "from_round", "out", "names")
+        experiment = make_experiment({k: v for k, v in settings.items() if k not in servers})
         method = experiment.made()
         task = experiment.task(None if me is None else (int(me),))
         _served[key] = Served(key, method, method.adapted(task))
@@ -66,6 +67,7 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
     """Run the experiment that the run config describes."""
     settings = read_run_config(run_config)
     out, resume, names = (settings.pop(key, empty) for key, empty in (("out", ""), ("resume", False), ("names", "")))
+    from_round = settings.pop("from_round", None)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = (
         Path(out) if out else default_folder() / "runs" / f"{stamp}-{short_name(str(settings.get('method', 'run')))}"
@@ -75,8 +77,8 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         experiment = make_experiment(settings)
         method, task = experiment.made(), experiment.task(here=())
         serve(
-            method, task, experiment.run_settings(task, folder, resume, events), experiment.policy,
-            names.split(",") if names else (),
+            method, task, experiment.run_settings(task, folder, resume, events, from_round),
+            experiment.policy, names.split(",") if names else (),
         )  # fmt: skip
         page = write_report(read_runs([folder]), folder / "report.html")
     except BaseException as error:

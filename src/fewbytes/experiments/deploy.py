@@ -20,6 +20,7 @@ from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.processes import Processes
+from fewbytes.running.checkpoint import Checkpoints
 from fewbytes.running.loop import terminating
 from fewbytes.running.watcher import Watcher
 
@@ -79,13 +80,21 @@ def places(experiment: Experiment, hosts: str | None) -> list[Place]:
 class Deployment:
     """A run deployed in `<run folder>/deployment`.
 
-    `address`: host:port where the nodes reach the SuperLink. Raises UserError for what the user got wrong.
+    `address`: host:port where the nodes reach the SuperLink. `resume`, `from_round`: as in `Settings`. Raises UserError
+    for what the user got wrong.
     """
 
     def __init__(
-        self, experiment: Experiment, folder: Path, nodes: Sequence[Place], address: str, resume: bool
+        self,
+        experiment: Experiment,
+        folder: Path,
+        nodes: Sequence[Place],
+        address: str,
+        resume: bool,
+        from_round: int | None = None,
     ) -> None:
-        self.experiment, self.out, self.nodes, self.resume = experiment, folder.absolute(), nodes, resume
+        self.experiment, self.out, self.nodes = experiment, folder.absolute(), nodes
+        self.resume, self.from_round = resume, from_round
         self.folder = self.out / "deployment"
         self._asked = address
         host, colon, port = address.rpartition(":")
@@ -160,7 +169,7 @@ class Deployment:
             try:
                 self._follow(number, watcher, note)
             except FewbytesError as error:
-                if (self.out / "checkpoint" / "run.state").exists():
+                if Checkpoints(self.out).rounds():
                     raise type(error)(f"{error}; go on with: fewbytes deploy --resume {self.out}") from None
                 raise
 
@@ -265,6 +274,7 @@ class Deployment:
         app.mkdir(exist_ok=True)
         names = ",".join(place.name for place in self.nodes)
         config = self.experiment.run_config() | {"out": str(self.out), "resume": self.resume, "names": names}
+        config |= {} if self.from_round is None else {"from_round": self.from_round}
         for name, text in (
             ("pyproject.toml", compat.app_config("apps:server", "apps:client", config)),
             ("apps.py", 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.files import lock
+from fewbytes.base.files import lock, make_durable, make_folder
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.rules import Rule
 from fewbytes.experiments.display import Display
@@ -22,7 +22,7 @@ from fewbytes.methods import method_class
 from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
-from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
 from fewbytes.running.loop import promised
 from fewbytes.running.watcher import Watcher, together
 
@@ -62,8 +62,12 @@ class PreparedRun:
         page: bool = True,
         display: Display | None = None,
         watchers: Sequence[Watcher] = (),
+        from_round: int | None = None,
     ) -> dict[str, Any]:
-        """Run into a folder with a live line, `watchers` and, if `page`, a report; returns what result.json says."""
+        """Run into a folder with a live line, `watchers` and, if `page`, a report; returns what result.json says.
+
+        `resume`, `from_round`: as in `Settings`.
+        """
         e = self.experiment
         if not resume:
             self.check()
@@ -71,7 +75,7 @@ class PreparedRun:
         with display or Display(self.method.method_name, folder) as display:
             for text in notes:
                 display.note(text)
-            settings = e.run_settings(self.task, folder, resume, together([display, *watchers]))
+            settings = e.run_settings(self.task, folder, resume, together([display, *watchers]), from_round)
             result = run_with(self.method, self.task, settings, e.policy)
         if page:
             write_report(read_runs([folder]), folder / "report.html")
@@ -126,7 +130,7 @@ def finished(folder: Path) -> bool:
 def begun(folder: Path) -> bool:
     """Whether a folder holds a run to go on with; one in which no round was finished is removed. Raises UserError if
     another process runs in it."""
-    if (folder / "checkpoint" / "run.state").exists():
+    if Checkpoints(folder).rounds():
         return True
     if (folder / "config.toml").exists():
         if not (folder / "checkpoint").is_dir():
@@ -139,8 +143,8 @@ def begun(folder: Path) -> bool:
     return False
 
 
-def resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings a run folder was made with, to go on with it.
+def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) -> dict[str, Any]:
+    """The settings a run folder was made with, to go on with it, from an earlier round if one is named.
 
     Raises UserError for a setting given anew that is not resumable.
     """
@@ -148,7 +152,7 @@ def resumed(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
         raise UserError(
             f"{folder} holds several runs: resume one of them, or a comparison by `fewbytes compare --resume`"
         )
-    read_checkpoint(folder)  # refuses what is no run folder, or cannot be gone on from
+    read_checkpoint(folder, from_round)  # refuses what is no run folder, or cannot be gone on from
     settings = read_experiment(folder / "config.toml")
     if "dataset" not in settings:
         raise UserError(f"{folder} was made from Python: go on with fewbytes.run(..., out=..., resume=True)")
@@ -182,10 +186,13 @@ def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
 def new_folder(out: Path, name: str) -> Path:
     """A new folder below `out`, named by the time and `name`. Raises UserError if none can be made."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    with contextlib.suppress(OSError):
+        make_folder(out)
     for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
         folder = out / f"{stamp}-{name}{suffix}"
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir()
+            make_durable(out)
         except FileExistsError:
             continue
         except OSError:

@@ -24,11 +24,12 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     score is reached, "global>=0.9", or none was better for so many scored rounds, "patience=5": see `StopWhen`),
     `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy),
     `engine` ("local", or "flower-simulation" on Ray: the same results, bit for bit), `workers` (one per core),
-    `evaluate_every` (1), `coded` (lossless coding of what travels), `keep_frames` and `save_models`. The others are
-    `out`, the run folder (default: a temporary one that lives as long as the result), `resume` (go on from the
-    checkpoint in `out`), `config` (text of config.toml; default: the method's parameters), `about` (entries for
-    result.json) and `watcher` (a `Watcher`, a function that is called with each line of rounds.jsonl, or a list of
-    such).
+    `evaluate_every` (1), `coded` (lossless coding of what travels), `keep_frames`, `keep_checkpoints` (2) and
+    `save_models`. The others are `out`, the run folder (default: a temporary one that lives as long as the result),
+    `resume` (go on from the last checkpoint in `out`), `from_round` (or from the one after that round, if it is kept),
+    `durable` (a loss of power loses no round of the run in `out`), `config` (text of config.toml; default: the method's
+    parameters), `about` (entries for result.json) and `watcher` (a `Watcher`, a function that is called with each line
+    of rounds.jsonl, or a list of such).
     `policy`: how many clients must reply with finite numbers, and how long Flower waits for whom.
     Raises UserError for a setting that cannot be and a folder that cannot be used, MethodError when a handler fails,
     TooFewReplies by the `policy`; a KeyboardInterrupt leaves the folder ready to be resumed.

@@ -82,11 +82,14 @@ class Experiment:
         """The text of config.toml."""
         return msgspec.toml.encode(self.settings()).decode()
 
-    def run_settings(self, task: Task, out: Path, resume: bool, watcher: Watcher) -> Settings:
+    def run_settings(
+        self, task: Task, out: Path, resume: bool, watcher: Watcher, from_round: int | None = None
+    ) -> Settings:
         """What the run's loop takes, for a run folder."""
         return dataclasses.replace(
-            self.run, out=out, resume=resume, config=self.toml(), about=self.about(task), watcher=watcher
-        )
+            self.run, out=out, resume=resume, from_round=from_round, config=self.toml(), about=self.about(task),
+            watcher=watcher,
+        )  # fmt: skip
 
     def task(self, here: Sequence[Id] | None = None) -> Task:
         """The task: data loaded and dealt out, the model ready to be built. Raises UserError.

@@ -29,6 +29,7 @@ from fewbytes.engines.frames import FrameFolder
 from fewbytes.engines.handlers import SCORE, Done, Job, SampleCounts
 from fewbytes.engines.local import memory_bytes
 from fewbytes.engines.requests import Request, Requests
+from fewbytes.engines.store import ClientStore
 from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
 from fewbytes.flower.messages import decoded, read_content, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
@@ -99,13 +100,14 @@ class FlowerEngine(Engine):
         super().__init__(method, task, policy, settings.coded, frames, resumed)
         if names and len(names) != len(self.problem.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(self.problem.clients)} clients")
+        self._folder = folder
         self.grid, self.run, self.names = grid, folder.resolve().name, list(names)
         self.poll, self.ahead, self._stop = exchange.poll, exchange.ahead, exchange.stop
         self.frame_folder = exchange.frame_folder
         self._watcher = settings.watcher
         self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
         self._new = resumed is None
-        self._committed = dict(self.versions)
+        self._oldest: dict[Id, int] = {}  # version of each client's state that a kept checkpoint names
         self._nodes: dict[Id, int] = {}  # the node of each client that can be reached
         self._clients: dict[int, Id] = {}  # the client of each node without a name
         self._agreed: dict[Any, bytes] = {}
@@ -216,9 +218,14 @@ class FlowerEngine(Engine):
         self._refresh()
         return True
 
-    def checkpointed(self) -> None:
+    def make_durable(self, before: Mapping[Id, int]) -> None:
+        """Nodes do before they answer, but for a simulation's, whose files are in the run folder."""
+        if self.frame_folder is not None:
+            ClientStore(self._folder / "checkpoint" / "clients").make_durable(self.versions.items() - before.items())
+
+    def checkpointed(self, kept: Sequence[Mapping[Id, int]]) -> None:
         """Nodes may remove older states: the next requests say so."""
-        self._committed = dict(self.versions)
+        self._oldest = {client: min(versions.get(client, 0) for versions in kept) for client in self.versions}
 
     def _drawn(self, fraction: float) -> list[Id]:
         if not self.policy.over_selection:
@@ -409,7 +416,7 @@ class FlowerEngine(Engine):
         key = self.problem.architecture(job.client)
         if key not in self._agreed:
             self._agreed[key] = digest(in_common(self.method, self.task, job.client))
-        return Order(self.run, self._agreed[key], job, self._call, self._committed.get(job.client, 0), self.coded)
+        return Order(self.run, self._agreed[key], job, self._call, self._oldest.get(job.client, 0), self.coded)
 
     def called(self, client: Id) -> str:
         """By number and registered name."""

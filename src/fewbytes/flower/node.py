@@ -33,7 +33,7 @@ class Order(msgspec.Struct, array_like=True):
     agreed: bytes  # digest of what both ends must have in common
     job: Job
     call: int  # which call of the round this is
-    kept: int  # version of the client's state that the server may go back to
+    kept: int  # the oldest version of the client's state that the server may go back to
     coded: bool
 
 
@@ -71,8 +71,8 @@ class Node:
 
     `folder`: where run folders go on this node. The files of a client lie in `<run>/checkpoint/clients`: its state in
     the versions the server may ask for, and its last reply, so that an order that comes twice is answered twice but
-    done once. `threads`: torch threads; results are equal bit for bit only at 1. `replies`: whether to keep them; a
-    simulation, whose server and nodes end together, need not.
+    done once. Both survive a loss of power once the order is answered. `threads`: torch threads; results are equal bit
+    for bit only at 1. `replies`: whether to keep them; a simulation, whose server and nodes end together, need not.
     """
 
     def __init__(
@@ -134,9 +134,11 @@ class Node:
                 if self.replies
                 else StoredReply(job.number, b"", Done(0), b"")
             )
-            with replacing(self._path(job.client)) as file:
+            if self.replies and done.version != job.version:
+                self.store.make_durable([(job.client, done.version)])
+            with replacing(self._path(job.client), sync=self.replies) as file:
                 file.write(msgspec.msgpack.encode(record))
-            self.store.keep_only_of(job.client, {order.kept, job.version, done.version})
+            self.store.keep_only_of(job.client, range(min(order.kept, job.version), done.version + 1))
         return done, packed
 
     def _digest(self, order: Order, frames: Sequence[memoryview]) -> bytes:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import Count, Positive, Several, Share
+from fewbytes.base.ranges import Count, Positive, Samples, Several, Share
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
@@ -42,7 +42,6 @@ from fewbytes.methods.parts.heterogeneous import (
     STORED,
     Head,
     Own,
-    TrainedHead,
     overwrite_head,
     own_draw,
     shared_head,
@@ -60,6 +59,14 @@ class Counts:
     @property
     def values(self) -> Tensor:
         return self.counts.state[""]
+
+
+@payload
+class TrainedHead:
+    """Client to server: its classifier, and on how many samples it was trained."""
+
+    theta: Dense
+    samples: Samples
 
 
 @payload

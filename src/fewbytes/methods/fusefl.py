@@ -24,11 +24,12 @@ from typing import ClassVar, Literal, Self, cast
 import torch
 from torch import nn
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import Count, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
+from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -155,14 +156,34 @@ class FuseFL(Method):
         before, branches, classifiers = len(state.fused), {}, []
         groups = [[i] for i in net.clients] if self.frozen_bn == "train_shared" else [net.clients]
         for group in groups:
-            for i, reply in net.call(self.train, to={i: self.news(state, i) for i in group}):  # lines 4-20
-                branches[i], state.known[i] = reply.branch, before
-                state.fused = moved(state.fused, reply.statistics)
-                if reply.classifier is not None:
-                    classifiers.append(reply.classifier.dense())
+            try:
+                for i, reply in net.call(self.train, to={i: self.news(state, i) for i in group}):  # lines 4-20
+                    self.check(reply, net.problem, i, before)
+                    branches[i], state.known[i] = reply.branch, before
+                    state.fused = moved(state.fused, reply.statistics)
+                    if reply.classifier is not None:
+                        classifiers.append(reply.classifier.dense())
+            except TooFewReplies:
+                if len(groups) == 1 or (group == groups[-1] and not branches):
+                    raise
+                net.note("clients that did not answer have no part in the block", f"client {group[0]}")
         state.fused.append(branches)  # line 22
         if classifiers:
             state.classifier = averaged(classifiers, self.final_reduce)
+
+    def check(self, reply: Trained, problem: Problem, client: Id, k: int) -> None:
+        """Raises MethodError for a part of block k that is not what the client's model has there."""
+        model = problem.model(client).cpu()
+        blocks = cut(model, self.blocks, self.after)
+        wanted, block = blocks[k].state(), reply.branch.block.dense()
+        if {n: v.shape for n, v in block.items()} != {n: v.shape for n, v in wanted.items()}:
+            raise MethodError(f"its block {k} is not its model's")
+        if problem.sample is not None:
+            takes = [problem.sample_shape, *shapes(blocks[:k], problem.sample_shape, "cpu")][-1]
+            if list(takes) != reply.branch.takes:
+                raise MethodError(f"its block {k} takes {reply.branch.takes[:8]}, its model's {list(takes)}")
+        if (reply.classifier is None) != (k < len(blocks) - 1):
+            raise MethodError("its classifier comes with another block than the last")
 
     def finish(self, state: FusedBlocks, net: Network) -> None:
         if self.ccvr_samples:

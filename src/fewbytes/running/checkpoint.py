@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -11,13 +13,14 @@ from pathlib import Path
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
+from fewbytes.base.files import make_durable, replacing
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.data.split import transform_name
 from fewbytes.engines.base import Resumed
 from fewbytes.engines.waiting import Waiting
-from fewbytes.wire import unpack
+from fewbytes.wire import pack, unpack
 from fewbytes.wire.frame import MAJOR
 
 VERSION = version("fewbytes")
@@ -47,19 +50,83 @@ class Checkpoint:
         return Resumed(Ledger.frombytes(self.ledger, self.handlers), versions, self.known, self.waiting)
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint of a run folder. Raises UserError if there is none, or it is damaged."""
-    path = folder / "checkpoint" / "run.state"
+class Checkpoints:
+    """The checkpoints in a run folder, one for each of its last rounds: `checkpoint/round-<t>.state`.
+
+    Each survives a loss of power, if `durable`, before an older one goes.
+    """
+
+    def __init__(self, folder: Path, durable: bool = True) -> None:
+        self._folder, self._durable = folder / "checkpoint", durable
+        self.versions: dict[int, dict[Id, int]] = {}
+        """The versions of client states that the checkpoint after a round names."""
+
+    def path(self, t: int) -> Path:
+        """The file of the checkpoint after round t."""
+        return self._folder / f"round-{t}.state"
+
+    def rounds(self) -> list[int]:
+        """The rounds after which there are checkpoints, ascending."""
+        names = (re.fullmatch(r"round-(\d+)\.state", path.name) for path in self._folder.glob("*"))
+        return sorted(int(name[1]) for name in names if name)
+
+    def read(self, t: int) -> Checkpoint:
+        """The checkpoint after round t. Raises UserError if it is damaged or cannot be read."""
+        path = self.path(t)
+        try:
+            return unpack(Checkpoint, path.read_bytes(), limit=1 << 40)
+        except FrameError as error:
+            begin = f"remove {self._folder.parent}, and begin anew"
+            raise UserError(f"the checkpoint {path} is damaged ({error}); {begin}") from None
+        except OSError as error:
+            raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
+
+    def write(self, checkpoint: Checkpoint, most: int) -> None:
+        """Write a checkpoint; of earlier ones so many stay that there are `most`."""
+        with replacing(self.path(checkpoint.round), sync=self._durable) as file:
+            for part in pack(checkpoint, coded=False).parts:
+                file.write(part)
+        self.versions[checkpoint.round] = checkpoint.resumed().versions
+        for t in self.rounds()[:-most]:
+            self.path(t).unlink()
+            self.versions.pop(t, None)
+
+    def go_back(self, t: int) -> bool:
+        """Forget the checkpoints after round t, and damaged ones; whether there were any after it."""
+        later = [each for each in self.rounds() if each > t]
+        for each in later:
+            self.path(each).unlink()
+        if later and self._durable:
+            make_durable(self._folder)
+        for each in self.rounds():
+            try:
+                self.versions[each] = self.read(each).resumed().versions
+            except UserError:
+                self.path(each).unlink()
+        return bool(later)
+
+
+def read_checkpoint(folder: Path, from_round: int | None = None) -> Checkpoint:
+    """The last checkpoint of a run folder that is not damaged, or the one after `from_round`. Raises UserError if there
+    is none."""
+    kept = Checkpoints(folder)
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.toml): name one of those under runs/")
-    try:
-        return unpack(Checkpoint, path.read_bytes(), limit=1 << 40)
-    except FileNotFoundError:
-        raise UserError(f"{folder} has no checkpoint to go on from: the run ended before its first round") from None
-    except FrameError as error:
-        raise UserError(f"the checkpoint {path} is damaged ({error}); remove {folder}, and begin anew") from None
-    except OSError as error:
-        raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
+    rounds = kept.rounds()
+    if not rounds:
+        raise UserError(f"{folder} has no checkpoint to go on from: the run ended before its first round")
+    if from_round is not None:
+        if from_round not in rounds:
+            there = f"{'those' if len(rounds) > 1 else 'that'} of {' and '.join(map(str, rounds))}"
+            raise UserError(
+                f"{folder} keeps no checkpoint of round {from_round} to go back to, only {there} (a run keeps its last "
+                "so many, --keep-checkpoints)"
+            )
+        return kept.read(from_round)
+    for t in reversed(rounds[1:]):
+        with suppress(UserError):
+            return kept.read(t)
+    return kept.read(rounds[0])
 
 
 def check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -> None:

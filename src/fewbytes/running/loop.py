@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import ScratchFolder, lock, replacing, write_text
+from fewbytes.base.files import ScratchFolder, lock, make_durable, make_folder, replacing, write_text
 from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
@@ -35,7 +35,7 @@ from fewbytes.core.records import means
 from fewbytes.core.rules import Rule
 from fewbytes.engines.base import Engine
 from fewbytes.models.files import save_model
-from fewbytes.running.checkpoint import VERSION, Checkpoint, check, fingerprint, read_checkpoint
+from fewbytes.running.checkpoint import VERSION, Checkpoint, Checkpoints, check, fingerprint, read_checkpoint
 from fewbytes.running.counts import PartitionCounts
 from fewbytes.running.scoring import merged, scored_models
 from fewbytes.running.settings import Settings
@@ -80,7 +80,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
     scratch = ScratchFolder("run") if settings.out is None else None
     try:
         folder = Path(settings.out or "") if scratch is None else scratch.path
-        loop = _Loop(method, task, settings, folder)
+        loop = _Loop(method, task, settings if scratch is None else replace(settings, durable=False), folder)
         if not settings.resume:
             # what cannot be is refused before anything is written, here and by the next lines
             loop.state = method.server(task.problem)
@@ -112,7 +112,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
 def _held(folder: Path) -> Iterator[None]:
     """Make the folder and keep other processes from running in it. Raises UserError if one does."""
     try:
-        (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+        make_folder(folder / "checkpoint")
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{folder} cannot be a run folder: a file is in the way") from None
     held = lock(folder / "checkpoint" / "lock")
@@ -164,6 +164,7 @@ class _Loop:
             if not task.problem.clients_in(t):
                 raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
         self.counts = PartitionCounts(task.data, folder)
+        self.checkpoints = Checkpoints(folder, settings.durable)
         self.state: Any = None
         self.rows: list[dict[str, Any]] = []
         self.missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
@@ -177,8 +178,14 @@ class _Loop:
         if not self.settings.resume:
             _begin_folder(self.folder, self.method, self.task, self.rounds, self.settings.config)
             self.counts.write()
+            if self.settings.durable:
+                make_durable(self.folder / "config.toml", self.folder / "partition.json", self.folder)
             return None
-        checkpoint = read_checkpoint(self.folder)
+        checkpoint = read_checkpoint(self.folder, self.settings.from_round)
+        last = self.checkpoints.rounds()[-1]
+        if self.settings.from_round is None and checkpoint.round < last:
+            path = self.checkpoints.path(last)
+            self.watcher.note(f"the checkpoint {path} is damaged: the run goes on from round {checkpoint.round}")
         self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
         self._recall_spent()
         if self._ends(self.rows):
@@ -198,6 +205,9 @@ class _Loop:
             self.refused = {left["client"]: left["why"] for left in left_out if left["handler"] == "join"}
             done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
             engine.peak_memory_bytes = checkpoint.peak_memory_bytes
+            if self.checkpoints.go_back(done):  # nothing tells of rounds that are to be done again
+                for name in ("result.json", "ledger.parquet"):
+                    (self.folder / name).unlink(missing_ok=True)
             write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
             gallery.forget_after(self.folder, done + finished)
         self.watcher.started(self.folder, self.rounds, done)
@@ -391,11 +401,11 @@ class _Loop:
 
     def _go_back(self, engine: Engine) -> None:
         """Forget what a step that is taken again has done."""
-        if not (self.folder / "checkpoint" / "run.state").exists():
+        if not self.checkpoints.rounds():
             self.state = self.method.server(self.task.problem)
             engine.go_back({}, [])
             return
-        checkpoint = read_checkpoint(self.folder)
+        checkpoint = self.checkpoints.read(self.checkpoints.rounds()[-1])
         kind = self.method.state_class("server")
         self.state = None if kind is None else unpack(kind, checkpoint.server, limit=1 << 40)
         resumed = checkpoint.resumed()
@@ -436,14 +446,15 @@ class _Loop:
             seconds=self.seconds,
             peak_memory_bytes=engine.peak_memory_bytes,
         )
-        with replacing(self.folder / "checkpoint" / "run.state", sync=True) as file:
-            for part in pack(checkpoint, coded=False).parts:
-                file.write(part)
+        kept = self.checkpoints.versions
+        if self.settings.durable:
+            engine.make_durable(kept[max(kept)] if kept else {})
+        self.checkpoints.write(checkpoint, self.settings.keep_checkpoints)
         if engine.released:
             with replacing(self._means, sync=True) as file:  # which no going back to another checkpoint undoes
                 file.write(str(self.means).encode())
         write_text(self.folder / "rounds.jsonl", rows)
-        engine.checkpointed()
+        engine.checkpointed(list(kept.values()))
 
     def _summarise(self, engine: Engine) -> None:
         with replacing(self.folder / "result.json") as file:

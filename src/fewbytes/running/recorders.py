@@ -37,7 +37,9 @@ class _ByRound(Recorder):
         """Open the store, and write the rounds it lacks."""
         config = tomllib.loads((folder / "config.toml").read_text())
         self._folder, self._new = folder, False
-        self._last = self._open(folder, dict(_flat(config)), done > 0)
+        rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        so_far = max((row["round"] for row in rows if row["phase"] in ("round", "finish")), default=0)
+        self._last = min(self._open(folder, dict(_flat(config)), so_far), so_far)
         self._write_new(folder)
 
     def scored(self, row: dict[str, Any]) -> None:
@@ -65,8 +67,8 @@ class _ByRound(Recorder):
                 self._last, self._new = row["round"], True
 
     @abstractmethod
-    def _open(self, folder: Path, config: dict[str, Any], resumed: bool) -> int:
-        """Open the store for a run; the last round that it holds of it, 0 if there is none."""
+    def _open(self, folder: Path, config: dict[str, Any], so_far: int) -> int:
+        """Open the store for a run of which there are so many rounds; the last that it holds, 0 if there is none."""
 
     @abstractmethod
     def _write(self, t: int, numbers: Mapping[str, float]) -> None:
@@ -92,10 +94,10 @@ class TensorBoard(_ByRound):
         """Its name."""
         return "TensorBoard"
 
-    def _open(self, folder: Path, config: dict[str, Any], resumed: bool) -> int:
+    def _open(self, folder: Path, config: dict[str, Any], so_far: int) -> int:
         place = str(self._place or folder / "tensorboard")
-        last = _last_event(place) if resumed and Path(place).is_dir() else 0
-        self._writer = self._module.SummaryWriter(place, purge_step=last + 1 if resumed else None)
+        last = min(_last_event(place), so_far) if so_far and Path(place).is_dir() else 0
+        self._writer = self._module.SummaryWriter(place, purge_step=last + 1 if so_far else None)
         if not last:
             listed = "\n".join(f"    {key} = {value}" for key, value in config.items())
             self._writer.add_text("config", listed)
@@ -142,12 +144,12 @@ class MLflow(_ByRound):
         """Its name, and where it is if that was said."""
         return f"MLflow ({self._uri})" if self._uri else "MLflow"
 
-    def _open(self, folder: Path, config: dict[str, Any], resumed: bool) -> int:
+    def _open(self, folder: Path, config: dict[str, Any], so_far: int) -> int:
         self._client = client = self._module.MlflowClient(tracking_uri=self._uri)
         found = client.get_experiment_by_name(self._experiment)
         experiment = client.create_experiment(self._experiment) if found is None else found.experiment_id
         tag = {"fewbytes.run_folder": str(folder.absolute())}
-        if resumed:
+        if so_far:
             here = f'tags.`fewbytes.run_folder` = "{folder.absolute()}"'
             if begun := client.search_runs([experiment], here, max_results=1):  # the newest
                 self._run = begun[0].info.run_id
@@ -184,11 +186,11 @@ class Trackio(_ByRound):
         """Its name."""
         return "Trackio"
 
-    def _open(self, folder: Path, config: dict[str, Any], resumed: bool) -> int:
+    def _open(self, folder: Path, config: dict[str, Any], so_far: int) -> int:
         name = self._name or folder.absolute().name
         with contextlib.redirect_stdout(io.StringIO()):  # it greets
             self._run = self._module.init(
-                self._project, name, config=config, resume="allow" if resumed else "never", embed=False,
+                self._project, name, config=config, resume="allow" if so_far else "never", embed=False,
                 auto_log_cpu=False, auto_log_gpu=False,
             )  # fmt: skip
         stored = importlib.import_module("trackio.sqlite_storage").SQLiteStorage

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import Count
+from fewbytes.base.ranges import Count, Whole
 from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.units import parse_bytes
 from fewbytes.core.promise import Privacy
@@ -50,9 +50,14 @@ class Settings(Group):
     evaluate_every: Count = setting(1, "Score the models every so many rounds.")
     coded: bool = setting(True, "Lossless coding of what travels.", key="coding", option="--coding/--no-coding")
     keep_frames: bool = setting(False, "Keep every frame as a file, for `fewbytes inspect`.", option="--keep-frames")
+    keep_checkpoints: Count = setting(
+        2, "Rounds that can be gone back to (--from-round): the last so many.", resumable=True, brief=True
+    )
     save_models: bool = setting(True, "Save the trained models.", option="--models/--no-models")
     out: Path | str | None = None  # the run folder; None: a temporary one that lives as long as the result
-    resume: bool = False  # go on from the checkpoint in it
+    resume: bool = False  # go on from the last checkpoint in it
+    from_round: Whole | None = None  # or from the one after this round, and forget those after it
+    durable: bool = True  # a loss of power loses no round; a temporary folder need not be
     config: str | None = None  # text of config.toml; None: the method's parameters
     about: dict[str, Any] = field(default_factory=dict)  # entries for result.json
     watcher: Watcher = field(default_factory=Watcher)
@@ -61,6 +66,8 @@ class Settings(Group):
         super().__post_init__()
         if self.resume and self.out is None:
             raise UserError("resume goes on with the run in a folder: say which, out=…")
+        if self.from_round is not None and not self.resume:
+            raise UserError("from_round goes back in a run that is resumed: say so (resume)")
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
-
+from typing import Annotated, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.base.ranges import Samples
+from fewbytes.base.ranges import SENT, Samples
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
@@ -47,7 +46,7 @@ class Head:
 class TrainedHead:
     """Client to server: its classifier, and on how many samples it was trained."""
 
-    theta: Dense
+    theta: Annotated[Dense, SENT]
     samples: Samples
 
 

@@ -1,0 +1,78 @@
+"""A loss of power, kill -9 and a full disk lose no run: `benchmarks/hardening/durability.py`, briefly."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import ROUNDS
+
+import fewbytes as fb
+
+pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[2]
+WHERE = ROOT / "benchmarks" / "hardening" / "durability.py"
+spec = importlib.util.spec_from_file_location("durability", WHERE)
+durability = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(durability)
+WHY = durability.can_mount()
+MOUNTS = pytest.mark.skipif(bool(WHY), reason=WHY)
+
+
+def test_runs_killed_at_any_moment_end_the_same():
+    done = subprocess.run(
+        [sys.executable, WHERE, "--images", "0", "--kills", "4", "--sizes", "0"], capture_output=True, text=True
+    )
+    assert "4 of 4; 0 told rounds lost" in done.stdout, done.stdout + done.stderr
+
+
+@MOUNTS
+def test_a_loss_of_power_or_a_full_disk_loses_no_run():
+    done = subprocess.run(
+        [sys.executable, WHERE, "--images", "5", "--kills", "0", "--sizes", "4"], capture_output=True, text=True
+    )
+    assert "equal bit for bit: 5 of 5" in done.stdout, done.stdout + done.stderr
+    assert "the checkpoint loads, resumed: 4 of 4" in done.stdout, done.stdout + done.stderr
+
+
+@MOUNTS
+def test_what_a_node_has_answered_its_disk_holds(tmp_path):
+    """Of each answer, at once, a copy of the disk as a loss of power would leave it."""
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    from cases import CASES, tiny_task
+    from flower_grid import CLIENTS, MemoryGrid, handler_of, run
+    from msgspec import msgpack
+
+    from fewbytes.flower.apps import client_app
+    from fewbytes.flower.messages import read_content
+    from fewbytes.flower.node import Node, Order, StoredReply
+
+    copies = []
+    image = durability.made_disk(tmp_path / "image")
+    with durability.mounted(tmp_path / "disk", "-o", "loop", str(image)) as disk:
+
+        def answered(message, reply):
+            if handler_of(message):
+                copies.append((tmp_path / f"copy-{len(copies)}", message, reply))
+                durability.copied_disk(image, copies[-1][0])
+            return [reply]
+
+        app = client_app(CASES["fedpurin"], tiny_task(), disk)
+        grid = MemoryGrid(app, CLIENTS, answered)
+        run("fedpurin", tmp_path / "run", grid=grid, policy=fb.Policy(round_timeout=60))
+    assert len(copies) >= ROUNDS * CLIENTS
+    for copy, message, reply in copies:
+        order = msgpack.decode(read_content(message.content)[0], type=Order)
+        with durability.mounted(tmp_path / "disk", "-o", "loop", str(copy)) as disk:
+            clients = disk / "run" / "checkpoint" / "clients"
+            kept = msgpack.decode((clients / f"{order.job.client}.reply").read_bytes(), type=StoredReply)
+            assert kept.number == order.job.number
+            assert kept.frame == bytes(read_content(reply.content)[1])
+            if kept.done.version:
+                node = Node(CASES["fedpurin"], tiny_task(), disk, "run")
+                node.store.check(order.job.client, kept.done.version)
