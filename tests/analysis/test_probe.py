@@ -31,6 +31,7 @@ from fewbytes.analysis.probe import (
     rest_of,
 )
 from fewbytes.analysis.settings import Probing
+from fewbytes.base.named import only_allowed
 from fewbytes.base.state import load_state
 from fewbytes.data import Split
 from fewbytes.experiments.settings import make_experiment, make_method
@@ -337,7 +338,7 @@ def test_mistakes_are_told(separate, tmp_path):
         "no unit 'fc3' .did you mean": (separate, 0, ["fc1", "fc3"]),
     }
     for told, arguments in mistakes.items():
-        with pytest.raises(fb.UserError, match=told):
+        with pytest.raises(fb.UserError, match=told), only_allowed("torch.nn"):
             probe(*arguments)
     for told, wrong in {
         "at least 1": {"epochs": 0}, "at least 2": {"samples": 1}, "must be finite": {"lr": math.nan},

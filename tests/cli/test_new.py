@@ -25,7 +25,8 @@ def test_a_new_method_runs_and_passes_its_test(tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-fedtry")
     assert 'method = "fedtry:FedTry"' in (folder / "config.toml").read_text()
-    resumed = fewbytes("run", "--resume", folder, cwd=tmp_path)
+    assert "--allow" in fewbytes("run", "--resume", folder, cwd=tmp_path).stderr  # its config names code
+    resumed = fewbytes("run", "--resume", folder, "--allow", "fedtry", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     refused = fewbytes("run", "fedtry:FedTry", "--set", "fraction=nan", cwd=tmp_path)
     assert (refused.returncode, "fraction must be a number in (0, 1], not nan" in refused.stderr) == (2, True)

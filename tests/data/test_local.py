@@ -304,4 +304,5 @@ def test_a_prepared_host_tells_sizes_unless_it_says_otherwise(places):
     assert done.returncode == 0, done.stderr
     (folder,) = (places / "runs").iterdir()
     (command,) = (folder / "deployment" / "nodes" / "south" / "start.sh").read_text().splitlines()[-1:]
-    assert parse_config_args([shlex.split(command)[-1]]) == {"partition-id": 1, "folder": "runs", "tell": "sizes"}
+    told = {"partition-id": 1, "folder": "runs", "tell": "sizes", "allow": "cells"}
+    assert parse_config_args([shlex.split(command)[-1]]) == told

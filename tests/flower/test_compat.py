@@ -85,8 +85,10 @@ def test_nodes_have_ids_and_names():
 
 
 def test_the_superlink_takes_its_options(tmp_path):
-    program, *options = compat.superlink_command("127.0.0.1", 9092, tmp_path, tmp_path / compat.DATABASE)
-    assert program in compat.COMMANDS
+    database, token = tmp_path / compat.DATABASE, tmp_path / "token"
+    program, *start, kind, secret = compat.superlink_command("127.0.0.1", 9092, tmp_path, database, token)[:5]
+    assert (program, start, kind, secret) == (sys.executable, [*compat.GUARDED], "superlink", str(token))
+    options = compat.superlink_command("127.0.0.1", 9092, tmp_path, database, token)[5:]
     taken = of_flower("flwr.superlink.cli.flower_superlink", "_parse_args_run_superlink")().parse_args(options)
     assert taken.host == "127.0.0.1"
     assert taken.port == 9092
@@ -97,6 +99,8 @@ def test_the_superlink_takes_its_options(tmp_path):
 def test_a_supernode_takes_its_options_and_configuration(tmp_path):
     program, *options = compat.supernode_command("link:443", 9100, tmp_path / "ca", tmp_path / "key", NODE_CONFIG)
     assert program in compat.COMMANDS
+    guarded = compat.supernode_command("link:443", 9100, tmp_path / "ca", tmp_path / "key", NODE_CONFIG, "python3")
+    assert guarded == ["python3", *compat.GUARDED, "supernode", *options]
     taken = of_flower("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode")().parse_args(options)
     assert taken.superlink == "link:443"
     assert taken.port == 9100
@@ -104,6 +108,32 @@ def test_a_supernode_takes_its_options_and_configuration(tmp_path):
     assert taken.auth_supernode_private_key == str(tmp_path / "key")
     parsed = of_flower("flwr.common.config", "parse_config_args")([taken.node_config])
     assert parsed == NODE_CONFIG, f"{FLOWER} reads a node's configuration otherwise"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("flwr.superlink.cli.flower_superlink", "_get_superexec_command"),
+        ("flwr.superlink.cli.flower_superlink", "load_control_authn_plugin"),
+        ("flwr.superlink.extensions", "get_middleware"),
+        ("flwr.supernode.start_client_internal", "_pull_and_store_message"),
+        ("flwr.supernode.start_client_internal", "_verify_fab"),
+    ],
+)
+def test_what_is_guarded_is_there(module, name):
+    assert callable(of_flower(module, name))
+
+
+def test_flwr_shows_the_token(tmp_path):
+    name, text = compat.credentials("127.0.0.1:9092", "secret")
+    (tmp_path / name).write_text(text)
+    store = of_flower("flwr.supercore.credential_store.file_credential_store", "FileCredentialStore")(tmp_path / name)
+    kind = of_flower("flwr.cli.auth_plugin.oidc_cli_plugin", "OidcCliPlugin")
+    plugin = kind("127.0.0.1:9092")
+    plugin.store = store
+    plugin.load_tokens()
+    key = of_flower("flwr.common.constant", "ACCESS_TOKEN_KEY")
+    assert dict(plugin.write_tokens_to_metadata([]))[key] == "secret", f"{FLOWER} keeps tokens otherwise"
 
 
 @pytest.mark.parametrize("config", [{"a": "'\""}, {"a": "x\ny"}, {"a b": "x"}])

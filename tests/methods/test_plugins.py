@@ -8,6 +8,7 @@ import cases
 import pytest
 
 import fewbytes as fb
+from fewbytes.base.named import only_allowed
 from fewbytes.methods import FILES, method_class
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,10 @@ def test_an_installed_package_adds_methods(install):
     assert "fednew" in list(fb.METHODS)
     assert len(fb.METHODS) == len(FILES) + 1
     assert method_class("fednew").__name__ == "FedNew"
+    with only_allowed(anywhere=False):  # as on a node: what is installed there needs no leave, another's code does
+        assert method_class("fednew").__name__ == "FedNew"
+        with pytest.raises(fb.UserError, match="is code that a file or a server names"):
+            method_class("plug_one:FedNew")
     assert method_class("fedavg") is fb.FedAvg
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -25,10 +26,33 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.flower.certificates import write_certificates, write_node_key
-from fewbytes.flower.compat import app_config
+from fewbytes.flower.compat import (
+    ENVIRONMENT,
+    app_config,
+    connection_config,
+    failure,
+    in_json,
+    list_nodes_command,
+    read_answer,
+    register_command,
+    run_status_command,
+    stop_command,
+    submit_command,
+)
 from fewbytes.flower.processes import Processes, _family, _running
 
 pytestmark = pytest.mark.process
+HOSTILE = """
+from pathlib import Path
+import os
+if "flwr-clientapp" in " ".join(open("/proc/self/cmdline").read().split(chr(0))):
+    Path({mark!r}).write_text("")
+def grid_asks(grid):
+    from flwr.app import Message, RecordDict
+    while not list(grid.get_node_ids()):
+        pass
+    grid.push_messages([Message(RecordDict(), node, "query.hello") for node in grid.get_node_ids()])
+"""
 APPS = """
 import os
 import time
@@ -52,6 +76,29 @@ def until(holds: Callable[[], object], seconds: float = 60) -> bool:
             return False
         time.sleep(0.2)
     return True
+
+
+def post(at: SimpleNamespace, path: str, headers: dict[str, str]) -> int:
+    """The status of an empty request to a SuperLink, as Flower's own would send it."""
+    tls = ssl.create_default_context(cafile=at.folder / "certificates" / "ca.crt")
+    connection = http.client.HTTPSConnection(at.host, at.port, timeout=10, context=tls)
+    connection.request("POST", path, b"", {"Content-Type": "application/protobuf", **headers})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def own_address() -> str:
+    """An address of this machine's that is not loopback; skips where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+            address = probe.getsockname()[0]
+        except OSError:
+            address = "127.0.0.1"
+    if address.startswith("127."):
+        pytest.skip("this machine has no address but loopback")
+    return address
 
 
 def names(pem: Path) -> set[str]:
@@ -192,6 +239,55 @@ def test_a_run_is_submitted_watched_and_stopped(running, app):
         deployment.submit(app)
 
 
+def test_a_stranger_with_the_certificate_alone_can_do_nothing(running, app, tmp_path):
+    """On this machine, where the control interface listens: submit, register, list, stop, take the server's task."""
+    (tmp_path / "ca.crt").write_bytes((running.folder / "certificates" / "ca.crt").read_bytes())
+    name, text = connection_config(running.deployment.address, tmp_path / "ca.crt")
+    (tmp_path / name).write_text(text)
+    write_node_key(tmp_path / "keys", "mine")
+    commands = [
+        submit_command(app), register_command(tmp_path / "keys" / "mine.pub", "mine"), list_nodes_command(),
+        run_status_command(1), stop_command(1),
+    ]  # fmt: skip
+    flwr = [str(Path(sys.executable).parent / "flwr")]
+    environment = {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(tmp_path)}
+    for command in commands:
+        done = subprocess.run([*flwr, *in_json(command)[1:]], env=environment, capture_output=True, timeout=60)
+        assert re.search("authenticat|logged in", failure(read_answer(done.stdout, done.stderr))), done.stdout
+    for claimed in ("", "Bearer ", "Bearer none", "Basic x"):
+        status = post(running, "/v1/control/list-runs", {"Authorization": claimed} if claimed else {})
+        assert status == 401, claimed
+    assert post(running, "/v1/runtime/acquire-task", {}) == 401
+    assert running.deployment.node_status() == {"hospital-a": "online"}
+
+
+def test_from_elsewhere_only_nodes_are_heard(tmp_path):
+    address = own_address()
+    with Processes(tmp_path, "0.0.0.0:0") as deployment:
+        deployment.start_superlink([address])
+        token = (tmp_path / "certificates" / "control.token").read_text()
+        place = SimpleNamespace(folder=tmp_path, host=address, port=int(deployment.address.split(":")[1]))
+        for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs", "/v1/fleet/../control/list-runs"):
+            assert post(place, path, {"Authorization": f"Bearer {token}"}) in (403, 404), path
+        assert post(place, "/v1/fleet/pull-messages", {}) not in (403, 404, 200)  # heard, and refused as no node
+        here = SimpleNamespace(folder=tmp_path, host="127.0.0.1", port=place.port)
+        assert post(here, "/v1/control/list-runs", {"Authorization": f"Bearer {token}"}) == 200
+
+
+def test_a_node_runs_the_installed_application_only(tmp_path, app):
+    with Processes(tmp_path / "deployment", "127.0.0.1:0", any_app=False) as deployment:
+        deployment.start_superlink()
+        deployment.register(["a"])
+        deployment.start_supernode("a", {})
+        mark = tmp_path / "ran"
+        code = (app / "mini" / "apps.py").read_text().replace("while True:", "grid_asks(grid)\n    while True:")
+        (app / "mini" / "apps.py").write_text(HOSTILE.format(mark=str(mark)) + code)
+        deployment.submit(app)
+        log = deployment.folder / "logs" / "a.log"
+        assert until(lambda: "FAB verification failed" in log.read_text() or "could not be verified" in log.read_text())
+    assert not mark.exists()
+
+
 def test_a_second_superlink_is_told_why_not(running, tmp_path):
     with (
         pytest.raises(UserError, match="another deployment is running there"),
@@ -211,8 +307,9 @@ def test_nothing_is_left_after_the_context_and_its_nodes_return(tmp_path, app):
         run = deployment.submit(app)
         assert until(lambda: deployment.run_status(run)[0] == "running" and deployment.node_status()["a"] == "online")
         family = _family({os.getpid()})
-        kinds = [Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1].split("/")[-1] for pid, _ in family]
-        assert {"flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp"} <= set(kinds)
+        said = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid, _ in family]
+        kinds = {word.split("/")[-1] for words in said for word in words[:4]}
+        assert {"superlink", "flower-supernode", "flower-superexec", "flwr-serverapp"} <= kinds
         ours = _family({process.process.pid for process in (deployment._superlink, deployment._nodes["a"])})
         assert len(ours) >= 5
     assert not ours & _running().keys()

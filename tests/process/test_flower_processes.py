@@ -9,9 +9,11 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -26,7 +28,7 @@ import fewbytes as fb
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from fewbytes.flower.certificates import write_node_key
-from fewbytes.flower.compat import app_config
+from fewbytes.flower.compat import DATABASE, app_config
 from fewbytes.flower.processes import Processes
 
 pytestmark = pytest.mark.process
@@ -98,7 +100,7 @@ def test_deploy_prepares_other_hosts(tmp_path):
     options = ["fedavg", "--rounds", "2", "--hosts", "north,south", "--address", "server.example:9092", "--print"]
     done = fewbytes("deploy", *options, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "flower-superlink" in done.stdout
+    assert "fewbytes.flower.guarded superlink" in done.stdout
     assert "--enable-supernode-auth" in done.stdout
     (folder,) = tmp_path.iterdir()
     node = folder / "deployment" / "nodes" / "south"
@@ -212,6 +214,37 @@ def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(
     options = ["--clients", "2", "--rounds", "3", "--out", tmp_path / "here"]
     assert fewbytes("run", "fedavg", *options).returncode == 0
     assert fingerprint(folder) == fingerprint(next((tmp_path / "here").iterdir()))
+
+
+@pytest.mark.parametrize("who", ["deploy", "server"])
+def test_a_deployment_that_is_asked_to_end_leaves_a_result_and_no_uploads(who, tmp_path):
+    command = [*FEWBYTES, "deploy", "fedavg", "--clients", "2", "--rounds", "50", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 150
+    while not any(len(p.read_text().splitlines()) == 1 for p in tmp_path.glob("*/rounds.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (folder,) = tmp_path.iterdir()
+    deployment = folder / "deployment"
+    assert rows(deployment) > 0
+    events = (deployment / "events.jsonl").read_text().splitlines()
+    (pid,) = {json.loads(line)["pid"] for line in events if '"started"' in line}
+    os.kill(pid if who == "server" else process.pid, signal.SIGTERM)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, errors
+    assert "go on with: fewbytes deploy --resume" in errors.replace("\n", " ")
+    assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
+    assert rows(deployment) == 0
+    assert b"fewbytes.frame" not in (deployment / DATABASE).read_bytes()
+    assert deployment.stat().st_mode & 0o777 == 0o700
+    assert (deployment / DATABASE).stat().st_mode & 0o777 == 0o600
+
+
+def rows(deployment: Path) -> int:
+    """How many messages, parts of them and runs a SuperLink's database holds."""
+    with closing(sqlite3.connect(deployment / DATABASE, timeout=30)) as database:
+        tables = ("message_ins", "message_res", "objects", "run", "fab")
+        return sum(database.execute(f"select count(*) from {table}").fetchone()[0] for table in tables)
 
 
 def test_damaged_certificates_and_keys_are_named(tmp_path):

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from fewbytes.analysis.settings import Attacking
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
+from fewbytes.base.named import only_allowed
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
 from fewbytes.core.problem import Id, Task
@@ -62,8 +63,9 @@ def attack(
     """
     how = how or Attacking()
     experiment = experiment_of(run)
-    method = experiment.made()
-    task = experiment.task()
+    with only_allowed():  # what the run's config names
+        method = experiment.made()
+        task = experiment.task()
     if client not in task.problem.clients:
         raise UserError(f"there is no client {client}: the run has {len(task.problem.clients)} clients")
     split = task.data.clients[client].train

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from fewbytes.analysis.settings import Probing
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
+from fewbytes.base.named import only_allowed
 from fewbytes.base.streams import seed_torch, stream, stream_seed
 from fewbytes.core.training import EVALUATION_BATCH, batches, prepared, ready
 from fewbytes.data import Split
@@ -104,7 +105,8 @@ def probe(
     model = load_model(run, client)
     if not isinstance(model, FusedNetwork):
         units_of(model)  # before the data are read: it refuses what cannot be cut
-    task = experiment.task()
+    with only_allowed():  # what the run's config names
+        task = experiment.task()
     first = int(next(iter(model.recipe["takes"][0]))) if isinstance(model, FusedNetwork) else client or 0
     chosen, skipped = points_of(model, task.problem.model(first), task.data.test.shape, points)
     train = pooled([one.train for one in task.data.clients], how, task.problem.device)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,11 +21,12 @@ if sys.platform != "win32":  # nothing is locked there
 def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
     """A file to write that takes `path`'s place when the block ends well, and leaves nothing when it does not.
 
-    `sync`: survive a loss of power too.
+    In a folder that only its owner can enter it is its owner's to read. `sync`: survive a loss of power too.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        mode = 0o666 if path.parent.stat().st_mode & 0o077 else 0o600
+        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
             yield file
             if sync:
                 file.flush()
@@ -55,10 +57,35 @@ def _sync(path: Path) -> None:
         os.close(opened)
 
 
-def make_folder(path: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that are gone have left half-written in a folder and those below it."""
+    for path in folder.rglob(".*.tmp"):
+        number = path.suffixes[-2][1:] if len(path.suffixes) > 1 else ""
+        if number.isdecimal() and not _running(int(number)):
+            path.unlink(missing_ok=True)
+
+
+def _running(number: int) -> bool:
+    """Whether a process of that number runs on this machine."""
+    try:
+        os.kill(number, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+def private_folder(path: Path) -> None:
+    """`make_folder`, of one that only its owner can enter."""
+    make_folder(path, mode=0o700)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder and those above it, unless they are there; what was made survives a loss of power."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=mode, exist_ok=True)
     for each in missing:
         _sync(each.parent)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.named import check_fetched, places
 
 HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 
@@ -31,10 +32,10 @@ def transformers() -> Any:
 def located(name: str) -> Path:
     """The folder of that name under FEWBYTES_DATA, else of that path; else where what the Hugging Face hub has of that
     name lies, once fetched: settings, tokenizer and safetensors. Raises UserError if there is nothing."""
-    root = os.environ.get("FEWBYTES_DATA")
-    for folder in ([Path(root).expanduser() / name] if root else []) + [Path(name).expanduser()]:
+    for folder in places(name):
         if folder.is_dir():
             return folder
+    check_fetched(name)
     try:
         import huggingface_hub as hub
 

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from fewbytes.analysis.settings import Attacking, Probing
 from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.named import only_allowed
 from fewbytes.base.units import parse_rate
 from fewbytes.cli.options import option, options_of, with_options
 from fewbytes.experiments.display import Display, console, note, printed, progress
@@ -44,6 +45,13 @@ Watch = Annotated[
 ]
 FromRound = Annotated[
     int | None, typer.Option(metavar="ROUND", help="With --resume: go back to after this round.", min=0)
+]
+Allow = Annotated[
+    str | None,
+    typer.Option(
+        help="Modules, with commas, of which code that a run's own files name may be imported (default: none).",
+        metavar="LIST",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 CONFIG = option(
@@ -135,6 +143,7 @@ def run(
     out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run folder.")] = None,
     from_round: FromRound = None,
+    allow: Allow = None,
     watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
@@ -147,9 +156,9 @@ def run(
         settings["method"] = method
     if from_round is not None and resume is None:
         raise UserError("--from-round goes back in a run: name it, --resume RUN")
-    if resume is not None:
-        settings = resumed(resume, settings, from_round)
-    with _standard_output_for(as_json):
+    with _standard_output_for(as_json), _naming(allow, resume):
+        if resume is not None:
+            settings = resumed(resume, settings, from_round)
         job = PreparedRun(settings)
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
@@ -168,6 +177,7 @@ def deploy(
     address: Annotated[str | None, typer.Option(help="Where the nodes reach this machine.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a deployment that ended.")] = None,
     from_round: FromRound = None,
+    allow: Allow = None,
     show: Annotated[bool, typer.Option("--print", help="Write the files, print the commands, start nothing.")] = False,
     watch: Watch = None,
     as_json: AsJson = False,
@@ -182,12 +192,12 @@ def deploy(
     settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
     if from_round is not None and resume is None:
         raise UserError("--from-round goes back in a run: name it, --resume RUN")
-    if resume is not None:
-        settings = resumed(resume, settings, from_round)
-        hosts, address = remembered(resume, hosts, address)
-    elif hosts is not None:
-        settings.setdefault("clients", len(host_names(hosts)))
-    with _standard_output_for(as_json):
+    with _standard_output_for(as_json), _naming(allow, resume):
+        if resume is not None:
+            settings = resumed(resume, settings, from_round)
+            hosts, address = remembered(resume, hosts, address)
+        elif hosts is not None:
+            settings.setdefault("clients", len(host_names(hosts)))
         job = PreparedRun(settings, here=None if hosts is None else ())
         notes, nodes = job.notes, places(job.experiment, hosts)
         if resume is None:
@@ -222,6 +232,7 @@ def compare(
     resume: Annotated[
         Path | None, typer.Option(metavar="COMPARISON", help="Go on with an interrupted comparison's folder.")
     ] = None,
+    allow: Allow = None,
     watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
@@ -235,8 +246,8 @@ def compare(
     if "all" in names and len(names) > 1:
         raise UserError(f"all stands for every method: leave out {', '.join(n for n in names if n != 'all')}")
     if resume is not None and (methods or settings):
-        raise UserError("a comparison is gone on with as it was begun: name nothing but --resume, and --watch")
-    with _standard_output_for(as_json):
+        raise UserError("a comparison is gone on with as it was begun: name nothing but --resume, --allow and --watch")
+    with _standard_output_for(as_json), _naming(allow, resume):
         folder, results = compare_methods(names, settings, out, resume, watch or ())
     _print_results(folder, results, as_json)
     if {result["status"] for result in results} & {
@@ -360,6 +371,7 @@ def probe(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     client: Annotated[int | None, typer.Option(help="Probe this client's own model, not the global one.")] = None,
     points: Annotated[str | None, typer.Option(help="Units after which to probe, with commas.", metavar="LIST")] = None,
+    allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a run's model knows at each depth of the image and the label; adds it to the run's report."""
@@ -368,7 +380,7 @@ def probe(
     from fewbytes.report import read_runs, write_report
 
     names = [name.strip() for name in points.split(",")] if points is not None else []
-    with _standard_output_for(as_json):
+    with _standard_output_for(as_json), _naming(allow, run):
         with progress("probe") as bar:
             result = probe_run(run, client, names, how, bar)
         page = write_report(read_runs([run]), run / "report.html")
@@ -391,6 +403,7 @@ def attack(
         str,
         typer.Option(help="lenet, resnet18-sigmoid, another model, or run: the trained one.", metavar="NAME"),
     ] = "lenet",
+    allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how well images can be made again from the gradients a run's method uploads; adds it to the run's report."""
@@ -398,7 +411,7 @@ def attack(
     from fewbytes.analysis.attack import attack_table
     from fewbytes.report import read_runs, write_report
 
-    with _standard_output_for(as_json):
+    with _standard_output_for(as_json), _naming(allow, run, model):
         with progress("attack") as bar:
             result = attack_run(run, model, client, how, bar)
         page = write_report(read_runs([run]), run / "report.html")
@@ -417,13 +430,14 @@ def export(
     safetensors: Annotated[bool, typer.Option("--safetensors", help="Write model.safetensors, the weights.")] = False,
     client: Annotated[int | None, typer.Option(help="Export this client's own model, not the global one.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where the files go (default: RUN/export).", metavar="DIR")] = None,
+    allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's model as files that run without this package, with class names and how to run them."""
     from fewbytes.models.export import FILES, export_model
 
     asked = dict(zip(FILES, (onnx, torch, safetensors), strict=True))
-    with _standard_output_for(as_json), console.status("exporting the model"):
+    with _standard_output_for(as_json), _naming(allow, run), console.status("exporting the model"):
         paths = export_model(run, client, [each for each in FILES if asked[each]] or list(FILES), out)
     if as_json:
         print(json.dumps({path.name: str(path) for path in paths}, indent=2))
@@ -464,6 +478,13 @@ def _standard_output_for(as_json: bool) -> Iterator[None]:
     """With --json, standard output is the result's alone: what models or handlers print goes to standard error."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
+
+
+def _naming(allow: str | None, folder: Path | None, *named: str) -> contextlib.AbstractContextManager[None]:
+    """While something is made of the files in a run's folder: only code that --allow names, or was `named`, is
+    imported. Where there is no folder, all settings are the user's own."""
+    names = [name.strip() for name in (allow or "").split(",")]
+    return contextlib.nullcontext() if folder is None else only_allowed(*names, *named)
 
 
 def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:

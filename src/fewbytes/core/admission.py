@@ -18,8 +18,6 @@ from fewbytes.core.problem import Id
 from fewbytes.wire.layout import Entry, Layout, entry_of
 from fewbytes.wire.values import WireValue
 
-AS_THE_MODEL = "as the model's"
-
 
 @dataclasses.dataclass(frozen=True)
 class Known:
@@ -120,10 +118,10 @@ class Looks:
         self._shapes: dict[Hashable, dict[Id, int]] = {}  # as hashes
         self._types: dict[str, dict[frozenset[tuple[str, str]], list[Id]]] = {}
 
-    def add(self, handler: str, architecture: Hashable, client: Id, reply: Any, layout: Layout) -> None:
-        """Remember how a client's reply to a handler looks; `layout`: of its model."""
+    def add(self, handler: str, architecture: Hashable, client: Id, reply: Any) -> None:
+        """Remember how a client's reply to a handler looks; `architecture`: of its model."""
         self._shapes.setdefault((handler, architecture), {})[client] = hash(shape(reply))
-        self._types.setdefault(handler, {}).setdefault(frozenset(_types(reply, layout)), []).append(client)
+        self._types.setdefault(handler, {}).setdefault(frozenset(_types(reply)), []).append(client)
 
     def odd(self) -> list[Id]:
         """The clients whose replies have other fields, entries, types or shapes than more than half of all; none where
@@ -137,7 +135,7 @@ class Looks:
 
     def strange(self) -> dict[Id, str]:
         """The clients whose tensors are of another type or number of axes than those of the same name of more than half
-        of all, or not the model's as theirs are, and which: never so where all are honest."""
+        of all, and which: never so where all are honest and have one model."""
         found: dict[Id, str] = {}
         for groups in self._types.values():
             if len(groups) < 2:
@@ -147,8 +145,8 @@ class Looks:
             for types, clients in groups.items():
                 for name, kind in sorted(types):
                     kinds = {k: m for (n, k), m in count.items() if n == name}
-                    usual = next((k for k, m in kinds.items() if 2 * m > every[name]), AS_THE_MODEL)
-                    if kind != usual and usual in kinds:
+                    usual = next((k for k, m in kinds.items() if 2 * m > every[name]), kind)
+                    if kind != usual:
                         found |= dict.fromkeys(clients, f"{name} is a tensor {kind}, the others' {usual}")
         return found
 
@@ -187,14 +185,10 @@ def _metadata(kind: Any) -> tuple[Any, ...]:
     return getattr(kind, "__metadata__", ())
 
 
-def _types(value: Any, layout: Layout) -> Iterator[tuple[str, str]]:
-    """The tensors of a payload by name, their types and numbers of axes, or that they are like the model's."""
+def _types(value: Any) -> Iterator[tuple[str, str]]:
+    """The tensors of a payload by name, their types and numbers of axes."""
     for name, tensor in _tensors(value):
-        entry = name.rpartition("[")[2].removesuffix("]")
-        if entry in layout.index and entry_of(entry, tensor) == layout.entries[layout.index[entry]]:
-            yield name, AS_THE_MODEL
-        else:
-            yield name, f"of {str(tensor.dtype).removeprefix('torch.')} with {tensor.ndim} axes"
+        yield name, f"of {str(tensor.dtype).removeprefix('torch.')} with {tensor.ndim} axes"
 
 
 def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

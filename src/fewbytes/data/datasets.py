@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.named import check_fetched, elsewhere, places
 from fewbytes.data.cifar import cifar_files
 from fewbytes.data.coco import SIZE, is_coco, read_coco
 from fewbytes.data.decoding import decoded
@@ -146,8 +147,7 @@ def _digits(image_size: int | None) -> Dataset:
 
 def find(name: str, files: bool = False) -> Path | None:
     """The folder of that name under FEWBYTES_DATA, else of that path; None if there is none. `files`: or the file."""
-    root = os.environ.get("FEWBYTES_DATA")
-    for folder in ([Path(root).expanduser() / name] if root else []) + [Path(name).expanduser()]:
+    for folder in places(name):
         if folder.is_dir() or ((files or folder.suffix in SUFFIXES) and folder.is_file()):
             return folder
     return None
@@ -168,6 +168,7 @@ def _download(name: str) -> Path:
     folder = cache_folder() / "hub" / match[0].replace("/", "--")
     if folder.is_dir():
         return folder
+    check_fetched(name)
     try:
         import huggingface_hub as hub
 
@@ -193,6 +194,8 @@ def _download(name: str) -> Path:
 
 def not_found(name: str, why: str) -> UserError:
     """What to raise for a data set that is not there."""
+    if elsewhere():
+        return UserError(f"data set {name!r} not found: no such folder under FEWBYTES_DATA, and {why}")
     root = os.environ.get("FEWBYTES_DATA")
     known = {"digits", *HUB}
     if root:
@@ -209,6 +212,8 @@ def not_found(name: str, why: str) -> UserError:
 
 
 def _contents(folder: Path) -> str:
+    if elsewhere():
+        return "something else"
     entries = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if not entry.name.startswith("."))
     more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
     inside = folder / "train"

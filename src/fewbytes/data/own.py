@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.named import imported
 from fewbytes.data.split import Dataset, Split, check_finite, classes_in, widest
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -26,9 +26,10 @@ def own_data(name: str, client: int | None = None, classes: Sequence[str] | None
     map-style data set with transforms of its own. Classes are called as its `classes` says, as torchvision's data sets
     do, else labels are numbers of `classes`, those of the run. Raises UserError, in one line, for whatever fails.
     """
-    module, _, attribute = name.partition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = imported(name)
+    except UserError:
+        raise
     except Exception as error:  # importing runs the user's code
         text = f"data {name!r} cannot be imported: {one_line(error)}; is its folder on PYTHONPATH?"
         raise UserError(text) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fewbytes.base.errors import FrameError, MethodError, one_line
+from fewbytes.base.files import private_folder, replacing
 from fewbytes.base.streams import stream
 from fewbytes.core.admission import Known, Looks, admit, norm
 from fewbytes.core.ledger import Ledger, LeftOut, Row
@@ -35,8 +37,10 @@ from fewbytes.wire.values import check_finite
 @dataclass
 class Resumed:
     """What a run that goes on takes over from its checkpoint: client states' versions, and the clients that take
-    part."""
+    part; the run's nonce, and how often it has been gone on with."""
 
+    nonce: bytes
+    starts: int
     ledger: Ledger
     versions: dict[Id, int]
     known: list[Id]
@@ -98,7 +102,9 @@ class Engine(ABC):
         """What nodes say of their clients' training and test samples, where those are not here."""
         self.peak_memory_bytes = 0
         self._frames = frames
-        self._numbers = 0
+        self.nonce = os.urandom(16) if resumed is None else resumed.nonce
+        """What tells the run from all others that have its name."""
+        self._numbers = 0 if resumed is None else resumed.starts << 40  # above all that have been used
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None
         self._replies: Iterator[tuple[Id, Any]] = iter(())  # of the open call
@@ -295,8 +301,7 @@ class Engine(ABC):
                 self.enough(handler.name, len(asked), self.left_out[-len(barred) :])
             for client, reply in self._exchange(handler, [i for i in asked if i not in self.barred], messages):
                 self._last = client
-                model, layout = self.problem.architecture(client), self.problem.layout(client)
-                self._looks.add(handler.name, model, client, reply, layout)
+                self._looks.add(handler.name, self.problem.architecture(client), client, reply)
                 self.on_reply(client)
                 yield client, reply
         except Exception:  # not the method's: what that raises does not come by here
@@ -383,5 +388,6 @@ class Engine(ABC):
     def keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:
         """Keep a frame as a file, if asked to."""
         if self._frames is not None and frame is not None and len(frame):
-            self._frames.mkdir(parents=True, exist_ok=True)
-            (self._frames / f"{self.t}-{handler}-{client}-{way}.frame").write_bytes(bytes(frame))
+            private_folder(self._frames)
+            with replacing(self._frames / f"{self.t}-{handler}-{client}-{way}.frame") as file:
+                file.write(bytes(frame))

@@ -216,9 +216,14 @@ def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Don
     try:
         return runner.run(job, frames)
     except (Exception, SystemExit) as error:  # whatever a handler raises is reported with its client and round
-        text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
-        trace = "" if isinstance(error, UserError) else traceback.format_exc()  # a user's mistake needs none
-        return Done(job.number, error=text.replace("\n", " ") or type(error).__name__, trace=trace), None
+        return unable(job, error), None
+
+
+def unable(job: Job, error: BaseException) -> Done:
+    """The result of a job that raised an error: its class, unless it is one of ours, and its words, in one line."""
+    text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
+    trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
+    return Done(job.number, error=text.replace("\n", " ") or type(error).__name__, trace=trace)
 
 
 def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[Connection], parent: int) -> None:

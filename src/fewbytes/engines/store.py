@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import lock, make_durable, make_folder, replacing
+from fewbytes.base.files import lock, make_durable, private_folder, replacing
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
 
@@ -24,7 +24,7 @@ class ClientStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_folder(folder)
+        private_folder(folder)
 
     def secret(self) -> bytes:
         """32 bytes that only who reads the folder knows, drawn when they are first asked for."""

@@ -3,7 +3,10 @@
 The run config's keys are an experiment's settings (`fewbytes.experiments.settings`), the method's own as
 `parameters.<name>`, besides `out` (the run folder; default: below .fewbytes in the home directory), `resume`,
 `from_round`, and `names` (the registered names of the clients' nodes, in the order of the clients, with commas). A
-node's configuration may say where its own data are, `client-data`, as the setting of that name does for all.
+node's configuration may say where its own data are, `client-data`, as the setting of that name does for all, and with
+commas what the server may name besides the data sets under FEWBYTES_DATA, `allow`: modules of code, folders, names to
+download. Where Flower has no node configuration, as in its simulation, FEWBYTES_ALLOW in the environment says so. A
+server that names anything else is refused: nothing is imported, read or fetched.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.named import only_allowed
 from fewbytes.core.problem import Id
 from fewbytes.experiments.display import score_words
 from fewbytes.experiments.settings import make_experiment
@@ -50,16 +54,20 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
     me = node_config.get("partition-id") if local else None
     if local and me is None:
         raise UserError("a node with data of its own says whose they are: set its partition-id")
+    given = str(node_config.get("allow") or os.environ.get("FEWBYTES_ALLOW", ""))
+    allowed = [name.strip() for name in given.split(",")]
     if local and "client-data" in node_config:
         settings["client_data"] = str(node_config["client-data"])
+        allowed.append(settings["client_data"])
     config = {k: v for k, v in run_config.items() if k not in ("resume", "from_round", "out")}
-    key = json.dumps([config, me, settings.get("client_data")], sort_keys=True)
+    key = json.dumps([config, me, allowed], sort_keys=True)
     if key not in _served:
-        servers = ("resume", "from_round", "out", "names")
-        experiment = make_experiment({k: v for k, v in settings.items() if k not in servers})
-        method = experiment.made()
-        task = experiment.task(None if me is None else (int(me),))
-        _served[key] = Served(key, method, method.adapted(task))
+        with only_allowed(*allowed, anywhere=False):
+            servers = ("resume", "from_round", "out", "names")
+            experiment = make_experiment({k: v for k, v in settings.items() if k not in servers})
+            method = experiment.made()
+            task = experiment.task(None if me is None else (int(me),))
+            _served[key] = Served(key, method, method.adapted(task), tuple(allowed))
     return _served[key]
 
 
@@ -82,9 +90,10 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         )  # fmt: skip
         page = write_report(read_runs([folder]), folder / "report.html")
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
-        why = "the run's server was stopped" if stopped else str(error) or type(error).__name__
-        events.write("failed", error=why, mine=isinstance(error, UserError))
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            events.write("interrupted")
+        else:
+            events.write("failed", error=str(error) or type(error).__name__, mine=isinstance(error, UserError))
         raise
     events.write("ended")
     print(f"report: {page}", flush=True)

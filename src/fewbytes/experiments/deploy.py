@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import replacing
+from fewbytes.base.files import private_folder, replacing
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.guarded import APPS
 from fewbytes.flower.processes import Processes
+from fewbytes.models.hugging_face import PREFIX
 from fewbytes.running.checkpoint import Checkpoints
 from fewbytes.running.loop import terminating
 from fewbytes.running.watcher import Watcher
@@ -104,7 +106,7 @@ class Deployment:
         if self.remote and port == "0":
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         self.host = host.strip("[]")
-        self.processes = Processes(self.folder, f"0.0.0.0:{port}" if self.remote else address)
+        self.processes = Processes(self.folder, f"0.0.0.0:{port}" if self.remote else address, any_app=False)
         self._again: dict[str, tuple[int, float]] = {}  # SuperNodes that ended: attempts so far, not before
         self.address = f"{host}:{self.processes.address.rpartition(':')[2]}"
 
@@ -211,6 +213,8 @@ class Deployment:
                         watcher.stopped(event["round"], event["why"])
                     case "note":
                         watcher.note(event["text"])
+                    case "interrupted":  # whoever asked it to end politely; as if we had been asked
+                        raise KeyboardInterrupt
                     case "failed":
                         raise (UserError if event["mine"] else FewbytesError)(event["error"])
                     case "ended":
@@ -267,7 +271,9 @@ class Deployment:
                 time.sleep(0.2)
 
     def _node_config(self, client: int) -> dict[str, str | int]:
-        return {"partition-id": client, "folder": str(self.out.parent), "tell": "labels"}  # to their own machine
+        config: dict[str, str | int] = {"partition-id": client, "folder": str(self.out.parent)}
+        config["tell"] = "labels"  # to their own machine
+        return config | _allowed(self.experiment, here=True)
 
     def _write_app(self) -> None:
         app = self.folder / "app"
@@ -277,7 +283,7 @@ class Deployment:
         config |= {} if self.from_round is None else {"from_round": self.from_round}
         for name, text in (
             ("pyproject.toml", compat.app_config("apps:server", "apps:client", config)),
-            ("apps.py", 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'),
+            ("apps.py", APPS),
             ("LICENSE", "Apache-2.0\n"),
         ):
             with replacing(app / name) as file:
@@ -286,12 +292,14 @@ class Deployment:
     def _write_node(self, client: int, name: str) -> None:
         """What a host needs: the certificate that proves the SuperLink, the node's key, a script."""
         folder = self.folder / "nodes" / name
+        private_folder(folder)
         for part in (f"keys/{name}", "certificates/ca.crt"):
             (folder / part).parent.mkdir(parents=True, exist_ok=True)
             with replacing(folder / part) as file:
                 os.fchmod(file.fileno(), 0o600)
                 file.write((self.folder / part).read_bytes())
         config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
+        config |= _allowed(self.experiment, here=False)
         command = self.processes.supernode_command(
             name, config, superlink=self.address, folder=Path("."), port=9094 + client
         )
@@ -301,7 +309,8 @@ class Deployment:
                 f"# The node {name}. FEWBYTES_DATA names the folder of its data sets. Of data that are not dealt out",
                 "# the server learns beforehand what tell= says: sizes, labels (samples of each class), or nothing;",
                 "# client-data= (a folder, a table, or package.module:function) says where they are, if not where",
-                "# the run says.",
+                "# the run says. allow= names, with commas, what the server may have this node use besides data sets",
+                "# under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here.",
                 'cd "$(dirname "$0")"',
                 f"export {compat.HOME}=$PWD/flower-home {ENVIRONMENT}",
                 f"exec {shlex.join(command)}",
@@ -309,6 +318,22 @@ class Deployment:
         )
         with replacing(folder / "start.sh") as file:
             file.write(script.encode() + b"\n")
+
+
+def _allowed(experiment: Experiment, here: bool) -> dict[str, str]:
+    """What a node's configuration allows the server to name: what the user has named for this experiment.
+
+    `here`: whether the node is on this machine, where paths are the user's.
+    """
+    data, model = experiment.data, experiment.model
+    models = [part.partition("@")[0] for part in (model.model or "").split("+")]
+    code = [name for name in (experiment.method, *models) if ":" in name and "=" not in name]
+    places = [data.dataset, data.public, data.client_data, data.tokenizer, model.weights]
+    places += [part.removeprefix(PREFIX) for part in models if part.startswith(PREFIX)]
+    named = [str(place) for place in places if place and place != "digits" and not str(place).isdecimal()]
+    named = [str(Path(place).absolute()) if here and Path(place).exists() else place for place in named]
+    allowed = dict.fromkeys([*(name for name in code if not name.startswith(("torchvision:", PREFIX))), *named])
+    return {"allow": ",".join(allowed)} if allowed else {}
 
 
 def _alive(pid: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.named import only_allowed
 from fewbytes.base.ranges import wrong
 from fewbytes.core.method import Method
 from fewbytes.core.objective import Objective, objective_for
@@ -243,7 +244,8 @@ def experiment_of(run: Path) -> Experiment:
     settings = read_experiment(run / "config.toml")
     if "dataset" not in settings:
         raise UserError(f"{run} was made from Python: where its data are is not known")
-    return make_experiment(settings)
+    with only_allowed():
+        return make_experiment(settings)
 
 
 def make_experiment(settings: dict[str, Any]) -> Experiment:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,19 +23,22 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.named import only_allowed
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.frames import FrameFolder
 from fewbytes.engines.handlers import Done
-from fewbytes.flower.messages import decoded, read_content, split_frames, write_content
+from fewbytes.engines.pool import unable
+from fewbytes.flower.messages import decoded, read_content, sealed, split_frames, write_content
 from fewbytes.flower.network import Exchange, FlowerEngine
-from fewbytes.flower.node import TELL, Node, Order
+from fewbytes.flower.node import DIFFERENT, TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.loop import Result, drive, promised
 from fewbytes.running.settings import Settings
 
+FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
+"""The folders of a path, up to its last part."""
 _nodes: dict[tuple[str, str, str], Node] = {}  # of this process, by what runs, where, and the run's name
 
 
@@ -42,6 +48,7 @@ class Served(NamedTuple):
     key: str
     method: Method
     task: Task
+    allowed: tuple[str, ...] | None = None  # what the server may name here (`only_allowed`); None: it names nothing
 
 
 def client_app(
@@ -106,9 +113,13 @@ def make_client_app(
             return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
         text, frame = read_content(message.content, frame_folder)
         order = decoded(text, Order)
-        done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
+        try:
+            done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
+        except Exception as error:  # Flower would tell the server where, and of what file
+            done, reply = unable(order.job, error), b""
+        answer = msgspec.msgpack.encode(_told(done))
         name = frame_folder.put(reply) if frame_folder is not None and reply else ""
-        return Message(write_content(msgspec.msgpack.encode(done), reply, name), reply_to=message)
+        return Message(write_content(answer, reply, name, sealed(text, answer, reply)), reply_to=message)
 
     app.train("handler")(serve)
     app.evaluate("score")(serve)
@@ -131,10 +142,7 @@ def _served(
     if here is not None and int(here) != job.client:
         wrong = f"this node holds client {int(here)}, it was asked as client {job.client}: its partition-id is wrong"
         return Done(job.number, error=wrong), b""
-    try:
-        key, method, task = find(context)
-    except UserError as error:
-        return Done(job.number, error=str(error)), b""
+    key, method, task, allowed = find(context)
     base = Path(str(context.node_config.get("folder") or folder or default_folder() / "nodes"))
     where = (key, str(base), order.run)
     if where not in _nodes:
@@ -143,15 +151,25 @@ def _served(
         threads = int(context.node_config.get("threads", 1))
         _nodes[where] = Node(method, task, base, order.run, threads, replies=frame_folder is None)
     node = _nodes[where]
-    if kind == "query.data":
-        return node.sample_counts(order, str(context.node_config.get("tell", TELL[0]))), b""
-    if kind != "query.save":
+    with nullcontext() if allowed is None else only_allowed(*allowed, anywhere=False):
+        if kind == "query.data":
+            return node.sample_counts(order, str(context.node_config.get("tell", TELL[0]))), b""
+        if kind == "query.save":
+            return node.save_model(order, msgspec.json.decode(frame, type=dict[str, Any])), b""
         if frame_folder is not None:
             return node.answer(order, [frame_folder.get(part.at) for part in job.parts])
         return node.answer(order, split_frames(frame, [part.length for part in job.parts]))
-    about = msgspec.json.decode(frame)
-    node.runner.save_model(job.client, job.version, job.round, node.folder / "models", about)
-    return Done(job.number), b""
+
+
+def _told(done: Done) -> Done:
+    """What the server is told: of an error no folder but those under FEWBYTES_DATA, and no trace; both go to this
+    node's log."""
+    if not done.error or done.error.startswith(DIFFERENT):
+        return done
+    print(f"ERROR: {done.error}\n{done.trace}".rstrip(), file=sys.stderr, flush=True)
+    root = os.environ.get("FEWBYTES_DATA")
+    error = done.error if not root else done.error.replace(f"{root.rstrip('/')}/", "")
+    return msgspec.structs.replace(done, error=FOLDERS.sub("", error), trace="")
 
 
 def default_folder() -> Path:

@@ -7,10 +7,14 @@ variables, commands and what they answer, logs, files and the rest of its module
 
 from __future__ import annotations
 
+import base64
+import importlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import sqlite3
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +38,16 @@ HOME = "FLWR_HOME"
 """The variable that names the folder of a process's own files."""
 LOGGER = "flwr"
 COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
+GUARDED = ("-m", "fewbytes.flower.guarded")
+"""What Python runs in place of the first two: `fewbytes.flower.guarded`."""
+FLEET = "/v1/fleet/"
+"""Below this path lies what nodes need of a SuperLink's port; the rest is for people and for its own processes."""
 CONNECTION = "fewbytes"
 """What `flwr` calls the SuperLink that `connection_config` describes."""
 DATABASE = "superlink.db"
 DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
+DATABASE_KEPT = ("node", "alembic_version")
+"""The tables that outlive a deployment: its nodes, and of which version all tables are."""
 CLIENT_RUNTIME = "flwr.supernode.runtime.run_clientapp"
 """The module whose process serves one message on a SuperNode."""
 POLL_SECONDS = 3.0
@@ -67,10 +77,11 @@ def connected_nodes(grid: Grid) -> dict[int, str]:
 # ------------------------------------------------------------------------------------------------- commands and files
 
 
-def superlink_command(host: str, port: int, certificates: Path, database: Path) -> list[str]:
-    """A SuperLink's command line: TLS, and only registered nodes."""
+def superlink_command(host: str, port: int, certificates: Path, database: Path, token: Path) -> list[str]:
+    """A SuperLink's command line: TLS, only registered nodes, commands from who knows what the file `token` holds."""
     return [
-        "flower-superlink", "--host", host, "--port", str(port), "--enable-supernode-auth",
+        sys.executable, *GUARDED, "superlink", str(token),
+        "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", f"{certificates}/ca.crt", "--ssl-certfile", f"{certificates}/server.pem",
         "--ssl-keyfile", f"{certificates}/server.key", "--database", str(database),
         "--disable-runtime-dependency-installation",
@@ -78,14 +89,21 @@ def superlink_command(host: str, port: int, certificates: Path, database: Path) 
 
 
 def supernode_command(
-    superlink: str, port: int, ca: Path, private_key: Path, node_config: Mapping[str, str | int]
+    superlink: str,
+    port: int,
+    ca: Path,
+    private_key: Path,
+    node_config: Mapping[str, str | int],
+    guarded_by: str | None = None,
 ) -> list[str]:
     """A SuperNode's command line. Raises UserError for a value of its configuration that Flower cannot take.
 
-    `superlink`: host:port; `port`: a loopback port of its own; `ca`: the certificate that proves the SuperLink.
+    `superlink`: host:port; `port`: a loopback port of its own; `ca`: the certificate that proves the SuperLink;
+    `guarded_by`: the Python that has it run this package's application only.
     """
     return [
-        "flower-supernode", "--superlink", superlink, "--port", str(port), "--root-certificates", str(ca),
+        *(["flower-supernode"] if guarded_by is None else [guarded_by, *GUARDED, "supernode"]),
+        "--superlink", superlink, "--port", str(port), "--root-certificates", str(ca),
         "--auth-supernode-private-key", str(private_key),
         "--node-config", " ".join(f"{key}={_toml(key, value)}" for key, value in node_config.items()),
     ]  # fmt: skip
@@ -133,6 +151,29 @@ def connection_config(address: str, ca: Path) -> tuple[str, str]:
     return "config.toml", tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}})
 
 
+def purge(database: Path) -> None:
+    """Leave nothing of messages, runs and applications in a SuperLink's database, nor in what is free of its file."""
+    if database.exists():
+        with closing(sqlite3.connect(database, isolation_level=None)) as there:
+            there.execute("pragma secure_delete = on")
+            tables = [name for (name,) in there.execute("select name from sqlite_master where type = 'table'")]
+            for name in tables:
+                if name not in DATABASE_KEPT and not name.startswith("sqlite_"):
+                    there.execute(f'delete from "{name}"')
+            there.execute("vacuum")
+            there.execute("pragma wal_checkpoint(truncate)")
+
+
+def credentials(address: str, token: str) -> tuple[str, str]:
+    """Name and text of the file in HOME by which `flwr` shows the SuperLink at that address the token."""
+    said = {"authn-type": "oidc", "oidc-access-token": token, "oidc-refresh-token": "none"}
+    lines = (
+        f"flower.account-auth.{address}.{key}: {base64.b64encode(value.encode()).decode()}\n"
+        for key, value in said.items()
+    )
+    return "credentials.yaml", "".join(lines)
+
+
 def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
     """The pyproject.toml of an app; its components are named `module:attribute`."""
     described = {
@@ -149,6 +190,80 @@ def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
         }}},
     }  # fmt: skip
     return tomli_w.dumps(described)
+
+
+# ----------------------------------------------------------------------------------------------- what runs them guarded
+
+
+def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str | bytes | None], bool]) -> None:
+    """`flower-superlink`, its application within `gate(app, FLEET)`; whoever sends a command must be one that `knows`.
+
+    The processes that carry out its tasks show it what the file `secret` holds. Raises AttributeError where Flower
+    has changed, rather than run without.
+    """
+    from flwr.common.constant import ACCESS_TOKEN_KEY
+    from flwr.superlink import extensions
+    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+    from starlette.middleware import Middleware
+
+    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
+
+    class OneAccount(NoOpControlAuthnPlugin):
+        """The account there always is, for who shows the token."""
+
+        def validate_tokens_in_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[bool, Any]:
+            if not knows(dict(metadata).get(ACCESS_TOKEN_KEY)):
+                return False, None
+            return super().validate_tokens_in_metadata(metadata)
+
+        def refresh_tokens(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[Any, Any]:
+            return None, None
+
+    def gated(app: Callable[..., Any]) -> Callable[..., Any]:
+        inner = gate(app, FLEET)
+
+        async def serve(scope: dict[str, Any], receive: Any, send: Any) -> None:
+            if "app" in scope:
+                scope["app"].state.superexec_auth_secret = secret.read_bytes()
+            await inner(scope, receive, send)
+
+        return serve
+
+    def with_secret(*arguments: Any, **options: Any) -> list[str]:
+        return [*starting(*arguments, **options), "--superexec-auth-secret-file", str(secret)]
+
+    starting = _replaced(command, "_get_superexec_command", with_secret)
+    _replaced(command, "load_control_authn_plugin", OneAccount)
+    _replaced(extensions, "get_middleware", lambda: (Middleware(gated),))
+    command.flower_superlink()
+
+
+def run_supernode(is_installed: Callable[[bytes], bool]) -> None:
+    """`flower-supernode` that runs only applications whose bundles are what is installed here.
+
+    Raises AttributeError where Flower has changed, rather than run without.
+    """
+    from flwr.supercore.fab import Fab
+
+    module = importlib.import_module("flwr.supernode.start_client_internal")
+
+    def pull(*, get_fab: Callable[[str, int], Fab], trusted_entities: object, **others: Any) -> Any:
+        def checked(digest: str, run: int) -> Fab:
+            fab = get_fab(digest, run)
+            return Fab(fab.hash_str, fab.content, {"valid_license": "installed"} if is_installed(fab.content) else {})
+
+        return pulling(get_fab=checked, trusted_entities={"installed": ""}, **others)
+
+    pulling = _replaced(module, "_pull_and_store_message", pull)
+    _replaced(module, "_verify_fab", lambda fab, _: is_installed(fab.content))
+    importlib.import_module("flwr.supernode.cli.flower_supernode").flower_supernode()
+
+
+def _replaced(module: Any, name: str, by: Any) -> Any:
+    """Put another thing in a thing's place; the thing that was there. Raises AttributeError if there is none."""
+    before = getattr(module, name)
+    setattr(module, name, by)
+    return before
 
 
 # ----------------------------------------------------------------------------------------------- answers and last words

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
+from blake3 import blake3
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fewbytes.base.errors import FrameError
@@ -17,9 +18,12 @@ T = TypeVar("T")
 SMALL = 1_000_000  # bytes: up to this a frame is one object of Flower's, which costs the fewest requests
 
 
-def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = "") -> RecordDict:
-    """A message's content: what is asked or answered, and a frame, or its name in a folder that both ends know."""
+def write_content(order: bytes, frame: Frame | bytes | None = None, name: str = "", seal: bytes = b"") -> RecordDict:
+    """A message's content: what is asked or answered, and a frame, or its name in a folder that both ends know; of an
+    answer its seal (`sealed`)."""
     record = ConfigRecord({"order": order})
+    if seal:
+        record["seal"] = seal
     content = RecordDict({"fewbytes": record})
     if name:
         record["name"] = name
@@ -36,6 +40,21 @@ def decoded(order: bytes, kind: type[T]) -> T:
         return msgspec.msgpack.decode(order, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError("header", f"what comes with a frame cannot be read: {error}") from None
+
+
+def sealed(order: bytes, answer: bytes, frame: memoryview | bytes) -> bytes:
+    """16 bytes that an answer, with its frame, has as the answer to this very order, and to no other.
+
+    They are a digest, no signature: who answers is shown by TLS and the node's key.
+    """
+    return blake3(len(order).to_bytes(8, "little") + order + answer + bytes(frame[-32:])).digest()[:16]
+
+
+def seal_of(content: RecordDict) -> bytes:
+    """The seal of an answer; empty if it has none."""
+    record = content.config_records.get("fewbytes")
+    seal = None if record is None else record.get("seal")
+    return seal if isinstance(seal, bytes) else b""
 
 
 def split_frames(blob: memoryview, lengths: Sequence[int]) -> list[memoryview]:

@@ -31,7 +31,7 @@ from fewbytes.engines.local import memory_bytes
 from fewbytes.engines.requests import Request, Requests
 from fewbytes.engines.store import ClientStore
 from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
-from fewbytes.flower.messages import decoded, read_content, write_content
+from fewbytes.flower.messages import decoded, read_content, seal_of, sealed, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
 from fewbytes.running.settings import Settings
 
@@ -39,6 +39,7 @@ WINDOW = 8  # replies fetched before their turn; the others wait at Flower's Sup
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
 MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
+CLOCKS = 3700.0  # seconds: clocks that are an hour apart, or set back or on by one, end no message
 
 
 class _Answer(NamedTuple):
@@ -105,12 +106,12 @@ class FlowerEngine(Engine):
         self.poll, self.ahead, self._stop = exchange.poll, exchange.ahead, exchange.stop
         self.frame_folder = exchange.frame_folder
         self._watcher = settings.watcher
-        self._numbers = time.time_ns()  # so that a run that goes on asks with higher numbers than before
         self._new = resumed is None
         self._oldest: dict[Id, int] = {}  # version of each client's state that a kept checkpoint names
         self._nodes: dict[Id, int] = {}  # the node of each client that can be reached
         self._clients: dict[int, Id] = {}  # the client of each node without a name
         self._agreed: dict[Any, bytes] = {}
+        self._orders: dict[Id, bytes] = {}  # what each client was asked last
         self._call = 0
         self._cohort: tuple[set[Id], int] = (set(), 0)
         self._heard = False  # whether a client has answered yet
@@ -361,12 +362,13 @@ class FlowerEngine(Engine):
         if client not in self._nodes:
             return None
         asking = question(client)
-        content = write_content(msgspec.msgpack.encode(asking.order), asking.frames)
-        return self._push(kind, self._nodes[client], content)
+        self._orders[client] = msgspec.msgpack.encode(asking.order)
+        return self._push(kind, self._nodes[client], write_content(self._orders[client], asking.frames))
 
     def _push(self, kind: str, node: int, content: RecordDict) -> str | None:
         """Send a message; its id, or None if Flower does not take it."""
-        message = Message(content, node, kind, ttl=self.policy.round_timeout + 60, group_id=str(self.t))
+        ttl = self.policy.round_timeout + CLOCKS  # by Flower's clocks; who is late is told by ours, which never jumps
+        message = Message(content, node, kind, ttl=ttl, group_id=str(self.t))
         return next(iter(self.grid.push_messages([message])), None)
 
     def _pull(self, ids: Sequence[str]) -> dict[str, Message]:
@@ -395,6 +397,8 @@ class FlowerEngine(Engine):
             return _Answer("failed", self._difference(client, done.error.removeprefix(DIFFERENT)), different=True)
         if done.error:
             return _Answer("failed", cleaned(done.error), done, frame)
+        if seal_of(reply.content) != sealed(self._orders.get(client, b""), text, frame):
+            return _Answer("rejected", "it answers another order, of an earlier round or another run", done, frame)
         return _Answer("answered", "", done, frame)
 
     def _difference(self, client: Id, text: str) -> str:
@@ -416,7 +420,8 @@ class FlowerEngine(Engine):
         key = self.problem.architecture(job.client)
         if key not in self._agreed:
             self._agreed[key] = digest(in_common(self.method, self.task, job.client))
-        return Order(self.run, self._agreed[key], job, self._call, self._oldest.get(job.client, 0), self.coded)
+        oldest = self._oldest.get(job.client, 0)
+        return Order(self.run, self._agreed[key], job, self._call, oldest, self.coded, self.nonce)
 
     def called(self, client: Id) -> str:
         """By number and registered name."""

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 from blake3 import blake3
 
 from fewbytes.base.errors import FewbytesError, FrameError
-from fewbytes.base.files import lock, replacing
+from fewbytes.base.files import lock, private_folder, remove_leftovers, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
@@ -35,6 +36,7 @@ class Order(msgspec.Struct, array_like=True):
     call: int  # which call of the round this is
     kept: int  # the oldest version of the client's state that the server may go back to
     coded: bool
+    nonce: bytes = b""  # the run's own, of all that have its name
 
 
 class StoredReply(msgspec.Struct, array_like=True):
@@ -81,7 +83,11 @@ class Node:
         if not RUN_NAME.fullmatch(run):
             raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
         self.method, self.task, self.folder, self.replies = method, task, folder / run, replies
+        self._nonce: bytes | None = None
+        private_folder(self.folder)
+        private_folder(self.folder / "checkpoint")
         self.store = ClientStore(self.folder / "checkpoint" / "clients")
+        remove_leftovers(self.store.folder)
         self.runner = Runner(method, task, self.store, True)
         torch.set_num_threads(threads)
         keep_memory()
@@ -108,13 +114,42 @@ class Node:
         allowed = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}
         return Done(number, sample_counts=allowed[tell])
 
+    def save_model(self, order: Order, about: dict[str, Any]) -> Done:
+        """Keep the own model of the client of the order's job, if it has one."""
+        job = order.job
+        if why := self._unable(order):
+            return Done(job.number, error=why)
+        self.runner.save_model(job.client, job.version, job.round, self.folder / "models", about)
+        return Done(job.number)
+
     def _unable(self, order: Order) -> str:
         """Why the order cannot be followed here; empty if it can."""
         client = order.job.client
         if not 0 <= client < len(self.task.problem.clients) or not len(self.task.data.clients[client].train):
             return f"the data of client {client} are not on this node"
         ours = in_common(self.method, self.task, client)
-        return "" if digest(ours) == order.agreed else DIFFERENT + msgspec.json.encode(ours).decode()
+        if digest(ours) != order.agreed:
+            return DIFFERENT + msgspec.json.encode(ours).decode()
+        if self._bound(order.nonce):
+            return ""
+        return (
+            f"this node's folder of the run {order.run!r} is of another run, or another server's, with that name: name "
+            "the run otherwise, or remove the folder on the node"
+        )
+
+    def _bound(self, nonce: bytes) -> bool:
+        """Whether the folder is of the run with this nonce; one in which no client has done anything becomes that."""
+        if self._nonce != nonce:
+            path, held = self.store.folder / "nonce", lock(self.store.folder / "nonce.lock", wait=True)
+            try:
+                if not (path.exists() and any(self.store.folder.glob("*.reply"))):
+                    with replacing(path, sync=True) as file:
+                        file.write(nonce)
+                self._nonce = path.read_bytes()
+            finally:
+                if held is not None:
+                    held.close()
+        return self._nonce == nonce
 
     def _answer(self, order: Order, frames: Sequence[memoryview]) -> tuple[Done, bytes]:
         job = order.job

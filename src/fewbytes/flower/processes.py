@@ -1,7 +1,8 @@
 """Flower's own processes and files for a deployment: certificates, keys, SuperLink, SuperNodes, the submitted run.
 
-TLS and the nodes' keys keep out eavesdroppers and strangers' nodes, but the port is for trusted networks only: whoever
-reaches it can also register nodes and submit and stop runs, for Flower's Control API shares it and knows no accounts.
+TLS and the nodes' keys keep out eavesdroppers and strangers' nodes. Flower's Control API, by which nodes are registered
+and runs submitted, shares the port: it is open to this machine only, and there to who holds the deployment's token
+(`fewbytes.flower.guarded`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import lock
+from fewbytes.base.files import lock, private_folder
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
 
@@ -43,20 +45,24 @@ class Ended(NamedTuple):
 class Processes:
     """Flower's processes over one folder and one address; leaving the context ends all it started, the logs stay.
 
-    In the folder: certificates/, keys/, flower-home/ and homes/ (FLWR_HOME of the SuperLink and of each SuperNode),
-    superlink.db and nodes.json (the registered nodes, who outlive a restart), logs/. `address` is where the SuperLink
-    listens, "host:port"; for port 0 a free one is in `.address`. On Linux all of it also ends when the thread ends that
-    started it, or this process is killed. Raises UserError for another address, a folder in use, or without Flower.
+    `any_app`: whether SuperNodes run whatever application is submitted, not only the one installed with this package.
+
+    In the folder: certificates/ (with the token), keys/, flower-home/ and homes/ (FLWR_HOME of the SuperLink and of
+    each SuperNode), superlink.db and nodes.json (the registered nodes, who outlive a restart; of messages nothing is
+    kept), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a free one is in `.address`. On
+    Linux all of it also ends when the thread ends that started it, or this process is killed. Raises UserError for
+    another address, a folder in use, or without Flower.
     """
 
-    def __init__(self, folder: Path, address: str) -> None:
+    def __init__(self, folder: Path, address: str, any_app: bool = True) -> None:
         host, _, port = address.rpartition(":")
         self._host = host.strip("[]")
         if not self._host or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{self._host}]"):
             raise UserError(f"address {address!r}: expected host:port, such as 127.0.0.1:8000 or [::1]:8000")
         self._port = int(port) or _free_port(self._host)
         self.address = f"{host}:{self._port}"
-        self.folder, self._ports = folder.absolute(), {self._port}
+        self.folder, self._ports, self._any_app = folder.absolute(), {self._port}, any_app
+        self._token = self.folder / "certificates" / "control.token"
         self._superlink: _Process | None = None
         self._nodes: dict[str, _Process] = {}
         self._lock: BinaryIO | None = None
@@ -64,10 +70,12 @@ class Processes:
     def __enter__(self) -> Processes:
         for command in compat.COMMANDS:
             _executable(command)
-        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        private_folder(self.folder)
+        (self.folder / "logs").mkdir(exist_ok=True)
         self._lock = lock(self.folder / "lock")
         if self._lock is None:
             raise UserError(f"{self.folder}: another deployment is running there")
+        compat.purge(self.folder / compat.DATABASE)  # of a deployment that was killed
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,6 +83,7 @@ class Processes:
             _end(list(self._nodes.values()))  # first, for they sign off
         finally:
             _end([self._superlink] if self._superlink else [])
+            compat.purge(self.folder / compat.DATABASE)
             self._nodes, self._superlink = {}, None
             if self._lock is not None:
                 self._lock.close()
@@ -88,7 +97,9 @@ class Processes:
     def superlink_command(self) -> list[str]:
         """The SuperLink's command line."""
         folder = self.folder
-        return compat.superlink_command(self._host, self._port, folder / "certificates", folder / compat.DATABASE)
+        return compat.superlink_command(
+            self._host, self._port, folder / "certificates", folder / compat.DATABASE, self._token
+        )
 
     def supernode_command(
         self,
@@ -105,7 +116,8 @@ class Processes:
         """
         folder = folder or self.folder
         ca, key = folder / "certificates" / "ca.crt", folder / "keys" / node_name(name)
-        return compat.supernode_command(superlink or self.local_address, port, ca, key, node_config)
+        python = None if self._any_app else "python3" if superlink else sys.executable
+        return compat.supernode_command(superlink or self.local_address, port, ca, key, node_config, python)
 
     def start_superlink(self, hosts: Sequence[str] = ()) -> None:
         """Start the SuperLink and wait until it answers with TLS; its certificates are made if there are none.
@@ -139,11 +151,16 @@ class Processes:
             time.sleep(0.1)
 
     def write_link(self) -> None:
-        """Write where the SuperLink is for `flwr`, with flower-home as its FLWR_HOME."""
+        """Write where the SuperLink is for `flwr`, with flower-home as its FLWR_HOME, and the token that it obeys."""
         home = self.folder / "flower-home"
         home.mkdir(exist_ok=True)
         name, text = compat.connection_config(self.local_address, self.folder / "certificates" / "ca.crt")
         write_file(home / name, text.encode())
+        if not self._token.exists():
+            self._token.parent.mkdir(exist_ok=True)
+            write_file(self._token, secrets.token_hex(32).encode(), 0o600)
+        name, text = compat.credentials(self.local_address, self._token.read_text())
+        write_file(home / name, text.encode(), 0o600)
 
     def check(self) -> None:
         """Raise FewbytesError if the SuperLink has ended on its own."""
@@ -277,7 +294,7 @@ def _start(command: Sequence[str], home: Path, output: Any, errors: Any) -> subp
         return subprocess.Popen(
             [_executable(command[0]), *command[1:]], env=environment,
             stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
-            start_new_session=True, preexec_fn=die_with_parent,
+            start_new_session=True, preexec_fn=die_with_parent, umask=0o077,
         )  # fmt: skip
 
 

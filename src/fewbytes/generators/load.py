@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fewbytes.base.errors import UserError, import_failed, one_line
+from fewbytes.base.named import imported, places
 from fewbytes.base.streams import seeded
 from fewbytes.generators.compact import SHIPPED, CompactGenerator
 from fewbytes.generators.diffusion import StableDiffusion
@@ -34,9 +33,9 @@ def load_generator(name: str) -> ImageGenerator:
     if not isinstance(name, str):
         raise UserError(f"a generator is given by name, your own as package.module:callable, not as {name!r}")
     with seeded(0, "generator"):  # what making it draws is the same always, and shifts nobody's randomness
-        path = Path(name)
         if name == "compact":
             return CompactGenerator(SHIPPED)
+        path = places(name)[-1]
         if name and path.is_dir():
             return StableDiffusion(path)
         if path.suffix == ".safetensors":
@@ -53,7 +52,9 @@ def load_generator(name: str) -> ImageGenerator:
 def _own(module: str, attribute: str) -> ImageGenerator:
     name = f"{module}:{attribute}"
     try:
-        generator = getattr(importlib.import_module(module), attribute)()
+        generator = imported(name)()
+    except UserError:
+        raise
     except Exception as error:  # importing and calling run the user's code
         raise UserError(f"the generator {name!r} cannot be made: {import_failed(error, module)}") from error
     if not isinstance(generator, ImageGenerator):

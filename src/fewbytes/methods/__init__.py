@@ -14,12 +14,13 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
 
 from fewbytes.base.errors import MethodError, UserError, import_failed, suggestion
+from fewbytes.base.named import imported
 from fewbytes.core.method import Method, check_frozen
 
 FILES = [found.name for found in pkgutil.iter_modules(__path__) if not found.ispkg]
@@ -38,7 +39,7 @@ class _Methods(Mapping[str, type[Method]]):
             return _checked(name, _in_file(importlib.import_module(f"{__name__}.{name}"), name))
         if not added:
             raise KeyError(name)
-        found = _checked(name, _loaded(name, *added[0].value.partition(":")[::2]))
+        found = _checked(name, _loaded(name, added[0].module, added[0].load))
         if short_name(found.__name__) != name:
             raise UserError(f"{_package(added[0])} names {found.__name__} {name!r}: it is {short_name(found.__name__)}")
         return found
@@ -59,9 +60,9 @@ METHODS: Mapping[str, type[Method]] = _Methods()
 
 def method_class(name: str) -> type[Method]:
     """The method of a name of METHODS, or `package.module:Class`. Raises UserError for what is none."""
-    module, colon, attribute = name.partition(":")
+    module, colon, _ = name.partition(":")
     if colon:
-        return _checked(name, _loaded(name, module, attribute))
+        return _checked(name, _loaded(name, module, lambda: imported(name)))
     if name not in METHODS:
         raise UserError(
             f"unknown method {name!r}{suggestion(name, METHODS)}; `fewbytes methods` lists them, and your own is "
@@ -95,9 +96,11 @@ def _in_file(module: ModuleType, name: str) -> Any:
     raise UserError(f"{module.__file__} holds no method: its class is named {name}, in whatever case")
 
 
-def _loaded(name: str, module: str, attribute: str) -> Any:
+def _loaded(name: str, module: str, load: Callable[[], Any]) -> Any:
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return load()
+    except UserError:
+        raise
     except Exception as error:  # importing runs the user's code
         raise UserError(f"the method {name!r} cannot be imported: {import_failed(error, module)}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from functools import cache
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.base.errors import UserError, import_failed, one_line, suggestion
+from fewbytes.base.named import imported
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.hugging_face import PREFIX, hugging_face_model
 from fewbytes.models.kgf import Kernels, with_generated_kernels
@@ -258,7 +258,9 @@ def _replace_first_convolution(model: nn.Module, channels: int) -> None:
 def _own(module: str, attribute: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     name = f"{module}:{attribute}"
     try:
-        maker = getattr(importlib.import_module(module), attribute)
+        maker = imported(name)
+    except UserError:
+        raise
     except Exception as error:  # importing runs the user's code
         raise UserError(f"cannot import model {name!r}: {import_failed(error, module)}") from error
     if not callable(maker):

@@ -15,7 +15,8 @@ from torch import nn
 
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.base.files import replacing
+from fewbytes.base.files import private_folder, replacing
+from fewbytes.base.named import only_allowed
 from fewbytes.base.state import State, copied, frozen_digest, frozen_entries, load_state, mark_trained, trained_entries
 from fewbytes.base.streams import seeded
 from fewbytes.models.adapters import Lora
@@ -45,7 +46,7 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     A model put together from clients' models says how in its `recipe`, which is written too. Of a model whose frozen
     part lies elsewhere, in transformers' folders, only what is trained is written, and a digest of that part.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     recipe = {"recipe": model.recipe} if hasattr(model, "recipe") else {}
     elsewhere = str(about.get("model", "")).startswith(PREFIX) and frozen_entries(model) and not recipe
     written = trained_entries(model) if elsewhere else model.state_dict()  # frozen parts, too
@@ -84,8 +85,9 @@ def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
 def load_model(run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None) -> nn.Module:
     """A model a run saved: the global one, or a client's own; in eval mode.
 
-    `build` makes the module for runs on your own one, as for `Task`. Raises UserError if the run saved no such model,
-    the file is damaged, or the module does not fit it.
+    `build` makes the module for runs on your own one, as for `Task`; no code that the file names is imported, unless
+    `with only_allowed("package.module"):` (`fewbytes.base.named`) is around the call. Raises UserError if the run saved
+    no such model, the file is damaged, or the module does not fit it.
     """
     return read_model(run, client, build)[0]
 
@@ -110,11 +112,12 @@ def read_model(
     maker: Callable[..., nn.Module] = build or model_of(about)
     make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()
     try:
-        if "recipe" in about:
-            model = PUT_TOGETHER[about["recipe"]["kind"]](about["recipe"], state, make)
-        else:
-            model = make(0 if client is None else client)
-            load_state(model, state)
+        with only_allowed():
+            if "recipe" in about:
+                model = PUT_TOGETHER[about["recipe"]["kind"]](about["recipe"], state, make)
+            else:
+                model = make(0 if client is None else client)
+                load_state(model, state)
         mark_trained(model)
         if "frozen" in about and about["frozen"] != frozen_digest(model):
             raise MethodError(f"what is not trained of {about['model']} differs from what it was trained with")

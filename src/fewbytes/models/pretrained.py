@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.named import places
 from fewbytes.base.state import State, copied, load_state
 from fewbytes.models.features import PooledFeatures
 
@@ -57,7 +56,7 @@ class Pretrained:
 def read_pretrained(name: str) -> Pretrained:
     """The weights in a safetensors file, or in one of torch's that holds a state dict, be it under `state_dict` or
     `model`: a path, or a name under the folder FEWBYTES_DATA. No code in it is run. Raises UserError."""
-    path = next((place for place in _places(name) if place.is_file()), None)
+    path = next((place for place in reversed(places(name)) if place.is_file()), None)
     if path is None:
         raise UserError(f"there is no weights file {name}, here or under FEWBYTES_DATA")
     try:
@@ -95,11 +94,6 @@ def check_fits(pretrained: Pretrained, models: Sequence[nn.Module]) -> None:
 def _tensors(found: Mapping[Any, Any]) -> State:
     values = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
     return {name: copied(value) for name, value in values.items() if value.layout == torch.strided}
-
-
-def _places(name: str) -> list[Path]:
-    root = os.environ.get("FEWBYTES_DATA")
-    return [Path(name).expanduser(), *([Path(root).expanduser() / name] if root else [])]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.named import only_allowed
 from fewbytes.data import load_dataset
 from fewbytes.experiments.display import Display, console
 from fewbytes.experiments.groups import Reproducing
@@ -115,10 +116,11 @@ def _to_do(folder: Path, experiment: Experiment, until: int | None) -> bool:
     `read_cell`."""
     if not finished(folder) and not begun(folder):
         return True
-    there, wanted = (
-        {key: value for key, value in each.settings().items() if key not in NOT_COMPARED}
-        for each in (experiment_of(folder), experiment)
-    )
+    with only_allowed(experiment.method):  # the folder's config may name other code
+        there, wanted = (
+            {key: value for key, value in each.settings().items() if key not in NOT_COMPARED}
+            for each in (experiment_of(folder), experiment)
+        )
     if there != wanted:
         differ = ", ".join(sorted(key for key in there.keys() | wanted if there.get(key) != wanted.get(key)))
         raise UserError(f"{folder} holds a run with other settings ({differ}): move it away, or name another --out")

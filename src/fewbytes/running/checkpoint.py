@@ -31,6 +31,8 @@ class Checkpoint:
     """Everything a run needs to go on as if it had never stopped, but for the client states in the store."""
 
     fewbytes: str
+    nonce: bytes  # drawn when the run began
+    starts: int  # how often it has been gone on with
     fingerprint: str
     round: int  # the last whole round; 0: after the start
     known: list[int]  # the clients that take part
@@ -47,7 +49,9 @@ class Checkpoint:
     def resumed(self) -> Resumed:
         """What an engine takes over."""
         versions: dict[Id, int] = {int(client): int(number) for client, number in self.versions}
-        return Resumed(Ledger.frombytes(self.ledger, self.handlers), versions, self.known, self.waiting)
+        return Resumed(
+            self.nonce, self.starts, Ledger.frombytes(self.ledger, self.handlers), versions, self.known, self.waiting
+        )
 
 
 class Checkpoints:
@@ -69,6 +73,14 @@ class Checkpoints:
         """The rounds after which there are checkpoints, ascending."""
         names = (re.fullmatch(r"round-(\d+)\.state", path.name) for path in self._folder.glob("*"))
         return sorted(int(name[1]) for name in names if name)
+
+    def starts(self) -> int:
+        """How often the run has been gone on with."""
+        found = 0
+        for t in self.rounds():
+            with suppress(UserError):
+                found = max(found, self.read(t).starts)
+        return found
 
     def read(self, t: int) -> Checkpoint:
         """The checkpoint after round t. Raises UserError if it is damaged or cannot be read."""

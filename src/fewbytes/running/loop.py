@@ -22,7 +22,15 @@ import torch
 from torch import nn
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import ScratchFolder, lock, make_durable, make_folder, replacing, write_text
+from fewbytes.base.files import (
+    ScratchFolder,
+    lock,
+    make_durable,
+    private_folder,
+    remove_leftovers,
+    replacing,
+    write_text,
+)
 from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
@@ -112,13 +120,14 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
 def _held(folder: Path) -> Iterator[None]:
     """Make the folder and keep other processes from running in it. Raises UserError if one does."""
     try:
-        make_folder(folder / "checkpoint")
+        private_folder(folder / "checkpoint")
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{folder} cannot be a run folder: a file is in the way") from None
     held = lock(folder / "checkpoint" / "lock")
     if held is None:
         raise UserError(f"another process is running in {folder}: wait for it, or choose another folder")
     with held:
+        remove_leftovers(folder)
         yield
 
 
@@ -172,6 +181,7 @@ class _Loop:
         self.warned = False  # of numbers that are not finite
         self.seconds = 0.0
         self.status = "running"
+        self.starts = 0
 
     def begin(self) -> Checkpoint | None:
         """The checkpoint to go on from, or a folder begun anew. Raises UserError if neither can be."""
@@ -191,6 +201,10 @@ class _Loop:
         if self._ends(self.rows):
             self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
+        self.starts = checkpoint.starts = self.checkpoints.starts() + 1
+        self.checkpoints.write(
+            checkpoint, self.settings.keep_checkpoints
+        )  # so that no number is given twice, however often a run is gone on with
         checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
         return checkpoint
 
@@ -433,6 +447,8 @@ class _Loop:
         whole = t - 1 if phase in ("join", "finish") else t
         checkpoint = Checkpoint(
             fewbytes=VERSION,
+            nonce=engine.nonce,
+            starts=self.starts,
             fingerprint=self.fingerprint,
             round=whole,
             known=list(engine.clients),
@@ -459,7 +475,7 @@ class _Loop:
     def _summarise(self, engine: Engine) -> None:
         with replacing(self.folder / "result.json") as file:
             file.write(json.dumps(self._summary(engine), indent=2).encode() + b"\n")
-        temporary = self.folder / ".ledger.tmp"
+        temporary = self.folder / f".ledger.{os.getpid()}.tmp"
         engine.ledger.write_parquet(temporary)
         os.replace(temporary, self.folder / "ledger.parquet")
 

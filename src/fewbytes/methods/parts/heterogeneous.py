@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,0 +1,245 @@
+"""What a deployment withstands: replays, strangers, clocks, names from elsewhere, and what lies around afterwards.
+
+    python benchmarks/hardening/deployment.py [--replays 1000] [--times 50]
+
+Each function measures and returns rows of (what was measured, figure, goal). Minutes in all; needs Flower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import logging
+import sqlite3
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from contextlib import closing, suppress
+from http.client import HTTPSConnection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+import torch
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
+from flower_grid import handler_of, left_out, run
+from flwr.app import Message
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.node_pb2 import Node
+from safetensors.torch import save
+
+import fewbytes as fb
+from fewbytes.experiments import app
+from fewbytes.flower.compat import DATABASE
+from fewbytes.flower.messages import read_content, seal_of, write_content
+from fewbytes.flower.processes import Processes
+
+Row = tuple[str, str, str]
+HOUR = 3600  # seconds
+VERSION = {"Content-Type": "application/protobuf"}
+
+
+class Replayer:
+    """Client 1 answers with what it said before: whole, and as the frame of an earlier reply beside today's words."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Message, Message]] = []
+        self.given = 0
+
+    def __call__(self, message: Message, reply: Message) -> list[Message]:
+        if not handler_of(message) or message.metadata.dst_node_id != 1001:
+            return [reply]
+        before = [old for old in self.kept if handler_of(old[0]) == handler_of(message)]
+        self.kept.append((message, reply))
+        if not before:
+            return [reply]
+        self.given += 1
+        old = before[self.given % len(before)][1].content
+        (words, new), frame = read_content(reply.content), bytes(read_content(old)[1])
+        mixed = write_content(words, frame, seal=seal_of(reply.content))
+        return [Message(old if self.given % 2 or bytes(new) == frame else mixed, reply_to=message)]
+
+
+class Stop(fb.Watcher):
+    """Ends a run after its third round."""
+
+    def scored(self, row: dict[str, Any]) -> None:
+        if row["round"] == 3:
+            raise RuntimeError
+
+
+def replays(count: int = 1000) -> list[Row]:
+    """Row 8: replies that a client sent before, in place of new ones, also after a restart, and in another run."""
+    policy = fb.Policy(round_timeout=30, connect_timeout=30, min_replies=0.25)
+    given = refused = number = 0
+    with tempfile.TemporaryDirectory() as name:
+        while given < count:
+            method, replayer = ("fedpurin", "fedkd", "feddistill")[number % 3], Replayer()
+            folders = [Path(name) / f"{number}-{where}" / "run" for where in ("one", "another")]
+            how: dict[str, Any] = {"fault": replayer, "policy": policy, "rounds": 20}
+            with suppress(RuntimeError):
+                run(method, folders[0], **how, watcher=Stop())
+            run(method, folders[0], **how, resume=True)
+            run(method, folders[1], **how)
+            refused += sum(client == 1 for folder in folders for _, client, _ in left_out(folder))
+            given, number = given + replayer.given, number + 1
+    return [("8 replays accepted", f"{given - refused} of {given}", "0 of 1,000")]
+
+
+def unauthenticated(times: int = 50) -> list[Row]:
+    """Row 9: requests to a real SuperLink of who may not make them, each so many times; and a stranger's commands."""
+    with tempfile.TemporaryDirectory() as name, Processes(Path(name), "127.0.0.1:0") as link:
+        link.start_superlink()
+        link.register(["a", "b"])
+        ids = json.loads((link.folder / "nodes.json").read_bytes())
+        keys = {who: load_ssh_private_key((link.folder / "keys" / who).read_bytes(), None) for who in ids}
+        stranger = ec.generate_private_key(ec.SECP384R1())
+        kinds: dict[str, Callable[[], int]] = {
+            "no key": lambda: _ask(link, ids["a"], {}),
+            "a key that is not registered": lambda: _ask(link, ids["a"], _signed(stranger, stranger)),
+            "another node's id": lambda: _ask(link, ids["b"], _signed(keys["a"], keys["a"])),
+            "another's key, signed by one's own": lambda: _ask(link, ids["a"], _signed(stranger, keys["a"])),
+            "signed an hour ago": lambda: _ask(link, ids["a"], _signed(keys["a"], keys["a"], ago=HOUR)),
+            "a command without the token": lambda: _command(link, {}),
+            "a command with another token": lambda: _command(link, {"Authorization": "Bearer " + "0" * 64}),
+            "the server's task without the secret": lambda: _command(link, {}, "/v1/runtime/acquire-task"),
+        }
+        own = _ask(link, ids["a"], _signed(keys["a"], keys["a"]))
+        assert own == 200, f"the node itself is refused ({own}): this measures nothing"
+        taken = {kind: sum(ask() == 200 for _ in range(times)) for kind, ask in kinds.items()}
+    return [(f"9 accepted: {kind}", f"{accepted} of {times}", "0 of 50") for kind, accepted in taken.items()]
+
+
+def _signed(by: Any, of: Any, ago: int = 0) -> dict[str, str]:
+    """A node's headers: its key, and the time signed by a key."""
+    then = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago)).isoformat()
+    key = of.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    signature = by.sign(then.encode(), ec.ECDSA(SHA256()))
+    words = {"flwr-public-key": b64encode(key).decode(), "flwr-signature": b64encode(signature).decode()}
+    return words | {"flwr-timestamp": then}
+
+
+def _ask(link: Processes, node: str, headers: dict[str, str]) -> int:
+    """The status of a node's question for messages."""
+    body = PullMessagesRequest(node=Node(node_id=int(node))).SerializeToString()
+    return _command(link, headers, "/v1/fleet/pull-messages", body)
+
+
+def _command(link: Processes, headers: dict[str, str], path: str = "/v1/control/list-runs", body: bytes = b"") -> int:
+    host, port = link.address.split(":")
+    tls = ssl.create_default_context(cafile=link.folder / "certificates" / "ca.crt")
+    with closing(HTTPSConnection(host, int(port), timeout=30, context=tls)) as connection:
+        connection.request("POST", path, body, VERSION | headers)
+        return connection.getresponse().status
+
+
+def clock() -> list[Row]:
+    """Row 12: a run whose clock goes back, then on, by an hour at every reply; and one that goes on an hour earlier."""
+    at, now, now_ns = [0], time.time, time.time_ns
+    ahead = mock.patch.multiple(time, time=lambda: now() + at[0], time_ns=lambda: now_ns() + at[0] * 10**9)
+
+    def jump(message: Message, reply: Message) -> list[Message]:
+        at[0] = HOUR if at[0] <= 0 else -HOUR
+        return [reply]
+
+    with tempfile.TemporaryDirectory() as name, ahead:
+        policy = fb.Policy(round_timeout=30, connect_timeout=30)
+        run("fedpurin", Path(name) / "jumps" / "run", policy=policy, rounds=10, fault=jump)
+        at[0] = 0
+        with suppress(RuntimeError):
+            run("fedpurin", Path(name) / "back" / "run", policy=policy, rounds=10, watcher=Stop())
+        at[0] = -HOUR
+        run("fedpurin", Path(name) / "back" / "run", policy=policy, rounds=10, resume=True)
+        late = len(left_out(Path(name) / "jumps" / "run"))
+        refused = len(left_out(Path(name) / "back" / "run"))
+    return [
+        ("12 replies late by a clock that jumps an hour", f"{late} of 40", "0"),
+        ("12 orders refused when a run goes on an hour earlier", f"{refused} of 28", "0"),
+    ]
+
+
+def names() -> list[Row]:
+    """Code and folders that a model's file, or a server, names: whether any of it is imported or listed."""
+    imported = listed = 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "models").mkdir()
+        (folder / "secret" / "patient").mkdir(parents=True)
+        (folder / "theirs.py").write_text(f"import pathlib\npathlib.Path({str(folder / 'mark')!r}).touch()\n")
+        sys.path.insert(0, name)
+        code = ("theirs:net", "theirs:net@4", "theirs:net+mlp", "theirs:a b")
+        for each in code:
+            about = {"model": each, "sample_shape": [1, 8, 8], "classes": 10, "seed": 0}
+            file = save({"w": torch.zeros(1)}, metadata={"fewbytes": json.dumps(about)})
+            (folder / "models" / "global.safetensors").write_bytes(file)
+            _refused(lambda: fb.load_model(folder))
+        base = {"method": "fedavg", "clients": 1, "rounds": 1, "parameters.epochs": 1}
+        sent = [{key: value} for key in ("model", "method", "dataset", "public") for value in code]
+        for settings in sent:
+            _refused(lambda settings=settings: app._serve_client(base | settings, {"partition-id": 0}))
+        imported = (folder / "mark").exists()
+        places = (f"{name}/secret", name, "..", ".", "/")
+        for key in ("dataset", "public", "tokenizer", "weights"):
+            for place in places:
+                said = _refused(
+                    lambda key=key, place=place: app._serve_client(base | {key: place}, {"partition-id": 0})
+                )
+                listed += "patient" in said
+        sys.path.remove(name)
+    return [
+        ("code imported that a file or a server names", f"{int(imported)} of {len(code) + len(sent)}", "0"),
+        ("folders listed that a server names", f"{listed} of {4 * len(places)}", "0"),
+    ]
+
+
+def _refused(doing: Callable[[], object]) -> str:
+    """What it is refused with; nothing if it is not."""
+    try:
+        doing()
+    except fb.UserError as error:
+        return str(error)
+    return ""
+
+
+def kept() -> list[Row]:
+    """What a deployment on this machine leaves: rows in the SuperLink's database, and files that others can read."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)  # as a home directory may be
+        command = [sys.executable, "-m", "fewbytes", "deploy", "fedavg", "--clients", "2", "--rounds", "1"]
+        subprocess.run([*command, "--out", name], check=True, capture_output=True)
+        (folder,) = Path(name).iterdir()
+        with closing(sqlite3.connect(folder / "deployment" / DATABASE)) as database:
+            tables = ("message_ins", "message_res", "objects", "run", "fab")
+            rows = sum(database.execute(f"select count(*) from {table}").fetchone()[0] for table in tables)
+        open_to_all = [path for path in folder.iterdir() if path.stat().st_mode & 0o077]
+        private = [path.name for path in open_to_all if path.name in ("checkpoint", "deployment", "models", "frames")]
+    return [
+        ("messages and parts of them left in the SuperLink's database", str(rows), "0"),
+        ("folders of states, models and keys that others can enter", str(len(private)), "0"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replays", type=int, default=1000)
+    parser.add_argument("--times", type=int, default=50)
+    o = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    parts = (lambda: replays(o.replays), lambda: unauthenticated(o.times), clock, names, kept)
+    for measure in parts:
+        for what, figure, goal in measure():
+            print(f"{what:62} {figure:>14}   goal {goal}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

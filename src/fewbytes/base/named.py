@@ -1,0 +1,88 @@
+"""Code and files that settings name: whoever runs a command may name any, a file or another machine only some."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fewbytes.base.errors import UserError
+
+
+class _Allowed(NamedTuple):
+    """What may be named: modules, `package.module:attribute` and, unless `anywhere`, folders beside FEWBYTES_DATA's."""
+
+    names: tuple[str, ...]
+    anywhere: bool
+
+
+_allowed: ContextVar[_Allowed | None] = ContextVar("allowed", default=None)  # None: the user names things himself
+
+
+@contextmanager
+def only_allowed(*names: str, anywhere: bool = True) -> Iterator[None]:
+    """What is named within comes from elsewhere: of code of one's own only that of `names` is imported, which are
+    modules (with all below them) or `package.module:attribute`. Unless `anywhere`, files and folders are those under
+    FEWBYTES_DATA, and in the folders among the `names`. Within another such block its names are allowed, too.
+    """
+    outer = _allowed.get() or _Allowed((), True)
+    given = tuple(name for name in names if name)
+    token = _allowed.set(_Allowed(outer.names + given, outer.anywhere and anywhere))
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def imported(name: str) -> Any:
+    """What `package.module:attribute` names. Raises UserError if nobody here named it, and what importing raises."""
+    module, _, attribute = name.partition(":")
+    if (allowed := _allowed.get()) is not None:
+        within = [module, name]
+        if not any(one in within or module.startswith(f"{one}.") for one in allowed.names):
+            raise UserError(
+                f"{name!r} is code that a file or a server names, not you: it is not imported. If you trust it, allow "
+                f"{module} (--allow on the command line, allow= in a node's configuration)"
+            )
+    return getattr(importlib.import_module(module), attribute)
+
+
+def places(name: str) -> list[Path]:
+    """Where a file or folder called so may be: under FEWBYTES_DATA, else that path. Raises UserError for one that a
+    server names and that is neither under FEWBYTES_DATA nor allowed here."""
+    root = os.environ.get("FEWBYTES_DATA")
+    found = [*([Path(root).expanduser() / name] if root else []), Path(name).expanduser()]
+    if elsewhere() and not _is_allowed(name):
+        above = None if root is None else Path(os.path.abspath(Path(root).expanduser()))
+        found = [each for each in found if above in Path(os.path.abspath(each)).parents]
+        if not found:
+            raise UserError(_not_here(name))
+    return found
+
+
+def check_fetched(name: str) -> None:
+    """Raises UserError if a server names what would have to be fetched from the hub, and that is not allowed here."""
+    if elsewhere() and not _is_allowed(name):
+        raise UserError(_not_here(name))
+
+
+def elsewhere() -> bool:
+    """Whether a server names what is named, so that errors must not tell what else lies here."""
+    return (allowed := _allowed.get()) is not None and not allowed.anywhere
+
+
+def _is_allowed(name: str) -> bool:
+    names = (_allowed.get() or _Allowed((), True)).names
+    whole = Path(os.path.abspath(Path(name).expanduser()))
+    return name in names or any(whole.is_relative_to(one) for one in names if Path(one).is_absolute())
+
+
+def _not_here(name: str) -> str:
+    return (
+        f"the server names {name!r}, which is not under FEWBYTES_DATA here: put it there, or allow it (allow= in this "
+        "node's configuration)"
+    )

@@ -1,0 +1,84 @@
+"""Flower's SuperLink and SuperNode with doors shut that Flower leaves open; `fewbytes deploy` starts no others.
+
+`python -m fewbytes.flower.guarded superlink TOKEN …` is `flower-superlink …` whose port lets other machines reach what
+nodes need and nothing else, and obeys only who knows what the file TOKEN holds. `… guarded supernode …` is
+`flower-supernode …` that runs no application but the one installed with this package, whatever its SuperLink sends:
+Flower's own check of applications (`--trusted-entities`) takes signatures from Flower's hub alone, and needs a network.
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import ipaddress
+import sys
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fewbytes.flower import compat
+
+APPS = 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'
+"""All the code of the application that `fewbytes deploy` submits: its file apps.py."""
+
+
+class Gate:
+    """An ASGI application: from other machines only requests below `open_path` reach the application within."""
+
+    def __init__(self, app: Callable[..., Any], open_path: str) -> None:
+        self.app, self.open_path = app, open_path
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Serve a request, or refuse it before any of its body is read."""
+        if scope["type"] == "lifespan" or scope["path"].startswith(self.open_path) or _from_here(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            head = {"type": "http.response.start", "status": 403, "headers": [(b"connection", b"close")]}
+            await send(head)
+            await send({"type": "http.response.body", "body": b"from the SuperLink's own machine only\n"})
+        else:
+            await send({"type": "websocket.close"})
+
+
+def _from_here(scope: dict[str, Any]) -> bool:
+    """Whether a request comes from this machine's loopback."""
+    try:
+        address = ipaddress.ip_address((scope.get("client") or ("",))[0])
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def knows(token: bytes, said: str | bytes | None) -> bool:
+    """Whether who said this knows the token."""
+    said = said.encode() if isinstance(said, str) else said or b""
+    return bool(token) and hmac.compare_digest(said, token)
+
+
+def is_installed(application: bytes) -> bool:
+    """Whether an application's bundle (a zip file) holds no code but APPS, and names it as its components."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(application)) as bundle:
+            code = {name: bundle.read(name) for name in bundle.namelist() if name.endswith(".py")}
+            about = tomllib.loads(bundle.read("pyproject.toml").decode())
+        components = about["tool"]["flwr"]["app"]["components"]
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError):
+        return False
+    return code == {"apps.py": APPS.encode()} and components == {"serverapp": "apps:server", "clientapp": "apps:client"}
+
+
+def main() -> None:
+    """Run what the first argument names with the others."""
+    kind = sys.argv.pop(1)
+    if kind == "superlink":
+        secret = Path(sys.argv.pop(1))
+        token = secret.read_bytes()
+        compat.run_superlink(secret, Gate, lambda said: knows(token, said))
+    else:
+        compat.run_supernode(is_installed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""What a server may have a node do, what a node may tell, and which answers are taken for this order and this run."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import json
+import sqlite3
+import sys
+import time
+import zipfile
+from contextlib import closing
+
+import msgspec
+import pytest
+from cases import CASES, task_of
+
+import fewbytes as fb
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from flower_grid import CLIENTS, MemoryGrid, handler_of, left_out, rounds_of, run
+from flwr.app import Message
+
+from fewbytes.experiments import app
+from fewbytes.flower import compat
+from fewbytes.flower.apps import FOLDERS, client_app
+from fewbytes.flower.compat import app_config
+from fewbytes.flower.guarded import APPS, Gate, is_installed, knows
+from fewbytes.flower.messages import read_content, seal_of, write_content
+from fewbytes.flower.node import Order
+
+FEW = fb.Policy(round_timeout=5, connect_timeout=5, min_replies=0.25)
+REPLAYED = "it answers another order, of an earlier round or another run"
+
+
+class Recorder:
+    """Keeps client 1's replies, and gives one of those before in place of every later one."""
+
+    def __init__(self, how: str, kept: list[Message] | None = None) -> None:
+        self.how, self.kept, self.given = how, kept or [], 0
+
+    def __call__(self, message: Message, reply: Message) -> list[Message]:
+        if not handler_of(message) or message.metadata.dst_node_id != 1001:
+            return [reply]
+        before = [old for old in self.kept if handler_of(old[0]) == handler_of(message)]
+        self.kept.append((message, reply))
+        if not before:
+            return [reply]
+        self.given += 1
+        old = before[0][1].content
+        if self.how == "whole":
+            return [Message(old, reply_to=message)]
+        text, frame = read_content(reply.content)
+        if self.how == "frame":
+            frame = read_content(old)[1]
+        else:
+            text = read_content(old)[0]
+        return [Message(write_content(text, bytes(frame), seal=seal_of(reply.content)), reply_to=message)]
+
+
+def orders(grid: MemoryGrid) -> list[Order]:
+    asked = [message for message in grid.asked if message.metadata.message_type != "query.hello"]
+    return [msgspec.msgpack.decode(read_content(message.content)[0], type=Order) for message in asked]
+
+
+@pytest.mark.parametrize("how", ["whole", "frame", "words"])
+@pytest.mark.parametrize("name", ["fedavg", "fedpurin", "fedkd", "feddistill"])
+def test_no_replay_of_a_clients_own_earlier_reply_is_accepted(name, how, tmp_path):
+    recorder = Recorder(how)
+    result, _ = run(name, tmp_path / "run", fault=recorder, policy=FEW, rounds=4)
+    assert recorder.given
+    whys = [left["why"] for row in result.rounds for left in row.get("left_out", []) if left["client"] == 1]
+    assert whys == [REPLAYED] * recorder.given
+
+
+@pytest.mark.parametrize("where", ["resumed", "other"])
+def test_no_reply_from_before_a_restart_or_of_another_run_is_accepted(where, tmp_path):
+    before, during = Recorder("whole"), tmp_path / "run"
+
+    class Stop(fb.Watcher):
+        def scored(self, row):
+            if row["round"] == 2:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run("fedpurin", during, fault=lambda m, r: before.kept.append((m, r)) or [r], policy=FEW, watcher=Stop())
+    after = Recorder("whole", [pair for pair in before.kept if pair[0].metadata.dst_node_id == 1001])
+    folder = during if where == "resumed" else tmp_path / "another" / "run"
+    result, _ = run("fedpurin", folder, fault=after, policy=FEW, resume=where == "resumed")
+    whys = [left["why"] for row in result.rounds for left in row.get("left_out", [])]
+    assert after.given
+    assert whys == [REPLAYED] * after.given
+
+
+def test_a_second_server_with_the_runs_name_is_refused_and_the_first_goes_on(tmp_path):
+    nodes = tmp_path / "nodes"
+    app = client_app(CASES["fedpurin"], task_of("fedpurin"), nodes)
+    run("fedpurin", tmp_path / "first" / "run", grid=MemoryGrid(app, CLIENTS))
+    with pytest.raises(fb.FewbytesError, match="is of another run, or another server's, with that name") as refused:
+        run("fedpurin", tmp_path / "second" / "run", grid=MemoryGrid(app, CLIENTS))
+    assert "\n" not in str(refused.value)
+    run("fedpurin", tmp_path / "first" / "run", grid=MemoryGrid(app, CLIENTS), resume=True)
+
+
+def test_an_hour_back_changes_nothing_for_a_run_that_goes_on(tmp_path, monkeypatch):
+    class Stop(fb.Watcher):
+        def replied(self, client):
+            if client == 1 and len(rounds_of(tmp_path / "run")) == 1:
+                raise RuntimeError
+
+    grids = [MemoryGrid(client_app(CASES["fedpurin"], task_of("fedpurin"), tmp_path), CLIENTS) for _ in range(3)]
+    for attempt, grid in enumerate(grids[:2]):  # twice from the same checkpoint
+        with pytest.raises(RuntimeError):
+            run("fedpurin", tmp_path / "run", grid=grid, resume=attempt > 0, watcher=Stop())
+    now, now_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 3600 * 10**9)
+    result, _ = run("fedpurin", tmp_path / "run", grid=grids[2], resume=True)
+    assert result.summary["status"] == "done"
+    assert left_out(tmp_path / "run") == []
+    numbers = [[order.job.number for order in orders(grid)] for grid in grids]
+    assert max(numbers[0]) < min(numbers[1])
+    assert max(numbers[1]) < min(numbers[2])
+    assert len({order.nonce for grid in grids for order in orders(grid)}) == 1
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of somebody's, that says so when it is imported."""
+    (tmp_path / "theirs.py").write_text(
+        "import pathlib\n"
+        f"pathlib.Path({str(tmp_path / 'imported')!r}).touch()\n"
+        "import torch\n"
+        "from fewbytes.methods.fedavg import FedAvg\n"
+        "def net(shape, classes):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))\n"
+        "def data():\n"
+        "    return (torch.rand(40, 1, 8, 8), torch.arange(40) % 2), (torch.rand(8, 1, 8, 8), torch.arange(8) % 2)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / "imported"
+    sys.modules.pop("theirs", None)
+
+
+@pytest.mark.parametrize("key", ["model", "dataset", "method", "public"])
+def test_code_that_a_server_names_is_imported_where_its_node_allows_it(key, own):
+    config = {"method": "fedavg", "clients": 2, "rounds": 1, "parameters.epochs": 1}
+    config[key] = {"model": "theirs:net", "method": "theirs:FedAvg"}.get(key, "theirs:data")
+    for allow in ({}, {"allow": "other,theirs.more,the"}):
+        with pytest.raises(fb.UserError, match=r"'theirs:.*' is code that a file or a server names, not you"):
+            app._serve_client(config, {"partition-id": 0, **allow})
+    assert not own.exists()
+    for allow in ("other, theirs", config[key]):
+        assert app._serve_client(config, {"partition-id": 0, "allow": allow}).task.problem.clients
+    assert own.exists()
+
+
+@pytest.mark.parametrize("name", ["{}/secret", "../secret", "~", "."])
+def test_a_folder_that_a_server_names_is_not_read_unless_its_node_allows_it(name, tmp_path, monkeypatch):
+    (tmp_path / "secret" / "patient-4711").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("FEWBYTES_DATA", str(tmp_path / "data"))
+    name = name.format(tmp_path)
+    config = {"method": "fedavg", "clients": 1, "rounds": 1, "dataset": name, "partition": "local"}
+    with pytest.raises(fb.UserError, match=r"not .*under FEWBYTES_DATA") as told:
+        app._serve_client(config, {"partition-id": 0})
+    assert "patient" not in str(told.value)
+    if name == f"{tmp_path}/secret":
+        with pytest.raises(fb.UserError, match="no labelled images") as told:
+            app._serve_client(config, {"partition-id": 0, "allow": str(tmp_path)})
+        assert "patient" not in str(told.value)
+
+
+def test_what_fails_on_a_node_is_told_without_folders_and_traces(tmp_path, monkeypatch, capfd):
+    @functools.wraps(fb.FedAvg.train)
+    def train(self, state, message, site):
+        raise OSError(f"cannot read '{tmp_path}/hospital/patient.png': no such file")
+
+    monkeypatch.setattr(fb.FedAvg, "train", train)
+    answers = []
+    with pytest.raises(fb.FewbytesError, match=r"OSError: cannot read 'patient\.png': no such file") as told:
+        run("fedavg", tmp_path / "run", fault=lambda m, r: answers.append(r) or [r])
+    assert str(tmp_path) not in str(told.value)
+    sent = b"".join(read_content(answer.content)[0] for answer in answers)
+    assert b"Traceback" not in sent
+    assert str(tmp_path).encode() not in sent
+    log = capfd.readouterr().err
+    assert "Traceback" in log
+    assert f"{tmp_path}/hospital/patient.png" in log
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("/srv/data/a/b.csv has 3 rows", "b.csv has 3 rows"),
+        ("found train/<class>/, in '~/x/y'", "found train/<class>/, in 'y'"),
+        ("OSError: ../keys/a: 1/2 of ./it", "OSError: a: 1/2 of it"),
+    ],
+)
+def test_of_a_path_the_last_part_is_told(said, told):
+    assert FOLDERS.sub("", said) == told
+
+
+def bundle(code: dict[str, str], server: str = "apps:server") -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as there:
+        there.writestr("pyproject.toml", app_config(server, "apps:client", {"rounds": 3}))
+        for name, text in {"LICENSE": "Apache-2.0", **code}.items():
+            there.writestr(name, text)
+    return file.getvalue()
+
+
+def test_a_node_takes_the_installed_application_and_no_other():
+    assert is_installed(bundle({"apps.py": APPS}))
+    others = [{"apps.py": APPS + "import os\n"}, {"apps.py": APPS, "fewbytes/__init__.py": ""}, {}, {"x.py": APPS}]
+    for code in others:
+        assert not is_installed(bundle(code)), code
+    assert not is_installed(bundle({"apps.py": APPS}, "fewbytes.cli.app:main"))
+    for damaged in (b"", b"PK", bundle({"apps.py": APPS})[:-30]):
+        assert not is_installed(damaged)
+
+
+@pytest.mark.parametrize(
+    ("client", "path", "open_to_it"),
+    [
+        ("127.0.0.1", "/v1/control/start-run", True),
+        ("::1", "/v1/control/start-run", True),
+        ("::ffff:127.0.0.1", "/v1/control/start-run", True),
+        ("192.0.2.7", "/v1/control/start-run", False),
+        ("192.0.2.7", "/v1/runtime/acquire-task", False),
+        ("192.0.2.7", "/v1/fleet", False),
+        ("localhost", "/v1/control/start-run", False),
+        ("192.0.2.7", "/v1/fleet/pull-messages", True),
+    ],
+)
+def test_the_gate_opens_to_other_machines_for_nodes_alone(client, path, open_to_it):
+    reached, sent = [], []
+
+    async def within(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def send(event):
+        sent.append(event)
+
+    scope = {"type": "http", "path": path, "client": (client, 1)}
+    asyncio.run(Gate(within, compat.FLEET)(scope, None, send))
+    assert reached == ([path] if open_to_it else [])
+    assert [event["status"] for event in sent if "status" in event] == ([] if open_to_it else [403])
+
+
+def test_the_token_is_known_or_not():
+    assert knows(b"secret", "secret")
+    for said in (None, "", "secre", "secret ", b"x"):
+        assert not knows(b"secret", said)
+    assert not knows(b"", "")
+
+
+def test_of_a_database_that_is_purged_the_nodes_stay(tmp_path):
+    path = tmp_path / compat.DATABASE
+    with closing(sqlite3.connect(path)) as there:
+        there.execute("create table node (id)")
+        there.execute("create table objects (content)")
+        there.execute("insert into node values (7)")
+        there.execute("insert into objects values (?)", (b"an upload " * 1000,))
+        there.commit()
+    compat.purge(path)
+    assert b"an upload" not in path.read_bytes()
+    with closing(sqlite3.connect(path)) as there:
+        assert there.execute("select id from node").fetchall() == [(7,)]
+        assert there.execute("select count(*) from objects").fetchone() == (0,)
+    compat.purge(tmp_path / "none")  # which is none
+
+
+def test_what_a_run_and_its_nodes_keep_is_their_owners_alone(tmp_path):
+    app = client_app(CASES["fedpurin"], task_of("fedpurin"), tmp_path / "nodes")
+    folder = tmp_path / "server" / "run"
+    run("fedpurin", folder, grid=MemoryGrid(app, CLIENTS), keep_frames=True)
+    private = [folder / "checkpoint", folder / "frames", tmp_path / "nodes" / "run"]
+    private += [tmp_path / "nodes" / "run" / "checkpoint", tmp_path / "nodes" / "run" / "models"]
+    for place in private:
+        assert place.stat().st_mode & 0o777 == 0o700, place
+        for file in place.iterdir():
+            assert file.is_dir() or file.name.endswith("lock") or not file.stat().st_mode & 0o077, file
+    assert json.loads((folder / "result.json").read_text())["status"] == "done"
+    assert (folder / "result.json").stat().st_mode & 0o077  # to be shared
