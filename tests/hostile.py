@@ -25,6 +25,12 @@ Change = Callable[[Any], Any]
 LIAR, ROUNDS = 1, 3
 
 
+class Quiet(fb.Watcher):
+    """Hears that rounds are taken again."""
+
+    def note(self, text: str) -> None: ...
+
+
 class Outcome(NamedTuple):
     """How a run ended: what it raised (nothing: it did not), the server's last state, the lines of rounds.jsonl."""
 
@@ -170,12 +176,9 @@ def outcome(name: str, lie: Lie | None, **settings: Any) -> Outcome:
 
     handlers_pack = handlers.pack
     with tempfile.TemporaryDirectory() as folder, lying(change):
-        told = fb.Watcher()
-        told.note = lambda text: None
         try:
-            result = fb.run(
-                CASES[name], task_of(name), rounds=ROUNDS, out=Path(folder) / "run", watcher=told, workers=1, **settings
-            )
+            out = Path(folder) / "run"
+            result = fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=out, watcher=Quiet(), workers=1, **settings)
         except Exception as error:
             return Outcome(f"{type(error).__name__}: {error}", b"", [])
         return Outcome("", read_checkpoint(Path(folder) / "run").server, result.rounds)
