@@ -50,8 +50,8 @@ def measured(measure: Measure, long: bool = LONG) -> dict[str, Any]:
     try:
         if process.returncode:
             raise ValueError
-        return about | {"figures": json.loads(said.splitlines()[-1])}
-    except (ValueError, IndexError):
+        return about | {"figures": [Figure(*each) for each in json.loads(said.splitlines()[-1])]}
+    except (ValueError, IndexError, TypeError):
         last = [line for line in errors.splitlines() if line.strip()][-1:]
         return about | {"failed": last[0].strip()[:300] if last else f"exit code {process.returncode}"}
 

@@ -75,7 +75,7 @@ class Stop(fb.Watcher):
 
 
 def replays(count: int) -> list[Figure]:
-    """Row 8: so many replies that a client sent before, in place of new ones, also after a restart and in another run."""
+    """Row 8: so many replies that a client sent before, not new ones; also after a restart and in another run."""
     policy = fb.Policy(round_timeout=30, connect_timeout=30, min_replies=0.25)
     given = refused = number = 0
     with tempfile.TemporaryDirectory() as name:

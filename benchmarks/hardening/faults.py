@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 class Measure(NamedTuple):
     """A function of a module here, `module.function`, that returns figures; it is called with a count, of what its
-    docstring says: `usual`, or `long` where FEWBYTES_LONG is set. It may take `limit` seconds, 20 times that if long."""
+    docstring says: `usual`, or `long` where FEWBYTES_LONG is set. `limit`: seconds it may take; long, 20 times
+    that."""
 
     name: str
     usual: int
