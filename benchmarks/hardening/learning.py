@@ -50,7 +50,7 @@ def inverted(images: int) -> list[Figure]:
     """Row 21: so many digits, reconstructed from what methods upload of a LeNet."""
     found = []
     with tempfile.TemporaryDirectory() as name:
-        for method, noise in (("fedavg", 0.0), ("fedavg", NOISE), ("fedper", 0.0), ("lg_fedavg", 0.0), ("genefl", 0.0)):
+        for method, noise in (("fedavg", 0.0), ("fedavg", NOISE), ("fedper", 0.0), ("genefl", 0.0)):
             run = Path(name) / method
             if not run.exists():
                 made(run, method)

@@ -319,10 +319,12 @@ def soak(clients: int) -> list[Figure]:
     result = fb.run(method, small_task(clients), rounds=rounds, watcher=memory, **how)
     lost = rounds * clients - len(result.ledger)
     half = memory.taken[rounds // 2 :]
+    row = 8 * len(result.ledger.COLUMNS)
     slope = 100 * statistics.linear_regression(range(len(half)), half).slope
     return [
         Figure(
-            f"{clients} clients, {rounds} rounds: growth in the second half",
+            f"{clients} clients, {rounds} rounds: growth in the second half; of it the ledger, {row} bytes an exchange, "
+            f"{100 * clients * row / (1 << 20):.2f} MiB",
             f"{slope:.2f} MiB per 100 rounds",
             "under 1 MB",
             slope < 1,
