@@ -382,6 +382,18 @@ def test_a_node_with_another_method_is_told_in_one_line(tmp_path):
         run("fedavg", tmp_path / "run", grid=grid)
 
 
+def test_a_node_that_says_it_runs_something_else_before_anybody_has_answered_is_left_out(tmp_path):
+    def fault(message, reply):
+        if of_round(message, 1, 0):
+            done = msgspec.msgpack.decode(reply.content.config_records["fewbytes"]["order"])
+            done[Done.__struct_fields__.index("error")] = "different:{}"
+            said(message, reply, msgspec.msgpack.encode(done))
+        return [reply]
+
+    run("fedavg", tmp_path / "run", fault=fault)
+    assert left_out(tmp_path / "run") == [(1, 0, "failed")]
+
+
 def test_a_node_that_changes_its_task_in_the_middle_is_left_out(tmp_path):
     grid = MemoryGrid(client_app(CASES["fedavg"], tiny_task(), tmp_path), CLIENTS)
     honest, other = grid.app, client_app(CASES["fedavg"], tiny_task(seed=3), tmp_path)

@@ -237,14 +237,15 @@ class FlowerEngine(Engine):
         return chosen
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        """As in `Engine`. Raises UserError for a node that runs something else than the server, if no client has
-        answered yet; later on, one client's mistake does not stop the others."""
+        """As in `Engine`. Raises UserError where too few can answer as nodes run something else than the server, if no
+        client has answered yet; one client's mistake does not stop the others."""
         places = () if self.frame_folder is None else (self.frame_folder.put, self.frame_folder.remove)
         requests = Requests(self, handler, messages, asked, *places)
         self._call += 1
         cohort, count = self._cohort
         enough = count if set(asked) == cohort else len(asked)
         failed: list[LeftOut] = []
+        different = 0
         shared: dict[int, bytes] = {}  # frames that go to several clients, by their message's number
 
         def question(client: Id) -> _Question:
@@ -269,13 +270,17 @@ class FlowerEngine(Engine):
             if answer.outcome == "answered":
                 yield client, value
                 continue
-            if answer.different and not self._heard and client not in self._unable:
-                raise UserError(f"{self.called(client)} {answer.why}")
+            different += answer.different and client not in self._unable
             request = requests.take(client) if client in requests.open else None
             self.leave_out(handler.name, client, request, answer.outcome, answer.why, len(answer.frame))
             if answer.outcome != "surplus":
                 failed.append(self.left_out[-1])
-                self.enough(handler.name, len(asked), failed, enough)
+                try:
+                    self.enough(handler.name, len(asked), failed, enough)
+                except TooFewReplies:
+                    if different < len(failed) or self._heard:
+                        raise
+                    raise UserError(f"{self.called(failed[0].client)} {failed[0].why}") from None
 
     def _accept(self, handler: Handler, client: Id, request: Request, answer: _Answer) -> Any:
         """The decoded reply, entered in the ledger. Raises FrameError for one that must not reach the method."""
