@@ -323,7 +323,7 @@ def soak(clients: int) -> list[Figure]:
     slope = 100 * statistics.linear_regression(range(len(half)), half).slope
     return [
         Figure(
-            f"{clients} clients, {rounds} rounds: growth in the second half; the ledger alone, {row} bytes an exchange, "
+            f"{clients} clients, {rounds} rounds: growth in the second half; the ledger, {row} bytes an exchange, "
             f"{100 * clients * row / (1 << 20):.2f} MiB",
             f"{slope:.2f} MiB per 100 rounds",
             "under 1 MB",
