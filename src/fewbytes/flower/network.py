@@ -37,7 +37,6 @@ from fewbytes.running.settings import Settings
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
-MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
 CLOCKS = 3700.0  # seconds: clocks that are an hour apart, or set back or on by one, end no message
 
@@ -287,8 +286,7 @@ class FlowerEngine(Engine):
         job_version, done = self.versions.get(client, 0), answer.done
         if done.version not in (job_version, job_version + 1):
             raise FrameError("header", f"it is of state version {done.version}, asked was version {job_version}")
-        limit = 16 * sum(v.nbytes for v in self.problem.first_state(client).values()) + MARGIN
-        value = self.settle(handler, client, request, done, answer.frame, limit)
+        value = self.settle(handler, client, request, done, answer.frame)
         self._heard = True
         return value
 
