@@ -63,7 +63,7 @@ def lies(count: int) -> list[Figure]:
             told += 1
             if error:
                 died.append(f"{name}: {lie.what}")
-                print(f"{name}: {lie.kind} {lie.what}: {error}", file=sys.stderr)
+                print(f"{name}: {lie.kind.__name__} {lie.what}: {error}", file=sys.stderr)
             elif _left_out(rows) == _left_out(without[2]):
                 refused += 1
                 equal += state == without[1]

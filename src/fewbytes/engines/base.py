@@ -334,13 +334,15 @@ class Engine(ABC):
         if handler.reply is not None:
             most, limit = self._bounds(client)
             value = unpack(handler.reply, reply, layout=self.problem.layout(client), base=sent.base, limit=limit)
-            try:
-                check_finite(value, perhaps=self.problem.objective.perhaps)
-            except FrameError:
-                self.not_finite.add(handler.name)
-                raise
+            size = norm(value)
+            if not math.isfinite(size):  # all are, else
+                try:
+                    check_finite(value, perhaps=self.problem.objective.perhaps)
+                except FrameError:
+                    self.not_finite.add(handler.name)
+                    raise
             message = next((part.message for part in sent.parts if not part.waited), None)
-            admit(value, Known(self.problem.layout(client), message, self._samples(client), most))
+            admit(value, size, Known(self.problem.layout(client), message, self._samples(client), most))
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version
         self.records.add(client, done.records)
