@@ -17,14 +17,14 @@ from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
 from fewbytes.wire import pack, unpack
 
-ROUNDS, CLIENTS = 10, 20
+ROUNDS, CLIENTS = 5, 20
 RULES = ("median", "trimmed-mean", "krum=2", "multi-krum=2", "norm-clip", "geometric-median")
 TERMS: dict[str, Any] = {"epochs": 2, "lr": 0.2, "batch": 20}
 PROMISE = "epsilon=8,delta=1e-5,clip=1.0,noise=seeded"
 
 
 def rounds(repeats: int) -> list[Figure]:
-    """Runs of ten rounds on digits, twenty clients, one process, so many of each kind in turn; the medians."""
+    """Runs of five rounds on digits, twenty clients, one process, so many of each kind in turn; the medians."""
     plain = {"fedavg": fb.FedAvg(**TERMS), "fedpurin": fb.FedPURIN(**{**TERMS, "lr": 0.1})}
     kinds: dict[tuple[str, str], dict[str, Any]] = {
         ("fedavg", "plain"): {},
@@ -39,7 +39,7 @@ def rounds(repeats: int) -> list[Figure]:
     _run(plain["fedavg"], {})  # what is loaded once
     for _ in range(repeats):
         for kind, how in kinds.items():
-            summary = _run(plain[kind[0]], how)
+            summary = _run(plain[kind[0]], how).summary
             took[kind].append(summary["seconds"] / ROUNDS)
             sent[kind] = summary["uplink_bytes_per_client_round"], summary["downlink_bytes_per_client_round"]
     found = []
@@ -51,13 +51,27 @@ def rounds(repeats: int) -> list[Figure]:
     return found
 
 
-def _run(method: fb.Method, how: dict[str, Any]) -> dict[str, Any]:
+def privacy(_: int) -> list[Figure]:
+    """Twenty rounds on digits without a promise and at epsilon 8 and 2, of 200 clients and of the samples of five."""
+    found = []
+    for of, clients, terms in (("clients", 200, {"lr": 0.2, "batch": 5}), ("samples", 5, {"lr": 0.5, "batch": 20})):
+        for epsilon in (0, 8, 2):
+            dp = f"of={of},epsilon={epsilon},delta=1e-5,clip=1.0,noise=seeded" if epsilon else None
+            result = _run(fb.FedAvg(epochs=2, **terms), {"dp": dp}, clients, 20)
+            up, down = (result.summary[f"{way}_bytes_per_client_round"] for way in ("uplink", "downlink"))
+            took = f"{result.summary['seconds'] / 20:.2f} s a round"
+            figure = f"{result.accuracy:.1%}, {took}, {up:,.0f} B up, {down:,.0f} B down"
+            promise = f"--dp of {of}, epsilon {epsilon}" if epsilon else "no promise"
+            found.append(Figure(f"fedavg, {clients} clients, {promise}", figure, "", None))
+    return found
+
+
+def _run(method: fb.Method, how: dict[str, Any], clients: int = CLIENTS, rounds: int = ROUNDS) -> fb.Result:
     data = load_dataset("digits")
-    dealt = federate(data, Partition("iid", clients=CLIENTS), seed=0)
+    dealt = federate(data, Partition("iid", clients=clients), seed=0)
     task = fb.Task.on(dealt, lambda: build_model("mlp", data.train.shape, len(data.classes)), seed=0)
-    return fb.run(
-        method, task, rounds=ROUNDS, evaluate_every=ROUNDS, workers=1, save_models=False, **how
-    ).summary  # fmt: skip
+    usual = {"rounds": rounds, "evaluate_every": rounds, "workers": 1, "save_models": False}
+    return fb.run(method, task, **usual, **how)
 
 
 def admission(repeats: int) -> list[Figure]:
