@@ -157,10 +157,10 @@ def threshold(neighbours: int) -> int:
 
 
 def ring(clients: Sequence[Id], count: int) -> dict[Id, list[Id]]:
-    """Each client's neighbours: those next to it on a ring in the order given, half of `count`, which is even, on
-    either side; or all others, if there are no more than `count`. As well connected as so few edges can be (Harary)."""
+    """Each client's neighbours, ascending: those next to it on a ring in the order given, half of `count` (even) on
+    either side; or all others, if there are no more. No graph of so few edges is better connected (Harary)."""
     n = len(clients)
     if count >= n - 1:
-        return {i: [j for j in clients if j != i] for i in clients}
+        return {i: sorted(set(clients) - {i}) for i in clients}
     half = range(1, count // 2 + 1)
-    return {clients[at]: [clients[(at + way * step) % n] for step in half for way in (1, -1)] for at in range(n)}
+    return {clients[at]: sorted(clients[(at + way * step) % n] for step in half for way in (1, -1)) for at in range(n)}
