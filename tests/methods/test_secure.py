@@ -26,7 +26,7 @@ from fewbytes.methods.parts import masks, secure
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.methods.parts.clustered import Clustered
 from fewbytes.methods.parts.masks import dequantised, masked, quantised, ring, secret_of, shares_of, threshold
-from fewbytes.methods.parts.secure import Arrived, Keys, Neighbours, Received, Revealed, SecureAggregation
+from fewbytes.methods.parts.secure import Arrived, ByClient, Neighbours, Received, Revealed, SecureAggregation
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack
 
@@ -163,7 +163,7 @@ DROPS = {
     "advertise_keys": lambda reply: replace(reply, sealing=b""),
     "deal_shares": lambda reply: replace(reply, digest=b""),
     "train": lambda reply: replace(reply, samples=0),
-    "reveal_shares": lambda reply: Revealed({}, {}),
+    "reveal_shares": lambda reply: Revealed(ByClient.of({}), ByClient.of({})),
 }
 """By handler, a reply that says nothing; all but the last are refused as they come."""
 KINDS = {"advertise_keys": "Keys", "deal_shares": "Dealt", "train": "Trained", "reveal_shares": "Revealed"}
@@ -247,14 +247,18 @@ def test_on_flower_it_is_the_same_also_where_a_client_says_nothing(stage, tmp_pa
 # ---------------------------------------------------------------------------------------- clients that lie, and servers
 
 
+def fewer(shares: ByClient) -> ByClient:
+    return ByClient.of(dict(list(shares.each(masks.SEALED).items())[1:]))
+
+
 @pytest.mark.parametrize(
     ("kind", "lie"),
     [
         ("Keys", lambda reply: replace(reply, masking=bytes(32))),
-        ("Dealt", lambda reply: replace(reply, shares=dict(list(reply.shares.items())[1:]))),
-        ("Dealt", lambda reply: replace(reply, shares={i: share[1:] for i, share in reply.shares.items()})),
+        ("Dealt", lambda reply: replace(reply, shares=fewer(reply.shares))),
+        ("Dealt", lambda reply: replace(reply, shares=replace(reply.shares, data=reply.shares.data[1:]))),
         ("Trained", lambda reply: replace(reply, theta=fb.Dense({n: 1e-9 * v for n, v in reply.theta.state.items()}))),
-        ("Revealed", lambda reply: replace(reply, seeds={**reply.seeds, 17: bytes(33)})),
+        ("Revealed", lambda reply: replace(reply, seeds=ByClient.of({**reply.seeds.each(33), 17: bytes(33)}))),
     ],
     ids=["a key that hides nothing", "a share missing", "shares cut off", "plain numbers", "shares of others"],
 )
@@ -271,8 +275,11 @@ def test_one_wrong_share_is_told_from_true_ones(tmp_path):
     def change(client: int, reply: Any) -> Any:
         if client != 0 or type(reply).__name__ != "Revealed":
             return reply
-        return Revealed(*({i: bytes([share[0] ^ 1]) + share[1:] for i, share in shares.items()} for shares in
-                          (reply.seeds, reply.keys)))  # fmt: skip
+        wrong = [
+            {i: bytes([share[0] ^ 1]) + share[1:] for i, share in shares.each(33).items()}
+            for shares in (reply.seeds, reply.keys)
+        ]
+        return Revealed(*map(ByClient.of, wrong))
 
     with hostile.lying(change):
         found = server(SecureAggregation(FEDAVG), tiny_task(6), tmp_path / "run", 2)
@@ -302,22 +309,22 @@ class Exchange:
         self.start = self.task.problem.first_state()
         self.keys = {i: self.method.advertise_keys(self.states[i], None, self.site(i)) for i in self.clients}
         self.weight = sum(key.samples for key in self.keys.values())
-        public = {i: (key.sealing, key.masking) for i, key in self.keys.items()}
+        public = {i: key.sealing + key.masking for i, key in self.keys.items()}
         self.neighbours = {i: {j: public[j] for j in self.clients if j != i} for i in self.clients}
 
     def site(self, client: int, what: str = "") -> fb.Site:
         return opened(self.task, client, 1, what)
 
-    def deal(self) -> dict[int, secure.Dealt]:
-        self.dealt = {
-            i: self.method.deal_shares(self.states[i], Neighbours(self.neighbours[i]), self.site(i))
-            for i in self.clients
-        }
-        return self.dealt
+    def deal(self, client: int) -> secure.Dealt:
+        message = Neighbours(ByClient.of(self.neighbours[client]))
+        return self.method.deal_shares(self.states[client], message, self.site(client))
+
+    def deal_all(self) -> None:
+        self.dealt = {i: self.deal(i).shares.each(masks.SEALED) for i in self.clients}
 
     def keep(self, client: int, *others: int, weight: int = 0) -> None:
-        shares = {j: self.dealt[j].shares[client] for j in others or self.neighbours[client]}
-        message = Received(shares, weight or self.weight)
+        shares = {j: self.dealt[j][client] for j in others or self.neighbours[client]}
+        message = Received(ByClient.of(shares), weight or self.weight)
         self.method.keep_shares(self.states[client], message, self.site(client))
 
     def train(self, client: int) -> Trained:
@@ -331,7 +338,9 @@ class Exchange:
         return np.concatenate(words)
 
     def reveal(self, client: int, there: list[int], gone: list[int]) -> Revealed:
-        return self.method.reveal_shares(self.states[client], Arrived(there, gone), self.site(client))
+        return self.method.reveal_shares(
+            self.states[client], Arrived(torch.tensor(there), torch.tensor(gone)), self.site(client)
+        )
 
 
 @pytest.fixture
@@ -364,21 +373,24 @@ def inverted(words: masks.Words, exchange: Exchange) -> Tensor:
 def colluded(words: masks.Words, exchange: Exchange, liars: list[int]) -> masks.Words:
     """Client 0's numbers, as well as the server and these of its neighbours can clear them of masks together."""
     states = {i: exchange.states[i].secrets for i in liars}
-    others = {i: masks.agreed(each.masking, exchange.keys[0].masking, "masks") for i, each in states.items()}
+    others = {
+        i: masks.agreed(masks.private_key(each.masking), exchange.keys[0].masking, "masks")
+        for i, each in states.items()
+    }
     shares = {}
     for i, each in states.items():
-        key = masks.agreed(each.sealing, exchange.keys[0].sealing, f"shares from 0 for {i}")
-        shares[i] = masks.opened(key, exchange.dealt[0].shares[i])
+        key = masks.agreed(masks.private_key(each.sealing), exchange.keys[0].sealing, f"shares from 0 for {i}")
+        shares[i] = masks.opened(key, exchange.dealt[0][i])
     seed, private = (secret_of({i: share[half] for i, share in shares.items()}) for half in (slice(33), slice(33, 66)))
     if masks.public_key(private) == exchange.keys[0].masking:
-        others = {i: masks.agreed(private, exchange.keys[i].masking, "masks") for i in range(1, 6)}
+        others = {i: masks.agreed(masks.private_key(private), exchange.keys[i].masking, "masks") for i in range(1, 6)}
         return masked(words, (), [seed, *others.values()])
     return masked(words, (), others.values())  # client 0 added them, as the others' numbers are greater
 
 
 def test_what_the_server_gets_of_a_client_is_noise_unless_enough_of_its_neighbours_tell_all(exchange):
     """Of client 0's five neighbours, three can open its secrets."""
-    exchange.deal()
+    exchange.deal_all()
     exchange.keep(0)
     plain, sent = exchange.plain(0), words_of(exchange.train(0))
     assert not is_noise(plain)  # the test can tell
@@ -392,7 +404,7 @@ def test_what_the_server_gets_of_a_client_is_noise_unless_enough_of_its_neighbou
 
 
 def test_an_image_comes_back_from_plain_numbers_and_not_from_masked_ones(exchange):
-    exchange.deal()
+    exchange.deal_all()
     exchange.keep(0)
     plain, sent = exchange.plain(0), words_of(exchange.train(0))
     image = exchange.sample.flatten().double()
@@ -405,7 +417,7 @@ def test_an_image_comes_back_from_plain_numbers_and_not_from_masked_ones(exchang
 def test_the_same_numbers_are_other_ones_each_time():
     sent = []
     for each in (Exchange(), Exchange()):
-        each.deal()
+        each.deal_all()
         each.keep(0)
         assert np.array_equal(each.plain(0), Exchange().plain(0))
         sent.append(words_of(each.train(0)))
@@ -414,17 +426,16 @@ def test_the_same_numbers_are_other_ones_each_time():
 
 def test_of_one_client_all_but_its_numbers_does_not_depend_on_its_data(exchange):
     """Keys, shares and seeds are drawn before it trains; what it reveals is of others."""
-    dealt = exchange.deal()
+    exchange.deal_all()
     exchange.keep(0)
     exchange.train(0)
-    assert {type(each) for each in (exchange.keys[0], dealt[0])} == {Keys, secure.Dealt}
     revealed = exchange.reveal(0, [1, 2, 3], [4, 5])
-    assert revealed.seeds.keys() == {1, 2, 3}
-    assert revealed.keys.keys() == {4, 5}
+    assert revealed.seeds.clients.tolist() == [1, 2, 3]
+    assert revealed.keys.clients.tolist() == [4, 5]
 
 
 def test_a_client_refuses_what_would_open_a_secret_to_the_server(exchange):
-    exchange.deal()
+    exchange.deal_all()
     with pytest.raises(fb.MethodError, match="too few of its neighbours go on"):
         exchange.train(0)
     exchange.keep(0, 1, 2)
@@ -449,16 +460,15 @@ def test_a_client_refuses_what_would_open_a_secret_to_the_server(exchange):
     with pytest.raises(fb.MethodError, match="out of turn, or again"):
         exchange.reveal(0, [1, 2, 3, 4], [5])
     with pytest.raises(fb.MethodError, match="deal shares out of turn"):
-        exchange.method.deal_shares(exchange.states[1], Neighbours(exchange.neighbours[1]), exchange.site(1))
+        exchange.deal(1)
 
 
 def test_what_comes_too_late_is_of_no_use(exchange):
-    exchange.deal()
+    exchange.deal_all()
     exchange.keep(0)
     exchange.train(0)
-    before = exchange.states[0].secrets.received
     exchange.keep(0, 1, 2, 3)
-    assert exchange.states[0].secrets.received == before
+    assert exchange.states[0].secrets.received.clients.tolist() == [1, 2, 3, 4, 5]
     exchange.reveal(0, [1, 2, 3, 4, 5], [])
     exchange.keep(0)
     assert exchange.states[0].secrets is None
@@ -582,14 +592,15 @@ def test_masks_cancel_to_the_bit_whatever_their_number(added, taken, size):
 
 
 def test_what_two_agree_on_is_theirs_and_of_one_purpose():
-    one, other, third = (masks.new_key() for _ in range(3))
-    both = masks.agreed(one, masks.public_key(other), "masks")
-    assert both == masks.agreed(other, masks.public_key(one), "masks")
-    assert both != masks.agreed(third, masks.public_key(one), "masks")
-    assert both != masks.agreed(one, masks.public_key(other), "shares")
+    raw = [masks.new_key() for _ in range(3)]
+    one, other, third = map(masks.private_key, raw)
+    both = masks.agreed(one, masks.public_key(raw[1]), "masks")
+    assert both == masks.agreed(other, masks.public_key(raw[0]), "masks")
+    assert both != masks.agreed(third, masks.public_key(raw[0]), "masks")
+    assert both != masks.agreed(one, masks.public_key(raw[1]), "shares")
     assert masks.opened(both, masks.sealed(both, b"text")) == b"text"
-    assert masks.opened(third, masks.sealed(both, b"text")) is None
-    assert masks.usable(masks.public_key(one))
+    assert masks.opened(raw[2], masks.sealed(both, b"text")) is None
+    assert masks.usable(masks.public_key(raw[0]))
     assert not masks.usable(bytes(32))
 
 

@@ -294,7 +294,7 @@ def _tried_out(name: str) -> dict[str, Any]:
 def _schedule(experiment: Experiment) -> None:
     """Fill in when newcomers come. Raises UserError for a round they cannot come in."""
     e, who = experiment, experiment.partition
-    rounds = e.made().planned_rounds(e.run.rounds)
+    rounds = make_method(e.method, e.parameters).planned_rounds(e.run.rounds)
     if not who.newcomers:
         raise UserError("arrival is the round newcomers come in: say how many there are (newcomers)")
     if rounds < 2:

@@ -17,7 +17,8 @@ from hashlib import sha256
 import numpy as np
 import torch
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey as PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
@@ -33,7 +34,7 @@ Words = NDArray[np.uint32]
 """Numbers modulo 2^32."""
 UNIT = 1 << 30  # what a whole cohort's largest values come to: their sum stays within 31 bits and a sign
 PRIME = (1 << 256) + 297  # the first above every secret of 32 bytes
-SECRET, SHARE = 32, 33  # bytes
+KEY, SECRET, SHARE = 32, 32, 33  # bytes
 SEALED = 2 * SHARE + 16  # bytes of two shares once they are sealed
 BLOCK = 1 << 16  # numbers masked at a time, which stay in the cache
 _ZEROS = bytes(4 * BLOCK)
@@ -78,26 +79,31 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def new_key() -> bytes:
-    """A private key of X25519."""
-    return X25519PrivateKey.generate().private_bytes_raw()
+    """A private key."""
+    return PrivateKey.generate().private_bytes_raw()
 
 
-def public_key(private: bytes) -> bytes:
+def private_key(raw: bytes) -> PrivateKey:
+    """A private key, to agree on something with."""
+    return PrivateKey.from_private_bytes(raw)
+
+
+def public_key(raw: bytes) -> bytes:
     """What of a private key others may know."""
-    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    return private_key(raw).public_key().public_bytes_raw()
 
 
-def agreed(private: bytes, public: bytes, purpose: str) -> bytes:
+def agreed(private: PrivateKey, public: bytes, purpose: str) -> bytes:
     """32 bytes for a purpose that only the two know one of whose keys is private here, the other's public. Raises
     ValueError for a public key with which anybody would know them."""
-    secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    secret = private.exchange(X25519PublicKey.from_public_bytes(public))
     return HKDF(SHA256(), 32, salt=None, info=b"fewbytes " + purpose.encode()).derive(secret)
 
 
 def usable(public: bytes) -> bool:
     """Whether what is agreed on with a public key is a secret."""
     try:
-        return bool(agreed(new_key(), public, ""))
+        return bool(agreed(PrivateKey.generate(), public, ""))
     except ValueError:
         return False
 

@@ -22,7 +22,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, MethodType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from fewbytes.core.promise import Privacy
 from fewbytes.core.site import Site
 from fewbytes.methods.parts.around import Around, packed, unpacked
 from fewbytes.methods.parts.masks import (
+    KEY,
     SEALED,
     SHARE,
     Words,
@@ -50,6 +51,7 @@ from fewbytes.methods.parts.masks import (
     masked,
     new_key,
     opened,
+    private_key,
     public_key,
     quantised,
     ring,
@@ -66,7 +68,27 @@ LEAST = 3
 """Of fewer clients each would learn from the mean what the other sent."""
 COUNTERS = float(1 << 24)
 """The largest whole number that a client may send, such as batch normalisation's count of batches."""
-Key = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Key = Annotated[bytes, Meta(min_length=KEY, max_length=KEY)]
+
+
+@payload
+class ByClient:
+    """Equally many bytes for each of some clients."""
+
+    clients: Tensor  # int64, ascending
+    data: bytes
+
+    @classmethod
+    def of(cls, pieces: Mapping[Id, bytes]) -> Self:
+        clients = sorted(pieces)
+        return cls(torch.tensor(clients, dtype=torch.int64), b"".join(pieces[i] for i in clients))
+
+    def each(self, length: int) -> dict[Id, bytes]:
+        """By client. Raises MethodError unless so many bytes are there for each."""
+        clients = self.clients.flatten().tolist()
+        if len(set(clients)) != len(clients) or len(self.data) != length * len(clients):
+            raise MethodError(f"{len(self.data)} bytes are not {length} for each of {len(clients)} clients")
+        return {i: self.data[length * at : length * (at + 1)] for at, i in enumerate(clients)}
 
 
 @payload
@@ -80,16 +102,16 @@ class Keys:
 
 @payload
 class Neighbours:
-    """Server to client: both public keys of each of its neighbours."""
+    """Server to client: both public keys of each of its neighbours, for sealing and for masking."""
 
-    keys: dict[Id, tuple[bytes, bytes]]
+    keys: ByClient
 
 
 @payload
 class Dealt:
     """Client to server: sealed shares of its secrets for each neighbour, and what its own mask's seed hashes to."""
 
-    shares: dict[Id, bytes]
+    shares: ByClient
     digest: Key
 
 
@@ -98,7 +120,7 @@ class Received:
     """Server to client: the shares that those of its neighbours who go on have sealed for it, and what all who go on
     weigh together."""
 
-    shares: dict[Id, bytes]
+    shares: ByClient
     weight: int
 
 
@@ -106,16 +128,16 @@ class Received:
 class Arrived:
     """Server to client: of its neighbours that went on, whose numbers have come, and whose have not."""
 
-    there: list[Id]
-    gone: list[Id]
+    there: Tensor
+    gone: Tensor
 
 
 @payload
 class Revealed:
     """Client to server: its shares of the seeds of those there, and of the private keys of those gone."""
 
-    seeds: dict[Id, bytes]
-    keys: dict[Id, bytes]
+    seeds: ByClient
+    keys: ByClient
 
 
 @dataclass
@@ -125,10 +147,10 @@ class Secrets:
     sealing: bytes
     masking: bytes
     seed: bytes
-    neighbours: dict[Id, tuple[bytes, bytes]]
-    received: dict[Id, bytes]
-    weight: int
-    sent: bool
+    neighbours: ByClient  # their public keys
+    received: ByClient  # their shares, sealed
+    weight: int  # of all together
+    sent: bool  # whether its numbers are on their way
 
 
 @dataclass
@@ -231,23 +253,23 @@ class SecureAggregation(Around):
 
     def advertise_keys(self, state: Hidden, message: None, site: Site) -> Keys:
         """Draw this exchange's secrets; those of one that was never ended are forgotten."""
-        mine = Secrets(new_key(), new_key(), os.urandom(32), {}, {}, 0, False)
+        mine = Secrets(new_key(), new_key(), os.urandom(32), ByClient.of({}), ByClient.of({}), 0, False)
         state.secrets = mine
         return Keys(public_key(mine.sealing), public_key(mine.masking), len(site.train))
 
     def deal_shares(self, state: Hidden, message: Neighbours, site: Site) -> Dealt:
         """Share the secrets among the neighbours."""
-        mine, others = state.secrets, message.keys
-        if mine is None or mine.neighbours or site.me in others or len(others) < LEAST - 1:
+        mine, others = state.secrets, message.keys.each(2 * KEY)
+        if mine is None or mine.neighbours.data or site.me in others or len(others) < LEAST - 1:
             raise MethodError("it is asked to deal shares out of turn, or to too few")
-        mine.neighbours = others
-        needed = threshold(len(others))
+        mine.neighbours = message.keys
+        needed, sealing = threshold(len(others)), private_key(mine.sealing)
         seeds, keys = shares_of(mine.seed, list(others), needed), shares_of(mine.masking, list(others), needed)
         shares = {
-            i: sealed(agreed(mine.sealing, sealing, f"shares from {site.me} for {i}"), seeds[i] + keys[i])
-            for i, (sealing, _) in others.items()
+            i: sealed(agreed(sealing, public[:KEY], f"shares from {site.me} for {i}"), seeds[i] + keys[i])
+            for i, public in others.items()
         }
-        return Dealt(shares, digest_of(mine.seed))
+        return Dealt(ByClient.of(shares), digest_of(mine.seed))
 
     def keep_shares(self, state: Hidden, message: Received, site: Site) -> None:
         """Keep the neighbours' shares; what comes too late is of an exchange whose secrets are forgotten next."""
@@ -260,9 +282,10 @@ class SecureAggregation(Around):
         Raises UserError for values beyond the range, MethodError for a server that would see through the masks.
         """
         mine = state.secrets
-        if mine is None or mine.sent or not mine.received.keys() <= mine.neighbours.keys():
+        if mine is None or mine.sent:
             raise MethodError("it is asked for its numbers out of turn: nothing masks them")
-        if len(mine.received) < threshold(len(mine.neighbours)):
+        public, partners = mine.neighbours.each(2 * KEY), mine.received.each(SEALED)
+        if not partners.keys() <= public.keys() or len(partners) < threshold(len(public)):
             raise MethodError("too few of its neighbours go on to mask its numbers")
         weight = weight_of(reply)
         if not weight <= mine.weight:
@@ -280,7 +303,8 @@ class SecureAggregation(Around):
                     "larger range (--secure-range)"
                 ) from None
         mine.sent = True
-        others = {i: agreed(mine.masking, mine.neighbours[i][1], "masks") for i in mine.received}
+        masking = private_key(mine.masking)
+        others = {i: agreed(masking, public[i][KEY:], "masks") for i in partners}
         added = [mine.seed, *(key for i, key in others.items() if i > site.me)]
         taken = [key for i, key in others.items() if i < site.me]
         hidden = masked(np.concatenate([np.zeros(0, np.uint32), *words]), added, taken)
@@ -288,7 +312,7 @@ class SecureAggregation(Around):
             reply,
             {
                 key: torch.from_numpy(piece.view(np.int32)).view(like.shape)
-                for key, piece, like in pieces(hidden, tensors_of(reply))
+                for key, piece, like in split(hidden, tensors_of(reply))
             },
         )
 
@@ -297,17 +321,22 @@ class SecureAggregation(Around):
         mine = state.secrets
         if mine is None or not mine.sent:
             raise MethodError("it is asked to reveal shares out of turn, or again")
-        if sorted([*message.there, *message.gone]) != sorted(mine.received):
+        there, gone = message.there.tolist(), message.gone.tolist()
+        public, received = mine.neighbours.each(2 * KEY), mine.received.each(SEALED)
+        if sorted([*there, *gone]) != sorted(received):
             raise MethodError("it is asked for two secrets of a neighbour, or of others than its neighbours")
-        if len(message.there) < threshold(len(mine.neighbours)):
+        if len(there) < threshold(len(public)):
             raise MethodError("too few of its neighbours are there for the sum to hide anybody")
         state.secrets = None
-        keys = {i: agreed(mine.sealing, mine.neighbours[i][0], f"shares from {i} for {site.me}") for i in mine.received}
-        both = {i: opened(key, mine.received[i]) or b"" for i, key in keys.items()}  # a wrong one is one share fewer
-        good = {i: text for i, text in both.items() if len(text) == 2 * SHARE}
+        sealing = private_key(mine.sealing)
+        both = {
+            i: opened(agreed(sealing, public[i][:KEY], f"shares from {i} for {site.me}"), text)
+            for i, text in received.items()
+        }
+        good = {i: shares for i, shares in both.items() if shares is not None}  # others are one share fewer
         return Revealed(
-            {i: good[i][:SHARE] for i in message.there if i in good},
-            {i: good[i][SHARE:] for i in message.gone if i in good},
+            ByClient.of({i: good[i][:SHARE] for i in there if i in good}),
+            ByClient.of({i: good[i][SHARE:] for i in gone if i in good}),
         )
 
     def most(self, kind: torch.dtype) -> float:
@@ -349,7 +378,7 @@ class SummingNetwork(Network):
         counted = samples_field(Handler.of(handler).reply)
         weights = {i: keys[i].samples if counted else 1 for i in others}
         weight = sum(weights.values())
-        shares = {i: Received({j: dealt[j].shares[i] for j in others[i]}, weight) for i in others}
+        shares = {i: Received(ByClient.of({j: dealt[j].shares[i] for j in others[i]}), weight) for i in others}
         super().tell(method.keep_shares, to=shares, when="next")
 
         here = [i for i in cohort if i in others]
@@ -373,7 +402,7 @@ class SummingNetwork(Network):
         types = types_of(messages[came[0]], self.problem, came[0])
         there = sum(weights[i] for i in came)
         means = {}
-        for key, words, like in pieces(total, tensors_of(first)):
+        for key, words, like in split(total, tensors_of(first)):
             kind = types.get(key[1], torch.float32)
             mean = dequantised(words, method.most(kind), there / weight).view(like.shape)
             means[key] = (mean if kind.is_floating_point else mean.round()).to(kind)
@@ -390,15 +419,15 @@ class SummingNetwork(Network):
         enough(len(keys), len(cohort))
         return keys
 
-    def _dealt(self, keys: Mapping[Id, Keys], asked: Mapping[Id, list[Id]]) -> dict[Id, Dealt]:
+    def _dealt(self, keys: Mapping[Id, Keys], asked: Mapping[Id, list[Id]]) -> dict[Id, Shares]:
         """Everybody's sealed shares."""
-        public = {i: (each.sealing, each.masking) for i, each in keys.items()}
-        messages = {i: Neighbours({j: public[j] for j in asked[i]}) for i in keys}
-        dealt: dict[Id, Dealt] = {}
+        public = {i: each.sealing + each.masking for i, each in keys.items()}
+        messages = {i: Neighbours(ByClient.of({j: public[j] for j in asked[i]})) for i in keys}
+        dealt: dict[Id, Shares] = {}
         for i, reply in super().call(self._method.deal_shares, to=messages):
-            if reply.shares.keys() != set(asked[i]) or any(len(each) != SEALED for each in reply.shares.values()):
+            dealt[i] = Shares(reply.shares.each(SEALED), reply.digest)
+            if dealt[i].shares.keys() != set(asked[i]):
                 raise MethodError(f"client {i} dealt no shares to those it was asked to")
-            dealt[i] = reply
         return dealt
 
     def _unmasked(self, total: Words, exchange: Exchange) -> Words:
@@ -410,12 +439,15 @@ class SummingNetwork(Network):
             raise TooFewReplies(
                 too_few(f"{len(there[few[0]])} of {needed[few[0]]} neighbours that client {few[0]} needs")
             )
-        orders = {i: Arrived(there[i], gone[i]) for i in exchange.came}
+        orders = {
+            i: Arrived(*(torch.tensor(these[i], dtype=torch.int64) for these in (there, gone))) for i in exchange.came
+        }
         shares: dict[Id, dict[Id, bytes]] = {i: {} for i in exchange.others}
         for i, reply in super().call(self._method.reveal_shares, to=orders):
-            if not (reply.seeds.keys() <= set(there[i]) and reply.keys.keys() <= set(gone[i])):
+            seeds, keys = reply.seeds.each(SHARE), reply.keys.each(SHARE)
+            if not (seeds.keys() <= set(there[i]) and keys.keys() <= set(gone[i])):
                 raise MethodError(f"client {i} revealed other shares than it was asked for")
-            for j, share in (reply.seeds | reply.keys).items():
+            for j, share in (seeds | keys).items():
                 shares[j][i] = share
         added: list[bytes] = []
         taken: list[bytes] = []
@@ -423,10 +455,18 @@ class SummingNetwork(Network):
             if i in exchange.came:
                 taken.append(rebuilt(i, shares[i], needed[i], digest_of, exchange.dealt[i].digest))
                 continue
-            private = rebuilt(i, shares[i], needed[i], public_key, exchange.keys[i].masking)
+            private = private_key(rebuilt(i, shares[i], needed[i], public_key, exchange.keys[i].masking))
             for j in there[i]:  # which added what they agreed on if i is the greater
                 (taken if i > j else added).append(agreed(private, exchange.keys[j].masking, "masks"))
         return masked(total, added, taken)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a client has dealt, by neighbour."""
+
+    shares: Mapping[Id, bytes]
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -436,7 +476,7 @@ class Exchange:
 
     keys: Mapping[Id, Keys]
     asked: Mapping[Id, list[Id]]
-    dealt: Mapping[Id, Dealt]
+    dealt: Mapping[Id, Shares]
     others: Mapping[Id, list[Id]]
     came: list[Id]
 
@@ -534,7 +574,7 @@ def words_of(tensors: Mapping[tuple[str, str], Tensor]) -> Words:
     return np.concatenate([np.zeros(0, np.uint32), *flat])
 
 
-def pieces(words: Words, tensors: Mapping[tuple[str, str], Tensor]) -> Iterator[tuple[tuple[str, str], Words, Tensor]]:
+def split(words: Words, tensors: Mapping[tuple[str, str], Tensor]) -> Iterator[tuple[tuple[str, str], Words, Tensor]]:
     """A vector in pieces as long as these tensors, with their keys, and them."""
     at = 0
     for key, tensor in tensors.items():
