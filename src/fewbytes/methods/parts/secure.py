@@ -8,7 +8,8 @@ and sends it under one mask for each neighbour, which that neighbour's takes off
 shares: of every neighbour whose numbers have come those of its own mask, of every other those of the masks it has with
 others. The server takes off what masks are left, and the method reads one reply, the mean of all.
 
-Bytes per client and call, for D values and n neighbours: COST
+Bytes per client and call, for D values and n neighbours (all others, up to 49 clients): 4 D + 125 n + 820 up, which
+noise keeps from being coded, and 160 n + 600 down besides the method's own message.
 """
 
 from __future__ import annotations
@@ -395,6 +396,7 @@ class SummingNetwork(Network):
             else:
                 odd.append(i)  # or the first is: who is unlike most is told apart when all have come
             came.append(i)
+        super().tell(method.keep_shares, when="next")  # nobody is to get what was left after all
         if odd:
             raise MethodError(f"what clients {came[0]} and {odd[0]} sent cannot be added up")
         enough(len(came), len(cohort))
