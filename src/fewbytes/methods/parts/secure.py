@@ -190,7 +190,7 @@ class SecureAggregation(Around):
             own = self.own(state)
             reply = inner(own, message, site)
             state.inner = packed(own)
-            return None if reply is None else self.masked(state, message, reply, site)
+            return None if reply is None else self.hide(state, message, reply, site)
 
         return handler
 
@@ -277,7 +277,7 @@ class SecureAggregation(Around):
         if state.secrets is not None and not state.secrets.sent:
             state.secrets.received, state.secrets.weight = message.shares, message.weight
 
-    def masked(self, state: Hidden, message: Any, reply: Any, site: Site) -> Any:
+    def hide(self, state: Hidden, message: Any, reply: Any, site: Site) -> Any:
         """The reply as it travels: this client's part of the mean, quantised, under its masks.
 
         Raises UserError for values beyond the range, MethodError for a server that would see through the masks.
