@@ -301,6 +301,20 @@ def test_one_wrong_share_is_told_from_true_ones(tmp_path):
     assert found == server(Plain(FEDAVG), tiny_task(6), tmp_path / "plain", 2)
 
 
+def test_a_sum_that_no_honest_numbers_add_up_to_is_found_out():
+    def change(client: int, reply: Any) -> Any:
+        if client != 1 or type(reply).__name__ != "Trained":
+            return reply
+        noise = {name: torch.randint_like(value, 1 << 30) for name, value in reply.theta.state.items()}
+        return replace(reply, theta=fb.Dense(noise))
+
+    with (
+        hostile.lying(change),
+        pytest.raises(fb.FewbytesError, match="some client sent numbers it must not: who, cannot"),
+    ):
+        fb.run(SecureAggregation(FEDAVG), tiny_task(), rounds=1)
+
+
 class Wide(nn.Sequential):
     """8,003 values."""
 

@@ -30,7 +30,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
-from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.errors import FewbytesError, MethodError, UserError
 from fewbytes.base.ranges import Positive, Samples
 from fewbytes.core.admission import entries_of
 from fewbytes.core.method import Method
@@ -44,6 +44,7 @@ from fewbytes.methods.parts.masks import (
     KEY,
     SEALED,
     SHARE,
+    UNIT,
     Words,
     agreed,
     degree,
@@ -362,7 +363,8 @@ class SummingNetwork(Network):
         send: Any = None,
     ) -> Iterator[tuple[Id, Any]]:
         """As in `Network`, of all replies together: their mean, weighted as the method would, and the sum of their
-        samples, as the first client's. Raises TooFewReplies if too many drop out."""
+        samples, as the first client's. Raises TooFewReplies if too many drop out, FewbytesError for a mean that no
+        honest client's numbers have."""
         if Handler.of(handler).reply is None:
             return super().call(handler, to, send)
         return iter([self._summed(handler, to, send)])
@@ -403,10 +405,16 @@ class SummingNetwork(Network):
         total = self._unmasked(total, Exchange(keys, asked, dealt, others, came))
         types = types_of(messages[came[0]], self.problem, came[0])
         there = sum(weights[i] for i in came)
-        means = {}
+        part, means = there / weight, {}
         for key, words, like in split(total, tensors_of(first)):
             kind = types.get(key[1], torch.float32)
-            mean = dequantised(words, method.most(kind), there / weight).view(like.shape)
+            most = method.most(kind)
+            mean = dequantised(words, most, part).view(like.shape)
+            if bool((mean.abs() > most * (1 + len(came) / (part * UNIT))).any()):  # but for rounding
+                raise FewbytesError(
+                    f"secure aggregation: the mean of {key[1]!r} is beyond {most:g}, so that some client sent numbers it "
+                    "must not: who, cannot be told; go on without those you trust least (--resume RUN --exclude …)"
+                )
             means[key] = (mean if kind.is_floating_point else mean.round()).to(kind)
         return came[0], remade(first, means, {counted: there} if counted else {})
 
