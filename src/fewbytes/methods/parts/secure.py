@@ -412,8 +412,8 @@ class SummingNetwork(Network):
             mean = dequantised(words, most, part).view(like.shape)
             if bool((mean.abs() > most * (1 + len(came) / (part * UNIT))).any()):  # but for rounding
                 raise FewbytesError(
-                    f"secure aggregation: the mean of {key[1]!r} is beyond {most:g}, so that some client sent numbers it "
-                    "must not: who, cannot be told; go on without those you trust least (--resume RUN --exclude …)"
+                    f"secure aggregation: the mean of {key[1]!r} is beyond {most:g}, so that some client sent numbers "
+                    "it must not: who, cannot be told; go on without those you trust least (--resume RUN --exclude …)"
                 )
             means[key] = (mean if kind.is_floating_point else mean.round()).to(kind)
         return came[0], remade(first, means, {counted: there} if counted else {})
