@@ -535,6 +535,45 @@ def test_values_beyond_the_range_are_refused_with_the_remedy():
     assert fb.run(SecureAggregation(FEDAVG, range=1e6), tiny_task(), rounds=1, workers=1).summary["status"] == "done"
 
 
+@fb.payload
+class Counted:
+    """Client to server: numbers of a type that the server does not know."""
+
+    theta: fb.Dense
+
+
+@fb.payload
+class Told:
+    """Client to server: more than can be summed."""
+
+    theta: fb.Dense
+    loss: float
+
+
+@dataclass(frozen=True)
+class Telling(fb.Method):
+    """A method that says it needs no more than sums, and whose replies are none."""
+
+    sums = True
+    counted: bool = False
+
+    def round(self, state: None, net: fb.Network, t: int) -> None:
+        list(net.call(self.count if self.counted else self.tell, to=net.clients))
+
+    def tell(self, state: None, message: None, site: fb.Site) -> Told:
+        return Told(fb.Dense({"x": torch.ones(2)}), 0.5)
+
+    def count(self, state: None, message: None, site: fb.Site) -> Counted:
+        return Counted(fb.Dense({"x": torch.ones(2, dtype=torch.int64)}))
+
+
+def test_replies_that_are_no_sums_are_an_error_that_says_what_they_hold():
+    with pytest.raises(fb.MethodError, match=r"sums tensors and numbers of samples, not Told.loss"):
+        fb.run(SecureAggregation(Telling()), tiny_task(), rounds=1, workers=1)
+    with pytest.raises(fb.MethodError, match=r"'x' cannot be summed: the server does not know that it is torch.int64"):
+        fb.run(SecureAggregation(Telling(counted=True)), tiny_task(), rounds=1, workers=1)
+
+
 def test_it_is_a_setting_of_any_experiment_and_there_is_nothing_to_attack(tmp_path):
     given = {"method": "fedper", "secure_aggregation": True, "secure_range": 8.0, "parameters": {"lr": "0.2"}}
     assert make_experiment(given).made() == SecureAggregation(fb.FedPer(lr=0.2), range=8.0)

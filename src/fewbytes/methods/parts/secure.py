@@ -370,45 +370,19 @@ class SummingNetwork(Network):
         return iter([self._summed(handler, to, send)])
 
     def _summed(self, handler: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any) -> tuple[Id, Any]:
-        method, cohort = self._method, list(to)
-        keys = self._keys(cohort)
-        order = list(keys)
-        secrets.SystemRandom().shuffle(order)
-        asked = ring(order, degree(len(order)))
-        dealt = self._dealt(keys, asked)
-        others = going_on({i: [j for j in asked[i] if j in dealt] for i in dealt}, asked)
-        enough(len(others), len(cohort))
-        counted = samples_field(Handler.of(handler).reply)
-        weights = {i: keys[i].samples if counted else 1 for i in others}
-        weight = sum(weights.values())
-        shares = {i: Received(ByClient.of({j: dealt[j].shares[i] for j in others[i]}), weight) for i in others}
-        super().tell(method.keep_shares, to=shares, when="next")
-
-        here = [i for i in cohort if i in others]
+        cohort, counted = list(to), samples_field(Handler.of(handler).reply)
+        exchange = self._begun(cohort, counted is not None)
+        here = [i for i in cohort if i in exchange.others]
         messages = {i: to[i] for i in here} if isinstance(to, Mapping) else dict.fromkeys(here, send)
-        total, first, came, odd = np.zeros(0, np.uint32), None, [], []
-        for i, reply in super().call(handler, to=messages):
-            tensors = tensors_of(reply)
-            if any(value.dtype != torch.int32 for value in tensors.values()) or weight_of(reply) != weights[i]:
-                raise MethodError(f"client {i} sent no masked numbers of its weight")
-            if first is None:
-                first, total = reply, words_of(tensors)
-            elif shapes(tensors) == shapes(tensors_of(first)):
-                total += words_of(tensors)
-            else:
-                odd.append(i)  # or the first is: who is unlike most is told apart when all have come
-            came.append(i)
-        super().tell(method.keep_shares, when="next")  # nobody is to get what was left after all
-        if odd:
-            raise MethodError(f"what clients {came[0]} and {odd[0]} sent cannot be added up")
+        first, came, total = self._collected(handler, messages, exchange)
         enough(len(came), len(cohort))
-        total = self._unmasked(total, Exchange(keys, asked, dealt, others, came))
+        total = self._unmasked(total, exchange, came)
+        samples = sum(exchange.weights[i] for i in came)
         types = types_of(messages[came[0]], self.problem, came[0])
-        there = sum(weights[i] for i in came)
-        part, means = there / weight, {}
+        part, means = samples / exchange.weight, {}
         for key, words, like in split(total, tensors_of(first)):
             kind = types.get(key[1], torch.float32)
-            most = method.most(kind)
+            most = self._method.most(kind)
             mean = dequantised(words, most, part).view(like.shape)
             if bool((mean.abs() > most * (1 + len(came) / (part * UNIT))).any()):  # but for rounding
                 raise FewbytesError(
@@ -416,7 +390,30 @@ class SummingNetwork(Network):
                     "it must not: who, cannot be told; go on without those you trust least (--resume RUN --exclude …)"
                 )
             means[key] = (mean if kind.is_floating_point else mean.round()).to(kind)
-        return came[0], remade(first, means, {counted: there} if counted else {})
+        return came[0], remade(first, means, {counted: samples} if counted else {})
+
+    def _begun(self, cohort: list[Id], weighed: bool) -> Exchange:
+        """The first two exchanges, after which shares are on their way to who goes on."""
+        keys = self._keys(cohort)
+        order = list(keys)
+        secrets.SystemRandom().shuffle(order)
+        asked = ring(order, degree(len(order)))
+        public = {i: each.sealing + each.masking for i, each in keys.items()}
+        messages = {i: Neighbours(ByClient.of({j: public[j] for j in asked[i]})) for i in keys}
+        dealt: dict[Id, dict[Id, bytes]] = {}
+        digests: dict[Id, bytes] = {}
+        for i, reply in super().call(self._method.deal_shares, to=messages):
+            dealt[i], digests[i] = reply.shares.each(SEALED), reply.digest
+            if dealt[i].keys() != set(asked[i]):
+                raise MethodError(f"client {i} dealt no shares to those it was asked to")
+        needed = {i: threshold(len(these)) for i, these in asked.items()}
+        others = going_on({i: [j for j in asked[i] if j in dealt] for i in dealt}, needed)
+        enough(len(others), len(cohort))
+        exchange = Exchange(keys, digests, others, needed, {i: keys[i].samples if weighed else 1 for i in others})
+        shares = {i: ByClient.of({j: dealt[j][i] for j in these}) for i, these in others.items()}
+        received = {i: Received(each, exchange.weight) for i, each in shares.items()}
+        super().tell(self._method.keep_shares, to=received, when="next")
+        return exchange
 
     def _keys(self, cohort: list[Id]) -> dict[Id, Keys]:
         """Everybody's public keys."""
@@ -429,30 +426,40 @@ class SummingNetwork(Network):
         enough(len(keys), len(cohort))
         return keys
 
-    def _dealt(self, keys: Mapping[Id, Keys], asked: Mapping[Id, list[Id]]) -> dict[Id, Shares]:
-        """Everybody's sealed shares."""
-        public = {i: each.sealing + each.masking for i, each in keys.items()}
-        messages = {i: Neighbours(ByClient.of({j: public[j] for j in asked[i]})) for i in keys}
-        dealt: dict[Id, Shares] = {}
-        for i, reply in super().call(self._method.deal_shares, to=messages):
-            dealt[i] = Shares(reply.shares.each(SEALED), reply.digest)
-            if dealt[i].shares.keys() != set(asked[i]):
-                raise MethodError(f"client {i} dealt no shares to those it was asked to")
-        return dealt
+    def _collected(
+        self, handler: Callable[..., Any], messages: Mapping[Id, Any], exchange: Exchange
+    ) -> tuple[Any, list[Id], Words]:
+        """The third exchange: a reply, whose replies came, and the sum of their numbers."""
+        first, total = None, np.zeros(0, np.uint32)
+        came: list[Id] = []
+        odd: list[Id] = []
+        for i, reply in super().call(handler, to=messages):
+            tensors = tensors_of(reply)
+            if any(value.dtype != torch.int32 for value in tensors.values()) or weight_of(reply) != exchange.weights[i]:
+                raise MethodError(f"client {i} sent no masked numbers of its weight")
+            if first is None:
+                first, total = reply, words_of(tensors)
+            elif shapes(tensors) == shapes(tensors_of(first)):
+                total += words_of(tensors)
+            else:
+                odd.append(i)  # or the first is: who is unlike most is told apart when all have come
+            came.append(i)
+        super().tell(self._method.keep_shares, when="next")  # nobody is to get what was left after all
+        if odd:
+            raise MethodError(f"what clients {came[0]} and {odd[0]} sent cannot be added up")
+        return first, came, total
 
-    def _unmasked(self, total: Words, exchange: Exchange) -> Words:
-        """The sum of what those who came sent, once the masks are off that did not cancel."""
-        needed = {i: threshold(len(these)) for i, these in exchange.asked.items()}
-        there = {i: [j for j in these if j in exchange.came] for i, these in exchange.others.items()}
-        gone = {i: [j for j in these if j not in exchange.came] for i, these in exchange.others.items()}
+    def _unmasked(self, total: Words, exchange: Exchange, came: list[Id]) -> Words:
+        """The last exchange: the sum of what those who came sent, once the masks are off that did not cancel."""
+        here, others, needed = set(came), exchange.others, exchange.needed
+        there = {i: [j for j in these if j in here] for i, these in others.items()}
+        gone = {i: [j for j in these if j not in here] for i, these in others.items()}
         if few := [i for i, these in there.items() if len(these) < needed[i]]:
             raise TooFewReplies(
                 too_few(f"{len(there[few[0]])} of {needed[few[0]]} neighbours that client {few[0]} needs")
             )
-        orders = {
-            i: Arrived(*(torch.tensor(these[i], dtype=torch.int64) for these in (there, gone))) for i in exchange.came
-        }
-        shares: dict[Id, dict[Id, bytes]] = {i: {} for i in exchange.others}
+        orders = {i: Arrived(*(torch.tensor(these[i], dtype=torch.int64) for these in (there, gone))) for i in came}
+        shares: dict[Id, dict[Id, bytes]] = {i: {} for i in others}
         for i, reply in super().call(self._method.reveal_shares, to=orders):
             seeds, keys = reply.seeds.each(SHARE), reply.keys.each(SHARE)
             if not (seeds.keys() <= set(there[i]) and keys.keys() <= set(gone[i])):
@@ -461,9 +468,9 @@ class SummingNetwork(Network):
                 shares[j][i] = share
         added: list[bytes] = []
         taken: list[bytes] = []
-        for i in exchange.others:
-            if i in exchange.came:
-                taken.append(rebuilt(i, shares[i], needed[i], digest_of, exchange.dealt[i].digest))
+        for i in others:
+            if i in here:
+                taken.append(rebuilt(i, shares[i], needed[i], digest_of, exchange.digests[i]))
                 continue
             private = private_key(rebuilt(i, shares[i], needed[i], public_key, exchange.keys[i].masking))
             for j in there[i]:  # which added what they agreed on if i is the greater
@@ -472,23 +479,20 @@ class SummingNetwork(Network):
 
 
 @dataclass(frozen=True)
-class Shares:
-    """What a client has dealt, by neighbour."""
-
-    shares: Mapping[Id, bytes]
-    digest: bytes
-
-
-@dataclass(frozen=True)
 class Exchange:
-    """What the server knows of one: `asked`, everybody's neighbours; `others`, of those who go on, which neighbours do,
-    too; `came`, whose numbers are here."""
+    """What the server knows of one. `others`: of those who go on, which of their neighbours do, too; `needed`: how many
+    neighbours open a client's secrets."""
 
     keys: Mapping[Id, Keys]
-    asked: Mapping[Id, list[Id]]
-    dealt: Mapping[Id, Shares]
+    digests: Mapping[Id, bytes]
     others: Mapping[Id, list[Id]]
-    came: list[Id]
+    needed: Mapping[Id, int]
+    weights: Mapping[Id, int]  # of those who go on
+
+    @property
+    def weight(self) -> int:
+        """Of all who go on together."""
+        return sum(self.weights.values())
 
 
 def too_few(what: str) -> str:
@@ -502,10 +506,10 @@ def enough(count: int, asked: int) -> None:
         raise TooFewReplies(too_few(f"{count} of {asked} clients, of at least {LEAST}"))
 
 
-def going_on(others: dict[Id, list[Id]], asked: Mapping[Id, list[Id]]) -> dict[Id, list[Id]]:
-    """Of clients, by those neighbours that have dealt shares, who can go on, and with whom: each needs enough of those
-    it was `asked` to deal to."""
-    while few := {i for i, these in others.items() if len(these) < threshold(len(asked[i]))}:
+def going_on(others: dict[Id, list[Id]], needed: Mapping[Id, int]) -> dict[Id, list[Id]]:
+    """Of clients, by those neighbours that have dealt shares, who can go on, and with whom: each with as many as are
+    `needed`."""
+    while few := {i for i, these in others.items() if len(these) < needed[i]}:
         others = {i: [j for j in these if j not in few] for i, these in others.items() if i not in few}
     return others
 
