@@ -95,5 +95,10 @@ FAULTS = (
     ),
     Fault(25, "bytes", (Measure("sent.frames", 5, 20), Measure("sent.sockets", 3, 10))),
 )
-COSTS = (Measure("costs.rounds", 3, 11, 300), Measure("costs.privacy", 1, 1, 300))
+COSTS = (
+    Measure("costs.rounds", 3, 11, 300),
+    Measure("costs.privacy", 1, 1, 300),
+    Measure("secure.rounds", 2, 5, 300),
+    Measure("secure.summed", 5, 100),
+)
 """What guarding a run costs, which has no goal."""

@@ -12,6 +12,7 @@ from fewbytes.core.training import Local
 from fewbytes.experiments.run import run
 from fewbytes.methods import METHODS
 from fewbytes.methods.parts.clustered import Clustered
+from fewbytes.methods.parts.secure import SecureAggregation
 from fewbytes.models.export import export_model
 from fewbytes.models.files import load_model
 from fewbytes.running.checkpoint import VERSION as __version__
@@ -43,6 +44,7 @@ __all__ = [
     "Quantised",
     "Refused",
     "Result",
+    "SecureAggregation",
     "Signs",
     "Site",
     "State",

@@ -86,6 +86,10 @@ class Method(ABC, metaclass=_Terms):
     replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit`
     a round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
 
+    sums: ClassVar[bool] = False
+    """Whether its server takes nothing from replies but one mean of them all, weighted by their samples or not at all,
+    so that it can be run without seeing any (`fewbytes.methods.parts.secure`)."""
+
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
         """Raises MethodError as `check_frozen` does."""
         check_frozen(cls)
@@ -224,6 +228,11 @@ class Method(ABC, metaclass=_Terms):
     def local_model(self, state: Any, site: Site) -> nn.Module | None:
         """A client's own model, scored on its test split, if the method has one."""
         return None
+
+    @property
+    def has_local_models(self) -> bool:
+        """Whether `local_model` may give one."""
+        return type(self).local_model is not Method.local_model
 
     def observed(self, model: nn.Module) -> list[str] | None:
         """Names of the parameters whose change a server sees in an upload, were `model` the clients' model.

@@ -68,7 +68,7 @@ class Rule:
             return
         if self.name not in takes:
             others = ", ".join(name for name in NUMBERS if name in takes)
-            why = f"takes mean, {others}" if others else "takes no plain mean of what clients send: leave it out"
+            why = f"takes mean, {others}" if others else "takes no plain mean of single replies: leave it out"
             raise UserError(f"aggregate {self}: the server of {method} {why}")
         if clients < self.replies:
             raise UserError(

@@ -121,7 +121,7 @@ class Runner:
 
     def save_model(self, client: Id, version: int, t: int, folder: Path, about: dict[str, Any]) -> None:
         """Save a client's own model, if the method has one."""
-        if type(self.method).local_model is Method.local_model:
+        if not self.method.has_local_models:
             return
         site = Site(self.task, client, t, SAVE, scored=False)
         with untouched():  # a process of the user's own may be the one

@@ -104,7 +104,7 @@ class LocalEngine(Engine):
 
     def score_clients(self) -> dict[Id, Scores]:
         """Score the models in the workers."""
-        if type(self.method).local_model is Method.local_model:
+        if not self.method.has_local_models:
             return {}
         clients = [i for i in self.clients if len(self.task.data.clients[i].test)]
         return {job.client: done.scores for job, done, _ in self._run(SCORE, clients, None)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fewbytes.base.ranges import Count, Share
+from fewbytes.base.ranges import Count, Positive, Share
 from fewbytes.base.settings import Group, Text, setting
 from fewbytes.core.policy import Policy
 from fewbytes.data.settings import Partition
@@ -153,6 +153,15 @@ class ModelSettings(Group):
     )
     clusters: Count | None = setting(
         None, "Run the method in each of so many clusters of clients whose data are alike.", brief=True
+    )
+    secure_aggregation: bool = setting(
+        False,
+        "Have the server see only the sum of what clients send, of methods that need no more.",
+        option="--secure-aggregation",
+        brief=True,
+    )
+    secure_range: Positive = setting(
+        64.0, "Of secure aggregation: the largest value that a client may send.", brief=True
     )
     seed: int = setting(0, "Same seed, same results, bit for bit.")
     precision: Literal["float32", "bf16"] = setting("float32", "float32 or bf16.", metavar="NAME")

@@ -31,6 +31,7 @@ from fewbytes.experiments.groups import DECLARED, GROUPS, KEYS, DataSettings, Le
 from fewbytes.experiments.loading import TOKENIZER, Loading
 from fewbytes.methods import method_class
 from fewbytes.methods.parts.clustered import Clustered
+from fewbytes.methods.parts.secure import SecureAggregation
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.builders import convolutional
@@ -71,8 +72,14 @@ class Experiment:
         return make_method(self.method, self.parameters).parameters
 
     def made(self) -> Method:
-        """The method, in clusters if it is to be. Raises UserError."""
+        """The method, in clusters or with secure aggregation if it is to be. Raises UserError."""
         method, clusters = make_method(self.method, self.parameters), self.model.clusters
+        if self.model.secure_aggregation:
+            if clusters is not None:
+                raise UserError(
+                    "clusters are found by what each client tells of its data: leave secure_aggregation out"
+                )
+            return SecureAggregation(method, self.model.secure_range)
         if clusters is None:
             return method
         if "clusters" in method.parameters:
@@ -287,7 +294,7 @@ def _tried_out(name: str) -> dict[str, Any]:
 def _schedule(experiment: Experiment) -> None:
     """Fill in when newcomers come. Raises UserError for a round they cannot come in."""
     e, who = experiment, experiment.partition
-    rounds = e.made().planned_rounds(e.run.rounds)
+    rounds = make_method(e.method, e.parameters).planned_rounds(e.run.rounds)
     if not who.newcomers:
         raise UserError("arrival is the round newcomers come in: say how many there are (newcomers)")
     if rounds < 2:

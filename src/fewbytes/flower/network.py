@@ -292,7 +292,7 @@ class FlowerEngine(Engine):
 
     def score_clients(self) -> dict[Id, Scores]:
         """Have the nodes score their clients' models."""
-        if type(self.method).local_model is Method.local_model:
+        if not self.method.has_local_models:
             return {}
         scores = {}
         self._call += 1
@@ -307,7 +307,7 @@ class FlowerEngine(Engine):
 
     def save_models(self, folder: Path, about: dict[str, Any]) -> None:
         """Have the nodes save them in their own folders."""
-        if type(self.method).local_model is Method.local_model:
+        if not self.method.has_local_models:
             return
         words = msgspec.json.encode(about)
         for _ in self._ask("query.save", self.ever(), lambda i: _Question(self._order(self._job("save", i)), words)):

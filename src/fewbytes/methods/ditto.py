@@ -43,6 +43,7 @@ class Ditto(Method):
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
+    sums: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, trained_entries(problem.first_model()))

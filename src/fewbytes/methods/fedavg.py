@@ -49,6 +49,7 @@ class FedAvg(Method):
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
+    sums: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GlobalModel:
         return first_shared(problem, self.shared(problem.first_model()))

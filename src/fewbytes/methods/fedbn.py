@@ -39,6 +39,7 @@ class FedBN(Method):
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
+    sums: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, without_batch_norm(problem.first_model()))

@@ -41,6 +41,7 @@ class FedPer(Method):
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
+    sums: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GlobalModel:
         return first_shared(problem, self.base(problem.first_model()))

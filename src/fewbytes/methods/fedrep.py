@@ -51,6 +51,7 @@ class FedRep(Method):
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
+    sums: ClassVar[bool] = True
 
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), head_epochs=min(self.head_epochs, epochs))

@@ -46,6 +46,7 @@ class FedYogi(Method):
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
+    sums: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> Moments:
         return adaptive.first_moments(problem, self.tau)

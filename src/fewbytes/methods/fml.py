@@ -56,6 +56,7 @@ class FML(Method):
 
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    sums: ClassVar[bool] = True
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> AuxiliaryMean:

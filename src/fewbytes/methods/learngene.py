@@ -51,6 +51,7 @@ class Learngene(Method):
 
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    sums: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> Moving:
         return Moving(averaging.first_shared(problem, self.shared(problem.first_model())).theta)

@@ -40,6 +40,7 @@ class LG_FedAvg(Method):
     local: Local = STORED
     headline: ClassVar[str] = "combined"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    sums: ClassVar[bool] = True
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> None:

@@ -37,6 +37,7 @@ class PartialFed(Method):
 
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    sums: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, last_square(problem.first_model()))

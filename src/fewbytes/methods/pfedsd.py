@@ -55,6 +55,7 @@ class PFedSD(Method):
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
+    sums: ClassVar[bool] = True
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> GlobalModel:

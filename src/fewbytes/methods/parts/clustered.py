@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from torch import nn
 
@@ -24,10 +24,10 @@ from fewbytes.base.ranges import Count
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.policy import TooFewReplies
-from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
+from fewbytes.methods.parts.around import Around, packed, unpacked
 from fewbytes.methods.parts.clusters import Similarity, Subspace, alike, check_clusters, clusters_of, described, nearest
-from fewbytes.wire import pack, unpack
 
 
 @dataclass
@@ -40,61 +40,28 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class Clustered(Method):
+class Clustered(Around):
     """The method that runs in each cluster, and how clusters are found."""
 
-    inner: Method
     clusters: Count = 4  # K
     vectors: Count = 5  # d, singular vectors of each client
     similarity: Similarity = "projections"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.inner, Method) or isinstance(self.inner, Clustered):
+        if not isinstance(self.inner, Method) or isinstance(self.inner, Around):
             raise UserError(f"clusters are of a method that has none, like FedAvg(), not of {self.inner!r}")
         if self.inner.own_rounds:
             raise UserError(f"{self.inner.method_name} has rounds of its own, and cannot be run in clusters")
-        for name in ("headline", "scored_after_finish", "finish_exchanges", "needs", "aggregates"):
-            object.__setattr__(self, name, getattr(self.inner, name))
-
-    def __getattr__(self, name: str) -> Any:
-        """The inner method's handlers and hyper-parameters."""
-        if name.startswith("__") or name == "inner":
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+        super().__post_init__()
+        object.__setattr__(self, "aggregates", self.inner.aggregates)
 
     @property
     def method_name(self) -> str:
         return f"{self.inner.method_name} in {self.clusters} cluster{'s' if self.clusters > 1 else ''}"
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return self.inner.parameters
-
-    def changed(self, **parameters: Any) -> Self:
-        return replace(self, inner=self.inner.changed(**parameters))
-
-    def quick(self, epochs: int) -> Self:
-        return replace(self, inner=self.inner.quick(epochs))
-
-    def model_for(self, shape: tuple[int, ...]) -> str:
-        return self.inner.model_for(shape)
-
-    def planned_rounds(self, asked: int) -> int:
-        return self.inner.planned_rounds(asked)
-
-    def remodel(self, model: nn.Module, seed: int) -> nn.Module:
-        return self.inner.remodel(model, seed)
-
-    def adapted(self, task: Task) -> Task:
-        return self.inner.adapted(task)
-
     def server(self, problem: Problem) -> Clusters:
         check_clusters(problem, self.clusters, self.vectors)
         return Clusters([packed(self.inner.server(problem)) for _ in range(self.clusters)])
-
-    def client(self, site: Site) -> Any:
-        return self.inner.client(site)
 
     def state_class(self, half: Literal["server", "client"]) -> type[Any] | None:
         return self.inner.state_class(half) if half == "client" else Clusters
@@ -141,7 +108,7 @@ class Clustered(Method):
     @contextmanager
     def opened(self, state: Clusters, k: int, net: Network) -> Iterator[tuple[Any, Network]]:
         """The method's state in cluster k, kept as it is afterwards, and the cluster's part of the network."""
-        inner = unpacked(self.inner, state.states[k])
+        inner = unpacked(self.inner.state_class("server"), state.states[k])
         yield inner, net.among([i for i in net.clients if state.cluster_of.get(i) == k], f"cluster {k}")
         state.states[k] = packed(inner)
 
@@ -152,28 +119,12 @@ class Clustered(Method):
         """The model of all clients, where they are in one cluster."""
         if self.clusters > 1:
             return None
-        return self.inner.global_model(unpacked(self.inner, state.states[0]), problem)
+        return self.inner.global_model(unpacked(self.inner.state_class("server"), state.states[0]), problem)
 
     def server_models(self, state: Clusters, problem: Problem) -> dict[str, nn.Module]:
         """Of more than one cluster each one's, as `cluster-0` and so on."""
         if self.clusters == 1:
             return super().server_models(state, problem)
-        models = [self.inner.global_model(unpacked(self.inner, frame), problem) for frame in state.states]
+        kind = self.inner.state_class("server")
+        models = [self.inner.global_model(unpacked(kind, frame), problem) for frame in state.states]
         return {f"cluster-{k}": model for k, model in enumerate(models) if model is not None}
-
-    def local_model(self, state: Any, site: Site) -> nn.Module | None:
-        return self.inner.local_model(state, site)
-
-    def observed(self, model: nn.Module) -> list[str] | None:
-        return self.inner.observed(model)
-
-
-def packed(state: Any) -> bytes:
-    """A server's state as a frame; nothing for None."""
-    return b"" if state is None else bytes(pack(state, coded=False))
-
-
-def unpacked(method: Method, frame: bytes) -> Any:
-    """Undo `packed`."""
-    kind = method.state_class("server")
-    return None if kind is None else unpack(kind, frame, limit=1 << 40)

@@ -1,0 +1,78 @@
+"""A method around a method: what it says of itself is the inner one's, but for what it changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from torch import nn
+
+from fewbytes.core.method import Method
+from fewbytes.core.problem import Task
+from fewbytes.core.site import Site
+from fewbytes.wire import pack, unpack
+
+
+@dataclass(frozen=True)
+class Around(Method):
+    """Base of methods that run another one, `inner`, unchanged."""
+
+    inner: Method
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("headline", "scored_after_finish", "finish_exchanges", "needs"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    def __getattr__(self, name: str) -> Any:
+        """The inner method's handlers and hyper-parameters."""
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self.inner.parameters
+
+    def changed(self, **parameters: Any) -> Self:
+        return replace(self, inner=self.inner.changed(**parameters))
+
+    def quick(self, epochs: int) -> Self:
+        return replace(self, inner=self.inner.quick(epochs))
+
+    def model_for(self, shape: tuple[int, ...]) -> str:
+        return self.inner.model_for(shape)
+
+    def planned_rounds(self, asked: int) -> int:
+        return self.inner.planned_rounds(asked)
+
+    def remodel(self, model: nn.Module, seed: int) -> nn.Module:
+        return self.inner.remodel(model, seed)
+
+    def adapted(self, task: Task) -> Task:
+        return self.inner.adapted(task)
+
+    def client(self, site: Site) -> Any:
+        return self.inner.client(site)
+
+    def local_model(self, state: Any, site: Site) -> nn.Module | None:
+        return self.inner.local_model(state, site)
+
+    @property
+    def has_local_models(self) -> bool:
+        return self.inner.has_local_models
+
+    def observed(self, model: nn.Module) -> list[str] | None:
+        return self.inner.observed(model)
+
+
+def packed(state: Any) -> bytes:
+    """A state of the inner method's as a frame; nothing for None."""
+    return b"" if state is None else bytes(pack(state, coded=False))
+
+
+def unpacked(kind: type[Any] | None, frame: bytes) -> Any:
+    """Undo `packed`, of a state of that class (None: there is none)."""
+    if kind is None or not frame:
+        return None
+    return unpack(kind, frame, limit=1 << 40)
