@@ -178,10 +178,12 @@ class Engine(ABC):
         return False
 
     def deliver(self) -> None:
-        """Send all that waits, by itself."""
+        """Send all that waits, by itself, to those who answer: no round is to come for which the others must know."""
         for name in self._waiting.handlers():
-            for _ in self.exchange(getattr(self.method, name), self._waiting.to(name, self.clients), None):
-                pass
+            with suppress(TooFewReplies):
+                for _ in self.exchange(getattr(self.method, name), self._waiting.to(name, self.clients), None):
+                    pass
+            self.abandon()
         self._waiting.clear()
 
     def waiting(self) -> list[Waiting]:
