@@ -1,4 +1,4 @@
-"""Shows what `fewbytes attack` made of images again: the figures of every attacked run, and its picture.
+"""Shows what `fewbytes attack` found: images made again, members told from others, and what liars made of a run.
 
 The picture may be a stranger's: its pixels are decoded and encoded again.
 """
@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from PIL import Image
 
 from fewbytes.base.errors import UserError
-from fewbytes.report.folder import Attack, RunFolder
-from fewbytes.report.table import decibels
+from fewbytes.report.folder import Attack, Inferred, Membership, Poison, Poisoned, RunFolder
+from fewbytes.report.table import decibels, percent
 
+CONTROL_AUC = 0.60  # of an overfitted model, below which an attack says nothing of others
+GUESSING = 0.05  # an AUC as near to a half tells nothing
+CONTROL_SUCCESS, CONTROL_DROP = 0.80, 0.20  # of a backdoor and of a poison by the mean: less is no attack
+DEFENDED_SUCCESS, DEFENDED_BACKDOOR_DROP, DEFENDED_DROP = 0.15, 0.02, 0.03
 _FILE_BYTES = 1 << 24  # a larger picture is not shown
 
 
@@ -29,6 +33,81 @@ class Leak:
     seen: float
     picture: str | None
     words: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """How members of a run were told from others, and words."""
+
+    label: str
+    membership: Membership
+    words: list[str]
+
+
+@dataclass(frozen=True)
+class Lied:
+    """What liars made of a run, its rows, and words."""
+
+    label: str
+    poison: Poison
+    rows: list[tuple[str, Poisoned]]
+    words: list[str]
+
+
+def told(runs: Sequence[RunFolder]) -> list[Told]:
+    """Every run whose members were to be told from others."""
+    return [Told(run.label, run.membership, membership_words(run.membership)) for run in runs if run.membership]
+
+
+def lied(runs: Sequence[RunFolder]) -> list[Lied]:
+    """Every run that was repeated with liars."""
+    return [_lied(run.label, run.poison) for run in runs if run.poison]
+
+
+def _lied(label: str, poison: Poison) -> Lied:
+    liars = f"{len(poison['liars'])} of {poison['clients']} lie ({poison['poison']})"
+    rows = [("honest", poison["clean"]), *((liars, row) for row in poison["poisoned"])]
+    return Lied(label, poison, rows, poison_words(poison))
+
+
+def membership_words(result: Membership) -> list[str]:
+    """What each attack's figures say, a sentence each."""
+    return [_membership_word(row) for row in result["attacks"]]
+
+
+def _membership_word(row: Inferred) -> str:
+    name, auc, control = row["attack"], f"{row['auc']:.2f}", f"{row['control_auc']:.2f}"
+    if row["void"]:
+        return f"{name}: void, the overfitted control's AUC is {control}, below {CONTROL_AUC:.2f}."
+    if row["auc"] <= 0.5 + GUESSING:
+        return f"{name}: members are hardly told from others, AUC {auc} (overfitted control {control})."
+    share = f"{percent(row['tpr'])} of them at 1 % false alarms"
+    return f"{name}: members are told from others with AUC {auc}, {share} (overfitted control {control})."
+
+
+def poison_words(result: Poison) -> list[str]:
+    """What the figures say of the control, and of each rule, a sentence each."""
+    backdoor, clean = result["poison"] == "backdoor", result["clean"]["accuracy"] or 0.0
+    control, *rules = result["poisoned"]
+
+    def lost(row: Poisoned) -> float:
+        return clean - (result["chance"] if row["accuracy"] is None else row["accuracy"])
+
+    def told(row: Poisoned) -> str:
+        instead = f"instead of {percent(clean)}"
+        score = "the run diverges" if row["accuracy"] is None else f"accuracy {percent(row['accuracy'])} {instead}"
+        return f"attack success {percent(row['success'])}, {score}" if backdoor else score
+
+    if backdoor and (control["success"] or 0.0) < CONTROL_SUCCESS:
+        return [f"Void: by the mean, {told(control)}: an attack that succeeds in less than 80 % judges no rule."]
+    if not backdoor and lost(control) < CONTROL_DROP:
+        return [f"Void: by the mean, {told(control)}: an attack that costs less than 20 points judges no rule."]
+    words = [f"By the mean the attack succeeds: {told(control)}."]
+    for row in rules:
+        bears = lost(row) <= (DEFENDED_BACKDOOR_DROP if backdoor else DEFENDED_DROP) + 1e-9
+        bears = bears and row["accuracy"] is not None and (row["success"] or 0.0) <= DEFENDED_SUCCESS
+        words.append(f"{row['rule']} {'bears it' if bears else 'does not bear it'}: {told(row)}.")
+    return words
 
 
 def section(runs: Sequence[RunFolder]) -> list[Leak]:
