@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 import fewbytes as fb
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.running.checkpoint import read_checkpoint
 
 ROUNDS = 4
@@ -40,6 +41,18 @@ def fingerprint(folder: Path) -> dict:
         "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},
         "gallery": {p.name: p.read_bytes() for p in (folder / "gallery").glob("*")},
     }
+
+
+def configured(folder: Path, method: str, **settings) -> Path:
+    """A run folder as the command line makes it of these settings."""
+    experiment = make_experiment({"method": method, **settings})
+    task = experiment.task()
+    rounds = experiment.run.rounds
+    fb.run(
+        experiment.made(), task, rounds=rounds, out=folder, workers=1, config=experiment.toml(),
+        about=experiment.about(task),
+    )  # fmt: skip
+    return folder
 
 
 def tensorboard_scalars(place: Path) -> dict[str, list[tuple[int, float]]]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import fewbytes
 from PIL import Image
+from runs import configured
 from torch import Tensor, nn
 
 import fewbytes as fb
@@ -30,7 +31,6 @@ from fewbytes.analysis.settings import Attacking
 from fewbytes.base.state import load_state
 from fewbytes.base.streams import seeded
 from fewbytes.data import load_dataset
-from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.models import build_model
 from fewbytes.models.small import LeNet
 from fewbytes.report import read_runs, write_report
@@ -41,14 +41,8 @@ DIGIT = (1, 8, 8)
 
 def made(folder: Path, method: str) -> Path:
     """A run of one round on the digits, as the command line makes it."""
-    settings = {"method": method, "rounds": 1, "clients": 2, "partition": "iid", "samples": "30/10", "model": "lenet"}
-    experiment = make_experiment(settings | {"parameters": {"batch": 30}})
-    task = experiment.task()
-    fb.run(
-        make_method(method, experiment.parameters), task, rounds=1, out=folder, workers=1,
-        config=experiment.toml(), about=experiment.about(task),
-    )  # fmt: skip
-    return folder
+    settings = {"rounds": 1, "clients": 2, "partition": "iid", "samples": "30/10", "model": "lenet"}
+    return configured(folder, method, **settings, parameters={"batch": 30})
 
 
 @pytest.fixture(scope="module")

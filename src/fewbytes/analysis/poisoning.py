@@ -158,7 +158,8 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
 
     A row's accuracy is the global model's on the server's test set or, for a method judged by clients' own models, the
     mean of the honest clients' on theirs; None where the run diverged. `success`: the share of the same samples, but
-    the target's own, that are taken for the target once they have the trigger. The same seed gives the same file;
+    the target's own, that are taken for the target once they have the trigger; `refused`: how many replies of liars the
+    run left out, as it does by any rule (--max-norm, --strikes). The same seed gives the same file;
     stopped early, nothing is written. Raises UserError for a folder that is no run, or has no models; data without
     classes or, for a backdoor, images; a method in whose replies no client can lie, or that does not take a rule.
     """
@@ -199,7 +200,7 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
         "liars": liars,
         "clients": clients,
         "chance": 1 / len(task.data.classes),
-        "clean": {"rule": experiment.run.aggregate, **clean, "uplink_bytes": sent},
+        "clean": {"rule": experiment.run.aggregate, **clean, "uplink_bytes": sent, "refused": 0},
         "poisoned": rows,
     }
     with replacing(run / "poison.json") as file:
@@ -235,8 +236,10 @@ def _repeated(
     try:
         result = run_with(liar, task, settings, experiment.policy)
     except TooFewReplies:  # nobody's numbers are finite any more
-        return {"accuracy": None, "success": None, "uplink_bytes": None}
-    return figures(result.folder, liar, task, honest, how) | {"uplink_bytes": result.summary["uplink_bytes"]}
+        return {"accuracy": None, "success": None, "uplink_bytes": None, "refused": 0}
+    refused = sum(each["client"] not in honest for row in result.rounds for each in row.get("left_out", ()))
+    sent = {"uplink_bytes": result.summary["uplink_bytes"], "refused": refused}
+    return figures(result.folder, liar, task, honest, how) | sent
 
 
 def figures(run: Path, method: Method, task: Task, honest: list[Id], how: Poisoning) -> dict[str, float | None]:

@@ -173,12 +173,14 @@ class Membership(TypedDict):
 
 
 class Poisoned(TypedDict):
-    """A run by a rule: its accuracy, None if it diverged, and the share taken for a backdoor's target."""
+    """A run by a rule: its accuracy, None if it diverged, the share taken for a backdoor's target, and how many replies
+    of liars were left out."""
 
     rule: str
     accuracy: float | None
     success: float | None
     uplink_bytes: int | None
+    refused: int
 
 
 class Poison(TypedDict):

@@ -96,7 +96,8 @@ def poison_words(result: Poison) -> list[str]:
     def told(row: Poisoned) -> str:
         instead = f"instead of {percent(clean)}"
         score = "the run diverges" if row["accuracy"] is None else f"accuracy {percent(row['accuracy'])} {instead}"
-        return f"attack success {percent(row['success'])}, {score}" if backdoor else score
+        refused = f" ({row['refused']} replies of liars refused)" if row["refused"] else ""
+        return (f"attack success {percent(row['success'])}, {score}" if backdoor else score) + refused
 
     if backdoor and (control["success"] or 0.0) < CONTROL_SUCCESS:
         return [f"Void: by the mean, {told(control)}: an attack that succeeds in less than 80 % judges no rule."]
