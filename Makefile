@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-process lint bench clean
+.PHONY: demo test test-process lint bench hardening clean
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fewbytes needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -27,6 +27,9 @@ lint: .venv/installed
 
 bench: .venv/installed
 	for script in benchmarks/speed/*.py; do $(BIN)/python $$script || exit 1; done
+
+hardening: .venv/installed
+	$(BIN)/python benchmarks/hardening
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

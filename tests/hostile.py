@@ -25,6 +25,20 @@ Change = Callable[[Any], Any]
 LIAR, ROUNDS = 1, 3
 
 
+class Quiet(fb.Watcher):
+    """Hears that rounds are taken again."""
+
+    def note(self, text: str) -> None: ...
+
+
+class Outcome(NamedTuple):
+    """How a run ended: what it raised (nothing: it did not), the server's last state, the lines of rounds.jsonl."""
+
+    raised: str
+    state: bytes
+    rows: list[dict]
+
+
 class Lie(NamedTuple):
     """What a client replies in place of the truth: in payloads of a class, by name, this change."""
 
@@ -147,8 +161,8 @@ def lies_of(name: str) -> list[Lie]:
     return lies
 
 
-def outcome(name: str, lie: Lie | None, **settings: Any) -> tuple[str, bytes, list[dict]]:
-    """How a run of a case ends with a client that lies in every round: what it raised, the server's state, the rows."""
+def outcome(name: str, lie: Lie | None, **settings: Any) -> Outcome:
+    """A run of a case with a client that lies in every round, or, with no lie, an honest one."""
 
     def change(client: int, reply: Any) -> Any:
         if lie is None or client != LIAR or type(reply).__name__ != lie.kind:
@@ -162,12 +176,9 @@ def outcome(name: str, lie: Lie | None, **settings: Any) -> tuple[str, bytes, li
 
     handlers_pack = handlers.pack
     with tempfile.TemporaryDirectory() as folder, lying(change):
-        told = fb.Watcher()
-        told.note = lambda text: None
         try:
-            result = fb.run(
-                CASES[name], task_of(name), rounds=ROUNDS, out=Path(folder) / "run", watcher=told, workers=1, **settings
-            )
+            out = Path(folder) / "run"
+            result = fb.run(CASES[name], task_of(name), rounds=ROUNDS, out=out, watcher=Quiet(), workers=1, **settings)
         except Exception as error:
-            return f"{type(error).__name__}: {error}", b"", []
-        return "", read_checkpoint(Path(folder) / "run").server, result.rounds
+            return Outcome(f"{type(error).__name__}: {error}", b"", [])
+        return Outcome("", read_checkpoint(Path(folder) / "run").server, result.rounds)

@@ -1,13 +1,7 @@
-"""What a deployment withstands: replays, strangers, clocks, names from elsewhere, and what lies around afterwards.
-
-    python benchmarks/hardening/deployment.py [--replays 1000] [--times 50]
-
-Each function measures and returns rows of (what was measured, figure, goal). Minutes in all; needs Flower.
-"""
+"""What a deployment withstands: replays, strangers, clocks, names from elsewhere, and what lies around afterwards."""
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import logging
@@ -24,6 +18,8 @@ from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from figures import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
@@ -44,7 +40,7 @@ from fewbytes.flower.compat import DATABASE
 from fewbytes.flower.messages import read_content, seal_of, write_content
 from fewbytes.flower.processes import Processes
 
-Row = tuple[str, str, str]
+logging.getLogger("flwr").setLevel(logging.CRITICAL)
 HOUR = 3600  # seconds
 VERSION = {"Content-Type": "application/protobuf"}
 
@@ -78,8 +74,8 @@ class Stop(fb.Watcher):
             raise RuntimeError
 
 
-def replays(count: int = 1000) -> list[Row]:
-    """Row 8: replies that a client sent before, in place of new ones, also after a restart, and in another run."""
+def replays(count: int) -> list[Figure]:
+    """Row 8: so many replies that a client sent before, not new ones; also after a restart and in another run."""
     policy = fb.Policy(round_timeout=30, connect_timeout=30, min_replies=0.25)
     given = refused = number = 0
     with tempfile.TemporaryDirectory() as name:
@@ -93,10 +89,10 @@ def replays(count: int = 1000) -> list[Row]:
             run(method, folders[1], **how)
             refused += sum(client == 1 for folder in folders for _, client, _ in left_out(folder))
             given, number = given + replayer.given, number + 1
-    return [("8 replays accepted", f"{given - refused} of {given}", "0 of 1,000")]
+    return [Figure("replays accepted", f"{given - refused} of {given}", "0", given == refused)]
 
 
-def unauthenticated(times: int = 50) -> list[Row]:
+def unauthenticated(times: int) -> list[Figure]:
     """Row 9: requests to a real SuperLink of who may not make them, each so many times; and a stranger's commands."""
     with tempfile.TemporaryDirectory() as name, Processes(Path(name), "127.0.0.1:0") as link:
         link.start_superlink()
@@ -117,7 +113,7 @@ def unauthenticated(times: int = 50) -> list[Row]:
         own = _ask(link, ids["a"], _signed(keys["a"], keys["a"]))
         assert own == 200, f"the node itself is refused ({own}): this measures nothing"
         taken = {kind: sum(ask() == 200 for _ in range(times)) for kind, ask in kinds.items()}
-    return [(f"9 accepted: {kind}", f"{accepted} of {times}", "0 of 50") for kind, accepted in taken.items()]
+    return [Figure(f"accepted: {kind}", f"{n} of {times}", "0", not n) for kind, n in taken.items()]
 
 
 def _signed(by: Any, of: Any, ago: int = 0) -> dict[str, str]:
@@ -143,7 +139,7 @@ def _command(link: Processes, headers: dict[str, str], path: str = "/v1/control/
         return connection.getresponse().status
 
 
-def clock() -> list[Row]:
+def clock(_: int) -> list[Figure]:
     """Row 12: a run whose clock goes back, then on, by an hour at every reply; and one that goes on an hour earlier."""
     at, now, now_ns = [0], time.time, time.time_ns
     ahead = mock.patch.multiple(time, time=lambda: now() + at[0], time_ns=lambda: now_ns() + at[0] * 10**9)
@@ -163,12 +159,12 @@ def clock() -> list[Row]:
         late = len(left_out(Path(name) / "jumps" / "run"))
         refused = len(left_out(Path(name) / "back" / "run"))
     return [
-        ("12 replies late by a clock that jumps an hour", f"{late} of 40", "0"),
-        ("12 orders refused when a run goes on an hour earlier", f"{refused} of 28", "0"),
+        Figure("replies late by a clock that jumps an hour", f"{late} of 40", "0", not late),
+        Figure("orders refused when a run goes on an hour earlier", f"{refused} of 28", "0", not refused),
     ]
 
 
-def names() -> list[Row]:
+def names(_: int) -> list[Figure]:
     """Code and folders that a model's file, or a server, names: whether any of it is imported or listed."""
     imported = listed = 0
     with tempfile.TemporaryDirectory() as name:
@@ -197,8 +193,13 @@ def names() -> list[Row]:
                 listed += "patient" in said
         sys.path.remove(name)
     return [
-        ("code imported that a file or a server names", f"{int(imported)} of {len(code) + len(sent)}", "0"),
-        ("folders listed that a server names", f"{listed} of {4 * len(places)}", "0"),
+        Figure(
+            f"code imported, of {len(code) + len(sent)} kinds that a file or a server names",
+            "some" if imported else "none",
+            "none",
+            not imported,
+        ),
+        Figure("folders listed that a server names", f"{listed} of {4 * len(places)}", "0", not listed),
     ]
 
 
@@ -211,7 +212,7 @@ def _refused(doing: Callable[[], object]) -> str:
     return ""
 
 
-def kept() -> list[Row]:
+def kept(_: int) -> list[Figure]:
     """What a deployment on this machine leaves: rows in the SuperLink's database, and files that others can read."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)  # as a home directory may be
@@ -224,22 +225,6 @@ def kept() -> list[Row]:
         open_to_all = [path for path in folder.iterdir() if path.stat().st_mode & 0o077]
         private = [path.name for path in open_to_all if path.name in ("checkpoint", "deployment", "models", "frames")]
     return [
-        ("messages and parts of them left in the SuperLink's database", str(rows), "0"),
-        ("folders of states, models and keys that others can enter", str(len(private)), "0"),
+        Figure("messages and parts of them left in the SuperLink's database", str(rows), "0", not rows),
+        Figure("folders of states, models and keys that others can enter", str(len(private)), "0", not private),
     ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replays", type=int, default=1000)
-    parser.add_argument("--times", type=int, default=50)
-    o = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    parts = (lambda: replays(o.replays), lambda: unauthenticated(o.times), clock, names, kept)
-    for measure in parts:
-        for what, figure, goal in measure():
-            print(f"{what:62} {figure:>14}   goal {goal}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

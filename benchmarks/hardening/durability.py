@@ -1,6 +1,4 @@
-"""Whether a run survives a loss of power, kill -9 and a full disk: what was measured, our figure, the goal.
-
-    python benchmarks/hardening/durability.py [--images 60] [--kills 200] [--sizes 50]
+"""Whether a run survives a loss of power, kill -9 and a full disk.
 
 Loss of power: a run writes on an ext4 image; at drawn moments the image is copied as the disk holds it, without what
 the system still holds in memory. Each copy is mounted and its run gone on with. Kill -9: runs are killed at drawn
@@ -11,15 +9,16 @@ Loss of power and the full disk need root, to mount.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import filecmp
+import functools
 import hashlib
 import os
 import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import Figure
 from torch import nn
 
 import fewbytes as fb
@@ -36,8 +36,7 @@ from fewbytes.wire import Parsed
 
 ROUNDS, CLIENTS = 12, 8
 MEGABYTES = 48  # of an image
-Measured = tuple[str, str, str]
-"""What was measured, the figure, the goal."""
+torch.set_num_threads(1)
 
 
 def work() -> tuple[fb.Method, fb.Task]:
@@ -174,7 +173,19 @@ def can_mount() -> str:
             return f"an image cannot be mounted here: {error.stderr.decode().strip()}"
 
 
-def power_loss(folder: Path, images: int) -> Measured:
+def in_a_folder(measure: Callable[[Path, int], list[Figure]]) -> Callable[[int], list[Figure]]:
+    """A measurement in a folder that is gone afterwards."""
+
+    @functools.wraps(measure)
+    def measured(count: int) -> list[Figure]:
+        with tempfile.TemporaryDirectory() as folder:
+            return measure(Path(folder), count)
+
+    return measured
+
+
+@in_a_folder
+def power_loss(folder: Path, images: int) -> list[Figure]:
     """Of so many copies of the disk in mid-run, how many can be gone on with and end as the uninterrupted run."""
     wanted, dice = run(folder / "whole"), random.Random(0)
     copies: list[Path] = []
@@ -193,18 +204,19 @@ def power_loss(folder: Path, images: int) -> Measured:
         with mounted(folder / "disk", "-o", "loop", str(copy)) as disk:
             good += _ends_as(wanted, lambda disk=disk: run(disk / "run", resume=True))
         copy.unlink()
-    return "power lost in mid-run: resumed, equal bit for bit", f"{good} of {images}", f"{images} of {images}"
+    return [Figure("power lost in mid-run: resumed, equal bit for bit", f"{good} of {images}", "all", good == images)]
 
 
 def _ends_as(wanted: str, go_on: Callable[[], str]) -> bool:
     try:
         return go_on() == wanted
     except (fb.FewbytesError, OSError) as error:
-        print(f"  {error}", flush=True)
+        print(error, file=sys.stderr)
         return False
 
 
-def kills(folder: Path, times: int) -> Measured:
+@in_a_folder
+def kills(folder: Path, times: int) -> list[Figure]:
     """Of so many runs killed in all their processes, how many end, gone on with, as the uninterrupted run; rounds that
     were done again, and seconds until a run was ready to go on, at most."""
     started = time.monotonic()
@@ -234,10 +246,12 @@ def kills(folder: Path, times: int) -> Measured:
         ready = max(ready, watcher.seconds)
         shutil.rmtree(place)
     figure = f"{good} of {times}; {again} told rounds lost; ready in {ready:.1f} s"
-    return "killed (kill -9): resumed, equal bit for bit", figure, f"{times} of {times}; 0 told rounds lost; 5 s"
+    goal, met = "all; 0 told rounds lost; ready in 5 s", good == times and not again and ready < 5
+    return [Figure("killed (kill -9): resumed, equal bit for bit", figure, goal, met)]
 
 
-def full_disk(folder: Path, sizes: int) -> Measured:
+@in_a_folder
+def full_disk(folder: Path, sizes: int) -> list[Figure]:
     """Of so many sizes of a disk that are too small for the run, with how many its last checkpoint loads, no file is
     half there, and it ends, on a larger disk, as the uninterrupted run."""
     wanted = run(folder / "whole")
@@ -258,7 +272,8 @@ def full_disk(folder: Path, sizes: int) -> Measured:
             if not kept:  # it is begun anew
                 shutil.rmtree(place, ignore_errors=True)
             good += full and visible and _ends_as(wanted, lambda place=place, kept=kept: run(place, bool(kept)))
-    return "disk full in mid-run: the checkpoint loads, resumed", f"{good} of {sizes}", f"{sizes} of {sizes}"
+    what = "disk full in mid-run: the checkpoint loads, resumed"
+    return [Figure(what, f"{good} of {sizes}", "all", good == sizes)]
 
 
 def _is_whole(path: Path) -> bool:
@@ -266,28 +281,3 @@ def _is_whole(path: Path) -> bool:
         return bool(Parsed(path.read_bytes()))
     except fb.FrameError:
         return False
-
-
-ROWS: list[tuple[Callable[[Path, int], Measured], str, int]] = [
-    (power_loss, "images", 60),
-    (kills, "kills", 200),
-    (full_disk, "sizes", 50),
-]
-
-
-def measure(rows: list[tuple[Callable[[Path, int], Measured], int]]) -> Iterator[Measured]:
-    """Each row, in a folder of its own."""
-    torch.set_num_threads(1)
-    for row, count in rows:
-        if count:
-            with tempfile.TemporaryDirectory() as folder:
-                yield row(Path(folder), count)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for _, name, usual in ROWS:
-        parser.add_argument(f"--{name}", type=int, default=usual)
-    options = vars(parser.parse_args())
-    for what, figure, goal in measure([(row, options[name]) for row, name, _ in ROWS]):
-        print(f"{what}: {figure} (goal: {goal})", flush=True)

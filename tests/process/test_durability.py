@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import json
 import logging
 import subprocess
 import sys
@@ -14,29 +15,31 @@ from runs import ROUNDS
 import fewbytes as fb
 
 pytestmark = pytest.mark.process
-ROOT = Path(__file__).parents[2]
-WHERE = ROOT / "benchmarks" / "hardening" / "durability.py"
-spec = importlib.util.spec_from_file_location("durability", WHERE)
-durability = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(durability)
+WHERE = Path(__file__).parents[2] / "benchmarks" / "hardening"
+sys.path.insert(0, str(WHERE))
+durability = importlib.import_module("durability")
 WHY = durability.can_mount()
 MOUNTS = pytest.mark.skipif(bool(WHY), reason=WHY)
 
 
+def figure(function: str, count: int) -> str:
+    """What the function measures of so many cases."""
+    command = [sys.executable, WHERE, "--measure", f"durability.{function}", str(count)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ((_, said, _, met),) = json.loads(done.stdout.splitlines()[-1])
+    assert met, (said, done.stderr)
+    return said
+
+
 def test_runs_killed_at_any_moment_end_the_same():
-    done = subprocess.run(
-        [sys.executable, WHERE, "--images", "0", "--kills", "4", "--sizes", "0"], capture_output=True, text=True
-    )
-    assert "4 of 4; 0 told rounds lost" in done.stdout, done.stdout + done.stderr
+    assert "4 of 4; 0 told rounds lost" in figure("kills", 4)
 
 
 @MOUNTS
 def test_a_loss_of_power_or_a_full_disk_loses_no_run():
-    done = subprocess.run(
-        [sys.executable, WHERE, "--images", "5", "--kills", "0", "--sizes", "4"], capture_output=True, text=True
-    )
-    assert "equal bit for bit: 5 of 5" in done.stdout, done.stdout + done.stderr
-    assert "the checkpoint loads, resumed: 4 of 4" in done.stdout, done.stdout + done.stderr
+    assert figure("power_loss", 5) == "5 of 5"
+    assert figure("full_disk", 4) == "4 of 4"
 
 
 @MOUNTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -34,7 +34,7 @@ def admit(value: Any, known: Known) -> None:
     """Raises FrameError for a payload whose fields are not what their types say (`Meta(ge=0)`, `Samples`, `SENT`), or
     whose numbers are too large together."""
     samples, most = known.samples, known.most
-    for marker, entries in _marked(value).items():
+    for marker, entries in _marked(value):
         _check_entries(entries, _expected(marker, known), every=marker != PART)
     for name, kind, item in _fields(value):
         if must := _wrong(kind, item):
@@ -45,13 +45,16 @@ def admit(value: Any, known: Known) -> None:
         raise FrameError("values", f"its numbers are of norm {size:.3g}, more than {most:.3g} (--max-norm)")
 
 
-def _marked(value: Any) -> dict[str, dict[str, Tensor]]:
-    """The entries of the wire values whose types say which these must be, by what they say."""
-    found: dict[str, dict[str, Tensor]] = {}
+def _marked(value: Any) -> list[tuple[str, dict[str, Tensor]]]:
+    """What the types of wire values say of their entries, and these; those that are as sent, together."""
+    found: list[tuple[str, dict[str, Tensor]]] = []
+    sent: dict[str, Tensor] = {}
     for _, kind, item in _fields(value):
-        for marker in (SENT, WHOLE, PART):
-            if marker in _metadata(kind):
-                found.setdefault(marker, {}).update(entries_of(item))
+        metadata = _metadata(kind)
+        if SENT in metadata:
+            sent |= entries_of(item)
+            found = [(marker, entries) for marker, entries in found if marker != SENT] + [(SENT, sent)]
+        found += [(marker, dict(entries_of(item))) for marker in (WHOLE, PART) if marker in metadata]
     return found
 
 
@@ -115,7 +118,7 @@ class Looks:
     """What the replies of a step look like, by handler and model, to tell whose is unlike the others'."""
 
     def __init__(self) -> None:
-        self._shapes: dict[Hashable, dict[Id, int]] = {}  # as hashes
+        self._shapes: dict[tuple[str, Hashable], dict[Id, int]] = {}  # as hashes
         self._types: dict[str, dict[frozenset[tuple[str, str]], list[Id]]] = {}
 
     def add(self, handler: str, architecture: Hashable, client: Id, reply: Any) -> None:
@@ -124,14 +127,12 @@ class Looks:
         self._types.setdefault(handler, {}).setdefault(frozenset(_types(reply)), []).append(client)
 
     def odd(self) -> list[Id]:
-        """The clients whose replies have other fields, entries, types or shapes than more than half of all; none where
-        there is no such half."""
-        found: set[Id] = set()
-        for shapes in self._shapes.values():
-            usual, count = Counter(shapes.values()).most_common(1)[0]
-            if 2 * count > len(shapes):
-                found |= {client for client, one in shapes.items() if one != usual}
-        return sorted(found)
+        """The clients whose replies have other fields, entries, types or shapes than more than half of all with their
+        model, or, if all agree with those, than more than half of all; none where there is no such half."""
+        alike: dict[Hashable, dict[Id, int]] = {}
+        for (handler, _), shapes in self._shapes.items():
+            alike.setdefault(handler, {}).update(shapes)
+        return _minority(self._shapes.values()) or _minority(alike.values())
 
     def strange(self) -> dict[Id, str]:
         """The clients whose tensors are of another type or number of axes than those of the same name of more than half
@@ -149,6 +150,15 @@ class Looks:
                     if kind != usual:
                         found |= dict.fromkeys(clients, f"{name} is a tensor {kind}, the others' {usual}")
         return found
+
+
+def _minority(groups: Iterable[Mapping[Id, int]]) -> list[Id]:
+    found: set[Id] = set()
+    for shapes in groups:
+        usual, count = Counter(shapes.values()).most_common(1)[0]
+        if 2 * count > len(shapes):
+            found |= {client for client, one in shapes.items() if one != usual}
+    return sorted(found)
 
 
 @cache

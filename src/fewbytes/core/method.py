@@ -14,7 +14,9 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import check_ranges
 from fewbytes.core.network import Network, required
 from fewbytes.core.objective import Objective
+from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.promise import Privacy, Protected
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.models.builders import default_model
@@ -79,6 +81,11 @@ class Method(ABC, metaclass=_Terms):
     """Which rules (`fewbytes.core.rules`) bear on all the means that its server takes of what clients send: it asks for
     them by `net.mean`, `net.entry_means` or, where they are no plain means, `net.clipped`."""
 
+    protects: ClassVar[frozenset[Protected]] = frozenset()
+    """Whose privacy a run of it can promise (`fewbytes.core.privacy`). Of clients: what its server takes over from
+    replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit`
+    a round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
+
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
         """Raises MethodError as `check_frozen` does."""
         check_frozen(cls)
@@ -132,6 +139,19 @@ class Method(ABC, metaclass=_Terms):
         if type(self).remodel is Method.remodel or problem.remodel == self.remodel:
             return task
         return dataclasses.replace(task, problem=dataclasses.replace(problem, remodel=self.remodel))
+
+    def promising(self, task: Task, dp: str | None, rounds: int) -> Task:
+        """The task with what clients promise their samples in a run of so many rounds, if `dp` says they do, as the
+        run's setting of that name does; clients' nodes need it, too. Raises UserError for a method that cannot."""
+        privacy = None if dp is None else Privacy.read(dp)
+        if privacy is None or privacy.of == "clients":
+            return task
+        privacy.check(self.method_name, self.protects)
+        local: Local = self.local  # type: ignore[attr-defined]  # of every method that protects samples
+        terms = SamplePrivacy(privacy, rounds, local.epochs, local.batch)
+        words = f"{privacy} over {rounds} rounds of {terms.epochs} epochs in batches of {terms.batch}"
+        agreed = {**task.problem.agreed, "dp": words}
+        return dataclasses.replace(task, problem=dataclasses.replace(task.problem, privacy=terms, agreed=agreed))
 
     def server(self, problem: Problem) -> Any:
         """The server's state before the first round: a dataclass of packable fields, or None."""

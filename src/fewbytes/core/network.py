@@ -15,6 +15,7 @@ from fewbytes.base.errors import FewbytesError, MethodError
 from fewbytes.base.state import EntryMeans, Mean, State
 from fewbytes.core import gallery
 from fewbytes.core.aggregation import RobustMean, norm_clipped
+from fewbytes.core.privacy import Bytes, ClientPrivacy, PrivateMean
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import Rule
 from fewbytes.core.site import Site
@@ -70,9 +71,13 @@ class Exchanges(Protocol):
     clients: list[Id]
     rng: np.random.Generator
     rule: Rule
+    privacy: ClientPrivacy | None
 
     def sample(self, fraction: float) -> list[Id]:
         """The round's cohort."""
+
+    def release(self) -> tuple[int, Bytes]:
+        """Count a noisy mean: how many clients were asked for it, and what its noise is drawn from."""
 
     def exchange(
         self, function: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any
@@ -171,16 +176,21 @@ class Network:
         for _ in self.call(handler, self.clients if to is None else to, send):
             pass
 
-    def mean(self, around: State | None = None) -> Mean | RobustMean:
-        """What the run takes of states that clients send, added one by one: their weighted mean, or what its rule says.
+    def mean(self, around: State | None = None) -> Mean | RobustMean | PrivateMean:
+        """What the run takes of states that clients send, added one by one: their weighted mean, what its rule says, or
+        a mean under noise.
 
         `around`: what the clients were sent, where their updates start; of an entry that is not in it, 0. A method that
-        asks for it says by `Method.aggregates` which rules will do.
+        asks for it says by `Method.aggregates` which rules will do, and by `Method.protects` whether noise will.
         """
+        if self._engine.privacy is not None:
+            return PrivateMean(self._engine.privacy, around, self._engine.release)
         return Mean() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around)
 
-    def entry_means(self, around: State | None = None) -> EntryMeans | RobustMean:
+    def entry_means(self, around: State | None = None) -> EntryMeans | RobustMean | PrivateMean:
         """The same of each entry over the states that have it."""
+        if self._engine.privacy is not None:
+            return PrivateMean(self._engine.privacy, around, self._engine.release)
         return EntryMeans() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around)
 
     def clipped(self, states: Sequence[State]) -> Sequence[State]:

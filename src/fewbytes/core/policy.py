@@ -38,17 +38,17 @@ class Policy(Group):
     strikes: Count = setting(
         3, "A client whose replies are refused in so many rounds in a row is no longer asked.", resumable=True
     )
-    exclude: str = setting("", "Clients that are not asked, by number, with commas.", resumable=True)
+    exclude: str | None = setting(None, "Clients that are not asked, by number, with commas.", resumable=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(number.strip().isdecimal() for number in self.exclude.split(",") if number):
+        if not all(number.strip().isdecimal() for number in (self.exclude or "").split(",") if number):
             raise UserError(f"exclude takes clients' numbers with commas, like 3,7, not {self.exclude!r}")
 
     @property
     def excluded(self) -> frozenset[int]:
         """`exclude` as numbers."""
-        return frozenset(int(number) for number in self.exclude.split(",") if number)
+        return frozenset(int(number) for number in (self.exclude or "").split(",") if number)
 
 
 class TooFewReplies(FewbytesError):

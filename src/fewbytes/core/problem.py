@@ -19,6 +19,7 @@ from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, 
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
+from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.training import Loss, Precision, arithmetic, check_device
 from fewbytes.data.split import (
     ClientData,
@@ -50,7 +51,8 @@ class Problem:
     their names. `sample`: a sample of zeros (1, …) as models take samples, if one is known. `public`: samples that no
     client owns. `lora`: adapters that are trained in place of each model. `remodel`: what a method makes of each model,
     given the seed (`Method.remodel`). `pretrained`: weights that models start from, where they fit, whatever is drawn.
-    `agreed`: what else both ends must have in common, in words for people, by what it is.
+    `agreed`: what else both ends must have in common, in words for people, by what it is. `privacy`: what clients
+    promise their samples, if anything.
     """
 
     build: Callable[..., nn.Module]
@@ -66,6 +68,7 @@ class Problem:
     remodel: Callable[[nn.Module, int], nn.Module] | None = None
     pretrained: Pretrained | None = field(default=None, compare=False, repr=False)
     agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
+    privacy: SamplePrivacy | None = None
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 import torch
+from blake3 import blake3
 from torch import Tensor, nn
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
 from fewbytes.core.metrics import Scores, values
+from fewbytes.core.privacy import Diary, PrivateSteps, random_bytes
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
 from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
@@ -21,11 +23,19 @@ class Site:
     """What a handler sees of its client: its data, its randomness, a model to work with, the training loop.
 
     Made by the engine for the handler `what` in round `t`. `models`: modules that earlier sites of the process made,
-    to be used again; `scored`: whether scores of this round are wanted.
+    to be used again; `scored`: whether scores of this round are wanted; `diary`: where clients keep theirs, if
+    the problem promises privacy to samples.
     """
 
     def __init__(
-        self, task: Task, me: Id, t: int, what: str, models: dict[Any, nn.Module] | None = None, scored: bool = True
+        self,
+        task: Task,
+        me: Id,
+        t: int,
+        what: str,
+        models: dict[Any, nn.Module] | None = None,
+        scored: bool = True,
+        diary: Diary | None = None,
     ) -> None:
         self.problem, self.me, self.round = task.problem, me, t
         self.device = task.problem.device
@@ -40,6 +50,9 @@ class Site:
         self._models = {} if models is None else models
         self._taken = 0
         self._scored = scored
+        self._diary = diary
+        self._what = what
+        self._fitted = False
         self._loaded: dict[int, tuple[Tensor | NamedTensors | LazySamples, Tensor]] = {}
 
     def model(self, state: State | None = None, fresh: bool = False, of: Id | None = None) -> nn.Module:
@@ -92,8 +105,11 @@ class Site:
             x, y = torch.cat([one_tensor(x[:]), ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
         hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"), y)
         precision, transform = self.problem.precision, self.train.transform
+        private = self._private(model, local, more is not None) if self.problem.privacy else None
         try:
-            value = fit(model, x, y, local, self.round, precision=precision, transform=transform, **hooks)
+            value = fit(
+                model, x, y, local, self.round, precision=precision, transform=transform, private=private, **hooks
+            )
         except RuntimeError as error:
             if not x[:1].is_floating_point() and "type" in str(error):
                 raise UserError(
@@ -106,9 +122,34 @@ class Site:
             raise UserError(
                 f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
             ) from None
-        if local.order == "shuffled" or len(y) > 1:
+        if private is None and (local.order == "shuffled" or len(y) > 1):
             self.records.losses["train"] = value
         return value
+
+    def _private(self, model: nn.Module, local: Local, more: bool) -> PrivateSteps:
+        """Local training by the promise to samples; records what it has spent. Raises MethodError for training that is
+        not what the promise counts.
+
+        The noise is of the model that training begins with, too: asked again, a client says the same again, and nothing
+        further; asked with another model, it draws other noise, and counts once more.
+        """
+        terms, diary, samples = self.problem.privacy, self._diary, len(self.train)
+        if terms is None or diary is None:
+            raise MethodError("a handler of a run that promises privacy to samples needs a diary")
+        names = ("client", self.me, self.round, self._what)
+        state = b"".join(value.numpy().tobytes() for value in state_of(model).values())
+        begin = random_bytes(blake3(state).digest(), *names)(32)
+        trainings = diary.trained(self.me, begin)
+        more = more or self._fitted or local.epochs > terms.epochs or local.batch != terms.batch
+        if more or trainings > terms.rounds:
+            raise MethodError(
+                f"dp of samples is of {terms.rounds} rounds of one training of {terms.epochs} epochs in batches of "
+                f"{terms.batch}, and this would be more"
+            )
+        self._fitted = True
+        self.measure("epsilon", terms.epsilon(samples, trainings))
+        key = str(self.problem.seed).encode() if terms.privacy.noise == "seeded" else diary.secret()
+        return PrivateSteps(terms, samples, random_bytes(key, *names, begin))
 
     def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """What the model gives for this client's training samples (n, …), in eval mode, and their labels.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
 from fewbytes.base.state import in_training
+from fewbytes.core.privacy import PrivateSteps
 from fewbytes.data.split import LazySamples, NamedTensors, Transform, one_tensor
 
 M = TypeVar("M", bound=nn.Module)
@@ -167,6 +169,7 @@ def fit(
     *,
     precision: Precision = "float32",
     transform: Transform | None = None,
+    private: PrivateSteps | None = None,
     **hooks: Unpack[Hooks],
 ) -> float:
     """Train `model` in place on (x, y), by the terms of round t; returns the mean loss over the last epoch's
@@ -174,7 +177,8 @@ def fit(
 
     Shuffled from torch's global generator; the optimiser starts anew. `precision`: of the forward passes. `transform`
     is applied to every batch as it is cut. Gradients are clipped as one vector, or, where the model has `apart`,
-    modules of it, each one's by itself.
+    modules of it, each one's by itself. `private`: what draws the batches and makes their gradients instead, so that no
+    one sample shows; then the loss is not told (0).
     Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters that do not require
     gradients, or have none in the first batch, stay as they are.
     """
@@ -192,6 +196,12 @@ def fit(
         """Leaves a batch's gradients in the parameters; its loss."""
         for p in parameters:
             p.grad = None
+        if private is not None:
+            with context:
+                private.gradients(model, loss, one_tensor(samples), targets)
+            if extra is not None:
+                extra(model).backward()
+            return torch.zeros(())
         with context:
             value: Tensor = loss(model(samples), targets)
             if extra is not None:
@@ -209,12 +219,15 @@ def fit(
     ):
         x, frozen = outputs(frozen, x, precision), None
     for _ in range(local.epochs):
-        chosen = torch.randperm(len(y)).to(x.device) if local.order == "shuffled" else None
         total = torch.zeros((), device=x.device)
-        for start, stop in bounds:
-            rows = slice(start, stop) if chosen is None else chosen[start:stop]
+        picked: Iterable[slice | Tensor] = itertools.starmap(slice, bounds)
+        if private is not None:
+            picked = private.batches(x.device)
+        elif local.order == "shuffled":
+            picked = torch.randperm(len(y)).to(x.device).split([stop - start for start, stop in bounds])
+        for rows in picked:
             samples, targets = x[rows], y[rows]
-            if transform is not None:
+            if transform is not None and len(targets):
                 samples = transform(one_tensor(samples), targets)
             if frozen is not None:
                 samples = outputs(frozen, samples, precision)

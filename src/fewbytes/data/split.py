@@ -136,7 +136,8 @@ class Items:
         return len(self.targets)
 
     def __getitem__(self, rows: NDArray[np.int64]) -> Tensor:
-        return torch.stack([self._read(int(i))[0] for i in rows])
+        nothing = torch.zeros((0, *self.shape[1:]), dtype=self.dtype)
+        return torch.stack([self._read(int(i))[0] for i in rows]) if len(rows) else nothing
 
     def _read(self, i: int) -> tuple[Tensor, Tensor]:
         name, item = type(self._data).__name__, self._data[i]

@@ -22,6 +22,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler, Network
 from fewbytes.core.policy import Policy, TooFewReplies
+from fewbytes.core.privacy import Bytes, ClientPrivacy
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered
 from fewbytes.core.rules import Rule
@@ -83,6 +84,11 @@ class Engine(ABC):
         """The handlers of which a reply since the round began held numbers that are not finite."""
         self.rule = Rule()
         """What the server takes of clients' replies where it takes a mean; the loop says it."""
+        self.privacy: ClientPrivacy | None = None
+        """What the run promises its clients, if the server keeps it; the loop says it."""
+        self.released = 0
+        """How many noisy means there were since the round began."""
+        self._asked = 0
         self.t = 0
         self.rng: np.random.Generator = stream(self.problem.seed, "server", 0)
         self.scored = True
@@ -116,6 +122,7 @@ class Engine(ABC):
         self.t, self.scored, self.records, self.shown = t, scored, Gathered(self.problem.objective.metrics), {}
         self.left_out, self.notes, self.not_finite, self._cohorts = [], {}, set(), {}
         self._last, self._failed = None, False
+        self.released = 0
         self.rng = stream(self.problem.seed, "server", t, *names)
 
     def idle(self) -> None:
@@ -141,7 +148,8 @@ class Engine(ABC):
         self.abandon()
         if failed:
             return []
-        odd = [i for i in self._looks.odd() if i not in self.barred]
+        unlike = [*self._looks.odd(), *self._looks.strange()]
+        odd = sorted({i for i in unlike if i not in self.barred})
         blamed = odd or ([] if last is None else [last])
         self.barred |= dict.fromkeys(blamed, f"its reply broke the round: {one_line(error)}"[:300])
         return blamed
@@ -225,6 +233,8 @@ class Engine(ABC):
     ) -> Iterator[tuple[Id, Any]]:
         """Run a handler on clients; see `Network.call`."""
         self.idle()
+        if self.released:
+            raise MethodError("nothing is sent after a noisy mean before the round is kept: what is done again counts")
         asked = [i for i in to if i in self.clients or not self._has_left(i)]
         if len(set(asked)) != len(asked):
             raise MethodError("a client is asked twice in one call")
@@ -233,9 +243,18 @@ class Engine(ABC):
             raise MethodError(f"unknown clients are asked: {unknown[:5]}")
         messages: Mapping[Id, Any] = to if isinstance(to, Mapping) else dict.fromkeys(asked, send)
         handler = self._handler(function)
+        self._asked = len(asked)
         self._open = handler.name  # from now on, so that a call nobody reads is an error, too
         self._replies = self._read(handler, asked, messages)
         return self._replies
+
+    def release(self) -> tuple[int, Bytes]:
+        """See `Exchanges.release`. A mean is seen by nobody before its round's checkpoint, which counts it, is written;
+        so one that is drawn anew, by a run that was stopped before, counts once. Raises MethodError for a second."""
+        if self.privacy is None or self.released:
+            raise MethodError("a round has one noisy mean, as more would spend more than is promised")
+        self.released += 1
+        return self._asked, self.privacy.random(self.t)
 
     def set_part(self, part: str, members: Sequence[Id]) -> None:
         """Who is in a part of the network; see `Network.among`."""

@@ -76,6 +76,8 @@ class Runner:
     def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool) -> None:
         self.method, self.task, self.store, self.coded = method, task, store, coded
         self.state_class = method.state_class("client")
+        if task.problem.privacy is not None:
+            task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
         self._models: dict[Any, nn.Module] = {}
         self._handlers: dict[str, Handler] = {}
         self._messages: dict[int, tuple[Any, Base]] = {}  # of the last job, by number: the next may get the same
@@ -112,7 +114,7 @@ class Runner:
 
     def _site(self, job: Job, handler: str, done: Done) -> Site:
         """What a handler of the job sees, which measures into `done`; the global generators are seeded for it."""
-        site = Site(self.task, job.client, job.round, handler, self._models, job.scored)
+        site = Site(self.task, job.client, job.round, handler, self._models, job.scored, self.store)
         site.records = done.records
         seed_all(site.seed)
         return site

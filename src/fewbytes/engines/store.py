@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import make_durable, private_folder, replacing
+from fewbytes.base.files import lock, make_durable, private_folder, replacing
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack, unpack
+
+SECRET, TRAINED = "secret", ".trained"  # files that are kept however often a run begins again
 
 
 class ClientStore:
@@ -21,6 +25,30 @@ class ClientStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         private_folder(folder)
+
+    def secret(self) -> bytes:
+        """32 bytes that only who reads the folder knows, drawn when they are first asked for."""
+        path, held = self.folder / SECRET, lock(self.folder / f"{SECRET}.lock", wait=True)
+        try:
+            if not path.exists():
+                with replacing(path, sync=True) as file:
+                    os.chmod(file.name, 0o600)
+                    file.write(secrets.token_bytes(32))
+            return path.read_bytes()
+        finally:
+            if held is not None:
+                held.close()
+
+    def trained(self, client: Id, begin: bytes) -> int:
+        """Note that a client trains from what has these 32 bytes for a digest, so that no loss of power undoes it; from
+        how many different beginnings it has."""
+        path = self.folder / f"{client}{TRAINED}"
+        known = path.read_bytes() if path.exists() else b""
+        digests = {known[i : i + 32] for i in range(0, len(known), 32)}
+        if begin not in digests:
+            with replacing(path, sync=True) as file:
+                file.write(known + begin)
+        return len(digests | {begin})
 
     def path(self, client: Id, version: int) -> Path:
         """The file of a client's state; versions count from 1."""
@@ -55,8 +83,9 @@ class ClientStore:
     def keep_only(self, *kept: Mapping[Id, int]) -> None:
         """Remove every file but these versions (and what a stopped worker left half-written)."""
         wanted = {self.path(client, version).name for each in kept for client, version in each.items() if version}
+        wanted.add(SECRET)
         for file in self.folder.iterdir():
-            if file.name not in wanted:
+            if file.name not in wanted and file.suffix != TRAINED:
                 file.unlink(missing_ok=True)
 
     def keep_only_of(self, client: Id, versions: Iterable[int]) -> None:

@@ -38,6 +38,7 @@ class Display(Watcher):
         self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
         self._name, self._rounds, self._when = name, 0, "round"
         self._scores: dict[str, dict[str, float]] = {}
+        self._spent = ""  # of what the run promises of privacy
         self._joined: list[Id] = []
         self._noted: set[str] = set()
         self._progress = _line(TimeElapsedColumn())
@@ -109,6 +110,8 @@ class Display(Watcher):
             self._when = "after round" if last else "round"
             before = self._scores if last else {}
             self._scores = {metric: before.get(metric, {}) | kinds for metric, kinds in row["scores"].items()}
+        if "privacy" in row:
+            self._spent = f"  epsilon {row['privacy']['epsilon']:.2f}"
         self._progress.update(self._bar, completed=done)
         self._show()
         due = row["scores"] if last else done % max(1, self._rounds // 5) == 0 or done == 1
@@ -129,7 +132,7 @@ class Display(Watcher):
         now = f", client {self._replies} of this one" if self._replies else ""
         scores = score_words(self._scores)
         moved = f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
-        return f"{self._when} {done}/{self._rounds}{now}  {scores}  {moved}"
+        return f"{self._when} {done}/{self._rounds}{now}  {scores}  {moved}{self._spent}"
 
 
 def score_words(scores: dict[str, dict[str, float]]) -> str:

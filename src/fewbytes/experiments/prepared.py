@@ -23,6 +23,7 @@ from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
+from fewbytes.running.loop import promised
 from fewbytes.running.watcher import Watcher, together
 
 
@@ -51,6 +52,7 @@ class PreparedRun:
         """Raises UserError for a task or a rule that the method cannot begin with, before anybody hears of a run."""
         method, rule = self.method, Rule.read(self.experiment.run.aggregate)
         rule.check(method.method_name, method.aggregates, len(self.task.problem.clients))
+        promised(method, self.task, self.experiment.run, self.experiment.policy)
         method.server(method.adapted(self.task).problem)
 
     def execute(

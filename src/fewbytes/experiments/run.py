@@ -22,6 +22,7 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     `rounds` (20), `budget` (most uplink bytes of the whole run, all clients together; it ends before a round that would
     exceed it, see `within`, unless the method has a number of rounds of its own), `stop_when` (likewise ends it where a
     score is reached, "global>=0.9", or none was better for so many scored rounds, "patience=5": see `StopWhen`),
+    `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy),
     `engine` ("local", or "flower-simulation" on Ray: the same results, bit for bit), `workers` (one per core),
     `evaluate_every` (1), `coded` (lossless coding of what travels), `keep_frames`, `keep_checkpoints` (2) and
     `save_models`. The others are `out`, the run folder (default: a temporary one that lives as long as the result),
@@ -42,7 +43,7 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
         raise UserError(f"a method is an object like FedAvg(), not {method!r}")
     if not isinstance(task, Task):
         raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
-    task = method.adapted(task)
+    task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
     if settings.engine == "flower-simulation":
         from fewbytes.flower.simulation import simulate
 

@@ -143,7 +143,8 @@ class Experiment:
             check_fits(task.problem.pretrained, [bare.model(i) for i in bare.architectures()])
         if not detects and set(build.names) & set(DETECTORS):
             raise UserError(f"{name} finds objects, and {self.data.dataset} has no boxes of any: take another model")
-        return task
+        method = self.made()
+        return method.promising(task, self.run.dp, method.planned_rounds(self.run.rounds))
 
     def _objective(self, data: FederatedData) -> dict[str, Objective]:
         """What is learnt of the data, where it is not the usual. Raises UserError."""

@@ -34,7 +34,7 @@ from fewbytes.flower.messages import decoded, read_content, sealed, split_frames
 from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import DIFFERENT, TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
-from fewbytes.running.loop import Result, drive
+from fewbytes.running.loop import Result, drive, promised
 from fewbytes.running.settings import Settings
 
 FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
@@ -271,7 +271,8 @@ def serve_run(
     exchange: Exchange | None = None,
 ) -> Result:
     """`serve` for settings that are made already; `exchange`: how messages are handed over."""
-    task = method.adapted(task)
+    task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
+    promised(method, task, settings, policy)
     how = exchange or Exchange()
 
     def connect(folder: Path, checkpoint: Checkpoint | None) -> FlowerEngine:

@@ -26,6 +26,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -63,6 +64,7 @@ class DGC(Method):
     norm: NotNegative = 0.0  # to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
 
     aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
+    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
 
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)

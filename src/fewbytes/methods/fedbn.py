@@ -20,6 +20,7 @@ from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -37,6 +38,7 @@ class FedBN(Method):
 
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
 
     def server(self, problem: Problem) -> GlobalModel:
         return averaging.first_shared(problem, without_batch_norm(problem.first_model()))

@@ -25,6 +25,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import nn
 
+from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import PART, Count, Samples, Share
 from fewbytes.base.state import Mean, State, state_of, trained_parameters
 from fewbytes.core.method import Method
@@ -78,7 +79,11 @@ class FedCAC(Method):
         return Personal(dict(site.problem.first_state(site.me)), {})
 
     def round(self, state: None, net: Network, t: int) -> None:
-        replies = dict(net.call(self.train, to=net.sample(self.fraction)))
+        replies = {}
+        for i, reply in net.call(self.train, to=net.sample(self.fraction)):
+            if reply.theta.state.keys() != reply.mask.bits.keys():
+                raise MethodError("its mask is of other entries than its model")
+            replies[i] = reply
         net.tell(self.receive, to=self.aggregate(replies, t, net.clipped), when="next")
 
     def aggregate(

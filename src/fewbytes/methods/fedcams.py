@@ -23,6 +23,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -61,6 +62,7 @@ class FedCAMS(Method):
     server_lr: Positive = 1.0  # eta
 
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
 
     def server(self, problem: Problem) -> Moments:
         first = compressed.first_server_model(problem)

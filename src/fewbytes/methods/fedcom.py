@@ -22,6 +22,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -65,6 +66,7 @@ class FedCOM(Method):
     gate: bool = False  # FedCOMGATE: clients track how their gradients differ from the mean
 
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
 
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)

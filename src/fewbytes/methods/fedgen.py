@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import Count, Positive, Samples, Several, Share
+from fewbytes.base.ranges import Count, Positive, Several, Share
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
@@ -42,6 +42,7 @@ from fewbytes.methods.parts.heterogeneous import (
     STORED,
     Head,
     Own,
+    TrainedHead,
     overwrite_head,
     own_draw,
     shared_head,
@@ -59,14 +60,6 @@ class Counts:
     @property
     def values(self) -> Tensor:
         return self.counts.state[""]
-
-
-@payload
-class TrainedHead:
-    """Client to server: its classifier, and on how many samples it was trained."""
-
-    theta: Dense
-    samples: Samples
 
 
 @payload
@@ -130,10 +123,10 @@ class FedGen(Method):
         return Counts(Dense({"": site.train.labels.bincount(minlength=classes).to(torch.int32)}))
 
     def round(self, state: GeneratorAndHead, net: Network, t: int) -> None:
-        mean = net.mean(state.head)
+        mean, like = net.mean(state.head), shared_head(net.problem)
         send = Knowledge(Dense(state.generator), Counts(Dense({"": state.counts}))) if state.head else None
         for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
-            mean.add(reply.theta.dense(), weight=reply.samples)
+            mean.add(reply.checked(like), weight=reply.samples)
         state.head = mean()
         if not self.release_quirks:
             with seeded(net.problem.seed, "server", t):

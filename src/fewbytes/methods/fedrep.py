@@ -24,6 +24,7 @@ from fewbytes.base.state import state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -49,6 +50,7 @@ class FedRep(Method):
 
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
 
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), head_epochs=min(self.head_epochs, epochs))

@@ -22,6 +22,7 @@ from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -44,6 +45,7 @@ class FedYogi(Method):
 
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})
 
     def server(self, problem: Problem) -> Moments:
         return adaptive.first_moments(problem, self.tau)

@@ -187,7 +187,8 @@ class FuseFL(Method):
 
     def finish(self, state: FusedBlocks, net: Network) -> None:
         if self.ccvr_samples:
-            replies = dict(net.call(self.statistics, to={i: self.news(state, i) for i in net.clients}))
+            asked = net.call(self.statistics, to={i: self.news(state, i) for i in net.clients})
+            replies = {i: reply.checked() for i, reply in asked}
             state.known |= dict.fromkeys(replies, len(state.fused))
             state.classifier = calibrated(
                 state.classifier, list(replies.values()), self.ccvr_samples, self.ccvr_covariance, self.local,

@@ -49,9 +49,9 @@ class LG_FedAvg(Method):
         return own_draw(site)
 
     def round(self, state: None, net: Network, t: int) -> None:
-        mean = net.mean()
+        mean, like = net.mean(), shared_head(net.problem)
         for _, reply in net.call(self.train, to=net.sample(self.fraction)):
-            mean.add(reply.theta.dense(), weight=reply.samples)
+            mean.add(reply.checked(like), weight=reply.samples)
         net.tell(self.receive, send=Head(Dense(mean())), when="next")
 
     def train(self, state: Own, message: None, site: Site) -> TrainedHead:

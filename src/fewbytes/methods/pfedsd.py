@@ -23,6 +23,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -53,6 +54,7 @@ class PFedSD(Method):
 
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
+    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> GlobalModel:

@@ -28,6 +28,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.promise import Protected
 from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -57,6 +58,7 @@ class SmartIdx(Method):
     patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # sign patterns that are frequent, at most
 
     aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
+    protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
 
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)

@@ -54,7 +54,7 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     state = {name: copied(value) for name, value in written.items()}
     words = json.dumps(about | recipe | frozen)
     with replacing(path) as file:
-        file.write(save(state, metadata={"fewbytes": words, "digest": _digest(words, state)}))
+        file.write(save(state, metadata={"fewbytes": _digest(words, state) + words}))  # of several the order is drawn
 
 
 def _digest(about: str, state: State) -> str:
@@ -99,13 +99,14 @@ def read_model(
     path = _place(Path(run), client)
     try:
         with safe_open(path, "pt") as file:
-            words = file.metadata() or {}
+            metadata = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        about = json.loads(words.get("fewbytes", "{}"))
+        told, brace, rest = metadata.get("fewbytes", "{}").partition("{")  # files of older versions have no digest
+        words = brace + rest
+        about = json.loads(words)
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"the model {path} cannot be read: {error}") from None
-    told = words.get("digest", "")  # files of older versions have none
-    if words.keys() - {"fewbytes", "digest"} or (told and told != _digest(words.get("fewbytes", ""), state)):
+    if metadata.keys() - {"fewbytes"} or (told and told != _digest(words, state)):
         raise UserError(f"the model {path} is damaged: it is not what was written; take a copy of it, or run anew")
     if build is None and "model" not in about:
         raise UserError(f"{path} is of a module of your own: in Python, pass build=, the function that makes it")

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fewbytes.core.promise import Privacy
 from fewbytes.report.folder import RunFolder
+
+OUTSIDE = {
+    "clients": "the models that the server sends and keeps; not of what else is here: clients' losses and scores, "
+    "which are exact, their own models and states, counts of samples and labels, bytes",
+    "samples": "training samples, in what clients send; not of test samples, on which scores are exact, of counts of "
+    "samples and labels, or of clients' own models and states where they are here",
+}
+"""What a promise of privacy is of, and what a run folder holds besides."""
 
 
 def noted(runs: Sequence[RunFolder]) -> list[str]:
-    """A line for everything that was noted of a run: in how many of its rounds, and how much of it the last time."""
+    """What a promise of privacy leaves out, and a line for everything that was noted of a run: in how many of its
+    rounds, and how much of it the last time."""
     lines = []
     for run in runs:
         found: dict[str, list[str]] = {}
@@ -17,6 +27,8 @@ def noted(runs: Sequence[RunFolder]) -> list[str]:
                 found.setdefault(what, []).append(how_much)
         rounds = sum(row["phase"] == "round" for row in run.rounds)
         name = f"{run.label}, " if len(runs) > 1 else ""
+        if terms := run.fact("dp"):
+            lines.append(f"{name}dp ({terms}) is of {OUTSIDE[Privacy.read(terms).of]}")
         lines += [
             f"{name}in {len(amounts)} of {rounds} rounds {what} (the last time {amounts[-1]})"
             for what, amounts in found.items()

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fewbytes.base.units import written
+from fewbytes.core.promise import Privacy
 from fewbytes.report import left_out, notes
 from fewbytes.report.folder import RunFolder
 
@@ -65,11 +66,14 @@ def _further(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def badges(run: RunFolder) -> list[str]:
-    """What is to be known of a run beside its figures: the rule its server puts replies together by, where
-    that is not the mean; how it ended, if it is not done; what its budget did."""
+    """What is to be known of a run beside its figures: the rule its server puts replies together by, where that is not
+    the mean; what it promises of privacy, and has spent; how it ended, if it is not done; what its budget did."""
     by = {"budget": "by the budget", "stop_when": f"by {run.fact('stop_when')}"}.get(str(run.fact("ended_by")))
     ended = [f"round {run.fact('rounds')} the last, {by}"] if by else []
     rule = [str(run.fact("aggregate"))] if run.fact("aggregate") else []
+    if run.fact("dp"):
+        spent = next((row["privacy"]["epsilon"] for row in reversed(run.rounds) if "privacy" in row), 0.0)
+        rule.append(f"epsilon {spent:.2f} of {Privacy.read(run.fact('dp')).epsilon:g}")
     return rule + [run.status] * (run.status != "done") + ["over the budget"] * run.over_budget + ended
 
 

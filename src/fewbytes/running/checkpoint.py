@@ -93,13 +93,13 @@ class Checkpoints:
         except OSError as error:
             raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
 
-    def write(self, checkpoint: Checkpoint, most: int) -> None:
-        """Write a checkpoint; of earlier ones so many stay that there are `most`."""
+    def write(self, checkpoint: Checkpoint, most: int | None) -> None:
+        """Write a checkpoint; of earlier ones so many stay that there are `most` (None: all)."""
         with replacing(self.path(checkpoint.round), sync=self._durable) as file:
             for part in pack(checkpoint, coded=False).parts:
                 file.write(part)
         self.versions[checkpoint.round] = checkpoint.resumed().versions
-        for t in self.rounds()[:-most]:
+        for t in self.rounds()[: -most if most else 0]:
             self.path(t).unlink()
             self.versions.pop(t, None)
 

@@ -35,8 +35,10 @@ from fewbytes.core import gallery
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Refused
-from fewbytes.core.policy import TooFewReplies
+from fewbytes.core.policy import Policy, TooFewReplies
+from fewbytes.core.privacy import ClientPrivacy, accounting, check_models
 from fewbytes.core.problem import Id, Task
+from fewbytes.core.promise import Privacy
 from fewbytes.core.records import means
 from fewbytes.core.rules import Rule
 from fewbytes.engines.base import Engine
@@ -157,6 +159,13 @@ class _Loop:
         self.rule = Rule.read(settings.aggregate)
         self.rule.check(method.method_name, method.aggregates, len(task.problem.clients))
         how += f", aggregate {self.rule}" if self.rule != Rule() else ""
+        self.promise, self.privacy = promised(method, task, settings), None
+        if self.promise is not None:
+            how += f", dp {self.promise} over {self.planned} rounds"
+            if self.promise.of == "clients":
+                self.privacy = ClientPrivacy(self.promise, self.planned, task.problem.seed)
+        self.epsilon, self.means = 0.0, 0  # spent; noisy means so far
+        self._means = folder / "checkpoint" / "means"
         self.budget, self.stop = (None, None) if method.own_rounds else (settings.budget, stop)
         self.ended_by = self.why = ""  # what ends the run before its last round, and why
         self.fingerprint = fingerprint(method, task, how)
@@ -188,20 +197,20 @@ class _Loop:
             path = self.checkpoints.path(last)
             self.watcher.note(f"the checkpoint {path} is damaged: the run goes on from round {checkpoint.round}")
         self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
+        self._recall_spent()
         if self._ends(self.rows):
             self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
         self.starts = checkpoint.starts = self.checkpoints.starts() + 1
-        self.checkpoints.write(
-            checkpoint, self.settings.keep_checkpoints
-        )  # so that no number is given twice, however often a run is gone on with
+        # so that no number is given twice, however often a run is gone on with
+        self.checkpoints.write(checkpoint, most=None)
         checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
         return checkpoint
 
     def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:
         done, finished = 0, False
         self.counts.enter(engine.sample_counts, self.settings.resume)
-        engine.on_reply, engine.rule = self.watcher.replied, self.rule
+        engine.on_reply, engine.rule, engine.privacy = self.watcher.replied, self.rule, self.privacy
         if checkpoint is not None:
             kind = self.method.state_class("server")
             self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
@@ -300,6 +309,7 @@ class _Loop:
         may_be_last = phase == "round" and self.budget is not None  # known by what it sends
         shows = scored or may_be_last or phase == "finish"
         self._take(engine, lambda: engine.begin(t, shows, *(f"join {client}" for client in who)), step, bool(who))
+        spent = self._spent(engine)
         exchanged = time.monotonic()
         sent = {"round": t, "phase": phase, "scores": {}, **engine.ledger.totals(before)}
         if may_be_last and self._ends([*self.rows, sent]):
@@ -336,6 +346,7 @@ class _Loop:
             left_out, self.missed = [*self.missed, *engine.left_out], []
             row |= {"left_out": [asdict(left) for left in left_out]} if left_out else {}
             row |= {"notes": engine.notes} if engine.notes else {}
+            row |= {"privacy": spent} if spent else {}
             row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
             self.rows.append(row)
         gallery.keep(self.folder, t, engine.shown)
@@ -346,6 +357,30 @@ class _Loop:
             self._note(self.rows[-1])
         if phase == "round" and t == self.rounds < self.planned:
             self.watcher.stopped(t, self.why)
+
+    def _spent(self, engine: Engine) -> dict[str, Any]:
+        """What a run that promises privacy has spent with this step: of clients, in how many noisy means; of samples,
+        the most that a client says. Raises UserError for more than was promised."""
+        if self.promise is None:
+            return {}
+        if self.privacy is None:
+            told = engine.records.measures.pop("epsilon", {}).values()
+            self.epsilon = max([self.epsilon, *told])
+            return {"epsilon": self.epsilon}
+        if self.means + engine.released > self.privacy.rounds:
+            raise UserError(f"dp: all {self.privacy.rounds} noisy means that were promised are spent: begin a new run")
+        self.means += engine.released
+        self.epsilon = self.privacy.epsilon(self.means)
+        return {"epsilon": self.epsilon, "means": self.means}
+
+    def _recall_spent(self) -> None:
+        """What was spent, in the rounds of the checkpoint or, if the run went back, after it."""
+        for row in self.rows:
+            if spent := row.get("privacy"):
+                self.epsilon, self.means = spent["epsilon"], spent.get("means", 0)
+        if self.privacy is not None and self._means.exists():
+            self.means = max(self.means, int(self._means.read_text()))
+            self.epsilon = self.privacy.epsilon(self.means)
 
     def _take(self, engine: Engine, begin: Callable[[], None], step: Callable[[], None], join: bool) -> None:
         """Take a step; again without them if clients' replies made the method raise, or, later, if too few answered."""
@@ -430,6 +465,9 @@ class _Loop:
         if self.settings.durable:
             engine.make_durable(kept[max(kept)] if kept else {})
         self.checkpoints.write(checkpoint, self.settings.keep_checkpoints)
+        if engine.released:
+            with replacing(self._means, sync=True) as file:  # which no going back to another checkpoint undoes
+                file.write(str(self.means).encode())
         write_text(self.folder / "rounds.jsonl", rows)
         engine.checkpointed(list(kept.values()))
 
@@ -447,9 +485,31 @@ class _Loop:
             limits["ended_by"] = self.ended_by if self.rounds < self.planned else None
         if self.rule != Rule():
             limits["aggregate"] = str(self.rule)
+        if self.promise is not None:
+            limits |= {"dp": str(self.promise), "epsilon_spent": self.epsilon}
+            limits |= {"noise_multiplier": self.privacy.multiplier} if self.privacy is not None else {}
         outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
         about = self.settings.about | limits
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts.held, outcome, about)
+
+
+def promised(method: Method, task: Task, settings: Settings, policy: Policy | None = None) -> Privacy | None:
+    """What the run promises, if anything. Raises UserError for what cannot be promised here."""
+    if settings.dp is None:
+        return None
+    promise = Privacy.read(settings.dp)
+    accounting()
+    promise.check(method.method_name, method.protects)
+    check_models(map(task.problem.model, task.problem.architectures()))
+    if promise.of == "samples" and getattr(task.problem.objective, "weights", None) is not None:
+        raise UserError("dp of samples takes no class weights, which a sample has only beside others: leave them out")
+    if settings.aggregate != "mean":
+        raise UserError(f"dp is of a mean of clients' updates, and aggregate is {settings.aggregate}: leave one out")
+    if policy is not None and policy.over_selection:
+        raise UserError(
+            "dp: who takes the place of a client that is late would be in the mean: leave over_selection out"
+        )
+    return promise
 
 
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:

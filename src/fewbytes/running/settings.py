@@ -11,6 +11,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count, Whole
 from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.units import parse_bytes
+from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
@@ -36,6 +37,11 @@ class Settings(Group):
         "mean", "What the server takes of clients' replies: mean, or, where some may lie, median, trimmed-mean=PART, "
         "krum=LIARS, multi-krum=LIARS, norm-clip, norm-clip=NORM or geometric-median.", metavar="RULE",
         text=Text("a rule", lambda text: str(Rule.read(text)), str), brief=True,
+    )  # fmt: skip
+    dp: str | None = setting(
+        None, "Promise differential privacy, epsilon=8,delta=1e-5,clip=1.0: of clients, kept by the server, or with "
+        "of=samples of each one's samples, kept by the clients.", metavar="TERMS",
+        text=Text("terms of a promise", lambda text: str(Privacy.read(text)), str), brief=True,
     )  # fmt: skip
     engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
         "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"

@@ -5,12 +5,13 @@ with Non-IID Data", NeurIPS 2021: statistics of features by class, merged over c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fewbytes.base.errors import MethodError
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import seed_torch
 from fewbytes.core.training import Local, fit
@@ -30,6 +31,13 @@ class ClassStatistics:
 
     counts: Dense
     moments: Dense
+
+    def checked(self) -> Self:
+        """These. Raises MethodError if they cannot be a client's."""
+        counts = self.counts.state["n"]
+        if counts.ndim != 1 or int(counts.min()) < 0 or len(self.moments.state["mean"]) != int((counts > 0).sum()):
+            raise MethodError("its counts of samples by class are not what its means are of")
+        return self
 
 
 def class_statistics(features: Tensor, labels: Tensor, classes: int) -> ClassStatistics:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.base.ranges import SENT, Samples
+from fewbytes.base.ranges import Samples
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
@@ -47,8 +47,15 @@ class Head:
 class TrainedHead:
     """Client to server: its classifier, and on how many samples it was trained."""
 
-    theta: Annotated[Dense, SENT]
+    theta: Dense
     samples: Samples
+
+    def checked(self, like: nn.Linear) -> State:
+        """The classifier. Raises MethodError if it is not one like this."""
+        head = self.theta.dense()
+        if {name: value.shape for name, value in head.items()} != {n: p.shape for n, p in like.named_parameters()}:
+            raise MethodError("its classifier is not like the others'")
+        return head
 
 
 @dataclass

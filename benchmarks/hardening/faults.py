@@ -1,0 +1,92 @@
+"""The 25 faults and attacks that a server left alone must bear, and which functions here measure them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Measure(NamedTuple):
+    """A function of a module here, `module.function`, that returns figures; it is called with a count, of what its
+    docstring says: `usual`, or `long` where FEWBYTES_LONG is set. `limit`: seconds it may take; long, 20 times
+    that."""
+
+    name: str
+    usual: int
+    long: int
+    limit: float = 180.0
+
+
+class Fault(NamedTuple):
+    """`stock`: what the same comes to with Flower's own FedAvg. `lacking`: what is not measured of it, and why."""
+
+    number: int
+    name: str
+    measures: tuple[Measure, ...] = ()
+    stock: tuple[Measure, ...] = ()
+    lacking: str = ""
+
+
+FAULTS = (
+    Fault(1, "frames that lie", (Measure("wire.fuzzed", 1000, 20_000),)),
+    Fault(2, "frames cut off, bits flipped", (Measure("wire.damaged", 1, 1),), (Measure("stock.damaged", 1, 1),)),
+    Fault(3, "bombs", (Measure("wire.bombed", 1, 1),), (Measure("stock.bombed", 1, 1),)),
+    Fault(4, "well-formed replies that lie", (Measure("replies.lies", 2, 1000, 400),), (Measure("stock.lies", 1, 1),)),
+    Fault(
+        5,
+        "a client killed while it uploads",
+        lacking="benchmarks/flower/faults.py kills nodes of a real deployment, but counts nothing",
+    ),
+    Fault(
+        6,
+        "duplicate replies",
+        (Measure("replies.duplicates", 1000, 10_000),),
+        lacking="eight threads at once, which is the SuperLink's part",
+    ),
+    Fault(7, "late replies", (Measure("replies.late", 60, 600),)),
+    Fault(8, "replayed replies", (Measure("deployment.replays", 100, 1000),)),
+    Fault(
+        9,
+        "strangers, and what is named or left for them",
+        (
+            Measure("deployment.unauthenticated", 10, 50),
+            Measure("deployment.names", 1, 1),
+            Measure("deployment.kept", 1, 1),
+        ),
+        lacking="wrong, expired and revoked certificates of servers, and how much is read before a refusal",
+    ),
+    Fault(
+        10,
+        "the server crashes",
+        (Measure("durability.kills", 8, 200), Measure("durability.power_loss", 6, 60)),
+    ),
+    Fault(11, "the disk is full", (Measure("durability.full_disk", 6, 50),), lacking="input and output errors"),
+    Fault(12, "the clock jumps", (Measure("deployment.clock", 1, 1),)),
+    Fault(13, "stragglers", (Measure("replies.stragglers", 10, 50),)),
+    Fault(14, "dropouts", (Measure("replies.dropouts", 100, 1000),)),
+    Fault(15, "too few answer", (Measure("replies.quorum", 2, 4),)),
+    Fault(16, "clients that come and go, links that flap", lacking="needs networks of its own"),
+    Fault(17, "slow and idle connections", lacking="needs networks of its own"),
+    Fault(18, "weeks of work", (Measure("replies.soak", 100, 1000),), lacking="a soak of a real deployment"),
+    Fault(
+        19,
+        "poisoned updates",
+        (Measure("learning.poisoned", 1, 1),),
+        lacking="noise and flipped labels",
+    ),
+    Fault(20, "backdoors by model replacement", lacking="no attack of this kind is here yet"),
+    Fault(21, "gradient inversion", (Measure("learning.inverted", 2, 8),), lacking="attacks that unroll training"),
+    Fault(22, "membership inference", lacking="no attack of this kind is here yet"),
+    Fault(
+        23,
+        "differential privacy",
+        (Measure("privacy.promised", 10_000, 100_000),),
+        lacking="crash and resume, which tests/running/test_dp.py looks at",
+    ),
+    Fault(
+        24,
+        "order of arrival, number of workers",
+        (Measure("replies.orders", 5, 20),),
+        (Measure("stock.orders", 20, 20),),
+    ),
+    Fault(25, "bytes", (Measure("sent.frames", 5, 20), Measure("sent.sockets", 3, 10))),
+)

@@ -1,0 +1,312 @@
+"""Differential privacy: what a run promises, the noise that keeps the promise, and what of it is spent.
+
+Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014. Of clients: McMahan, Ramage, Talwar, Zhang,
+"Learning Differentially Private Recurrent Language Models", ICLR 2018, with equal weights. Of samples: Abadi et al.,
+"Deep Learning with Differential Privacy", CCS 2016, in Poisson batches. The package dp-accounting counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.state import State
+from fewbytes.core.promise import Privacy
+
+Bytes = Callable[[int], bytes]
+"""Gives so many further random bytes."""
+ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512)
+"""Of Renyi divergence, whole ones, which are counted fast; more would find epsilon a little lower."""
+
+
+def check_models(models: Iterable[nn.Module]) -> None:
+    """Raises UserError for models that cannot be trained under noise."""
+    for model in models:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise UserError(
+                    f"dp takes no batch normalisation ({name}), which mixes samples and whose statistics bear no "
+                    "noise: take group normalisation, or a model without any, such as cnn4 or mlp"
+                )
+
+
+def accounting() -> Any:
+    """The package that counts. Raises UserError where it is missing."""
+    try:
+        import dp_accounting
+        import dp_accounting.rdp
+    except ImportError as error:
+        raise UserError(f"dp is counted by dp-accounting: pip install 'fewbytes[dp]' ({error})") from None
+    return dp_accounting
+
+
+def random_bytes(key: bytes, *names: int | str | bytes) -> Bytes:
+    """Bytes that nobody can foretell who does not know the key, the same for the same names: SHAKE-256."""
+    head = hashlib.sha256()
+    for part in (key, *names):
+        text = part if isinstance(part, bytes) else str(part).encode()
+        head.update(len(text).to_bytes(8, "little") + text)
+    block, prefix = itertools.count(), head.digest()
+    return lambda length: hashlib.shake_256(prefix + next(block).to_bytes(8, "little")).digest(length)
+
+
+def uniform(count: int, random: Bytes) -> Tensor:
+    """So many numbers above 0 and below 1, float64: odd multiples of 2^-53."""
+    bits = torch.from_numpy(np.frombuffer(random(8 * count), "<i8").copy())
+    return bits.bitwise_and((1 << 52) - 1).double().add_(0.5).mul_(2.0**-52)
+
+
+def gaussian(count: int, random: Bytes) -> Tensor:
+    """So many numbers of the standard normal distribution, float64, by its inverse; none is beyond 8.3."""
+    normal: Tensor = torch.special.ndtri(uniform(count, random))
+    return normal
+
+
+# ------------------------------------------------------------------------------------------------- privacy of clients
+
+
+@dataclass(frozen=True)
+class ClientPrivacy:
+    """The promise to clients that the server keeps, over so many rounds of one noisy mean each.
+
+    A client counts as if it took part in all rounds, as who does follows from the seed, which everybody knows: nothing
+    is gained by sampling, and nothing is lost if a cohort is known. Gaussian mechanisms together are one, whose epsilon
+    is exact: Balle, Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018.
+    """
+
+    privacy: Privacy
+    rounds: int
+    seed: int
+
+    @functools.cached_property
+    def multiplier(self) -> float:
+        """z: the deviation of the noise on the sum of updates, in clips. Raises UserError without dp-accounting."""
+        p = self.privacy
+        with np.errstate(divide="ignore"):  # it tries deviations out
+            z = float(accounting().get_sigma_gaussian(p.epsilon, p.delta)) * math.sqrt(self.rounds)
+        while gaussian_epsilon(z, self.rounds, p.delta) > p.epsilon:  # by what the search stops at
+            z *= 1 + 1e-9
+        return z
+
+    def epsilon(self, means: int) -> float:
+        """What so many noisy means have spent."""
+        return gaussian_epsilon(self.multiplier, means, self.privacy.delta)
+
+    def random(self, t: int) -> Bytes:
+        """For the noise of round t: of a key that is drawn now and forgotten, or, to study, of the run's seed."""
+        key = os.urandom(32) if self.privacy.noise == "secure" else str(self.seed).encode()
+        return random_bytes(key, "server", t, "noise")
+
+
+def gaussian_epsilon(multiplier: float, times: int, delta: float) -> float:
+    """What so many Gaussian mechanisms spend together."""
+    if not times:
+        return 0.0
+    with np.errstate(divide="ignore"):
+        return float(accounting().get_epsilon_gaussian(multiplier / math.sqrt(times), delta))
+
+
+class PrivateMean:
+    """What stands in for `Mean` and `EntryMeans` where clients are promised privacy: all clients weigh the same, each
+    one's update is clipped, and noise is put on the mean.
+
+    `around`: what clients were sent, from which updates count; an entry that it lacks counts from 0. `release`: called
+    when the mean is asked for, gives how many clients were asked, by which the sum is divided, and what to draw from.
+    Who does not reply counts as no update: with a client's reply or without it, the sum differs by a norm of at most
+    the clip. Counters stay as they were sent. Sums are in float64.
+    """
+
+    def __init__(
+        self, central: ClientPrivacy, around: Mapping[str, Tensor] | None, release: Callable[[], tuple[int, Bytes]]
+    ) -> None:
+        self.central, self.around, self._release = central, around or {}, release
+        self.weights: dict[str, float] = {}
+        self._sum: State = {}
+        self._like: State = {}
+
+    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Add one client's state; its weight is its own secret. Raises MethodError for entries unlike the others'."""
+        if self._like and (
+            self._like.keys() != state.keys() or any(self._like[n].shape != v.shape for n, v in state.items())
+        ):
+            raise MethodError("a mean under noise needs the same entries in every state")
+        self._like = self._like or dict(state)
+        change = {
+            name: value.double() - self.around.get(name, 0)
+            for name, value in state.items()
+            if value.is_floating_point()
+        }
+        for name, value in clipped(change, self.central.privacy.clip).items():
+            self._sum[name] = self._sum[name] + value if name in self._sum else value
+        self.weights = {name: self.weights.get(name, 0.0) + 1 for name in state}
+
+    def __call__(self) -> State:
+        """The noisy mean. Raises MethodError if nobody replied, or there was one in this round already."""
+        if not self._like:
+            raise MethodError("a mean of nothing: no client replied")
+        asked, random = self._release()
+        deviation = self.central.multiplier * self.central.privacy.clip
+        mean: State = {}
+        for name, like in self._like.items():
+            start = self.around.get(name)
+            if not like.is_floating_point():
+                if start is None:
+                    raise MethodError(f"the counter {name!r} bears no noise: do not send it")
+                mean[name] = start.clone()
+                continue
+            total = self._sum[name] + deviation * gaussian(like.numel(), random).view(like.shape)
+            mean[name] = ((0 if start is None else start.double()) + total / asked).to(like.dtype)
+        return mean
+
+    def over(self, old: State) -> State:
+        """The same in place of `old`'s entries; those nobody sent stay."""
+        if strange := self.weights.keys() - old.keys():
+            raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
+        return old | self() if self._like else dict(old)
+
+
+def clipped(change: State, norm: float) -> State:
+    """The change, float64, times min(1, norm / its own norm), all entries as one vector."""
+    length = math.sqrt(sum(float(value.square().sum()) for value in change.values()))
+    return {name: value * (norm / length) for name, value in change.items()} if length > norm else change
+
+
+# ------------------------------------------------------------------------------------------------- privacy of samples
+
+
+@dataclass(frozen=True)
+class SamplePrivacy:
+    """The promise to each client's training samples, which the client keeps: over so many rounds of these terms."""
+
+    privacy: Privacy
+    rounds: int
+    epochs: int
+    batch: int
+
+    def prepare(self, samples: Iterable[int]) -> None:
+        """Do what takes a second and is the same for all, for clients of so many samples each, before processes are
+        forked: torch loads what it needs for gradients of single samples, and the noise is calibrated."""
+        model = nn.Linear(1, 1)
+        clipped_sum(
+            model, dict(model.named_parameters()), nn.functional.mse_loss, torch.ones(1, 1), torch.ones(1, 1), 1
+        )
+        for each in samples:
+            self.multiplier(each)
+
+    def sampled(self, samples: int) -> tuple[float, int]:
+        """Of a client with so many: the part of them in a batch, and how many batches a round has."""
+        return min(1.0, self.batch / samples), self.epochs * math.ceil(samples / self.batch)
+
+    def multiplier(self, samples: int) -> float:
+        """z: the deviation of the noise on a batch's sum of gradients, in clips."""
+        part, steps = self.sampled(samples)
+        return calibrated(self.privacy.epsilon, self.privacy.delta, part, steps * self.rounds)
+
+    def epsilon(self, samples: int, rounds: int) -> float:
+        """What so many rounds that a client took part in have spent."""
+        part, steps = self.sampled(samples)
+        return sampled_epsilon(self.multiplier(samples), part, steps * rounds, self.privacy.delta)
+
+
+def sampled_epsilon(multiplier: float, part: float, steps: int, delta: float) -> float:
+    """What so many steps of noisy sums of Poisson batches spend, with or without a sample, by Renyi divergence."""
+    package = accounting()
+    accountant = package.rdp.RdpAccountant(ORDERS)
+    return float(accountant.compose(_steps(package, multiplier, part, steps)).get_epsilon(delta)) if steps else 0.0
+
+
+@functools.cache
+def calibrated(epsilon: float, delta: float, part: float, steps: int) -> float:
+    """The multiplier by which so many steps spend epsilon, no more. Raises UserError if there is none."""
+    package = accounting()
+    try:
+        z = package.calibrate_dp_mechanism(
+            lambda: package.rdp.RdpAccountant(ORDERS), lambda z: _steps(package, z, part, steps), epsilon, delta,
+            tol=1e-6,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"dp: no noise keeps epsilon {epsilon:g} over {steps} steps ({error})") from None
+    return float(z)
+
+
+def _steps(package: Any, multiplier: float, part: float, steps: int) -> Any:
+    event = package.GaussianDpEvent(multiplier)
+    return package.SelfComposedDpEvent(package.PoissonSampledDpEvent(part, event) if part < 1 else event, steps)
+
+
+class Diary(Protocol):
+    """What a client keeps of its promise, beside its state: nothing of it is undone by a run that goes back."""
+
+    def secret(self) -> bytes:
+        """32 bytes that nobody else knows, always the same."""
+
+    def trained(self, client: int, begin: bytes) -> int:
+        """Note that a client trains from what has these 32 bytes for a digest; from how many different beginnings it
+        has."""
+
+
+class PrivateSteps:
+    """What a client's local training does in place of batches and their gradients: Poisson batches, each sample's
+    gradient clipped, and noise on the sum, which is divided by the size of a batch that is expected."""
+
+    def __init__(self, terms: SamplePrivacy, samples: int, random: Bytes) -> None:
+        self.terms, self.samples, self.random = terms, samples, random
+        self.part, self.steps = terms.sampled(samples)
+        self.multiplier = terms.multiplier(samples)
+
+    def batches(self, device: torch.device) -> Iterator[Tensor]:
+        """The samples of each of an epoch's batches: every sample is in each by chance, so that some may be empty."""
+        for _ in range(self.steps // self.terms.epochs):
+            yield (uniform(self.samples, self.random) < self.part).nonzero()[:, 0].to(device)
+
+    def gradients(
+        self, model: nn.Module, loss: Callable[[Any, Tensor], Tensor], samples: Tensor, targets: Tensor
+    ) -> None:
+        """Leaves a batch's noisy gradient in the parameters. Raises UserError for a model whose samples' gradients
+        cannot be had one by one."""
+        learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in learnt.items()}
+        if len(targets):
+            total = clipped_sum(model, learnt, loss, samples, targets, self.terms.privacy.clip)
+        deviation = self.multiplier * self.terms.privacy.clip
+        expected = self.part * self.samples
+        for name, p in learnt.items():
+            noise = deviation * gaussian(p.numel(), self.random).view(p.shape).to(p.device)
+            p.grad = ((total[name] + noise) / expected).to(p.dtype)
+
+
+def clipped_sum(
+    model: nn.Module,
+    learnt: Mapping[str, Tensor],
+    loss: Callable[[Any, Tensor], Tensor],
+    samples: Tensor,
+    targets: Tensor,
+    norm: float,
+) -> State:
+    """The sum of samples' gradients of the parameters that learn, each, as one vector, clipped to a norm; float64."""
+
+    def of_one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(functional_call(model, parameters, (x[None],)), y[None])
+
+    try:
+        each = vmap(grad(of_one), in_dims=(None, 0, 0), randomness="different")(
+            {name: p.detach() for name, p in learnt.items()}, samples, targets
+        )
+    except RuntimeError as error:
+        raise UserError(f"dp of samples: this model has no gradient of each sample ({error})") from None
+    doubled = {name: value.double() for name, value in each.items()}
+    squares = sum(value.flatten(1).square().sum(1) for value in doubled.values())
+    scale = (norm / torch.as_tensor(squares).sqrt().clamp(min=1e-300)).clamp(max=1)
+    return {name: torch.tensordot(scale, value, 1) for name, value in doubled.items()}

@@ -1,0 +1,50 @@
+"""What a run may promise of privacy, as it is written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from fewbytes.base.errors import UserError
+
+Protected = Literal["clients", "samples"]
+FORM = "epsilon=8,delta=1e-5,clip=1.0, of=samples if not of clients, noise=seeded if not secure"
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a run promises: with or without any one of `of`, all that it releases is as likely but for a factor of
+    e^epsilon, and delta. `clip`: the norm that a client's update, or a sample's gradient, has at most."""
+
+    epsilon: float
+    delta: float
+    clip: float
+    of: Protected = "clients"
+    noise: Literal["secure", "seeded"] = "secure"  # seeded: by the run's seed, which everybody knows
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """As in FORM, in any order. Raises UserError for anything else."""
+        given = dict(part.strip().partition("=")[::2] for part in text.split(","))
+        try:
+            made = cls(**{key: float(value) if key in ("epsilon", "delta", "clip") else value
+                          for key, value in given.items()})  # type: ignore[arg-type]  # fmt: skip
+        except (TypeError, ValueError):
+            raise UserError(f"dp is {FORM}; not {text!r}") from None
+        known = made.of in ("clients", "samples") and made.noise in ("secure", "seeded")
+        positive = 0 < made.epsilon < math.inf and 0 < made.clip < math.inf and 0 < made.delta < 1
+        if not (known and positive) or len(given) != text.count(",") + 1:
+            raise UserError(f"dp is {FORM}, epsilon and clip above 0, delta between 0 and 1; not {text!r}")
+        return made
+
+    def __str__(self) -> str:
+        usual = [f"{name}={getattr(self, name)!r}".removesuffix(".0") for name in ("epsilon", "delta", "clip")]
+        of = ["of=samples"] if self.of == "samples" else []
+        return ",".join(of + usual + (["noise=seeded"] if self.noise == "seeded" else []))
+
+    def check(self, method: str, protects: frozenset[str]) -> None:
+        """Raises UserError for a method, by name, that `protects` nobody, or others."""
+        if self.of not in protects:
+            remedy = "promise it of clients" if protects else "leave dp out"
+            raise UserError(f"dp of {self.of}: {method} sends more than what noise is put on: {remedy}, or take fedavg")

@@ -1,0 +1,41 @@
+"""A client that lies, of any method: the run goes on as without its reply. All lies with FEWBYTES_LONG=1."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from cases import CASES
+from hostile import LIAR, lies_of, outcome
+
+import fewbytes as fb
+
+EACH = None if os.environ.get("FEWBYTES_LONG") else 2
+"""How many lies of a case are told."""
+HONEST = {"mask", "counts", "scores", "classes", "indices", "values", "levels", "signs", "patterns", "which", "vectors"}
+"""Fields whose numbers may be anything their type holds: a lie there is one that nobody can tell from the truth."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_reply_ends_a_run(name):
+    lies = lies_of(name)
+    if not lies:
+        return  # it replies nothing
+    without, truth = outcome(name, None, policy=fb.Policy(exclude=str(LIAR))), outcome(name, None)
+    assert not without.raised
+    for lie in lies[:: max(1, len(lies) // EACH) if EACH else 1][:EACH]:
+        told = outcome(name, lie)
+        assert not told.raised, lie
+        refused = [left for row in told.rows for left in row.get("left_out", []) if left["client"] == LIAR]
+        assert all(left["outcome"] in ("rejected", "excluded") for left in refused)
+        if told.state not in (without.state, truth.state) and not refused:
+            assert lie.what.split()[0] in HONEST or set(lie.what.split()) & HONEST, lie
+
+
+def test_lies_of_models_leave_the_model_as_without_the_liar():
+    """Whatever FedAvg's client says in place of its model or its number of samples."""
+    without = outcome("fedavg", None, policy=fb.Policy(exclude=str(LIAR))).state
+    for lie in lies_of("fedavg"):
+        told = outcome("fedavg", lie)
+        assert told.state == without, lie
+        assert {left["client"] for row in told.rows for left in row["left_out"]} == {LIAR}
