@@ -213,7 +213,7 @@ def test_the_same_seed_gives_the_same_files(fedavg):
 
 
 def test_the_run_s_own_model_may_be_attacked(fedavg):
-    run, random = (attack(fedavg, model, how=QUICK)["attacked"] for model in ("run", "lenet"))
+    run, random = (attack(fedavg, replace(QUICK, model=model))["attacked"] for model in ("run", "lenet"))
     assert [row["sample"] for row in run] == [row["sample"] for row in random]
     assert run != random
 
@@ -268,9 +268,9 @@ def test_mistakes_are_told(fedavg, tmp_path):
     (flat / "config.toml").write_text((fedavg / "config.toml").read_text().replace('"fedavg"', '"fedproto"', 1))
     mistakes = {
         "is not a run folder": (tmp_path,),
-        "unknown model 'lenett' .did you mean 'lenet'": (fedavg, "lenett"),
-        "no client 7: the run has 2 clients": (fedavg, "lenet", 7),
-        "30 training images, fewer than 31": (fedavg, "lenet", 0, Attacking(images=31)),
+        "unknown model 'lenett' .did you mean 'lenet'": (fedavg, Attacking(model="lenett")),
+        "no client 7: the run has 2 clients": (fedavg, Attacking(client=7)),
+        "30 training images, fewer than 31": (fedavg, Attacking(images=31)),
         "has no parameter|uploads no fixed tensors": (flat,),
     }
     for told, arguments in mistakes.items():

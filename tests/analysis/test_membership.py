@@ -62,7 +62,7 @@ def test_lira_goes_by_what_is_usual_for_each_sample():
 
 
 def test_an_overfitted_model_gives_members_away_and_one_hardly_trained_does_not(overfitted, averaged):
-    over, once = membership(overfitted, how=QUICK), membership(averaged, how=QUICK)
+    over, once = membership(overfitted, QUICK), membership(averaged, QUICK)
     assert (over["model"], once["model"]) == ("client 0", "global")
     assert over["members"] == once["members"] == 100
     for kept, forgotten in zip(over["attacks"], once["attacks"], strict=True):

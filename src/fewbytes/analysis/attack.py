@@ -36,7 +36,7 @@ from fewbytes.base.files import replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Task
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.models.build import build_model
 from fewbytes.models.files import load_model
@@ -51,17 +51,16 @@ Progress = Callable[[int, int, str], None]
 """Hears how it goes: (iterations done, iterations in all, text)."""
 
 
-def attack(
-    run: Path, model: str = "lenet", client: Id = 0, how: Attacking | None = None, progress: Progress = lambda *_: None
-) -> dict[str, Any]:
+def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Attack training images of a client of a run; writes RUN/attack.json, which it returns, and RUN/attack.png.
 
-    `model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model that
-    the run saved: the client's own, else the global one. The run's method says which of its tensors are shared. The
-    same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
+    `how.model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model
+    that the run saved: the client's own, else the global one. The run's method says which of its tensors are shared.
+    The same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
     folder that is no run, data that are no images, too few images, and a method whose uploads are no gradients.
     """
     how = how or Attacking()
+    client = how.client
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
         method = experiment.made()
@@ -75,7 +74,7 @@ def attack(
         )
     if len(split) < how.images:
         raise UserError(f"client {client} has {len(split)} training images, fewer than {how.images}: set --images")
-    victim, attacker = _networks(model, task, run, client, how.seed)
+    victim, attacker = _networks(how, task, run)
     shared = method.observed(victim)
     if not shared:
         raise UserError(
@@ -104,8 +103,6 @@ def attack(
     counts = {name: p.numel() for name, p in parameters.items()}
     result = {
         "method": experiment.method,
-        "model": model,
-        "client": client,
         **dataclasses.asdict(how),
         "observed": shared,
         "observed_values": sum(counts[name] for name in shared),
@@ -257,14 +254,15 @@ def drawn(originals: Sequence[Tensor], reconstructions: Sequence[Tensor], values
     return file.getvalue()
 
 
-def _networks(model: str, task: Task, run: Path, client: Id, seed: int) -> tuple[nn.Module, nn.Module]:
+def _networks(how: Attacking, task: Task, run: Path) -> tuple[nn.Module, nn.Module]:
     """The client's network, and one like it with weights drawn otherwise; float64, in evaluation mode."""
-    if model == "run":
+    client, seed = how.client, how.seed
+    if how.model == "run":
         own = (run / "models" / f"client-{client}.safetensors").is_file()
         victim = load_model(run, client if own else None)
         other = dataclasses.replace(task.problem, seed=stream_seed(seed, "attack", "attacker")).model(client)
     else:
-        victim, other = (_untrained(model, task, seed, whose) for whose in ("victim", "attacker"))
+        victim, other = (_untrained(how.model, task, seed, whose) for whose in ("victim", "attacker"))
     return victim.to(task.problem.device).double().eval(), other.to(task.problem.device).double().eval()
 
 

@@ -10,9 +10,9 @@ Two attacks on the model that a run saved, by what it makes of a sample of known
   distributions, their variances over all samples together as there are few models. The score is their log ratio.
 
 Worst case for the clients: shadow models also learn from all other members, as if the attacker knew them. They are
-trained by the method's own local training for as many epochs as the run, centrally, where clients' models would be put
-together. The control is a model like the run's that is overfitted to a few samples, attacked the same way: an attack
-that does not tell its members is void.
+trained by the method's own local training for as many epochs as the run, under noise where the run promises it to
+samples, centrally, where clients' models would be put together. The control is a model like the run's that is
+overfitted to a few samples, attacked the same way: an attack that does not tell its members is void.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from fewbytes.base.files import replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.streams import seeded, stream
 from fewbytes.core.method import Method
+from fewbytes.core.privacy import PrivateSteps, random_bytes
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.training import Local, fit, outputs, prepared, ready
 from fewbytes.data import Split
@@ -74,15 +75,13 @@ class Pool:
         return -F.cross_entropy(logits, labels[:, 0], reduction="none"), right - others
 
 
-def membership(
-    run: Path, client: Id = 0, how: Inferring | None = None, progress: Progress = lambda *_: None
-) -> dict[str, Any]:
+def membership(run: Path, how: Inferring | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Tell training samples of a run's model from others; writes and returns RUN/membership.json.
 
-    The model is the global one, whose members are all clients' training samples, or, where the run saved none, the
-    client's own with its samples. Others are the server's test samples, or all clients'. The same seed, on as many
-    threads, gives the same file; stopped early, nothing is written. Raises UserError for a folder that is no run,
-    data without classes, and a method without local training.
+    The model is the global one, whose members are all clients' training samples, or, where a client is named or the run
+    saved no global one, a client's own with its samples. Others are the server's test samples, or all clients'. The
+    same seed, on as many threads, gives the same file; stopped early, nothing is written. Raises UserError for a folder
+    that is no run or has no such model, data without classes, and a method without local training.
     """
     how = how or Inferring()
     experiment = experiment_of(run)
@@ -93,8 +92,9 @@ def membership(
             raise UserError(f"members are told by the loss of their class, and here {task.data.learns} are learnt")
         if not isinstance(getattr(method, "local", None), Local):
             raise UserError(f"{experiment.method} has no local training by which shadow models could be trained")
-        own = not (run / "models" / "global.safetensors").is_file()
-        if own and client not in task.problem.clients:
+        own = how.client is not None or not (run / "models" / "global.safetensors").is_file()
+        client = how.client or 0
+        if client not in task.problem.clients:
             raise UserError(f"there is no client {client}: the run has {len(task.problem.clients)} clients")
         victim = load_model(run, client if own else None).to(task.problem.device)
         rounds = method.planned_rounds(experiment.run.rounds)
@@ -156,8 +156,13 @@ def pools(method: Method, task: Task, client: Id, parts: list[Split], rounds: in
             model = prepared(problem.drawn(client).to(problem.device))
             loss = problem.objective.loss(model, None, y)
             for t in range(1, rounds + 1):
-                transform = parts[-1].transform if terms is local else None
-                fit(model, x, y, terms, t, precision=problem.precision, transform=transform, loss=loss)
+                transform, private = None, None
+                if terms is local:
+                    transform = parts[-1].transform
+                    if problem.privacy is not None:
+                        noise = random_bytes(str(how.seed).encode(), "membership", name, t)
+                        private = PrivateSteps(problem.privacy, len(y), noise)
+                fit(model, x, y, terms, t, precision=problem.precision, transform=transform, private=private, loss=loss)
         return model
 
     few = torch.cat([torch.arange(CONTROL_SAMPLES), torch.arange(half, half + CONTROL_SAMPLES)])

@@ -32,6 +32,10 @@ class Attacking(Group):
 
     title: ClassVar[str] = "Gradient inversion"
 
+    client: Whole = setting(0, "Whose training images.")
+    model: str = setting(
+        "lenet", "lenet, resnet18-sigmoid, another model, or run: the one that the run saved.", metavar="NAME"
+    )
     images: Count = setting(20, "Number of images, each attacked alone.")
     iterations: Count = setting(300, "Iterations of L-BFGS at most, 20 steps each.")
     restarts: Whole = setting(1, "Further starts where the gradients of one do not match.")
@@ -45,6 +49,7 @@ class Inferring(Group):
 
     title: ClassVar[str] = "Membership inference"
 
+    client: Whole | None = setting(None, "The model of this client, and its samples (default: the global one).")
     shadows: Annotated[int, Meta(ge=4)] = setting(8, "Shadow models of LiRA, half of them trained on a sample.")
     samples: Annotated[int, Meta(ge=100)] = setting(1000, "Members to tell from as many others, at most.")
     seed: int = setting(0, "Same seed, same figures.")

@@ -417,11 +417,6 @@ ATTACKS = [
 def attack(
     how: Attacking | Inferring | Poisoning,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    client: Annotated[int, typer.Option(help="Whose training samples.")] = 0,
-    model: Annotated[
-        str,
-        typer.Option(help="lenet, resnet18-sigmoid, another model, or run: the trained one.", metavar="NAME"),
-    ] = "lenet",
     allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
@@ -436,14 +431,15 @@ def attack(
     from fewbytes.analysis.poisoning import poison, poison_table
     from fewbytes.report import read_runs, write_report
 
-    with _standard_output_for(as_json), _naming(allow, run, model):
+    named = (how.model,) if isinstance(how, Attacking) else ()
+    with _standard_output_for(as_json), _naming(allow, run, *named):
         with progress("attack") as bar:
             if isinstance(how, Poisoning):
                 result, table = poison(run, how, bar), poison_table
             elif isinstance(how, Inferring):
-                result, table = membership(run, client, how, bar), membership_table
+                result, table = membership(run, how, bar), membership_table
             else:
-                result, table = attack_run(run, model, client, how, bar), attack_table
+                result, table = attack_run(run, how, bar), attack_table
         page = write_report(read_runs([run]), run / "report.html")
     if as_json:
         print(json.dumps(result, indent=2))

@@ -87,28 +87,42 @@ def _membership_word(row: Inferred) -> str:
 
 def poison_words(result: Poison) -> list[str]:
     """What the figures say of the control, and of each rule, a sentence each."""
-    backdoor, clean = result["poison"] == "backdoor", result["clean"]["accuracy"] or 0.0
+    backdoor = result["poison"] == "backdoor"
     control, *rules = result["poisoned"]
 
-    def lost(row: Poisoned) -> float:
-        return clean - (result["chance"] if row["accuracy"] is None else row["accuracy"])
-
     def told(row: Poisoned) -> str:
-        instead = f"instead of {percent(clean)}"
+        instead = f"instead of {percent(result['clean']['accuracy'])}"
         score = "the run diverges" if row["accuracy"] is None else f"accuracy {percent(row['accuracy'])} {instead}"
         refused = f" ({row['refused']} replies of liars refused)" if row["refused"] else ""
         return (f"attack success {percent(row['success'])}, {score}" if backdoor else score) + refused
 
-    if backdoor and (control["success"] or 0.0) < CONTROL_SUCCESS:
-        return [f"Void: by the mean, {told(control)}: an attack that succeeds in less than 80 % judges no rule."]
-    if not backdoor and lost(control) < CONTROL_DROP:
-        return [f"Void: by the mean, {told(control)}: an attack that costs less than 20 points judges no rule."]
+    if not succeeds(result):
+        weak = "succeeds in less than 80 %" if backdoor else "costs less than 20 points"
+        return [f"Void: by the mean, {told(control)}: an attack that {weak} judges no rule."]
     words = [f"By the mean the attack succeeds: {told(control)}."]
     for row in rules:
-        bears = lost(row) <= (DEFENDED_BACKDOOR_DROP if backdoor else DEFENDED_DROP) + 1e-9
-        bears = bears and row["accuracy"] is not None and (row["success"] or 0.0) <= DEFENDED_SUCCESS
-        words.append(f"{row['rule']} {'bears it' if bears else 'does not bear it'}: {told(row)}.")
+        words.append(f"{row['rule']} {'bears it' if bears(result, row) else 'does not bear it'}: {told(row)}.")
     return words
+
+
+def succeeds(result: Poison) -> bool:
+    """Whether the control does: by the mean a backdoor opens, or another lie costs accuracy. If not, all is void."""
+    control = result["poisoned"][0]
+    if result["poison"] == "backdoor":
+        return (control["success"] or 0.0) >= CONTROL_SUCCESS
+    return _lost(result, control) >= CONTROL_DROP
+
+
+def bears(result: Poison, row: Poisoned) -> bool:
+    """Whether a rule keeps the run's accuracy, and the backdoor shut."""
+    most = DEFENDED_BACKDOOR_DROP if result["poison"] == "backdoor" else DEFENDED_DROP
+    kept = row["accuracy"] is not None and _lost(result, row) <= most + 1e-9
+    return kept and (row["success"] or 0.0) <= DEFENDED_SUCCESS
+
+
+def _lost(result: Poison, row: Poisoned) -> float:
+    """Accuracy lost to liars; a run that diverges guesses."""
+    return (result["clean"]["accuracy"] or 0.0) - (result["chance"] if row["accuracy"] is None else row["accuracy"])
 
 
 def section(runs: Sequence[RunFolder]) -> list[Leak]:
