@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 import fewbytes as fb
+from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.running.checkpoint import read_checkpoint
 
@@ -47,11 +48,8 @@ def configured(folder: Path, method: str, **settings) -> Path:
     """A run folder as the command line makes it of these settings."""
     experiment = make_experiment({"method": method, **settings})
     task = experiment.task()
-    rounds = experiment.run.rounds
-    fb.run(
-        experiment.made(), task, rounds=rounds, out=folder, workers=1, config=experiment.toml(),
-        about=experiment.about(task),
-    )  # fmt: skip
+    how = replace(experiment.run, out=folder, workers=1, config=experiment.toml(), about=experiment.about(task))
+    run_with(experiment.made(), task, how, experiment.policy)
     return folder
 
 

@@ -183,6 +183,10 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
         liars = sorted(stream(how.seed, "poison", "liars").choice(clients, number, replace=False).tolist())
         liar = lying(method, liars, how)
         rules = [Rule(), *(Rule.read(text) for text in how.aggregate.split(",") if text.strip())]
+        if experiment.run.dp is not None and len(rules) > 1:
+            raise UserError(
+                "the run takes a noisy mean (dp), in place of which no rule can stand: leave --aggregate out"
+            )
         for rule in rules:
             rule.check(method.method_name, method.aggregates, clients)
         honest = [i for i in task.problem.clients if i not in liars]
