@@ -23,12 +23,13 @@ from fewbytes.analysis.attack import (
     label_of,
     matching_loss,
     noisy,
+    only,
     psnr,
     reconstruct,
     recovered_label,
 )
 from fewbytes.analysis.settings import Attacking
-from fewbytes.base.state import load_state
+from fewbytes.base.state import load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.data import load_dataset
 from fewbytes.models import build_model
@@ -223,6 +224,26 @@ def test_a_method_that_shares_less_shows_less(tmp_path):
     assert 0 < result["observed_values"] < result["values"]
     assert result["label"] == "given"
     assert result["psnr_mean"] < 15
+
+
+def test_a_method_that_sends_half_of_its_values_shows_those(fedavg, tmp_path):
+    run = made(tmp_path, "fedpurin")
+    everything, half = (attack(folder, QUICK)["observed_values"] for folder in (fedavg, run))
+    assert half == pytest.approx(everything / 2, rel=0.02)
+    model, (x, label) = lenet(0), digit(3)
+    whole = gradients(model, x, label, list(state_of(model)))
+    seen = fb.FedPURIN(tau=0.5).places(model, whole)
+    observed = only(whole, seen)
+    assert all(bool((observed[name] == torch.where(seen[name], g, 0)).all()) for name, g in whole.items())
+    assert float(matching_loss(model, observed, x, label, seen)) == 0
+    assert float(matching_loss(model, observed, x, label)) > 0
+
+
+def test_a_label_is_told_by_a_negative_entry_that_is_seen():
+    model = lenet(0)
+    bias = torch.tensor([0.1, -0.9, 0.0, 0.2])
+    assert label_of(model, {"fc.bias": bias}) == 1
+    assert label_of(model, {"fc.bias": bias.clamp(min=0)}) is None
 
 
 def test_the_picture_has_originals_above_reconstructions():

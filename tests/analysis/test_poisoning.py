@@ -109,7 +109,21 @@ def test_models_of_clients_own_are_judged_by_the_honest_clients(tmp_path):
     assert result["poisoned"][0]["accuracy"] != result["clean"]["accuracy"]
 
 
-ABLE = ["fedavg", "fedprox", "scaffold", "ditto", "fedper", "fedpurin", "fedcac", "fedkgf", "genefl", "dense", "fml"]
+ABLE = [
+    "fedavg",
+    "fedprox",
+    "scaffold",
+    "ditto",
+    "fedper",
+    "fedrep",
+    "lg_fedavg",
+    "fedpurin",
+    "fedcac",
+    "fedkgf",
+    "genefl",
+    "dense",
+    "fml",
+]
 
 
 @pytest.mark.parametrize("name", ABLE)

@@ -91,21 +91,24 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
     for i, (row, image, label) in enumerate(zip(rows, images.double(), labels.tolist(), strict=True)):
         progress(i, len(rows), f"image {i + 1}/{len(rows)}")
         with seeded(how.seed, "attack", row):
-            observed = noisy(gradients(victim, image[None], label, shared), how.noise)
+            whole = gradients(victim, image[None], label, shared)
+            seen = method.places(victim, whole)
+            observed = only(noisy(whole, how.noise), seen)
             recovered = label_of(attacker, observed)
             known = label if recovered is None else recovered
-            x, loss = reconstruct(attacker, observed, known, split.shape, how.iterations, how.restarts)
+            x, loss = reconstruct(attacker, observed, known, split.shape, how.iterations, how.restarts, seen)
         made.append(x[0].clamp(0, 1))
         figures = {"loss": _finite(loss), "psnr": _finite(psnr(image, made[-1]))}
         found.append({"sample": row, "label": label, "recovered_label": recovered} | figures)
     progress(len(rows), len(rows), "done")
     values = [math.inf if row["psnr"] is None else row["psnr"] for row in found]
     counts = {name: p.numel() for name, p in parameters.items()}
+    values_seen = {name: int(places.sum()) for name, places in (seen or {}).items()}  # of the last image
     result = {
         "method": experiment.method,
         **dataclasses.asdict(how),
         "observed": shared,
-        "observed_values": sum(counts[name] for name in shared),
+        "observed_values": sum((counts | values_seen)[name] for name in shared),
         "values": sum(counts.values()),
         "label": "given" if found[0]["recovered_label"] is None else "recovered",
         "psnr_mean": _finite(statistics.fmean(values)),
@@ -156,6 +159,11 @@ def noisy(observed: Mapping[str, Tensor], variance: float) -> State:
     }
 
 
+def only(values: Mapping[str, Tensor], seen: Mapping[str, Tensor] | None) -> State:
+    """The values, 0 where `seen` is false; None: true everywhere."""
+    return dict(values) if seen is None else {name: value * seen[name] for name, value in values.items()}
+
+
 def recovered_label(bias_gradient: Tensor) -> int:
     """The label of the one image by the gradient (classes,) of the classifier's bias: its only negative entry (iDLG).
 
@@ -165,14 +173,21 @@ def recovered_label(bias_gradient: Tensor) -> int:
 
 
 def label_of(model: nn.Module, observed: Mapping[str, Tensor]) -> int | None:
-    """The label by the bias of the model's last Linear; None if that is not observed."""
+    """The label by the bias of the model's last Linear; None if that is not observed, or no negative entry of it."""
     biases = [f"{name}.bias" for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][-1:]
-    return recovered_label(observed[biases[0]]) if biases and biases[0] in observed else None
+    told = biases and biases[0] in observed and bool((observed[biases[0]] < 0).any())
+    return recovered_label(observed[biases[0]]) if told else None
 
 
-def matching_loss(model: nn.Module, observed: Mapping[str, Tensor], x: Tensor, label: int) -> Tensor:
-    """GENE-FL, Eq. 13: the squared distance of the gradients at x (1, ...) from the observed ones, over the latter."""
-    own = gradients(model, x, label, list(observed), create_graph=True)
+def matching_loss(
+    model: nn.Module,
+    observed: Mapping[str, Tensor],
+    x: Tensor,
+    label: int,
+    seen: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """GENE-FL, Eq. 13: the squared distance of the gradients at x (1, ...) from the observed ones, where `seen`."""
+    own = only(gradients(model, x, label, list(observed), create_graph=True), seen)
     difference = torch.cat([(own[name] - value).flatten() for name, value in observed.items()])
     return difference.dot(difference)
 
@@ -190,8 +205,10 @@ def reconstruct(
     shape: Sequence[int],
     iterations: int = 300,
     restarts: int = 1,
+    seen: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, float]:
-    """An image (1, *shape) whose gradients match the observed ones, float64, not clamped, and its loss (Eq. 13).
+    """An image (1, *shape) whose gradients match the observed ones, where they were `seen` (None: everywhere), float64,
+    not clamped, and its loss (Eq. 13).
 
     Starts from N(0, 1), drawn from torch's global CPU generator, for at most `iterations` of L-BFGS, of 20 steps each,
     and again, `restarts` times, where the loss stays above 1e-6, be it in a local minimum or because it is not finite
@@ -203,7 +220,7 @@ def reconstruct(
     best, least = torch.empty(0), math.inf
     for start in range(1 + restarts):
         x = torch.randn(1, *shape, dtype=torch.float64).to(device)
-        found, loss = _descended(lambda x: matching_loss(model, observed, x, label) / scale, x, iterations)
+        found, loss = _descended(lambda x: matching_loss(model, observed, x, label, seen) / scale, x, iterations)
         if start == 0 or loss < least:
             best, least = found, loss
         if least < MATCHED:

@@ -31,7 +31,6 @@ from fewbytes.analysis.settings import Poisoning
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.files import replacing
 from fewbytes.base.named import only_allowed
-from fewbytes.base.ranges import PART, SENT, WHOLE
 from fewbytes.base.streams import stream
 from fewbytes.core.admission import entries_of
 from fewbytes.core.method import Method
@@ -61,8 +60,8 @@ Progress = Callable[[int, int, str], None]
 def lying(method: Method, clients: Collection[Id], how: Poisoning) -> Method:
     """The method, of which these clients lie in every reply that holds a model.
 
-    That is one whose `theta` is Dense or Masked and says by its type which entries it has; the update starts from the
-    entries of that name that the client was sent, others from 0. Raises UserError for a method without such replies.
+    That is one whose `theta` is Dense or Masked; the update starts from the entries of that name that the client was
+    sent, others from 0. Raises UserError for a method without such replies.
     """
     cls = type(method)
     told = {name: _lie(function, clients, how) for name, function in _handlers(cls).items()}
@@ -79,9 +78,7 @@ def _handlers(cls: type[Method]) -> dict[str, Callable[..., Any]]:
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         with suppress(MethodError, TypeError):  # of what is no handler
             reply = Handler.of(function).reply
-            kind = typing.get_type_hints(reply, include_extras=True).get(MODEL) if reply else None
-            marks = set(getattr(kind, "__metadata__", ()))
-            if marks & {SENT, WHOLE, PART} and typing.get_args(kind)[0] in (Dense, Masked):
+            if reply and typing.get_type_hints(reply).get(MODEL) in (Dense, Masked):
                 found[name] = function
     return found
 

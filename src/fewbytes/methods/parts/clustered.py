@@ -21,6 +21,7 @@ from torch import nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count
+from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.policy import TooFewReplies
@@ -166,6 +167,9 @@ class Clustered(Method):
 
     def observed(self, model: nn.Module) -> list[str] | None:
         return self.inner.observed(model)
+
+    def places(self, model: nn.Module, gradients: State) -> State | None:
+        return self.inner.places(model, gradients)
 
 
 def packed(state: Any) -> bytes:
