@@ -1,9 +1,9 @@
-"""Measures what methods leak, and whether clients can lie in them, and writes docs/leaks.md.
+"""Measures what methods leak, and whether clients can lie in them: docs/leaks.md, and a paragraph in their cards.
 
     python benchmarks/leaks.py [fedavg fedrep]
 
 Every attack of `fewbytes attack` on a run of each method on the digits, a minute or two a method. Results are kept in
-docs/leaks.json, of which the page is made: methods that are not named stay as they were.
+docs/leaks.json, of which page and cards are made: methods that are not named stay as they were.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,23 +42,55 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddistill": {},
     "fedpurin": {"beta": 20},
     "genefl": {"clusters": 1, "fraction": 1.0},
-    "fedkgf": {"model": "resnet4:width=4"},
-    "fusefl": {"epochs": 20, "ccvr_samples": 500},
+    "fedkgf": {"model": "resnet4:width=8"},
+    "fusefl": {"model": "mlp:layers=4", "epochs": 20, "lr": 0.01, "ccvr_samples": 500},
     "fedktl": {"server_epochs": 10},
 }
 """By method its model, where not the usual one, and what of its settings is not as in LOCAL or its default."""
 FACTORS = (None, 1.0)
 """What liars of a backdoor multiply their update by, clients / liars or nothing: they take what succeeds better."""
+NONE, LEAKS = "does not apply", "**What it leaks**"
 SAYS = {
     "fedproto": "mean features of classes, no model",
     "feddistill": "mean logits of classes, no model",
-    "fedkgf": "another group of layers each round, in place of the server's, no mean of them",
-    "fusefl": "blocks, of which each client's stay apart, once",
+    "fedkgf": "another group of layers each round",
+    "fusefl": "blocks after all training, once, which stay apart",
     "fedktl": "a mean vector for each class, no model",
 }
 """Of methods to which an attack does not apply what they send."""
 Results = dict[str, dict[str, Any]]
 """By method and attack what it came to, or why it does not apply."""
+PAGE = """# What each method leaks, and what a lying client does to it
+
+Made by `python benchmarks/leaks.py` from `leaks.json`: every figure is measured, on one small run of each method,
+the digits dealt out evenly to {clients} clients, 180 samples each, {rounds} rounds of {epochs} epochs (lr {lr},
+batch {batch}), seed 0. `fewbytes attack RUN` says the same of a run of yours; on other data figures differ. [Who is
+trusted with what](threat-model.md).
+
+Every attack stands beside a **control**, in parentheses, which must succeed. Where it fails the figure is void, and says nothing of
+the method. A low figure says that these attacks found little, not that none would find more.
+
+| method | images | members | accuracy with one liar | backdoor |
+| --- | --- | --- | --- | --- |
+{rows}
+
+- **Images**: gradient inversion (iDLG) of one image at a time, from what the method uploads of a LeNet of random
+  weights (8,026 values), the worst case for a client: the peak signal-to-noise ratio, a mean of three; from 25 dB
+  on an image counts as recognised. The control is the gradient of all values. GENE-FL is attacked at its smallest
+  learnGene; its first rounds upload every layer.
+- **Members** of the training data told from test samples by LiRA, with eight shadow models, in the model that the
+  run saves: the global one, or client 0's own, which only its owner has. AUC 0.50 is guessing, and chance alone
+  moves it by 0.03; TPR is at 1 % FPR. The control is such a model overfitted to 100 samples: its AUC must reach
+  0.60.
+- **Accuracy**, by the method's own headline, where all are honest, and where one of five sends 100 times its
+  update; honest clients' where their own models are judged. The control is FedAvg, which must lose 20 points.
+- **Backdoor**: half of the liar's images have a bright corner and are called class 0, and its update is multiplied
+  by five, or by one, whichever succeeds better. Success is the share of other images that are taken for 0 once they
+  have the corner. The control is FedAvg, in which it must succeed in 80 %.
+
+What bears liars: [aggregation.md](aggregation.md). What hides members: [privacy.md](privacy.md). Both are measured
+in rows 19 to 22 of [hardening.md](hardening.md).
+"""
 
 
 def measured(method: str) -> dict[str, Any]:
@@ -83,65 +116,53 @@ def measured(method: str) -> dict[str, Any]:
 
 def page(results: Results) -> str:
     """The document, in Markdown."""
-    clients, rounds = TERMS["clients"], TERMS["rounds"]
-    there = [method for method in METHODS if method in results]
-    return "\n".join(
-        [
-            "# What each method leaks, and what a lying client does to it",
-            "",
-            "Made by `python benchmarks/leaks.py` from `leaks.json`: every figure is measured, on one small run of each "
-            f"method, the digits dealt out evenly to {clients} clients of 180 samples each, {rounds} rounds of "
-            f"{LOCAL['epochs']} epochs (lr {LOCAL['lr']}, batch {LOCAL['batch']}), seed 0. `fewbytes attack RUN` says "
-            "the same of a run of yours; more, and harder, data leak more. [Who is trusted with what](threat-model.md).",
-            "",
-            "An attack is judged beside a **control**, which must succeed: the whole gradient, an overfitted model, the "
-            "same lie in FedAvg. Where the control fails the figure is void and says nothing of the method. A low figure "
-            "says that these attacks, as they are here, found little, not that no attack does.",
-            "",
-            "| method | images from an upload (control) | members: AUC, TPR at 1 % FPR (control) "
-            "| accuracy, with one liar of five | backdoor: success with one liar, without |",
-            "| --- | --- | --- | --- | --- |",
-            *(row(method, results[method], results["fedavg"]) for method in there),
-            "",
-            "- **Images**: iDLG from the gradient of one image of what the method uploads of a LeNet of random weights "
-            "(8,026 values), the worst case for a client: peak signal-to-noise ratio, mean of three; from 25 dB on an "
-            "image counts as recognised. The control is the gradient of all values.",
-            "- **Members**: told by LiRA with eight shadow models, of the model that the run saves, the global one or "
-            "client 0's own, from as many test samples; 0.50 is guessing, and chance alone moves an AUC by 0.03. The "
-            "control is a model overfitted to 100 samples, of the same kind.",
-            "- **One liar** sends 100 times its update; accuracy is the honest clients', by the method's own headline. "
-            "The control is FedAvg's row: it loses at least 20 points.",
-            "- **Backdoor**: half of the liar's images bear a bright corner and are called class 0, and its update is "
-            "multiplied by five, or not, whichever succeeds better; success is the share of other classes' images that "
-            "are taken for 0 once they bear it. The control is FedAvg's row: it succeeds in at least 80 %.",
-            "",
-            "What bears liars is in [aggregation.md](aggregation.md), what hides members in [privacy.md](privacy.md), "
-            "both measured in [hardening.md](hardening.md), rows 19 to 22.",
-            "",
-        ]
-    )
+    rows = []
+    for method in METHODS:
+        if method in results:
+            told = cells(method, results)
+            if told["images"].startswith(NONE):
+                told["images"] += f": it sends {SAYS[method]}"
+            rows.append("| " + " | ".join([f"[{method}](methods/{method}.md)", *told.values()]) + " |")
+    return PAGE.format(rows="\n".join(rows), **TERMS, **LOCAL)
 
 
-def row(method: str, found: Mapping[str, Any], control: Mapping[str, Any]) -> str:
-    """A method's row of the table."""
-    lira = next(each for each in found["membership"]["attacks"] if each["attack"] == "LiRA")
-    told = f"{lira['auc']:.2f}, {percent(lira['tpr'])} ({lira['control_auc']:.2f})"
-    inverted = found["inversion"]
-    images = none = f"does not apply: {SAYS.get(method, 'no model')}"
-    if not isinstance(inverted, str):
-        seen = inverted["observed_values"] / inverted["values"]
-        images = f"{decibels(inverted['psnr_mean'])} of {percent(seen)} of values ({decibels(control['inversion']['psnr_mean'])})"
-    cells = [f"[{method}](methods/{method}.md)", images, ("void: " if lira["void"] else "") + told]
-    for kind, key in (("scale", "accuracy"), ("backdoor", "success")):
-        lied = found[kind]
-        if isinstance(lied, str):
-            cells.append(none)
-            continue
-        clean, liars = lied["clean"], lied["poisoned"][0]
-        with_liars = "diverges" if liars["accuracy"] is None else percent(liars[key])
-        words = f"{percent(clean[key])}, {with_liars}" if kind == "scale" else f"{with_liars}, {percent(clean[key])}"
-        cells.append(words if succeeds(control[kind]) else f"void: {words}")
-    return "| " + " | ".join(cells) + " |"
+def card(method: str, results: Results, text: str) -> str:
+    """A method's card with what it leaks, as a paragraph at its end or where it stands."""
+    told = "; ".join(f"{what}: {figure}" for what, figure in cells(method, results).items())
+    words = f"{LEAKS}, [measured on the digits](../leaks.md), controls in parentheses. {told[0].upper()}{told[1:]}."
+    written = textwrap.fill(words, 118, break_on_hyphens=False)
+    before, found, after = text.partition(LEAKS)
+    if not found:
+        return f"{text.rstrip()}\n\n{written}\n"
+    _, blank, rest = after.partition("\n\n")
+    return before + written + (blank + rest if blank else "\n")
+
+
+def cells(method: str, results: Results) -> dict[str, str]:
+    """What each attack on a method came to, beside its control."""
+    found, control = results[method], results["fedavg"]
+    images, (lira,) = NONE, [each for each in found["membership"]["attacks"] if each["attack"] == "LiRA"]
+    if not isinstance(found["inversion"], str):
+        seen = found["inversion"]["observed_values"] / found["inversion"]["values"]
+        reached, whole = (decibels(each["inversion"]["psnr_mean"]) for each in (found, control))
+        images = f"{reached} ({whole}) from {percent(seen)} of the values"
+    told = {
+        "images": images,
+        "members": ("void: " if lira["void"] else "")
+        + f"AUC {lira['auc']:.2f} ({lira['control_auc']:.2f}), TPR {percent(lira['tpr'])}",
+    }
+    for kind, key, what in (("scale", "accuracy", "accuracy with one liar"), ("backdoor", "success", "backdoor")):
+        told[what] = NONE
+        if not isinstance(found[kind], str):
+            figure, instead = _lied(found[kind], key), f", honest {percent(found[kind]['clean'][key])}"
+            void = "" if succeeds(control[kind]) else "void: "
+            told[what] = f"{void}{figure} ({_lied(control[kind], key)})" + (instead if key == "accuracy" else "")
+    return told
+
+
+def _lied(result: Mapping[str, Any], key: str) -> str:
+    liars = result["poisoned"][0]
+    return "diverges" if liars["accuracy"] is None else percent(liars[key])
 
 
 def main() -> None:
@@ -152,7 +173,9 @@ def main() -> None:
     for method in sys.argv[1:] or METHODS:
         results[method] = measured(method)
         file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-        print(row(method, results[method], results["fedavg"]), flush=True)
+        print(method, cells(method, results), flush=True)
+        file_of_card = DOCS / "methods" / f"{method}.md"
+        file_of_card.write_text(card(method, results, file_of_card.read_text()))
     (DOCS / "leaks.md").write_text(page(results))
 
 
