@@ -36,13 +36,24 @@ LOCAL = {"epochs": 4, "lr": 0.1, "batch": 20}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "fedprox": {},
+    "fedadam": {},
+    "fedyogi": {},
+    "scaffold": {},
+    "fedper": {},
+    "ditto": {},
+    "pfedsd": {},
+    "fedcac": {},
+    "lg_fedavg": {},
+    "fedcom": {},
+    "dgc": {},
+    "fedcams": {},
     "fedbn": {"model": "resnet4:width=4"},
     "fedrep": {},
     "fedproto": {},
     "feddistill": {},
     "fedpurin": {"beta": 20},
     "genefl": {"clusters": 1, "fraction": 1.0},
-    "fedkgf": {"model": "resnet4:width=8"},
+    "fedkgf": {"model": "resnet4:width=8", "base": 4},
     "fusefl": {"model": "mlp:layers=4", "epochs": 20, "lr": 0.01, "ccvr_samples": 500},
     "fedktl": {"server_epochs": 10},
 }
@@ -51,6 +62,8 @@ FACTORS = (None, 1.0)
 """What liars of a backdoor multiply their update by, clients / liars or nothing: they take what succeeds better."""
 NONE, LEAKS = "does not apply", "**What it leaks**"
 SAYS = {
+    "dgc": "the 32nd part of its change",
+    "fedcams": "signs of its change",
     "fedproto": "mean features of classes, no model",
     "feddistill": "mean logits of classes, no model",
     "fedkgf": "another group of layers each round",
@@ -67,8 +80,8 @@ the digits dealt out evenly to {clients} clients, 180 samples each, {rounds} rou
 batch {batch}), seed 0. `fewbytes attack RUN` says the same of a run of yours; on other data figures differ. [Who is
 trusted with what](threat-model.md).
 
-Every attack stands beside a **control**, in parentheses, which must succeed. Where it fails the figure is void, and says nothing of
-the method. A low figure says that these attacks found little, not that none would find more.
+Every attack stands beside a **control**, in parentheses, which must succeed. Where it fails the figure is void,
+and says nothing of the method. A low figure says that these attacks found little, not that none would find more.
 
 | method | images | members | accuracy with one liar | backdoor |
 | --- | --- | --- | --- | --- |

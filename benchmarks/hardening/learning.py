@@ -31,7 +31,7 @@ LIARS = 2  # of ten
 RULES = ",".join(f"{rule}={LIARS}" if "krum" in rule else rule for rule in sorted(EVERY_RULE))
 CLIPPED = "epsilon=50,delta=1e-5,clip=0.5"  # little noise: ten clients bear no more
 NOISE = 1e-3  # variance
-INVERTED = ("fedavg", "fedper", "partialfed", "genefl", "fedproto")
+INVERTED = ("fedavg", "fedper", "fedpurin", "partialfed", "genefl", "fedproto")
 EPSILON, DELTA = 2.0, 1e-5
 FEW = {"rounds": 20, "clients": 2, "partition": "iid", "samples": "180/30"}
 PLAIN = {"epochs": 5, "lr": 0.2, "batch": 20}

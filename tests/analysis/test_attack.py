@@ -35,6 +35,7 @@ from fewbytes.data import load_dataset
 from fewbytes.models import build_model
 from fewbytes.models.small import LeNet
 from fewbytes.report import read_runs, write_report
+from fewbytes.report.leaks import inversion_word
 
 QUICK = Attacking(images=2, iterations=5, restarts=0)
 DIGIT = (1, 8, 8)
@@ -223,7 +224,7 @@ def test_a_method_that_shares_less_shows_less(tmp_path):
     result = attack(made(tmp_path, "partialfed"), how=replace(QUICK, iterations=30))
     assert 0 < result["observed_values"] < result["values"]
     assert result["label"] == "given"
-    assert result["psnr_mean"] < 15
+    assert result["psnr_mean"] < 15 < 25 < result["control"]
 
 
 def test_a_method_that_sends_half_of_its_values_shows_those(fedavg, tmp_path):
@@ -244,6 +245,14 @@ def test_a_label_is_told_by_a_negative_entry_that_is_seen():
     bias = torch.tensor([0.1, -0.9, 0.0, 0.2])
     assert label_of(model, {"fc.bias": bias}) == 1
     assert label_of(model, {"fc.bias": bias.clamp(min=0)}) is None
+
+
+def test_a_control_that_is_not_recognisable_makes_a_result_void(fedavg):
+    assert inversion_word(25.0) == "By all gradients, without noise, an image is made again with 25.0 dB: the control."
+    assert inversion_word(24.9).startswith("Void: by all gradients")
+    attack(fedavg, replace(QUICK, noise=1.0))
+    page = write_report(read_runs([fedavg]), fedavg / "report.html").read_text()
+    assert "an image is made again with" in page
 
 
 def test_the_picture_has_originals_above_reconstructions():

@@ -3,7 +3,8 @@
 Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020, as GENE-FL (arXiv 2504.14628, III-D and Eq. 13)
 uses it. The server knows a network's shared tensors and their gradients for one image of the client; the other tensors
 it draws at random. From noise x~ it descends to an image whose gradients match: L-BFGS on Eq. 13, summed over the
-shared tensors. The label follows from the classifier's bias. A high PSNR is a leak.
+shared tensors. The label follows from the classifier's bias. A high PSNR is a leak. The control is
+the first image by all gradients, without noise: where not even that is recognisable, a low PSNR says nothing.
 
 Worst cases for the client: batches are of one image; a label that the upload does not tell is given to the attacker;
 so are batch normalisation's statistics, which are used, not updated (evaluation mode).
@@ -40,10 +41,10 @@ from fewbytes.core.problem import Task
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.models.build import build_model
 from fewbytes.models.files import load_model
+from fewbytes.report.leaks import RECOGNISED, inversion_word
 from fewbytes.report.table import decibels, percent
 
 MATCHED = 1e-6  # of Eq. 13: gradients that differ by less match
-RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
 WEIGHTS = 0.5  # a network that is not the run's has layers of weights and biases U(-0.5, 0.5), as in the authors' code
 HISTORY = 100  # of L-BFGS
 
@@ -100,6 +101,12 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
         made.append(x[0].clamp(0, 1))
         figures = {"loss": _finite(loss), "psnr": _finite(psnr(image, made[-1]))}
         found.append({"sample": row, "label": label, "recovered_label": recovered} | figures)
+    control = found[0]["psnr"]
+    if how.noise or seen is not None or len(shared) < len(parameters):
+        with seeded(how.seed, "attack", "control"):
+            observed = gradients(victim, images[:1].double(), int(labels[0]), list(parameters))
+            x, _ = reconstruct(victim, observed, int(labels[0]), split.shape, how.iterations, how.restarts)
+            control = _finite(psnr(images[0].double(), x[0].clamp(0, 1)))
     progress(len(rows), len(rows), "done")
     values = [math.inf if row["psnr"] is None else row["psnr"] for row in found]
     counts = {name: p.numel() for name, p in parameters.items()}
@@ -113,6 +120,7 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
         "label": "given" if found[0]["recovered_label"] is None else "recovered",
         "psnr_mean": _finite(statistics.fmean(values)),
         "psnr_median": _finite(statistics.median(values)),
+        "control": control,
         "recognised": sum(value >= RECOGNISED for value in values) / len(values),
         "attacked": found,
     }
@@ -125,7 +133,8 @@ def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda 
 def attack_table(result: dict[str, Any]) -> Table:
     """What `attack` returns as a table for the terminal: a row an image."""
     mean, median = decibels(result["psnr_mean"]), decibels(result["psnr_median"])
-    caption = f"mean {mean}, median {median}; {percent(result['recognised'])} of images reach {RECOGNISED:.0f} dB"
+    caption = f"mean {mean}, median {median}; {percent(result['recognised'])} of images reach {RECOGNISED:.0f} dB\n"
+    caption += inversion_word(result["control"])
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
     for name in ("image", "label", "recovered label", "loss (Eq. 13)", "PSNR"):
         table.add_column(name, justify="right")

@@ -138,7 +138,8 @@ class AttackedImage(TypedDict):
 
 
 class Attack(TypedDict):
-    """`attack.json`, as far as a report reads it: how images were reconstructed. A PSNR of None is infinite."""
+    """`attack.json`, as far as a report reads it: how images were reconstructed. A PSNR of None is infinite;
+    older files have no control."""
 
     model: str
     client: int
@@ -148,6 +149,7 @@ class Attack(TypedDict):
     label: str
     psnr_mean: float | None
     psnr_median: float | None
+    control: NotRequired[float | None]
     recognised: float
     attacked: list[AttackedImage]
 

@@ -17,6 +17,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.report.folder import Attack, Inferred, Membership, Poison, Poisoned, RunFolder
 from fewbytes.report.table import decibels, percent
 
+RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
 CONTROL_AUC = 0.60  # of an overfitted model, below which an attack says nothing of others
 GUESSING = 0.05  # an AUC as near to a half tells nothing
 CONTROL_SUCCESS, CONTROL_DROP = 0.80, 0.20  # of a backdoor and of a poison by the mean: less is no attack
@@ -26,13 +27,15 @@ _FILE_BYTES = 1 << 24  # a larger picture is not shown
 
 @dataclass(frozen=True)
 class Leak:
-    """What is shown of a run: the share of the network's values seen; its picture, PNG in base64, and words."""
+    """What is shown of a run: the share of the network's values seen; its picture, PNG in base64, and words of it; what
+    the control says."""
 
     label: str
     attack: Attack
     seen: float
     picture: str | None
     words: str
+    control: str
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,13 @@ def _lied(label: str, poison: Poison) -> Lied:
     liars = f"{len(poison['liars'])} of {poison['clients']} lie ({poison['poison']})"
     rows = [("honest", poison["clean"]), *((liars, row) for row in poison["poisoned"])]
     return Lied(label, poison, rows, poison_words(poison))
+
+
+def inversion_word(control: float | None) -> str:
+    """What the control's PSNR, None if it is exact, says of the others."""
+    if control is None or control >= RECOGNISED:
+        return f"By all gradients, without noise, an image is made again with {decibels(control)}: the control."
+    return f"Void: by all gradients, without noise, an image is made again with only {decibels(control)}."
 
 
 def membership_words(result: Membership) -> list[str]:
@@ -132,7 +142,9 @@ def section(runs: Sequence[RunFolder]) -> list[Leak]:
 
 def _leak(run: RunFolder, attack: Attack) -> Leak:
     words = ", ".join(f"sample {row['sample']}: {decibels(row['psnr'])}" for row in attack["attacked"])
-    return Leak(run.label, attack, attack["observed_values"] / max(1, attack["values"]), _picture(run), words)
+    seen = attack["observed_values"] / max(1, attack["values"])
+    control = inversion_word(attack["control"]) if "control" in attack else ""
+    return Leak(run.label, attack, seen, _picture(run), words, control)
 
 
 def _picture(run: RunFolder) -> str | None:
