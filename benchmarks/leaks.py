@@ -77,8 +77,8 @@ PAGE = """# What each method leaks, and what a lying client does to it
 
 Made by `python benchmarks/leaks.py` from `leaks.json`: every figure is measured, on one small run of each method,
 the digits dealt out evenly to {clients} clients, 180 samples each, {rounds} rounds of {epochs} epochs (lr {lr},
-batch {batch}), seed 0. `fewbytes attack RUN` says the same of a run of yours; on other data figures differ. [Who is
-trusted with what](threat-model.md).
+batch {batch}, an MLP; where a method needs other terms, the script has them), seed 0. `fewbytes attack RUN` says the
+same of a run of yours; on other data figures differ. [Who is trusted with what](threat-model.md).
 
 Every attack stands beside a **control**, in parentheses, which must succeed. Where it fails the figure is void,
 and says nothing of the method. A low figure says that these attacks found little, not that none would find more.
@@ -92,14 +92,17 @@ and says nothing of the method. A low figure says that these attacks found littl
   on an image counts as recognised. The control is the gradient of all values. GENE-FL is attacked at its smallest
   learnGene; its first rounds upload every layer.
 - **Members** of the training data told from test samples by LiRA, with eight shadow models, in the model that the
-  run saves: the global one, or client 0's own, which only its owner has. AUC 0.50 is guessing, and chance alone
-  moves it by 0.03; TPR is at 1 % FPR. The control is such a model overfitted to 100 samples: its AUC must reach
+  run saves: the global one, or client 0's own. AUC 0.50 is guessing, and chance alone
+  moves it by 0.03; TPR is at 1 % FPR. The control is such a model overfitted to 50 samples: its AUC must reach
   0.60.
 - **Accuracy**, by the method's own headline, where all are honest, and where one of five sends 100 times its
   update; honest clients' where their own models are judged. The control is FedAvg, which must lose 20 points.
 - **Backdoor**: half of the liar's images have a bright corner and are called class 0, and its update is multiplied
   by five, or by one, whichever succeeds better. Success is the share of other images that are taken for 0 once they
   have the corner. The control is FedAvg, in which it must succeed in 80 %.
+
+Where an attack does not apply, the method sends no values of a model, of which this attack makes or takes gradients, or
+in which this liar lies. That is no promise: means, changes and blocks can be lied in, and tell something, too.
 
 What bears liars: [aggregation.md](aggregation.md). What hides members: [privacy.md](privacy.md). Both are measured
 in rows 19 to 22 of [hardening.md](hardening.md).
@@ -129,13 +132,11 @@ def measured(method: str) -> dict[str, Any]:
 
 def page(results: Results) -> str:
     """The document, in Markdown."""
-    rows = []
-    for method in METHODS:
-        if method in results:
-            told = cells(method, results)
-            if told["images"].startswith(NONE):
-                told["images"] += f": it sends {SAYS[method]}"
-            rows.append("| " + " | ".join([f"[{method}](methods/{method}.md)", *told.values()]) + " |")
+    rows = [
+        "| " + " | ".join([f"[{method}](methods/{method}.md)", *cells(method, results).values()]) + " |"
+        for method in METHODS
+        if method in results
+    ]
     return PAGE.format(rows="\n".join(rows), **TERMS, **LOCAL)
 
 
@@ -154,8 +155,10 @@ def card(method: str, results: Results, text: str) -> str:
 def cells(method: str, results: Results) -> dict[str, str]:
     """What each attack on a method came to, beside its control."""
     found, control = results[method], results["fedavg"]
-    images, (lira,) = NONE, [each for each in found["membership"]["attacks"] if each["attack"] == "LiRA"]
-    if not isinstance(found["inversion"], str):
+    (lira,) = [each for each in found["membership"]["attacks"] if each["attack"] == "LiRA"]
+    if isinstance(found["inversion"], str):
+        images = f"{NONE}, it sends {SAYS[method]}"
+    else:
         seen = found["inversion"]["observed_values"] / found["inversion"]["values"]
         reached, whole = (decibels(each["inversion"]["psnr_mean"]) for each in (found, control))
         images = f"{reached} ({whole}) from {percent(seen)} of the values"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import fewbytes
 from runs import configured
 
 import fewbytes as fb
-from fewbytes.analysis.membership import auc, lira, membership, true_positives
+from fewbytes.analysis.membership import auc, lira, matched, membership, true_positives
 from fewbytes.analysis.settings import Inferring
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.leaks import membership_words
@@ -58,6 +59,16 @@ def test_lira_goes_by_what_is_usual_for_each_sample():
     assert auc(lira(phi.double(), shadows.double(), inside), n // 2) > 0.95
 
 
+def test_members_and_others_are_of_the_same_classes():
+    mine, theirs = torch.tensor([0, 0, 0, 1, 1, 3]), torch.tensor([2, 1, 0, 1, 1, 0, 2])
+    members, others = matched(mine, theirs, 100, np.random.default_rng(0))
+    assert sorted(mine[members].tolist()) == [0, 0, 1, 1]
+    assert mine[members].tolist() == theirs[others].tolist()
+    assert len(set(members.tolist())) == len(set(others.tolist())) == 4
+    assert len(matched(mine, theirs, 3, np.random.default_rng(0))[0]) == 3
+    assert len(matched(mine, theirs + 5, 3, np.random.default_rng(0))[0]) == 0
+
+
 # ---- runs ----
 
 
@@ -74,6 +85,14 @@ def test_an_overfitted_model_gives_members_away_and_one_hardly_trained_does_not(
     page = write_report(read_runs([overfitted]), overfitted / "report.html").read_text()
     assert "Membership inference" in page
     assert membership_words(over)[0] in page
+
+
+def test_which_classes_a_client_has_is_not_taken_for_membership(tmp_path):
+    """Its own model knows its classes better than others, whether it was trained on a sample or not."""
+    terms = {"rounds": 1, "clients": 3, "partition": "shards", "shards_per_client": 4}
+    run = configured(tmp_path, "separate", **terms, parameters={"epochs": 1, "batch": 20})
+    (loss, _) = membership(run, QUICK)["attacks"]
+    assert abs(loss["auc"] - 0.5) < 0.1
 
 
 def test_what_the_control_does_not_show_is_void():

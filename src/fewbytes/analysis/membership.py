@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from rich import box
@@ -47,7 +48,8 @@ from fewbytes.report.leaks import CONTROL_AUC, membership_words
 from fewbytes.report.table import percent
 
 FALSE_ALARMS = 0.01  # the rate at which members found are counted
-CONTROL_SAMPLES = 100
+FEWEST = 100  # members, and others, of which a rate of 1 % can be told
+CONTROL_SAMPLES = 50
 OVERFITTING = Local(epochs=60, lr=2e-3, batch=20, optimiser="adam")
 
 Progress = Callable[[int, int, str], None]
@@ -79,9 +81,10 @@ def membership(run: Path, how: Inferring | None = None, progress: Progress = lam
     """Tell training samples of a run's model from others; writes and returns RUN/membership.json.
 
     The model is the global one, whose members are all clients' training samples, or, where a client is named or the run
-    saved no global one, a client's own with its samples. Others are the server's test samples, or all clients'. The
-    same seed, on as many threads, gives the same file; stopped early, nothing is written. Raises UserError for a folder
-    that is no run or has no such model, data without classes, and a method without local training.
+    saved no global one, a client's own with its samples. Others are as many of the server's test samples, or all
+    clients', of the same classes. The same seed, on as many threads, gives the same file; stopped early, nothing is
+    written. Raises UserError for a folder that is no run or has no such model, data without classes, and a method
+    without local training.
     """
     how = how or Inferring()
     experiment = experiment_of(run)
@@ -142,12 +145,14 @@ def pools(method: Method, task: Task, client: Id, parts: list[Split], rounds: in
     problem, local = task.problem, method.local  # type: ignore[attr-defined]
     tests = [task.data.test] if len(task.data.test) else [each.test for each in task.data.clients]
     (x, y), (other_x, other_y) = (_loaded(splits, problem.device) for splits in (parts, tests))
-    half = min(how.samples, len(y), len(other_y))
-    if half < CONTROL_SAMPLES:
-        raise UserError(f"{half} members and others are too few to be told apart: at least {CONTROL_SAMPLES} of each")
     rng = stream(how.seed, "membership", "samples")
-    rows, others = (torch.from_numpy(rng.permutation(n)) for n in (len(y), len(other_y)))
-    chosen, rest, others = rows[:half], rows[half:], others[:half]
+    chosen, others = matched(y.cpu(), other_y.cpu(), how.samples, rng)
+    half = len(chosen)
+    if half < FEWEST:
+        raise UserError(f"{half} members and others are too few to be told apart: at least {FEWEST} of each")
+    left = torch.ones(len(y), dtype=torch.bool)
+    left[chosen] = False
+    rest = left.nonzero()[:, 0]
     x, y = torch.cat([x[chosen], other_x[others], x[rest]]), torch.cat([y[chosen], other_y[others], y[rest]])
     taken = max(1, round(rounds * getattr(method, "fraction", 1.0)))  # rounds that a client takes part in
 
@@ -168,6 +173,17 @@ def pools(method: Method, task: Task, client: Id, parts: list[Split], rounds: in
     few = torch.cat([torch.arange(CONTROL_SAMPLES), torch.arange(half, half + CONTROL_SAMPLES)])
     overfit = Pool(x[few], y[few], CONTROL_SAMPLES, lambda x, y, name: learn(x, y, f"few {name}", OVERFITTING, 1))
     return Pool(x, y, half, learn), overfit
+
+
+def matched(mine: Tensor, theirs: Tensor, most: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Rows of labels (m,) and of others (n,), pairs of the same class, at most so many: where classes are dealt out
+    unevenly they tell whose a sample is, not whether it was trained on."""
+    pairs: list[tuple[int, int]] = []
+    for label in mine.unique():
+        a, b = (rng.permutation((labels == label).nonzero()[:, 0].numpy()) for labels in (mine, theirs))
+        pairs += zip(a.tolist(), b.tolist(), strict=False)
+    rows = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)[rng.permutation(len(pairs))[:most]]
+    return rows[:, 0], rows[:, 1]
 
 
 def told_apart(pool: Pool, victim: nn.Module, how: Inferring, progress: Progress, done: int) -> dict[str, Any]:
