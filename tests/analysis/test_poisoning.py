@@ -138,6 +138,16 @@ def test_a_method_whose_replies_hold_no_model_is_refused(name):
         lying(CASES[name], [0], Poisoning())
 
 
+def test_a_run_that_promises_privacy_keeps_its_noisy_mean(tmp_path):
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install 'fewbytes[dp]'")
+    terms = TERMS | {"rounds": 2, "dp": "epsilon=8,delta=1e-5,clip=0.5,noise=seeded"}
+    private = configured(tmp_path, "fedavg", **terms)
+    (row,) = poison(private)["poisoned"]
+    assert row["accuracy"] is not None, "an update 100 times as long is clipped"
+    with pytest.raises(fb.UserError, match="noisy mean"):
+        poison(private, Poisoning(aggregate="median"))
+
+
 def test_the_command_line_tells_the_result(run):
     done = fewbytes("attack", run, "--poison", "flip", "--share", "0.4", "--factor", "2", "--json")
     assert done.returncode == 0, done.stderr
@@ -165,6 +175,7 @@ def test_mistakes_are_told_and_nothing_is_written(run, tmp_path):
     for words, told in {
         ("--poison", "lie"): "poison is one of scale",
         ("--poison", "scale", "--images", "3"): "--images is no setting of poisoning",
+        ("--poison", "scale", "--client", "1"): "--client is no setting of poisoning",
         ("--poison", "scale", "--membership"): "one attack at a time",
     }.items():
         done = fewbytes("attack", run, *words)

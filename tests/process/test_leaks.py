@@ -30,7 +30,7 @@ def test_the_page_and_the_cards_that_are_there_are_made_of_the_results_that_are_
 
 
 def test_every_control_succeeds_and_one_that_does_not_makes_what_stands_beside_it_void(results):
-    assert "void" not in leaks.page(results)
+    assert "void:" not in leaks.page(results)
     weak = copy.deepcopy(results)
     control = weak["fedavg"]["backdoor"]["poisoned"][0]
     control["success"] = 0.79

@@ -32,7 +32,7 @@ class Attacking(Group):
 
     title: ClassVar[str] = "Gradient inversion"
 
-    client: Whole = setting(0, "Whose training images.")
+    client: Whole = setting(0, "Whose training images; with --membership, whose own model.")
     model: str = setting(
         "lenet", "lenet, resnet18-sigmoid, another model, or run: the one that the run saved.", metavar="NAME"
     )
