@@ -40,9 +40,9 @@ class Outcome(NamedTuple):
 
 
 class Lie(NamedTuple):
-    """What a client replies in place of the truth: in payloads of a class, by name, this change."""
+    """What a client replies in place of the truth: in payloads of a class this change."""
 
-    kind: str
+    kind: type[Any]
     what: str
     change: Change
 
@@ -140,11 +140,11 @@ def lying(change: Callable[[int, Any], Any]) -> Iterator[None]:
 
 def lies_of(name: str) -> list[Lie]:
     """What a client of a case can reply that can be packed."""
-    seen: dict[str, Any] = {}
+    seen: dict[type[Any], Any] = {}
 
     def note(client: int, reply: Any) -> Any:
         if client == LIAR:
-            seen.setdefault(type(reply).__name__, reply)
+            seen.setdefault(type(reply), reply)
         return reply
 
     handlers_pack = handlers.pack
@@ -165,7 +165,7 @@ def outcome(name: str, lie: Lie | None, **settings: Any) -> Outcome:
     """A run of a case with a client that lies in every round, or, with no lie, an honest one."""
 
     def change(client: int, reply: Any) -> Any:
-        if lie is None or client != LIAR or type(reply).__name__ != lie.kind:
+        if lie is None or client != LIAR or type(reply) is not lie.kind:
             return reply
         try:
             told = lie.change(reply)

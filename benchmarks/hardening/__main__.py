@@ -1,6 +1,6 @@
 """Measures the faults of `faults.py`, all or those whose numbers are given, and writes docs/hardening.md.
 
-    python benchmarks/hardening [4 19]
+    python benchmarks/hardening [4 19]  (0: what guarding a run costs)
 
 Each function runs in a process of its own with a limit of time. Results are kept in docs/hardening.json, of which the
 page is made: rows that are not named stay as they were. FEWBYTES_LONG=1 measures more of everything, in hours.
@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from faults import FAULTS, Fault, Measure
+from faults import COSTS, FAULTS, Fault, Measure
 from figures import Figure
 
 HERE = Path(__file__).parent
@@ -99,6 +99,9 @@ def page(results: Mapping[str, Any], faults: Sequence[Fault] = FAULTS) -> str:
         "",
         *(f"- {fault.number}, {fault.name}: {fault.lacking}." for fault in faults if fault.lacking),
     ]
+    costs = figures_of(COSTS, results)
+    lines += ["", "## What it costs", "", "| | |", "| --- | --- |"]
+    lines += [f"| {_cell(each.what)} | {_cell(each.figure)} |" for each in costs]
     stock = [fault for fault in faults if fault.stock]
     if stock:
         figures = [figure for fault in stock for figure in figures_of(fault.stock, results)]
@@ -139,6 +142,7 @@ def main() -> None:
     parser.add_argument("rows", type=int, nargs="*", metavar="ROW")
     parser.add_argument("--measure", nargs=2, metavar=("FUNCTION", "COUNT"))
     options = parser.parse_args()
+    options.rows = set(options.rows)
     if options.measure:
         module, function = options.measure[0].split(".")
         found = getattr(importlib.import_module(module), function)(int(options.measure[1]))
@@ -146,17 +150,16 @@ def main() -> None:
         return
     file = DOCS / "hardening.json"
     results: Results = json.loads(file.read_text()) if file.exists() else {}
-    unknown = set(options.rows) - {fault.number for fault in FAULTS}
+    rows = {0: COSTS} | {fault.number: (*fault.measures, *fault.stock) for fault in FAULTS}
+    unknown = options.rows - rows.keys()
     if unknown:
-        parser.error(f"there is no row {min(unknown)}: they are 1 to {len(FAULTS)}")
-    for fault in FAULTS:
-        if options.rows and fault.number not in options.rows:
-            continue
-        for measure in (*fault.measures, *fault.stock):
+        parser.error(f"there is no row {min(unknown)}: they are 1 to {len(FAULTS)}, and 0 is what guarding costs")
+    for number in sorted(options.rows) or rows:
+        for measure in rows[number]:
             results[measure.name] = measured(measure)
             for what, figure, goal, met in figures_of([measure], results):
                 mark = {True: "met", False: "NOT met", None: ""}[met]
-                print(f"{fault.number:>2} {what}: {figure}" + (f" (goal: {goal}) {mark}" if goal else ""), flush=True)
+                print(f"{number:>2} {what}: {figure}" + (f" (goal: {goal}) {mark}" if goal else ""), flush=True)
             file.write_text(json.dumps(dict(sorted(results.items())), indent=1, ensure_ascii=False) + "\n")
     (DOCS / "hardening.md").write_text(page(results))
 

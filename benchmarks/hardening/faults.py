@@ -30,7 +30,12 @@ FAULTS = (
     Fault(1, "frames that lie", (Measure("wire.fuzzed", 1000, 20_000),)),
     Fault(2, "frames cut off, bits flipped", (Measure("wire.damaged", 1, 1),), (Measure("stock.damaged", 1, 1),)),
     Fault(3, "bombs", (Measure("wire.bombed", 1, 1),), (Measure("stock.bombed", 1, 1),)),
-    Fault(4, "well-formed replies that lie", (Measure("replies.lies", 2, 1000, 400),), (Measure("stock.lies", 1, 1),)),
+    Fault(
+        4,
+        "well-formed replies that lie",
+        (Measure("replies.lies", 2, 1000, 400), Measure("costs.admission", 9, 99)),
+        (Measure("stock.lies", 1, 1),),
+    ),
     Fault(
         5,
         "a client killed while it uploads",
@@ -95,3 +100,5 @@ FAULTS = (
     ),
     Fault(25, "bytes", (Measure("sent.frames", 5, 20), Measure("sent.sockets", 3, 10))),
 )
+COSTS = (Measure("costs.rounds", 3, 11, 300), Measure("costs.privacy", 1, 1, 300))
+"""What guarding a run costs, which has no goal."""

@@ -27,7 +27,7 @@ from flower_grid import CLIENTS, MemoryGrid, handler_of, left_out, rounds_of, ru
 from flwr.app import Array, ArrayRecord, Message
 
 from fewbytes.flower.apps import client_app, serve_run
-from fewbytes.flower.messages import read_content
+from fewbytes.flower.messages import read_content, sealed
 from fewbytes.flower.network import Exchange
 
 
@@ -382,6 +382,18 @@ def test_a_node_with_another_method_is_told_in_one_line(tmp_path):
         run("fedavg", tmp_path / "run", grid=grid)
 
 
+def test_a_node_that_says_it_runs_something_else_before_anybody_has_answered_is_left_out(tmp_path):
+    def fault(message, reply):
+        if of_round(message, 1, 0):
+            done = msgspec.msgpack.decode(reply.content.config_records["fewbytes"]["order"])
+            done[Done.__struct_fields__.index("error")] = "different:{}"
+            said(message, reply, msgspec.msgpack.encode(done))
+        return [reply]
+
+    run("fedavg", tmp_path / "run", fault=fault)
+    assert left_out(tmp_path / "run") == [(1, 0, "failed")]
+
+
 def test_a_node_that_changes_its_task_in_the_middle_is_left_out(tmp_path):
     grid = MemoryGrid(client_app(CASES["fedavg"], tiny_task(), tmp_path), CLIENTS)
     honest, other = grid.app, client_app(CASES["fedavg"], tiny_task(seed=3), tmp_path)
@@ -389,6 +401,14 @@ def test_a_node_that_changes_its_task_in_the_middle_is_left_out(tmp_path):
     run("fedavg", tmp_path / "run", grid=grid)
     assert left_out(tmp_path / "run") == [(2, 1, "failed")]
     assert "seed: 3 there, 0 here" in (tmp_path / "run" / "rounds.jsonl").read_text()
+
+
+def said(message, reply, words):
+    """Have a node say these words beside its reply, sealed as it would seal them."""
+    record = reply.content.config_records["fewbytes"]
+    order, _ = read_content(message.content)
+    _, frame = read_content(reply.content)
+    record["order"], record["seal"] = words, sealed(order, words, frame)
 
 
 def beside(change):
@@ -399,7 +419,7 @@ def beside(change):
             record = reply.content.config_records["fewbytes"]
             done = dict(zip(Done.__struct_fields__, msgspec.msgpack.decode(record["order"]), strict=True))
             change(done)
-            record["order"] = msgspec.msgpack.encode(list(done.values()))
+            said(message, reply, msgspec.msgpack.encode(list(done.values())))
         return [reply]
 
     return fault
@@ -416,7 +436,7 @@ def test_what_is_said_beside_a_reply_cannot_make_it_cost_other_bytes(tmp_path):
         if handler_of(message):
             record = reply.content.config_records["fewbytes"]
             done = msgspec.msgpack.decode(record["order"])
-            record["order"] = msgspec.msgpack.encode([*done, [2**62, 1]])
+            said(message, reply, msgspec.msgpack.encode([*done, [2**62, 1]]))
         return [reply]
 
     run("fedavg", tmp_path / "run", fault=fault, save_models=False)
@@ -431,7 +451,7 @@ def test_what_is_nested_deeply_beside_a_reply_is_rejected(depth, tmp_path):
             record = reply.content.config_records["fewbytes"]
             fields = msgspec.msgpack.decode(record["order"])
             head = b"\xdc" + (len(fields) + 1).to_bytes(2, "big") + b"".join(map(msgspec.msgpack.encode, fields))
-            record["order"] = head + b"\x91" * depth + b"\xc0"  # a field of a later version, as it were
+            said(message, reply, head + b"\x91" * depth + b"\xc0")  # a field of a later version, as it were
         return [reply]
 
     run("fedavg", tmp_path / "run", fault=fault, rounds=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -30,9 +31,9 @@ class Known:
     most: float
 
 
-def admit(value: Any, known: Known) -> None:
+def admit(value: Any, size: float, known: Known) -> None:
     """Raises FrameError for a payload whose fields are not what their types say (`Meta(ge=0)`, `Samples`, `SENT`), or
-    whose numbers are too large together."""
+    whose numbers are too large together: `size` is their norm."""
     samples, most = known.samples, known.most
     for marker, entries in _marked(value):
         _check_entries(entries, _expected(marker, known), every=marker != PART)
@@ -41,7 +42,7 @@ def admit(value: Any, known: Known) -> None:
             raise FrameError("values", f"{name} {must}, not {str(item)[:40]}")
         if OF_TRAINING in _metadata(kind) and samples is not None and item != samples:
             raise FrameError("values", f"{name} is {item}, but the client has {samples} samples to train on")
-    if (size := norm(value)) > most:
+    if size > most:
         raise FrameError("values", f"its numbers are of norm {size:.3g}, more than {most:.3g} (--max-norm)")
 
 
@@ -93,10 +94,18 @@ def entries_of(value: Any) -> Mapping[str, Tensor]:
 
 
 def norm(value: Any) -> float:
-    """The Euclidean norm of all floating-point numbers of a payload together."""
-    floats = [tensor for _, tensor in _tensors(value) if tensor.is_floating_point()]
-    squares = [torch.linalg.vector_norm(tensor, dtype=torch.float64) ** 2 for tensor in floats]
-    return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
+    """The Euclidean norm of all floating-point numbers of a payload together; not finite if one is not."""
+    return math.hypot(*(_norm(number) for _, number in _numbers(value)))
+
+
+def _norm(tensor: Tensor | float) -> float:
+    """In the tensor's own type, which is fast, unless that cannot hold it."""
+    if isinstance(tensor, float):
+        return tensor
+    if not tensor.is_floating_point():
+        return 0.0
+    short = float(torch.linalg.vector_norm(tensor))
+    return short if math.isfinite(short) else float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
 def shape(value: Any) -> Hashable:
@@ -197,22 +206,23 @@ def _metadata(kind: Any) -> tuple[Any, ...]:
 
 def _types(value: Any) -> Iterator[tuple[str, str]]:
     """The tensors of a payload by name, their types and numbers of axes."""
-    for name, tensor in _tensors(value):
-        yield name, f"of {str(tensor.dtype).removeprefix('torch.')} with {tensor.ndim} axes"
+    for name, tensor in _numbers(value):
+        if isinstance(tensor, Tensor):
+            yield name, f"of {str(tensor.dtype).removeprefix('torch.')} with {tensor.ndim} axes"
 
 
-def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a payload, with names that say where they stand; those in lists by their list."""
-    if isinstance(value, Tensor):
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | float]]:
+    """The tensors and floats of a payload, with names that say where they stand; those in lists by their list."""
+    if isinstance(value, Tensor | float):
         yield name, value
     elif isinstance(value, WireValue):
-        yield from _tensors(value.states() or vars(value), name)
+        yield from _numbers(value.states() or vars(value), name)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for f in dataclasses.fields(value):
-            yield from _tensors(getattr(value, f.name), f"{name}.{f.name}".removeprefix("."))
+            yield from _numbers(getattr(value, f.name), f"{name}.{f.name}".removeprefix("."))
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _tensors(item, f"{name}[{key}]" if isinstance(key, str) else name)
+            yield from _numbers(item, f"{name}[{key}]" if isinstance(key, str) else name)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item, name)
+            yield from _numbers(item, name)

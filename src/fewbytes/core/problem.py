@@ -247,8 +247,10 @@ class Task:
         if not isinstance(clients, Iterable):
             raise UserError(f"clients are (train, test) pairs, one a client, not {named(clients)}")
         pairs = [(nothing, nothing) if pair is None else _pair(i, pair) for i, pair in enumerate(clients)]
-        if not pairs or not all(len(train) or train is nothing for train, _ in pairs):
-            raise UserError("a task needs at least one client, and every client at least one training sample")
+        if not pairs:
+            raise UserError("a task needs at least one client")
+        if empty := [str(i) for i, (train, _) in enumerate(pairs) if not len(train) and train is not nothing]:
+            raise UserError(f"client {', '.join(empty)} has no training sample, and needs at least one: leave it out")
         server = nothing if test is None else Split.of(test)
         if isinstance(public, Tensor | np.ndarray):
             public = (public, np.zeros(len(public), np.int64))

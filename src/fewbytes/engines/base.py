@@ -30,8 +30,9 @@ from fewbytes.engines.handlers import Done, SampleCounts, unchanged
 from fewbytes.engines.requests import Request
 from fewbytes.engines.waiting import Waiting, WaitingMessages
 from fewbytes.wire import Counted, Frame, counted, unpack
-from fewbytes.wire.fields import LIMIT
 from fewbytes.wire.values import check_finite
+
+MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
 
 
 @dataclass
@@ -111,7 +112,7 @@ class Engine(ABC):
         self._last: Id | None = None  # whose reply was last read of it
         self._failed = False  # the engine itself, or a client's handler, in this step
         self._looks = Looks()  # of the step's replies
-        self._first_norms: dict[Any, float] = {}
+        self._bounded: dict[Any, tuple[float, int]] = {}
         self._cohorts: dict[float, list[Id]] = {}
         self._waiting = WaitingMessages(self._named, [] if resumed is None else resumed.waiting)
 
@@ -325,24 +326,23 @@ class Engine(ABC):
         """What waits for a client, in the order its handlers are to run."""
         return self._waiting.of(client)
 
-    def settle(
-        self, handler: Handler, client: Id, sent: Request, done: Done, reply: memoryview, limit: int = LIMIT
-    ) -> Any:
+    def settle(self, handler: Handler, client: Id, sent: Request, done: Done, reply: memoryview) -> Any:
         """The decoded reply; its exchange is entered in the ledger. Raises FrameError, entering nothing, for one that
-        must not reach the method: damaged, with more than `limit` bytes of arrays, or with numbers that are not finite.
-        """
+        must not reach the method: damaged, far larger than the model, or with numbers that are not finite."""
         value = None
         unchanged(*(part.base for part in sent.parts))
         if handler.reply is not None:
+            most, limit = self._bounds(client)
             value = unpack(handler.reply, reply, layout=self.problem.layout(client), base=sent.base, limit=limit)
-            try:
-                check_finite(value, perhaps=self.problem.objective.perhaps)
-            except FrameError:
-                self.not_finite.add(handler.name)
-                raise
+            size = norm(value)
+            if not math.isfinite(size):  # all are, else
+                try:
+                    check_finite(value, perhaps=self.problem.objective.perhaps)
+                except FrameError:
+                    self.not_finite.add(handler.name)
+                    raise
             message = next((part.message for part in sent.parts if not part.waited), None)
-            most = self.policy.max_norm * self._first_norm(client)
-            admit(value, Known(self.problem.layout(client), message, self._samples(client), most))
+            admit(value, size, Known(self.problem.layout(client), message, self._samples(client), most))
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version
         self.records.add(client, done.records)
@@ -359,11 +359,14 @@ class Engine(ABC):
             return len(self.task.data.clients[client].train) or None
         return said if isinstance(said, int) else sum(said)
 
-    def _first_norm(self, client: Id) -> float:
+    def _bounds(self, client: Id) -> tuple[float, int]:
+        """What a client's replies may be of: norm, and bytes of arrays."""
         key = self.problem.architecture(client)
-        if key not in self._first_norms:
-            self._first_norms[key] = max(1.0, norm(self.problem.first_state(client)))
-        return self._first_norms[key]
+        if key not in self._bounded:
+            first = self.problem.first_state(client)
+            size = sum(value.nbytes for value in first.values())
+            self._bounded[key] = self.policy.max_norm * max(1.0, norm(first)), 16 * size + MARGIN
+        return self._bounded[key]
 
     def leave_out(self, handler: str, client: Id, sent: Request | None, outcome: str, why: str, length: int) -> None:
         """Enter an exchange that did not end with a valid reply; `length`: bytes that came all the same."""

@@ -148,9 +148,10 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
 
     Raises UserError for a setting given anew that is not resumable.
     """
-    if not (folder / "config.toml").exists() and list(folder.glob("*/config.toml")):
+    if not (folder / "config.toml").exists() and (runs := sorted(folder.glob("*/config.toml"))):
         raise UserError(
-            f"{folder} holds several runs: resume one of them, or a comparison by `fewbytes compare --resume`"
+            f"{folder} holds runs: resume one of them, such as {runs[-1].parent}, or a comparison by `fewbytes compare "
+            "--resume`"
         )
     read_checkpoint(folder, from_round)  # refuses what is no run folder, or cannot be gone on from
     settings = read_experiment(folder / "config.toml")

@@ -37,7 +37,6 @@ from fewbytes.running.settings import Settings
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
-MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
 CLOCKS = 3700.0  # seconds: clocks that are an hour apart, or set back or on by one, end no message
 
@@ -237,14 +236,15 @@ class FlowerEngine(Engine):
         return chosen
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        """As in `Engine`. Raises UserError for a node that runs something else than the server, if no client has
-        answered yet; later on, one client's mistake does not stop the others."""
+        """As in `Engine`. Raises UserError where too few can answer as nodes run something else than the server, if no
+        client has answered yet; one client's mistake does not stop the others."""
         places = () if self.frame_folder is None else (self.frame_folder.put, self.frame_folder.remove)
         requests = Requests(self, handler, messages, asked, *places)
         self._call += 1
         cohort, count = self._cohort
         enough = count if set(asked) == cohort else len(asked)
         failed: list[LeftOut] = []
+        different = 0
         shared: dict[int, bytes] = {}  # frames that go to several clients, by their message's number
 
         def question(client: Id) -> _Question:
@@ -269,21 +269,24 @@ class FlowerEngine(Engine):
             if answer.outcome == "answered":
                 yield client, value
                 continue
-            if answer.different and not self._heard and client not in self._unable:
-                raise UserError(f"{self.called(client)} {answer.why}")
+            different += answer.different and client not in self._unable
             request = requests.take(client) if client in requests.open else None
             self.leave_out(handler.name, client, request, answer.outcome, answer.why, len(answer.frame))
             if answer.outcome != "surplus":
                 failed.append(self.left_out[-1])
-                self.enough(handler.name, len(asked), failed, enough)
+                try:
+                    self.enough(handler.name, len(asked), failed, enough)
+                except TooFewReplies:
+                    if different < len(failed) or self._heard:
+                        raise
+                    raise UserError(f"{self.called(failed[0].client)} {failed[0].why}") from None
 
     def _accept(self, handler: Handler, client: Id, request: Request, answer: _Answer) -> Any:
         """The decoded reply, entered in the ledger. Raises FrameError for one that must not reach the method."""
         job_version, done = self.versions.get(client, 0), answer.done
         if done.version not in (job_version, job_version + 1):
             raise FrameError("header", f"it is of state version {done.version}, asked was version {job_version}")
-        limit = 16 * sum(v.nbytes for v in self.problem.first_state(client).values()) + MARGIN
-        value = self.settle(handler, client, request, done, answer.frame, limit)
+        value = self.settle(handler, client, request, done, answer.frame)
         self._heard = True
         return value
 
