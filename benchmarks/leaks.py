@@ -90,7 +90,8 @@ and says nothing of the method. A low figure says that these attacks found littl
 - **Images**: gradient inversion (iDLG) of one image at a time, from what the method uploads of a LeNet of random
   weights (8,026 values), the worst case for a client: the peak signal-to-noise ratio, a mean of three; from 25 dB
   on an image counts as recognised. The control is the gradient of all values. GENE-FL is attacked at its smallest
-  learnGene; its first rounds upload every layer.
+  learnGene; its first rounds upload every layer. Of FedPURIN the critical values are seen, and the model that training
+  began with is known, as the server sent it.
 - **Members** of the training data told from test samples by LiRA, with eight shadow models, in the model that the
   run saves: the global one, or client 0's own. AUC 0.50 is guessing, and chance alone
   moves it by 0.03; TPR is at 1 % FPR. The control is such a model overfitted to 50 samples: its AUC must reach
