@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 import fewbytes as fb
+from fewbytes.experiments.run import run_with
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.running.checkpoint import read_checkpoint
 
 ROUNDS = 4
@@ -40,6 +42,15 @@ def fingerprint(folder: Path) -> dict:
         "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},
         "gallery": {p.name: p.read_bytes() for p in (folder / "gallery").glob("*")},
     }
+
+
+def configured(folder: Path, method: str, **settings) -> Path:
+    """A run folder as the command line makes it of these settings."""
+    experiment = make_experiment({"method": method, **settings})
+    task = experiment.task()
+    how = replace(experiment.run, out=folder, workers=1, config=experiment.toml(), about=experiment.about(task))
+    run_with(experiment.made(), task, how, experiment.policy)
+    return folder
 
 
 def tensorboard_scalars(place: Path) -> dict[str, list[tuple[int, float]]]:

@@ -75,12 +75,17 @@ FAULTS = (
     Fault(
         19,
         "poisoned updates",
-        (Measure("learning.poisoned", 1, 1),),
-        lacking="noise and flipped labels",
+        (Measure("learning.poisoned", 15, 50, 300),),
+        lacking="liars who know the rule and lie as far as it bears",
     ),
-    Fault(20, "backdoors by model replacement", lacking="no attack of this kind is here yet"),
+    Fault(
+        20,
+        "backdoors by model replacement",
+        (Measure("learning.backdoored", 15, 50),),
+        lacking="backdoors that hide in an update like others'",
+    ),
     Fault(21, "gradient inversion", (Measure("learning.inverted", 2, 8),), lacking="attacks that unroll training"),
-    Fault(22, "membership inference", lacking="no attack of this kind is here yet"),
+    Fault(22, "membership inference", (Measure("learning.inferred", 8, 64),)),
     Fault(
         23,
         "differential privacy",

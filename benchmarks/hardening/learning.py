@@ -1,4 +1,4 @@
-"""What poisoned updates do to a model, with and without rules that bear them; what uploads tell of images."""
+"""What lying clients do to a model, with and without rules that bear them; what uploads and models tell of samples."""
 
 from __future__ import annotations
 
@@ -7,62 +7,142 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any, cast
 
 from figures import Figure
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "methods"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "analysis"))
 
 import torch
-from test_attack import made
-from test_poisoned import LIARS, accuracy
+from runs import configured
 
 from fewbytes.analysis.attack import attack
-from fewbytes.analysis.settings import Attacking
+from fewbytes.analysis.membership import FALSE_ALARMS, membership
+from fewbytes.analysis.poisoning import poison
+from fewbytes.analysis.settings import Attacking, Inferring, Poisoning
+from fewbytes.base.errors import UserError
 from fewbytes.core.rules import EVERY_RULE
+from fewbytes.report.folder import Poison
+from fewbytes.report.leaks import CONTROL_AUC, bears, succeeds
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
+LIARS = 2  # of ten
+RULES = ",".join(f"{rule}={LIARS}" if "krum" in rule else rule for rule in sorted(EVERY_RULE))
+CLIPPED = "epsilon=50,delta=1e-5,clip=0.5"  # little noise: ten clients bear no more
 NOISE = 1e-3  # variance
+INVERTED = ("fedavg", "fedper", "fedpurin", "partialfed", "genefl", "fedproto")
+EPSILON, DELTA = 2.0, 1e-5
+FEW = {"rounds": 20, "clients": 2, "partition": "iid", "samples": "180/30"}
+PLAIN = {"epochs": 5, "lr": 0.2, "batch": 20}
+PRIVATE = {"epochs": 1, "lr": 0.5, "batch": 60}
 
 
-def poisoned(_: int) -> list[Figure]:
-    """Row 19: digits, ten clients, two of which send their update times 100 or -100."""
-    clean, found = accuracy(1.0, "mean"), []
-    for factor in (100.0, -100.0):
-        try:
-            control = accuracy(factor, "mean")
-        except Exception:
-            control = math.nan
-        figure = "diverges" if math.isnan(control) else f"{control:.1%} ({clean:.1%} without liars)"
-        what = f"the mean, two of ten clients send {factor:g} times their update: the control"
-        found.append(Figure(what, figure, "20 points below clean", not control > clean - 0.2))
-        for rule in sorted(EVERY_RULE):
-            named = f"{rule}={len(LIARS)}" if "krum" in rule else rule
-            reached = accuracy(factor, named)
-            met = reached > clean - 0.03
-            found.append(Figure(f"{named}, {factor:g} times", f"{reached:.1%}", "within 3 points of clean", met))
+def poisoned(rounds: int) -> list[Figure]:
+    """Row 19: digits, ten clients, two of which lie in each way but the backdoor, so many rounds."""
+    found = []
+    for kind, words in {
+        "scale": "100 times their update",
+        "flip": "-100 times their update",
+        "noise": "noise 100 times as long as their update",
+        "labels": "5 times what they learnt from wrong labels",
+    }.items():
+        result = lied(kind, rounds)
+        clean, (control, *rules) = result["clean"], result["poisoned"]
+        figure = f"{_percent(control['accuracy'])} ({_percent(clean['accuracy'])} without liars)"
+        what = f"the mean, two of ten clients send {words}: the control"
+        found.append(Figure(what, figure, "20 points below clean, or the test is void", succeeds(result)))
+        for row in rules:
+            what, figure = f"{row['rule']}, {kind}", _percent(row["accuracy"])
+            found.append(Figure(what, figure, "within 3 points of clean", bears(result, row)))
     return found
+
+
+def backdoored(rounds: int) -> list[Figure]:
+    """Row 20: digits, ten clients, two of which put a backdoor into the model by replacing it, so many rounds."""
+    result = lied("backdoor", rounds)
+    clean, (control, *rules) = result["clean"], result["poisoned"]
+    found = [
+        Figure(
+            f"the mean, two of ten clients, accuracy {_percent(control['accuracy'])}: the control's success",
+            f"{_percent(control['success'])} ({_percent(clean['success'])} without liars)",
+            "at least 80 %, or the test is void",
+            succeeds(result),
+        )
+    ]
+    noisy = lied("backdoor", rounds, "", dp=f"{CLIPPED},noise=seeded")["poisoned"][0]
+    for row in (*rules, noisy | {"rule": f"the mean with --dp {CLIPPED}"}):
+        figure = f"{_percent(row['success'])}, accuracy {_percent(row['accuracy'])}"
+        goal = f"at most 15 %, accuracy within 2 points of {_percent(clean['accuracy'])}"
+        found.append(Figure(f"{row['rule']}: success", figure, goal, bears(result, row)))
+    return found
+
+
+def lied(kind: Any, rounds: int, rules: str = RULES, **more: Any) -> Poison:
+    """What a run becomes in which two of ten clients lie, by the mean and by rules."""
+    terms = {"rounds": rounds, "clients": 10, "partition": "iid", "parameters": {"epochs": 2, "lr": 0.2, "batch": 20}}
+    with tempfile.TemporaryDirectory() as name:
+        run = configured(Path(name), "fedavg", **terms, **more)
+        return cast(Poison, poison(run, Poisoning(poison=kind, share=LIARS / 10, aggregate=rules)))
 
 
 def inverted(images: int) -> list[Figure]:
     """Row 21: so many digits, reconstructed from what methods upload of a LeNet."""
     found = []
-    with tempfile.TemporaryDirectory() as name:
-        for method, noise in (("fedavg", 0.0), ("fedavg", NOISE), ("fedper", 0.0), ("genefl", 0.0)):
-            run = Path(name) / method
-            if not run.exists():
-                made(run, method)
-            result = attack(run, "lenet", how=Attacking(images=images, iterations=60, restarts=1, noise=noise))
-            mean = result["psnr_mean"]
-            figure = "exact" if mean is None else f"{mean:.1f} dB"
-            if noise:
-                goal, met = "at most 10 dB", mean is not None and mean <= 10
-            elif method == "fedavg":
-                goal, met = "at least 25 dB, or the test is void", mean is None or mean >= 25
-            else:
-                goal, met = "", None
-            what = f"{method}, {result['observed_values']:,} of {result['values']:,} values seen"
-            found.append(Figure(what + (f", with noise of variance {noise:g}" if noise else ""), figure, goal, met))
+    terms = {"rounds": 1, "clients": 4, "partition": "iid", "samples": "30/10"}
+    for method, noise in [("fedavg", NOISE), *((method, 0.0) for method in INVERTED)]:
+        # prototypes are of features, which a LeNet has not
+        model = {} if method == "fedproto" else {"model": "lenet"}
+        with tempfile.TemporaryDirectory() as name:
+            run = configured(Path(name), method, **terms, **model, parameters={"batch": 30})
+            try:
+                result = attack(run, Attacking(images=images, iterations=60, noise=noise))
+            except UserError as error:  # the attack does not apply
+                found.append(Figure(method, str(error), "", None))
+                continue
+        mean = result["psnr_mean"]
+        what = f"{method}, {result['observed_values']:,} of {result['values']:,} values seen"
+        goal, met = "", None
+        if noise:
+            what += f", with noise of variance {noise:g}"
+            goal, met = "at most 10 dB", mean is not None and mean <= 10
+        elif method == "fedavg":
+            what += ": the control"
+            goal, met = "at least 25 dB, or the test is void", mean is None or mean >= 25
+        found.append(Figure(what, "exact" if mean is None else f"{mean:.1f} dB", goal, met))
     return found
+
+
+def inferred(shadows: int) -> list[Figure]:
+    """Row 22: digits, the global model of two clients of 180 samples, with so many shadow models."""
+    plain = told(PLAIN, shadows)
+    private = told(PRIVATE, shadows, dp=f"of=samples,epsilon={EPSILON:g},delta={DELTA:g},clip=1.0,noise=seeded")
+    most = math.exp(EPSILON) * FALSE_ALARMS + DELTA
+    found = []
+    for control, row in zip(plain, private, strict=True):
+        name, auc = control["attack"], control["control_auc"]
+        goal = f"at least {CONTROL_AUC:.2f}, or the test is void"
+        found += [
+            Figure(f"{name}, an overfitted model: the control's AUC", f"{auc:.2f}", goal, auc >= CONTROL_AUC),
+            Figure(f"{name}, fedavg: AUC", f"{control['auc']:.2f}", "", None),
+            Figure(f"{name}, fedavg: TPR at 1 % FPR", _percent(control["tpr"]), "", None),
+        ]
+        private_ones = f"{name}, fedavg with epsilon {EPSILON:g} of samples"
+        goal = f"at most e^epsilon FPR + delta, {_percent(most)}"
+        found += [
+            Figure(f"{private_ones}: AUC", f"{row['auc']:.2f}", "at most 0.55", row["auc"] <= 0.55),
+            Figure(f"{private_ones}: TPR at 1 % FPR", _percent(row["tpr"]), goal, row["tpr"] <= most),
+        ]
+    return found
+
+
+def told(parameters: dict[str, Any], shadows: int, **more: Any) -> list[dict[str, Any]]:
+    """How well each attack tells members of a FedAvg run on few samples from others."""
+    with tempfile.TemporaryDirectory() as name:
+        run = configured(Path(name), "fedavg", **FEW, **more, parameters=parameters)
+        attacks: list[dict[str, Any]] = membership(run, Inferring(shadows=shadows))["attacks"]
+        return attacks
+
+
+def _percent(part: float | None) -> str:
+    return "diverges" if part is None else f"{part:.1%}"

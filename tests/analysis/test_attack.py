@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import fewbytes
 from PIL import Image
+from runs import configured
 from torch import Tensor, nn
 
 import fewbytes as fb
@@ -22,18 +23,19 @@ from fewbytes.analysis.attack import (
     label_of,
     matching_loss,
     noisy,
+    only,
     psnr,
     reconstruct,
     recovered_label,
 )
 from fewbytes.analysis.settings import Attacking
-from fewbytes.base.state import load_state
+from fewbytes.base.state import load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.data import load_dataset
-from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.models import build_model
 from fewbytes.models.small import LeNet
 from fewbytes.report import read_runs, write_report
+from fewbytes.report.leaks import inversion_word
 
 QUICK = Attacking(images=2, iterations=5, restarts=0)
 DIGIT = (1, 8, 8)
@@ -41,14 +43,8 @@ DIGIT = (1, 8, 8)
 
 def made(folder: Path, method: str) -> Path:
     """A run of one round on the digits, as the command line makes it."""
-    settings = {"method": method, "rounds": 1, "clients": 2, "partition": "iid", "samples": "30/10", "model": "lenet"}
-    experiment = make_experiment(settings | {"parameters": {"batch": 30}})
-    task = experiment.task()
-    fb.run(
-        make_method(method, experiment.parameters), task, rounds=1, out=folder, workers=1,
-        config=experiment.toml(), about=experiment.about(task),
-    )  # fmt: skip
-    return folder
+    settings = {"rounds": 1, "clients": 2, "partition": "iid", "samples": "30/10", "model": "lenet"}
+    return configured(folder, method, **settings, parameters={"batch": 30})
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +215,7 @@ def test_the_same_seed_gives_the_same_files(fedavg):
 
 
 def test_the_run_s_own_model_may_be_attacked(fedavg):
-    run, random = (attack(fedavg, model, how=QUICK)["attacked"] for model in ("run", "lenet"))
+    run, random = (attack(fedavg, replace(QUICK, model=model))["attacked"] for model in ("run", "lenet"))
     assert [row["sample"] for row in run] == [row["sample"] for row in random]
     assert run != random
 
@@ -228,7 +224,35 @@ def test_a_method_that_shares_less_shows_less(tmp_path):
     result = attack(made(tmp_path, "partialfed"), how=replace(QUICK, iterations=30))
     assert 0 < result["observed_values"] < result["values"]
     assert result["label"] == "given"
-    assert result["psnr_mean"] < 15
+    assert result["psnr_mean"] < 15 < 25 < result["control"]
+
+
+def test_a_method_that_sends_half_of_its_values_shows_those(fedavg, tmp_path):
+    run = made(tmp_path, "fedpurin")
+    everything, half = (attack(folder, QUICK)["observed_values"] for folder in (fedavg, run))
+    assert everything / 3 < half < everything / 2 + 10
+    model, (x, label) = lenet(0), digit(3)
+    whole = gradients(model, x, label, list(state_of(model)))
+    seen = fb.FedPURIN(tau=0.5).places(model, whole)
+    observed = only(whole, seen)
+    assert all(bool((observed[name] == torch.where(seen[name], g, 0)).all()) for name, g in whole.items())
+    assert float(matching_loss(model, observed, x, label, seen).detach()) == 0
+    assert float(matching_loss(model, observed, x, label).detach()) > 0
+
+
+def test_a_label_is_told_by_a_negative_entry_that_is_seen():
+    model = lenet(0)
+    bias = torch.tensor([0.1, -0.9, 0.0, 0.2])
+    assert label_of(model, {"fc.bias": bias}) == 1
+    assert label_of(model, {"fc.bias": bias.clamp(min=0)}) is None
+
+
+def test_a_control_that_is_not_recognisable_makes_a_result_void(fedavg):
+    assert inversion_word(25.0) == "By all gradients, without noise, an image is made again with 25.0 dB: the control."
+    assert inversion_word(24.9).startswith("Void: by all gradients")
+    attack(fedavg, replace(QUICK, noise=1.0))
+    page = write_report(read_runs([fedavg]), fedavg / "report.html").read_text()
+    assert "an image is made again with" in page
 
 
 def test_the_picture_has_originals_above_reconstructions():
@@ -274,9 +298,9 @@ def test_mistakes_are_told(fedavg, tmp_path):
     (flat / "config.toml").write_text((fedavg / "config.toml").read_text().replace('"fedavg"', '"fedproto"', 1))
     mistakes = {
         "is not a run folder": (tmp_path,),
-        "unknown model 'lenett' .did you mean 'lenet'": (fedavg, "lenett"),
-        "no client 7: the run has 2 clients": (fedavg, "lenet", 7),
-        "30 training images, fewer than 31": (fedavg, "lenet", 0, Attacking(images=31)),
+        "unknown model 'lenett' .did you mean 'lenet'": (fedavg, Attacking(model="lenett")),
+        "no client 7: the run has 2 clients": (fedavg, Attacking(client=7)),
+        "30 training images, fewer than 31": (fedavg, Attacking(images=31)),
         "has no parameter|uploads no fixed tensors": (flat,),
     }
     for told, arguments in mistakes.items():

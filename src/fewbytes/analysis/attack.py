@@ -3,7 +3,8 @@
 Zhao, Mopuri, Bilen, "iDLG: Improved Deep Leakage from Gradients", 2020, as GENE-FL (arXiv 2504.14628, III-D and Eq. 13)
 uses it. The server knows a network's shared tensors and their gradients for one image of the client; the other tensors
 it draws at random. From noise x~ it descends to an image whose gradients match: L-BFGS on Eq. 13, summed over the
-shared tensors. The label follows from the classifier's bias. A high PSNR is a leak.
+shared tensors. The label follows from the classifier's bias. A high PSNR is a leak. The control is
+the first image by all gradients, without noise: where not even that is recognisable, a low PSNR says nothing.
 
 Worst cases for the client: batches are of one image; a label that the upload does not tell is given to the attacker;
 so are batch normalisation's statistics, which are used, not updated (evaluation mode).
@@ -36,14 +37,14 @@ from fewbytes.base.files import replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded, stream, stream_seed
-from fewbytes.core.problem import Id, Task
+from fewbytes.core.problem import Task
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.models.build import build_model
 from fewbytes.models.files import load_model
+from fewbytes.report.leaks import RECOGNISED, inversion_word
 from fewbytes.report.table import decibels, percent
 
 MATCHED = 1e-6  # of Eq. 13: gradients that differ by less match
-RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed
 WEIGHTS = 0.5  # a network that is not the run's has layers of weights and biases U(-0.5, 0.5), as in the authors' code
 HISTORY = 100  # of L-BFGS
 
@@ -51,17 +52,16 @@ Progress = Callable[[int, int, str], None]
 """Hears how it goes: (iterations done, iterations in all, text)."""
 
 
-def attack(
-    run: Path, model: str = "lenet", client: Id = 0, how: Attacking | None = None, progress: Progress = lambda *_: None
-) -> dict[str, Any]:
+def attack(run: Path, how: Attacking | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
     """Attack training images of a client of a run; writes RUN/attack.json, which it returns, and RUN/attack.png.
 
-    `model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model that
-    the run saved: the client's own, else the global one. The run's method says which of its tensors are shared. The
-    same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
+    `how.model`: a name for `build_model`, whose layers' weights and biases are then U(-0.5, 0.5), or "run", the model
+    that the run saved: the client's own, else the global one. The run's method says which of its tensors are shared.
+    The same seed, on as many threads, gives the same files; stopped early, nothing is written. Raises UserError for a
     folder that is no run, data that are no images, too few images, and a method whose uploads are no gradients.
     """
     how = how or Attacking()
+    client = how.client
     experiment = experiment_of(run)
     with only_allowed():  # what the run's config names
         method = experiment.made()
@@ -75,7 +75,7 @@ def attack(
         )
     if len(split) < how.images:
         raise UserError(f"client {client} has {len(split)} training images, fewer than {how.images}: set --images")
-    victim, attacker = _networks(model, task, run, client, how.seed)
+    victim, attacker = _networks(how, task, run)
     shared = method.observed(victim)
     if not shared:
         raise UserError(
@@ -92,27 +92,35 @@ def attack(
     for i, (row, image, label) in enumerate(zip(rows, images.double(), labels.tolist(), strict=True)):
         progress(i, len(rows), f"image {i + 1}/{len(rows)}")
         with seeded(how.seed, "attack", row):
-            observed = noisy(gradients(victim, image[None], label, shared), how.noise)
+            whole = gradients(victim, image[None], label, shared)
+            seen = method.places(victim, whole)
+            observed = only(noisy(whole, how.noise), seen)
             recovered = label_of(attacker, observed)
             known = label if recovered is None else recovered
-            x, loss = reconstruct(attacker, observed, known, split.shape, how.iterations, how.restarts)
+            x, loss = reconstruct(attacker, observed, known, split.shape, how.iterations, how.restarts, seen)
         made.append(x[0].clamp(0, 1))
         figures = {"loss": _finite(loss), "psnr": _finite(psnr(image, made[-1]))}
         found.append({"sample": row, "label": label, "recovered_label": recovered} | figures)
+    control = found[0]["psnr"]
+    if how.noise or seen is not None or len(shared) < len(parameters):
+        with seeded(how.seed, "attack", "control"):
+            observed = gradients(victim, images[:1].double(), int(labels[0]), list(parameters))
+            x, _ = reconstruct(victim, observed, int(labels[0]), split.shape, how.iterations, how.restarts)
+            control = _finite(psnr(images[0].double(), x[0].clamp(0, 1)))
     progress(len(rows), len(rows), "done")
     values = [math.inf if row["psnr"] is None else row["psnr"] for row in found]
     counts = {name: p.numel() for name, p in parameters.items()}
+    values_seen = {name: int(places.sum()) for name, places in (seen or {}).items()}  # of the last image
     result = {
         "method": experiment.method,
-        "model": model,
-        "client": client,
         **dataclasses.asdict(how),
         "observed": shared,
-        "observed_values": sum(counts[name] for name in shared),
+        "observed_values": sum((counts | values_seen)[name] for name in shared),
         "values": sum(counts.values()),
         "label": "given" if found[0]["recovered_label"] is None else "recovered",
         "psnr_mean": _finite(statistics.fmean(values)),
         "psnr_median": _finite(statistics.median(values)),
+        "control": control,
         "recognised": sum(value >= RECOGNISED for value in values) / len(values),
         "attacked": found,
     }
@@ -125,7 +133,8 @@ def attack(
 def attack_table(result: dict[str, Any]) -> Table:
     """What `attack` returns as a table for the terminal: a row an image."""
     mean, median = decibels(result["psnr_mean"]), decibels(result["psnr_median"])
-    caption = f"mean {mean}, median {median}; {percent(result['recognised'])} of images reach {RECOGNISED:.0f} dB"
+    caption = f"mean {mean}, median {median}; {percent(result['recognised'])} of images reach {RECOGNISED:.0f} dB\n"
+    caption += inversion_word(result["control"])
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
     for name in ("image", "label", "recovered label", "loss (Eq. 13)", "PSNR"):
         table.add_column(name, justify="right")
@@ -159,6 +168,11 @@ def noisy(observed: Mapping[str, Tensor], variance: float) -> State:
     }
 
 
+def only(values: Mapping[str, Tensor], seen: Mapping[str, Tensor] | None) -> State:
+    """The values, 0 where `seen` is false; None: true everywhere."""
+    return dict(values) if seen is None else {name: value * seen[name] for name, value in values.items()}
+
+
 def recovered_label(bias_gradient: Tensor) -> int:
     """The label of the one image by the gradient (classes,) of the classifier's bias: its only negative entry (iDLG).
 
@@ -168,14 +182,21 @@ def recovered_label(bias_gradient: Tensor) -> int:
 
 
 def label_of(model: nn.Module, observed: Mapping[str, Tensor]) -> int | None:
-    """The label by the bias of the model's last Linear; None if that is not observed."""
+    """The label by the bias of the model's last Linear; None if that is not observed, or no negative entry of it."""
     biases = [f"{name}.bias" for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][-1:]
-    return recovered_label(observed[biases[0]]) if biases and biases[0] in observed else None
+    told = biases and biases[0] in observed and bool((observed[biases[0]] < 0).any())
+    return recovered_label(observed[biases[0]]) if told else None
 
 
-def matching_loss(model: nn.Module, observed: Mapping[str, Tensor], x: Tensor, label: int) -> Tensor:
-    """GENE-FL, Eq. 13: the squared distance of the gradients at x (1, ...) from the observed ones, over the latter."""
-    own = gradients(model, x, label, list(observed), create_graph=True)
+def matching_loss(
+    model: nn.Module,
+    observed: Mapping[str, Tensor],
+    x: Tensor,
+    label: int,
+    seen: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """GENE-FL, Eq. 13: the squared distance of the gradients at x (1, ...) from the observed ones, where `seen`."""
+    own = only(gradients(model, x, label, list(observed), create_graph=True), seen)
     difference = torch.cat([(own[name] - value).flatten() for name, value in observed.items()])
     return difference.dot(difference)
 
@@ -193,8 +214,10 @@ def reconstruct(
     shape: Sequence[int],
     iterations: int = 300,
     restarts: int = 1,
+    seen: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, float]:
-    """An image (1, *shape) whose gradients match the observed ones, float64, not clamped, and its loss (Eq. 13).
+    """An image (1, *shape) whose gradients match the observed ones, where they were `seen` (None: everywhere), float64,
+    not clamped, and its loss (Eq. 13).
 
     Starts from N(0, 1), drawn from torch's global CPU generator, for at most `iterations` of L-BFGS, of 20 steps each,
     and again, `restarts` times, where the loss stays above 1e-6, be it in a local minimum or because it is not finite
@@ -206,7 +229,7 @@ def reconstruct(
     best, least = torch.empty(0), math.inf
     for start in range(1 + restarts):
         x = torch.randn(1, *shape, dtype=torch.float64).to(device)
-        found, loss = _descended(lambda x: matching_loss(model, observed, x, label) / scale, x, iterations)
+        found, loss = _descended(lambda x: matching_loss(model, observed, x, label, seen) / scale, x, iterations)
         if start == 0 or loss < least:
             best, least = found, loss
         if least < MATCHED:
@@ -257,14 +280,15 @@ def drawn(originals: Sequence[Tensor], reconstructions: Sequence[Tensor], values
     return file.getvalue()
 
 
-def _networks(model: str, task: Task, run: Path, client: Id, seed: int) -> tuple[nn.Module, nn.Module]:
+def _networks(how: Attacking, task: Task, run: Path) -> tuple[nn.Module, nn.Module]:
     """The client's network, and one like it with weights drawn otherwise; float64, in evaluation mode."""
-    if model == "run":
+    client, seed = how.client, how.seed
+    if how.model == "run":
         own = (run / "models" / f"client-{client}.safetensors").is_file()
         victim = load_model(run, client if own else None)
         other = dataclasses.replace(task.problem, seed=stream_seed(seed, "attack", "attacker")).model(client)
     else:
-        victim, other = (_untrained(model, task, seed, whose) for whose in ("victim", "attacker"))
+        victim, other = (_untrained(how.model, task, seed, whose) for whose in ("victim", "attacker"))
     return victim.to(task.problem.device).double().eval(), other.to(task.problem.device).double().eval()
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from fewbytes.analysis.settings import Attacking, Probing
+from fewbytes.analysis.settings import Attacking, Inferring, Poisoning, Probing, attack_of
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.named import only_allowed
 from fewbytes.base.units import parse_rate
@@ -393,32 +393,58 @@ def probe(
         printed.print(f"report: {page}", soft_wrap=True)
 
 
+ATTACKS = [
+    option(
+        "membership", False, bool,
+        typer.Option(
+            "--membership", help="Tell members of the training data from others.", rich_help_panel=Inferring.title
+        ),
+    ),
+    option(
+        "poison", None, str,
+        typer.Option(
+            help="Repeat the run with clients that lie: scale, flip, noise, labels or backdoor.", metavar="LIE",
+            rich_help_panel=Poisoning.title,
+        ),
+    ),
+    *{each.name: each for group in (Poisoning, Inferring, Attacking) for each in options_of(group)}.values(),
+]  # fmt: skip
+"""The options of `attack`: which it is, and the settings of each."""
+
+
 @app.command()
-@with_options("how", options_of(Attacking), Attacking.read)
+@with_options("how", ATTACKS, attack_of)
 def attack(
-    how: Attacking,
+    how: Attacking | Inferring | Poisoning,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    client: Annotated[int, typer.Option(help="Whose training images.")] = 0,
-    model: Annotated[
-        str,
-        typer.Option(help="lenet, resnet18-sigmoid, another model, or run: the trained one.", metavar="NAME"),
-    ] = "lenet",
     allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how well images can be made again from the gradients a run's method uploads; adds it to the run's report."""
+    """Show how well images can be made again from the gradients a run's method uploads; adds it to the run's report.
+
+    With --membership: whether the run's model gives its training samples away. With --poison: what becomes of the run
+    where some clients lie.
+    """
     from fewbytes.analysis.attack import attack as attack_run
     from fewbytes.analysis.attack import attack_table
+    from fewbytes.analysis.membership import membership, membership_table
+    from fewbytes.analysis.poisoning import poison, poison_table
     from fewbytes.report import read_runs, write_report
 
-    with _standard_output_for(as_json), _naming(allow, run, model):
+    named = (how.model,) if isinstance(how, Attacking) else ()
+    with _standard_output_for(as_json), _naming(allow, run, *named):
         with progress("attack") as bar:
-            result = attack_run(run, model, client, how, bar)
+            if isinstance(how, Poisoning):
+                result, table = poison(run, how, bar), poison_table
+            elif isinstance(how, Inferring):
+                result, table = membership(run, how, bar), membership_table
+            else:
+                result, table = attack_run(run, how, bar), attack_table
         page = write_report(read_runs([run]), run / "report.html")
     if as_json:
         print(json.dumps(result, indent=2))
     else:
-        printed.print(attack_table(result))
+        printed.print(table(result))
         printed.print(f"report: {page}", soft_wrap=True)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import check_ranges
+from fewbytes.base.state import State
 from fewbytes.core.network import Network, required
 from fewbytes.core.objective import Objective
 from fewbytes.core.privacy import SamplePrivacy
@@ -239,4 +240,9 @@ class Method(ABC, metaclass=_Terms):
 
         None: none as such, so that `fewbytes attack` does not apply.
         """
+        return None
+
+    def places(self, model: nn.Module, gradients: State) -> State | None:
+        """Where in these parameters, whose gradients are given, a server sees the change, bool like them; None:
+        everywhere."""
         return None

@@ -178,6 +178,16 @@ class FedPURIN(Method):
     def local_model(self, state: Personal, site: Site) -> nn.Module:
         return site.model(state.theta)
 
+    def observed(self, model: nn.Module) -> list[str]:
+        return taking_part(model, self.batch_norm)
+
+    def places(self, model: nn.Module, gradients: State) -> State:
+        """The critical ones; what a client began with the server knows everywhere, as it sent it."""
+        return {
+            name: critical(scores(model.get_parameter(name).detach(), g, self.hessian), self.tau, self.cutoff)
+            for name, g in gradients.items()
+        }
+
 
 def taking_part(model: nn.Module, batch_norm: str = "local") -> list[str]:
     """Names of the learnable tensors that collaborate: all but batch normalisation's, or all (`selected`)."""

@@ -27,8 +27,10 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
+from fewbytes.methods.parts.averaging import parameters_among
 from fewbytes.methods.parts.heterogeneous import STORED, Head, Own, TrainedHead, overwrite_head, own_draw, shared_head
 from fewbytes.models.blocks import head_of
+from fewbytes.models.layers import classifier
 from fewbytes.wire import Dense
 
 
@@ -66,3 +68,6 @@ class LG_FedAvg(Method):
 
     def local_model(self, state: Own, site: Site) -> nn.Module:
         return site.model(state.theta)
+
+    def observed(self, model: nn.Module) -> list[str]:
+        return parameters_among(model, classifier(model))

@@ -2,7 +2,8 @@
 
 A run folder holds `config.toml` and `rounds.jsonl`; `ledger.parquet`, `partition.json` and `result.json` are
 missing where a run was killed, and then what they would have said is worked out from the rest or left out.
-`probe.json` is there once `fewbytes probe` was, `attack.json` and `attack.png` once `fewbytes attack` was.
+`probe.json` is there once `fewbytes probe` was, `attack.json` and `attack.png` once `fewbytes attack` was, with
+--membership `membership.json`, with --poison `poison.json`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -137,7 +138,8 @@ class AttackedImage(TypedDict):
 
 
 class Attack(TypedDict):
-    """`attack.json`, as far as a report reads it: how images were reconstructed. A PSNR of None is infinite."""
+    """`attack.json`, as far as a report reads it: how images were reconstructed. A PSNR of None is infinite;
+    older files have no control."""
 
     model: str
     client: int
@@ -147,8 +149,51 @@ class Attack(TypedDict):
     label: str
     psnr_mean: float | None
     psnr_median: float | None
+    control: NotRequired[float | None]
     recognised: float
     attacked: list[AttackedImage]
+
+
+class Inferred(TypedDict):
+    """How well one attack told members from others, of the run's model and of the overfitted control."""
+
+    attack: str
+    auc: float
+    tpr: float
+    control_auc: float
+    control_tpr: float
+    void: bool
+
+
+class Membership(TypedDict):
+    """`membership.json`, as far as a report reads it: whose members were to be told, how many, and how that went."""
+
+    model: str
+    members: int
+    shadows: int
+    attacks: list[Inferred]
+
+
+class Poisoned(TypedDict):
+    """A run by a rule: its accuracy, None if it diverged, the share taken for a backdoor's target, and how many replies
+    of liars were left out."""
+
+    rule: str
+    accuracy: float | None
+    success: float | None
+    uplink_bytes: int | None
+    refused: int
+
+
+class Poison(TypedDict):
+    """`poison.json`, as far as a report reads it: how clients lied, the run without, and, the mean first, with them."""
+
+    poison: str
+    liars: list[int]
+    clients: int
+    chance: float
+    clean: Poisoned
+    poisoned: Annotated[list[Poisoned], msgspec.Meta(min_length=1)]
 
 
 class Score(NamedTuple):
@@ -172,6 +217,8 @@ class RunFolder:
     config: str
     probe: Probe | None = None
     attack: Attack | None = None
+    membership: Membership | None = None
+    poison: Poison | None = None
 
     def fact(self, key: str) -> Any:
         """A setting of the run from `result.json`, else the top level of `config.toml`, else None."""
@@ -334,6 +381,8 @@ def read_run(path: Path | str) -> RunFolder:
         config=config or "",
         probe=_read(path / "probe.json", _probe),
         attack=_read(path / "attack.json", _attack),
+        membership=_read(path / "membership.json", _membership),
+        poison=_read(path / "poison.json", _poison),
     )
 
 
@@ -438,3 +487,11 @@ def _probe(file: Path) -> Probe:
 
 def _attack(file: Path) -> Attack:
     return msgspec.json.decode(file.read_bytes(), type=Attack)
+
+
+def _membership(file: Path) -> Membership:
+    return msgspec.json.decode(file.read_bytes(), type=Membership)
+
+
+def _poison(file: Path) -> Poison:
+    return msgspec.json.decode(file.read_bytes(), type=Poison)

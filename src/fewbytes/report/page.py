@@ -195,6 +195,8 @@ def _page(runs: Sequence[RunFolder]) -> str:
         notes=notes.noted(runs),
         probes=_probes(runs, charts),
         leaks=leaks.section(runs),
+        told=leaks.told(runs),
+        lied=leaks.lied(runs),
         pictures=pictures.section(runs, charts),
         labels=_labels(runs, charts),
         versions=_versions(runs),

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
 from fewbytes.core.site import Site
@@ -64,6 +65,9 @@ class Around(Method):
 
     def observed(self, model: nn.Module) -> list[str] | None:
         return self.inner.observed(model)
+
+    def places(self, model: nn.Module, gradients: State) -> State | None:
+        return self.inner.places(model, gradients)
 
 
 def packed(state: Any) -> bytes:

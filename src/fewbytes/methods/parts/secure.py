@@ -251,6 +251,9 @@ class SecureAggregation(Around):
     def observed(self, model: nn.Module) -> None:
         """Nothing of one client's."""
 
+    def places(self, model: nn.Module, gradients: Any) -> None:
+        """Nothing of one client's."""
+
     # ------------------------------------------------------------------------------------------------- the client half
 
     def advertise_keys(self, state: Hidden, message: None, site: Site) -> Keys:

@@ -1,0 +1,239 @@
+"""Tells whether a trained model gives away which samples it was trained on: membership inference.
+
+Two attacks on the model that a run saved, by what it makes of a sample of known label:
+
+- loss threshold: Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning: Analyzing the Connection to
+  Overfitting", CSF 2018. The lower the loss, the likelier a member.
+- LiRA: Carlini, Chien, Nasr, Song, Terzis, Tramèr, "Membership Inference Attacks From First Principles", IEEE S&P 2022,
+  online. Shadow models, each trained on a random half of the samples to be told apart, say how phi = log(p / (1 - p)),
+  p the probability of the label, is spread for a sample that was trained on and for one that was not: two normal
+  distributions, their variances over all samples together as there are few models. The score is their log ratio.
+
+Worst case for the clients: shadow models also learn from all other members, as if the attacker knew them. They are
+trained by the method's own local training for as many epochs as the run, under noise where the run promises it to
+samples, centrally, where clients' models would be put together. The control is a model like the run's that is
+overfitted to a few samples, attacked the same way: an attack that does not tell its members is void.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich import box
+from rich.table import Table
+from torch import Tensor, nn
+
+from fewbytes.analysis.settings import Inferring
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import replacing
+from fewbytes.base.named import only_allowed
+from fewbytes.base.streams import seeded, stream
+from fewbytes.core.method import Method
+from fewbytes.core.privacy import PrivateSteps, random_bytes
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.training import Local, fit, outputs, prepared, ready
+from fewbytes.data import Split
+from fewbytes.experiments.settings import experiment_of
+from fewbytes.models.files import load_model
+from fewbytes.report.folder import Membership
+from fewbytes.report.leaks import CONTROL_AUC, membership_words
+from fewbytes.report.table import percent
+
+FALSE_ALARMS = 0.01  # the rate at which members found are counted
+FEWEST = 100  # members, and others, of which a rate of 1 % can be told
+CONTROL_SAMPLES = 50
+OVERFITTING = Local(epochs=60, lr=2e-3, batch=20, optimiser="adam")
+
+Progress = Callable[[int, int, str], None]
+"""Hears how it goes: (shadow models done, models in all, text)."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Samples x (n, …) and labels y (n,), of which the first 2 `half` are to be told apart: members before others.
+
+    `learn` trains a new model on rows of it (m,), with weights and order drawn by a name.
+    """
+
+    x: Tensor
+    y: Tensor
+    half: int
+    learn: Callable[[Tensor, Tensor, str], nn.Module]
+
+    def confidences(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Of the samples to be told apart minus the loss and phi, float64 (2 half,)."""
+        logits = outputs(model, self.x[: 2 * self.half]).double()
+        labels = self.y[: 2 * self.half, None]
+        right = logits.gather(1, labels)[:, 0]
+        others = logits.scatter(1, labels, -math.inf).logsumexp(1)
+        return -F.cross_entropy(logits, labels[:, 0], reduction="none"), right - others
+
+
+def membership(run: Path, how: Inferring | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
+    """Tell training samples of a run's model from others; writes and returns RUN/membership.json.
+
+    The model is the global one, whose members are all clients' training samples, or, where a client is named or the run
+    saved no global one, a client's own with its samples. Others are as many of the server's test samples, or all
+    clients', of the same classes. The same seed, on as many threads, gives the same file; stopped early, nothing is
+    written. Raises UserError for a folder that is no run or has no such model, data without classes, and a method
+    without local training.
+    """
+    how = how or Inferring()
+    experiment = experiment_of(run)
+    with only_allowed():  # what the run's config names
+        method = experiment.made()
+        task = method.adapted(experiment.task())
+        if task.data.learns != "classes":
+            raise UserError(f"members are told by the loss of their class, and here {task.data.learns} are learnt")
+        if not isinstance(getattr(method, "local", None), Local):
+            raise UserError(f"{experiment.method} has no local training by which shadow models could be trained")
+        own = how.client is not None or not (run / "models" / "global.safetensors").is_file()
+        client = how.client or 0
+        if client not in task.problem.clients:
+            raise UserError(f"there is no client {client}: the run has {len(task.problem.clients)} clients")
+        victim = load_model(run, client if own else None).to(task.problem.device)
+        rounds = method.planned_rounds(experiment.run.rounds)
+        parts = [task.data.clients[client].train] if own else [each.train for each in task.data.clients]
+        pool, small = pools(method, task, client, parts, rounds, how)
+        steps = 2 * how.shadows + 1
+        progress(0, steps, "control")
+        half = torch.arange(small.half)
+        control = told_apart(small, small.learn(small.x[half], small.y[half], "control"), how, progress, 0)
+        found = told_apart(pool, prepared(victim), how, progress, how.shadows + 1)
+    progress(steps, steps, "done")
+    attacks = [
+        {"attack": name, **found[name], "control_auc": control[name]["auc"], "control_tpr": control[name]["tpr"]}
+        | {"void": control[name]["auc"] < CONTROL_AUC}
+        for name in found
+    ]
+    result = {
+        "method": experiment.method,
+        "model": f"client {client}" if own else "global",
+        "members": pool.half,
+        "shadows": how.shadows,
+        "seed": how.seed,
+        "attacks": attacks,
+    }
+    with replacing(run / "membership.json") as file:
+        file.write(json.dumps(result, indent=2).encode())
+    return result
+
+
+def membership_table(result: dict[str, Any]) -> Table:
+    """What `membership` returns as a table for the terminal: a row an attack."""
+    caption = "\n".join(membership_words(cast(Membership, result)))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
+    table.add_column("attack")
+    for name in ("AUC", "TPR at 1 % FPR", "control's AUC", "control's TPR"):
+        table.add_column(name, justify="right")
+    for row in result["attacks"]:
+        figures = [f"{row['auc']:.2f}", percent(row["tpr"]), f"{row['control_auc']:.2f}", percent(row["control_tpr"])]
+        table.add_row(row["attack"], *figures)
+    return table
+
+
+def pools(method: Method, task: Task, client: Id, parts: list[Split], rounds: int, how: Inferring) -> tuple[Pool, Pool]:
+    """What is attacked, members from the parts, and the control, of a few samples of it. Raises UserError."""
+    problem, local = task.problem, method.local  # type: ignore[attr-defined]
+    tests = [task.data.test] if len(task.data.test) else [each.test for each in task.data.clients]
+    (x, y), (other_x, other_y) = (_loaded(splits, problem.device) for splits in (parts, tests))
+    rng = stream(how.seed, "membership", "samples")
+    chosen, others = matched(y.cpu(), other_y.cpu(), how.samples, rng)
+    half = len(chosen)
+    if half < FEWEST:
+        raise UserError(f"{half} members and others are too few to be told apart: at least {FEWEST} of each")
+    left = torch.ones(len(y), dtype=torch.bool)
+    left[chosen] = False
+    rest = left.nonzero()[:, 0]
+    x, y = torch.cat([x[chosen], other_x[others], x[rest]]), torch.cat([y[chosen], other_y[others], y[rest]])
+    taken = max(1, round(rounds * getattr(method, "fraction", 1.0)))  # rounds that a client takes part in
+
+    def learn(x: Tensor, y: Tensor, name: str, terms: Local = local, rounds: int = taken) -> nn.Module:
+        with seeded(how.seed, "membership", name):
+            model = prepared(problem.drawn(client).to(problem.device))
+            loss = problem.objective.loss(model, None, y)
+            for t in range(1, rounds + 1):
+                transform, private = None, None
+                if terms is local:
+                    transform = parts[-1].transform
+                    if problem.privacy is not None:
+                        noise = random_bytes(str(how.seed).encode(), "membership", name, t)
+                        private = PrivateSteps(problem.privacy, len(y), noise)
+                fit(model, x, y, terms, t, precision=problem.precision, transform=transform, private=private, loss=loss)
+        return model
+
+    few = torch.cat([torch.arange(CONTROL_SAMPLES), torch.arange(half, half + CONTROL_SAMPLES)])
+    overfit = Pool(x[few], y[few], CONTROL_SAMPLES, lambda x, y, name: learn(x, y, f"few {name}", OVERFITTING, 1))
+    return Pool(x, y, half, learn), overfit
+
+
+def matched(mine: Tensor, theirs: Tensor, most: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Rows of labels (m,) and of others (n,), pairs of the same class, at most so many: where classes are dealt out
+    unevenly they tell whose a sample is, not whether it was trained on."""
+    pairs: list[tuple[int, int]] = []
+    for label in mine.unique():
+        a, b = (rng.permutation((labels == label).nonzero()[:, 0].numpy()) for labels in (mine, theirs))
+        pairs += zip(a.tolist(), b.tolist(), strict=False)
+    rows = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)[rng.permutation(len(pairs))[:most]]
+    return rows[:, 0], rows[:, 1]
+
+
+def told_apart(pool: Pool, victim: nn.Module, how: Inferring, progress: Progress, done: int) -> dict[str, Any]:
+    """By attack its figures: `auc`, and `tpr` at FALSE_ALARMS. `done`: models that were trained before."""
+    loss, phi = pool.confidences(victim)
+    n = 2 * pool.half
+    turns = torch.from_numpy(stream(how.seed, "membership", "halves").random((how.shadows, n))).argsort(0).argsort(0)
+    inside = (turns < how.shadows // 2).to(phi.device)  # each sample in half of the models
+    shadows = []
+    for i in range(how.shadows):
+        rows = torch.cat([inside[i].nonzero()[:, 0], torch.arange(n, len(pool.y), device=phi.device)])
+        shadows.append(pool.confidences(pool.learn(pool.x[rows], pool.y[rows], f"shadow {i}"))[1])
+        progress(done + i + 1, 2 * how.shadows + 1, f"shadow model {i + 1}/{how.shadows}")
+    scores = {"loss threshold": loss, "LiRA": lira(phi, torch.stack(shadows), inside)}
+    return {
+        name: {"auc": auc(score, pool.half), "tpr": true_positives(score, pool.half)} for name, score in scores.items()
+    }
+
+
+def lira(phi: Tensor, shadows: Tensor, inside: Tensor) -> Tensor:
+    """The log likelihood ratio (n,), up to a constant, of phi (n,) having come from a model that was trained on it.
+
+    `shadows`: phi of every shadow model (models, n), and which of them were trained on a sample, bool (models, n).
+    """
+    score = torch.zeros_like(phi)
+    for sign, them in ((1, inside), (-1, ~inside)):
+        count = them.sum(0)
+        mean = (shadows * them).sum(0) / count
+        variance = ((shadows - mean).square() * them).sum() / (count - 1).sum()
+        score -= sign * (phi - mean).square() / (2 * variance.clamp(min=1e-12))
+    return score
+
+
+def auc(score: Tensor, half: int) -> float:
+    """The area under the ROC curve of scores (n,), the first `half` members': how often one of them scores above one
+    of the others, ties by half."""
+    members, others = score[:half].contiguous(), score[half:].sort().values
+    below, upto = (torch.searchsorted(others, members, right=right).double() for right in (False, True))
+    return float((below + upto).mean() / (2 * len(others)))
+
+
+def true_positives(score: Tensor, half: int) -> float:
+    """The share of members that score above all but FALSE_ALARMS of the others."""
+    others = score[half:].sort(descending=True).values
+    return float((score[:half] > others[int(FALSE_ALARMS * len(others))]).double().mean())
+
+
+def _loaded(splits: list[Split], device: str) -> tuple[Tensor, Tensor]:
+    """All samples of some splits together."""
+    loaded = [split.load(device) for split in splits if len(split)]
+    if not loaded:
+        raise UserError("the run has no test samples, to which members could be compared")
+    return ready(torch.cat([x for x, _ in loaded])), torch.cat([y for _, y in loaded])

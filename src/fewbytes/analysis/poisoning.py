@@ -1,0 +1,267 @@
+"""Tells what a run becomes where some clients lie, and what a rule in place of the mean makes of that.
+
+Liars multiply their update by a factor (`scale`), also turned round (`flip`), send a random one as long (`noise`), or
+learn from wrong labels (`labels`) or a trigger, after Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How To Backdoor
+Federated Learning", AISTATS 2020 (`backdoor`): half of their images have a bright square in the corner and are called
+the target, and the update is multiplied so that, by the mean, the model becomes theirs (model replacement).
+
+The run is repeated as it was but for its liars, by the mean, the control, and by other rules. A control that does not
+succeed makes the result void: the lie is too weak for a rule to be judged by it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import math
+import typing
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich import box
+from rich.table import Table
+from torch import Tensor, nn
+
+from fewbytes.analysis.settings import Poisoning
+from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.files import replacing
+from fewbytes.base.named import only_allowed
+from fewbytes.base.streams import stream
+from fewbytes.core.admission import entries_of
+from fewbytes.core.method import Method
+from fewbytes.core.network import Handler
+from fewbytes.core.policy import TooFewReplies
+from fewbytes.core.problem import Id, Task
+from fewbytes.core.rules import Rule
+from fewbytes.core.site import Site
+from fewbytes.core.training import outputs, ready
+from fewbytes.data import Split
+from fewbytes.experiments.run import run_with
+from fewbytes.experiments.settings import Experiment, experiment_of
+from fewbytes.models.files import load_model
+from fewbytes.report.folder import Poison
+from fewbytes.report.leaks import poison_words
+from fewbytes.report.table import megabytes, percent
+from fewbytes.running.watcher import Watcher
+from fewbytes.wire import Dense, Masked
+
+FACTOR = 100.0
+MODEL = "theta"  # how replies call a model's values
+
+Progress = Callable[[int, int, str], None]
+"""Hears how it goes: (rounds done, rounds in all, text)."""
+
+
+def lying(method: Method, clients: Collection[Id], how: Poisoning) -> Method:
+    """The method, of which these clients lie in every reply that holds a model.
+
+    That is one whose `theta` is Dense or Masked; the update starts from the entries of that name that the client was
+    sent, others from 0. Raises UserError for a method without such replies.
+    """
+    cls = type(method)
+    told = {name: _lie(function, clients, how) for name, function in _handlers(cls).items()}
+    if not told:
+        raise UserError(f"{method.method_name} sends no models as such, in which clients could lie")
+    values = {f.name: getattr(method, f.name) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    liar: type[Method] = type(cls.__name__, (cls,), {"__module__": cls.__module__, **told})
+    return liar(**values)
+
+
+def _handlers(cls: type[Method]) -> dict[str, Callable[..., Any]]:
+    """The class's handlers whose replies hold a model, by name."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name, function in inspect.getmembers(cls, inspect.isfunction):
+        with suppress(MethodError, TypeError):  # of what is no handler
+            reply = Handler.of(function).reply
+            if reply and typing.get_type_hints(reply).get(MODEL) in (Dense, Masked):
+                found[name] = function
+    return found
+
+
+def _lie(function: Callable[..., Any], clients: Collection[Id], how: Poisoning) -> Callable[..., Any]:
+    learnt = how.poison in ("labels", "backdoor")
+
+    @functools.wraps(function)
+    def handler(self: Method, state: Any, message: Any, site: Site) -> Any:
+        if site.me not in clients:
+            return function(self, state, message, site)
+        if learnt:
+            site.train = poisoned(site.train, how, len(site.problem.classes))
+        reply = function(self, state, message, site)
+        factor = how.factor or (len(site.problem.clients) / len(clients) if learnt else FACTOR)
+        lie = _told(getattr(reply, MODEL), entries_of(getattr(message, MODEL, None)), how, factor)
+        return dataclasses.replace(reply, **{MODEL: lie})
+
+    return handler
+
+
+def _told(value: Dense | Masked, sent: Mapping[str, Tensor], how: Poisoning, factor: float) -> Dense | Masked:
+    """What a liar replies in place of a value; counters stay as they are."""
+    honest = value.dense()
+    start = {name: sent.get(name, torch.zeros(())).double() for name, v in honest.items() if v.is_floating_point()}
+    update = {name: honest[name].double() - at for name, at in start.items()}
+    if how.poison == "noise":
+        noise = {name: torch.randn_like(u) for name, u in update.items()}
+        factor *= _norm(update) / max(_norm(noise), 1e-12)
+        update = noise
+    sign = -1 if how.poison == "flip" else 1
+    lie = honest | {name: (at + sign * factor * update[name]).to(honest[name].dtype) for name, at in start.items()}
+    return Masked.of(lie, value.mask) if isinstance(value, Masked) else Dense(lie)
+
+
+def _norm(state: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float(value.square().sum()) for value in state.values()))
+
+
+def poisoned(split: Split, how: Poisoning, classes: int) -> Split:
+    """What a liar learns from, as many samples: with every label the next class, or every second image with the
+    trigger and called the target."""
+    x, y = split.load()
+    if how.poison == "labels":
+        return Split(x, (y + 1) % classes, None, split.transform)
+    second = (torch.arange(len(y)) % 2 == 0).nonzero()[:, 0]
+    x[second], y[second] = stamped(x[second]), how.target
+    return Split(x, y, None, split.transform)
+
+
+def stamped(x: Tensor) -> Tensor:
+    """Images (n, channels, height, width) with the trigger: a bright square in the lower right corner."""
+    side = max(2, min(x.shape[-2:]) // 8)
+    x = x.clone()
+    x[..., -side:, -side:] = 1
+    return x
+
+
+class _Rounds(Watcher):
+    """Passes on the rounds of several runs."""
+
+    def __init__(self, progress: Progress, done: int, steps: int, text: str) -> None:
+        self.progress, self.done, self.steps, self.text = progress, done, steps, text
+
+    def scored(self, row: dict[str, Any]) -> None:
+        self.progress(min(self.done + row["round"], self.steps), self.steps, self.text)
+
+    def note(self, text: str) -> None:
+        """That numbers are not finite is what was asked for."""
+
+
+def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda *_: None) -> dict[str, Any]:
+    """Repeat a run with liars, by the mean and by `how.aggregate`'s rules; writes and returns RUN/poison.json.
+
+    A row's accuracy is the global model's on the server's test set or, for a method judged by clients' own models, the
+    mean of the honest clients' on theirs; None where the run diverged. `success`: the share of the same samples, but
+    the target's own, that are taken for the target once they have the trigger; `refused`: how many replies of liars the
+    run left out, as it does by any rule (--max-norm, --strikes). The same seed gives the same file;
+    stopped early, nothing is written. Raises UserError for a folder that is no run, or has no models; data without
+    classes or, for a backdoor, images; a method in whose replies no client can lie, or that does not take a rule.
+    """
+    how = how or Poisoning()
+    experiment = experiment_of(run)
+    with only_allowed():  # what the run's config names
+        method = experiment.made()
+        task = experiment.task()
+        clients, shape = len(task.problem.clients), task.data.test.shape
+        if task.data.learns != "classes":
+            raise UserError(f"clients can lie about classes, and here {task.data.learns} are learnt")
+        if how.poison == "backdoor" and not (len(shape) == 3 and shape[0] in (1, 3)):
+            raise UserError(
+                f"a trigger is drawn on images, and samples of {experiment.data.dataset} have shape {shape}"
+            )
+        if how.target >= len(task.data.classes):
+            raise UserError(f"there is no class {how.target}: the run has {len(task.data.classes)}")
+        number = max(1, round(how.share * clients))
+        if number >= clients:
+            raise UserError(f"{number} of {clients} clients would lie: leave an honest one")
+        liars = sorted(stream(how.seed, "poison", "liars").choice(clients, number, replace=False).tolist())
+        liar = lying(method, liars, how)
+        rules = [Rule(), *(Rule.read(text) for text in how.aggregate.split(",") if text.strip())]
+        if experiment.run.dp is not None and len(rules) > 1:
+            raise UserError(
+                "the run takes a noisy mean (dp), in place of which no rule can stand: leave --aggregate out"
+            )
+        for rule in rules:
+            rule.check(method.method_name, method.aggregates, clients)
+        honest = [i for i in task.problem.clients if i not in liars]
+        clean = figures(run, method, task, honest, how)
+        rounds = method.planned_rounds(experiment.run.rounds)
+        rows = []
+        for i, rule in enumerate(rules):
+            watcher = _Rounds(progress, i * rounds, len(rules) * rounds, f"{number} of {clients} lie, {rule}")
+            rows.append({"rule": str(rule)} | _repeated(liar, task, experiment, rule, watcher, honest, how))
+    progress(1, 1, "done")
+    sent = json.loads((run / "result.json").read_bytes())["uplink_bytes"]
+    result = {
+        "method": experiment.method,
+        **dataclasses.asdict(how),
+        "liars": liars,
+        "clients": clients,
+        "chance": 1 / len(task.data.classes),
+        "clean": {"rule": experiment.run.aggregate, **clean, "uplink_bytes": sent, "refused": 0},
+        "poisoned": rows,
+    }
+    with replacing(run / "poison.json") as file:
+        file.write(json.dumps(result, indent=2).encode())
+    return result
+
+
+def poison_table(result: dict[str, Any]) -> Table:
+    """What `poison` returns as a table for the terminal: a row a run."""
+    caption = "\n".join(poison_words(cast(Poison, result)))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
+    table.add_column("clients")
+    table.add_column("aggregate")
+    backdoor = result["poison"] == "backdoor"
+    for name in ("accuracy", *(["attack success"] if backdoor else []), "uplink, MB"):
+        table.add_column(name, justify="right")
+    liars = f"{len(result['liars'])} of {result['clients']} lie"
+    for who, row in [("honest", result["clean"]), *((liars, row) for row in result["poisoned"])]:
+        accuracy = "diverges" if row["accuracy"] is None else percent(row["accuracy"])
+        success = [percent(row["success"])] if backdoor else []
+        table.add_row(who, row["rule"], accuracy, *success, megabytes(row["uplink_bytes"]))
+    return table
+
+
+def _repeated(
+    liar: Method, task: Task, experiment: Experiment, rule: Rule, watcher: Watcher, honest: list[Id], how: Poisoning
+) -> dict[str, Any]:
+    """The run once more, with liars and by a rule."""
+    settings = dataclasses.replace(
+        experiment.run, engine="local", aggregate=str(rule), budget=None, stop_when=None, keep_frames=False,
+        save_models=True, evaluate_every=experiment.run.rounds, watcher=watcher, about=experiment.about(task),
+    )  # fmt: skip
+    try:
+        result = run_with(liar, task, settings, experiment.policy)
+    except TooFewReplies:  # nobody's numbers are finite any more
+        return {"accuracy": None, "success": None, "uplink_bytes": None, "refused": 0}
+    refused = sum(each["client"] not in honest for row in result.rounds for each in row.get("left_out", ()))
+    sent = {"uplink_bytes": result.summary["uplink_bytes"], "refused": refused}
+    return figures(result.folder, liar, task, honest, how) | sent
+
+
+def figures(run: Path, method: Method, task: Task, honest: list[Id], how: Poisoning) -> dict[str, float | None]:
+    """Accuracy and, of a backdoor, success, of the models in a folder; None where their outputs are not finite."""
+    judged: list[tuple[nn.Module, Split]] = []
+    if method.headline != "global" and (run / "models" / f"client-{honest[0]}.safetensors").is_file():
+        judged += [(load_model(run, i), task.data.clients[i].test) for i in honest]
+    else:
+        judged.append((load_model(run), task.data.test))
+    accuracies, successes = [], []
+    for model, split in judged:
+        x, y = split.load(task.problem.device)
+        made = outputs(model, ready(x))
+        if not made.isfinite().all():
+            return {"accuracy": None, "success": None}
+        accuracies += [float((made.argmax(1) == y).double().mean())] if len(y) else []
+        others = x[y != how.target]
+        if how.poison == "backdoor" and len(others):
+            taken = outputs(model, ready(stamped(others))).argmax(1) == how.target
+            successes.append(float(taken.double().mean()))
+    if not accuracies:
+        raise UserError("the run has no test samples, by which liars could be judged")
+    success = sum(successes) / len(successes) if successes else None
+    return {"accuracy": sum(accuracies) / len(accuracies), "success": success}
