@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.analysis.attack import attack
+from fewbytes.analysis.settings import Attacking
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.methods.parts import masks, secure
@@ -586,7 +587,7 @@ def test_it_is_a_setting_of_any_experiment_and_there_is_nothing_to_attack(tmp_pa
     run = experiment.run_settings(experiment.task(), tmp_path / "digits", False, fb.Watcher())
     fb.run(experiment.made(), experiment.task(), rounds=1, out=run.out, config=run.config)
     with pytest.raises(fb.UserError, match="uploads no fixed tensors of a client's model"):
-        attack(tmp_path / "digits", "lenet")
+        attack(tmp_path / "digits", Attacking(model="lenet"))
 
 
 def test_samples_may_be_promised_privacy_besides():
