@@ -12,13 +12,16 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
 import tomli_w
+from proxied import ProxiedDeployment, Snapshot, between, snapshot
 from proxy import Proxy
 
 from fewbytes.flower.processes import Processes
@@ -26,24 +29,6 @@ from fewbytes.models import build_model
 
 HERE = Path(__file__).parent
 ROUND_SECONDS = 120  # the longest a round may take
-
-
-class ProxiedDeployment(Processes):
-    """A deployment whose SuperNodes reach the SuperLink at addresses of their own, `through[name]`."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "127.0.0.1:0")
-        self.through: dict[str, str] = {}
-
-    def supernode_command(
-        self,
-        name: str,
-        node_config: Mapping[str, str | int],
-        superlink: str | None = None,
-        folder: Path | None = None,
-        port: int = 9094,
-    ) -> list[str]:
-        return super().supernode_command(name, node_config, self.through.get(name, superlink), folder, port)
 
 
 def write_app(folder: Path, config: dict[str, str | int]) -> Path:
@@ -86,14 +71,6 @@ def wait_online(deployment: Processes, nodes: int) -> None:
         time.sleep(1)
 
 
-Snapshot = tuple[float, list[tuple[int, int]]]
-"""When, and bytes (up, down) of each node until then."""
-
-
-def snapshot(proxies: list[Proxy]) -> Snapshot:
-    return time.monotonic(), [proxy.snapshot() for proxy in proxies]
-
-
 def follow(deployment: Processes, run: int, marks: Path, rounds: int, proxies: list[Proxy]) -> list[Snapshot]:
     """What has passed at the start and at each round's end. Raises RuntimeError if a round fails or is too slow."""
     taken: list[Snapshot] = []
@@ -108,11 +85,6 @@ def follow(deployment: Processes, run: int, marks: Path, rounds: int, proxies: l
         deployment.check()
         time.sleep(0.01)
     return taken
-
-
-def between(before: Snapshot, after: Snapshot) -> tuple[float, list[tuple[int, int]]]:
-    """Seconds, and bytes (up, down) of each node."""
-    return after[0] - before[0], [(u - v, d - e) for (u, d), (v, e) in zip(after[1], before[1], strict=True)]
 
 
 def measure(model: str, nodes: int, rounds: int, idle_seconds: float, folder: Path) -> None:
