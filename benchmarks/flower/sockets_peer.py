@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import tomli_w
-from proxied import ProxiedDeployment, Snapshot, between, snapshot
+from proxied import Snapshot, between, snapshot
 from proxy import Proxy
 
 from fewbytes.flower.processes import Processes
@@ -94,14 +94,14 @@ def measure(model: str, nodes: int, rounds: int, idle_seconds: float, folder: Pa
     marks = folder / "marks"
     app = write_app(folder / "app", {"model": model, "nodes": nodes, "rounds": rounds + 1, "marks": str(marks)})
     with ExitStack() as stack:
-        deployment = stack.enter_context(ProxiedDeployment(folder / "deployment"))
+        deployment = stack.enter_context(Processes(folder / "deployment", "127.0.0.1:0"))
         host, port = deployment.address.split(":")
         proxies = [stack.enter_context(Proxy(host, int(port))) for _ in names]
         deployment.start_superlink()
         deployment.register(names)
         for i, (name, proxy) in enumerate(zip(names, proxies, strict=True)):
-            deployment.through[name] = f"127.0.0.1:{proxy.port}"
-            deployment.start_supernode(name, {"partition-id": i, "num-partitions": nodes})
+            config = {"partition-id": i, "num-partitions": nodes}
+            deployment.start_supernode(name, config, superlink=f"127.0.0.1:{proxy.port}")
         wait_online(deployment, nodes)
         time.sleep(2)
         before = snapshot(proxies)

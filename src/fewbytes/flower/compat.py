@@ -24,6 +24,7 @@ from fewbytes.base.errors import UserError
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+    from flwr.supercore.retry import RetryInvoker
 
 REQUIREMENT = "flwr>=1.41,<1.42"
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -239,7 +240,7 @@ def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str |
 
 
 def run_supernode(is_installed: Callable[[bytes], bool]) -> None:
-    """`flower-supernode` that runs only applications whose bundles are what is installed here.
+    """`flower-supernode` that runs only applications whose bundles are what is installed here, and bears bad links.
 
     Raises AttributeError where Flower has changed, rather than run without.
     """
@@ -256,7 +257,28 @@ def run_supernode(is_installed: Callable[[bytes], bool]) -> None:
 
     pulling = _replaced(module, "_pull_and_store_message", pull)
     _replaced(module, "_verify_fab", lambda fab, _: is_installed(fab.content))
+    connection = importlib.import_module("flwr.supernode.fleet_http_connection")
+    retrying = connection.make_simple_http_retry_invoker
+    _replaced(connection, "make_simple_http_retry_invoker", lambda: bearing_bad_links(retrying()))
     importlib.import_module("flwr.supernode.cli.flower_supernode").flower_supernode()
+
+
+def bearing_bad_links(invoker: RetryInvoker) -> RetryInvoker:
+    """What calls the SuperLink and tries again: also where a link broke off, or damaged, what TLS carries.
+
+    Flower of itself tries again after other breaks, but takes these for a wrong certificate: the message that was
+    being fetched is lost, and the server waits for its reply in vain.
+    """
+    import httpx
+
+    gives_up = invoker.should_giveup
+
+    def hopeless(error: Exception) -> bool:
+        broken = isinstance(error, httpx.TransportError) and "certificate" not in str(error).lower()
+        return not broken and gives_up is not None and gives_up(error)
+
+    invoker.should_giveup = hopeless
+    return invoker
 
 
 def _replaced(module: Any, name: str, by: Any) -> Any:
