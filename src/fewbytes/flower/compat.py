@@ -197,7 +197,8 @@ def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
 
 
 def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str | bytes | None], bool]) -> None:
-    """`flower-superlink`, its application within `gate(app, FLEET)`; whoever sends a command must be one that `knows`.
+    """`flower-superlink`, its application within `gate(app, FLEET, is_node)`; who sends a command must be one that
+    `knows`.
 
     The processes that carry out its tasks show it what the file `secret` holds. Raises AttributeError where Flower
     has changed, rather than run without.
@@ -221,7 +222,7 @@ def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str |
             return None, None
 
     def gated(app: Callable[..., Any]) -> Callable[..., Any]:
-        inner = gate(app, FLEET)
+        inner = gate(app, FLEET, is_node)
 
         async def serve(scope: dict[str, Any], receive: Any, send: Any) -> None:
             if "app" in scope:
@@ -237,6 +238,25 @@ def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str |
     _replaced(command, "load_control_authn_plugin", OneAccount)
     _replaced(extensions, "get_middleware", lambda: (Middleware(gated),))
     command.flower_superlink()
+
+
+def is_node(scope: Mapping[str, Any]) -> bool:
+    """Whether a request to the SuperLink is signed with the key of a registered node, by its headers alone."""
+    from fastapi import HTTPException
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.dependencies.linkstate import get_linkstate
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+    from starlette.requests import Request
+
+    request = Request({**scope, "state": {}})
+    try:
+        key = base64.b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        request.state.protobuf_request = ActivateNodeRequest(public_key=key)  # any that claims no more than the key
+        authenticate_node(request)
+    except (KeyError, ValueError, HTTPException):
+        return False
+    return get_linkstate(request).get_node_id_by_public_key(key) is not None
 
 
 def run_supernode(is_installed: Callable[[bytes], bool]) -> None:
