@@ -49,7 +49,7 @@ FAULTS = (
             Measure("deployment.names", 1, 1),
             Measure("deployment.kept", 1, 1),
         ),
-        lacking="revoked certificates: there are no lists of them; a new authority, and its ca.crt to every node, is the way",
+        lacking="revoked certificates: there are no lists of them, only a new authority for every node",
     ),
     Fault(
         10,

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 OWN = {"epochs": 1, "lr": 0.1, "batch": 20}
 SETTINGS = {
     "method": "fedpurin", "clients": 2, "rounds": 2, "evaluate_every": 2, "save_models": False,
-    "engine": "flower-deployment", "min_replies": 1, "round_timeout": 25, "parameters": OWN,
+    "engine": "flower-deployment", "min_replies": 1, "round_timeout": 60, "parameters": OWN,
 }  # fmt: skip
 
 

@@ -77,13 +77,17 @@ class Ledger:
 
     def columns(self, start: int = 0) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The columns from row `start` on, int64; `handler` is a number into `handlers`, `outcome` into OUTCOMES."""
-        table = np.frombuffer(self._rows.tobytes(), np.int64).reshape(-1, len(self.COLUMNS))[start:]
+        return {name: column.copy() for name, column in self._views(start).items()}
+
+    def _views(self, start: int = 0) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
+        """The columns as they lie in memory; while somebody holds one, no row can be added."""
+        table = np.frombuffer(self._rows, np.int64).reshape(-1, len(self.COLUMNS))[start:]
         return {name: table[:, i] for i, name in enumerate(self.COLUMNS)}
 
     def totals(self, start: int = 0) -> dict[str, int]:
         """Bytes from row `start` on: `uplink_bytes`, `downlink_bytes`, what papers count for them (nominal), and of
         that the values alone."""
-        c = self.columns(start)
+        c = self._views(start)
         nominal = {way: c[f"value_bytes_{way}"] + (c[f"mask_bits_{way}"] + 7) // 8 for way in ("up", "down")}
         return {
             "uplink_bytes": int(c["bytes_up"].sum()),
@@ -95,10 +99,13 @@ class Ledger:
         }
 
     def refused_in_a_row(self) -> dict[Id, int]:
-        """By client, in how many of the rounds it was asked in last, without a break, its reply was refused."""
-        c = self.columns()
+        """By client of whom a reply was ever refused, in how many of the rounds it was asked in last, without a break,
+        its reply was."""
+        c = self._views()
+        refused_once = np.unique(c["client"][c["outcome"] == OUTCOMES.index("rejected")])
+        of = np.isin(c["client"], refused_once)
         rounds: dict[Id, dict[int, bool]] = {}
-        for client, t, outcome in zip(c["client"].tolist(), c["round"].tolist(), c["outcome"].tolist(), strict=True):
+        for client, t, outcome in zip(*(c[name][of].tolist() for name in ("client", "round", "outcome")), strict=True):
             if OUTCOMES[outcome] in ("answered", "rejected"):
                 rounds.setdefault(client, {})[t] = OUTCOMES[outcome] == "rejected"
         return {
