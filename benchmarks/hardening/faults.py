@@ -71,7 +71,12 @@ FAULTS = (
         ),
     ),
     Fault(17, "slow and idle connections", (Measure("connections.crowded", 200, 800, 400),)),
-    Fault(18, "weeks of work", (Measure("replies.soak", 100, 1000),), lacking="a soak of a real deployment"),
+    Fault(
+        18,
+        "weeks of work",
+        (Measure("replies.soak", 1000, 1000, 400), Measure("replies.soak_flower", 200, 1000, 400)),
+        lacking="a soak of a real deployment",
+    ),
     Fault(
         19,
         "poisoned updates",
