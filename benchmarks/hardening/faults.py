@@ -74,7 +74,7 @@ FAULTS = (
     Fault(
         18,
         "weeks of work",
-        (Measure("replies.soak", 1000, 1000, 400), Measure("replies.soak_flower", 200, 1000, 400)),
+        (Measure("replies.soak", 1000, 1000, 400), Measure("replies.soak_flower", 100, 1000, 400)),
         lacking="a soak of a real deployment",
     ),
     Fault(
