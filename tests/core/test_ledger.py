@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fewbytes.core.ledger import Ledger, Row
+from fewbytes.core.ledger import BLOCK, Ledger, Row
 from fewbytes.wire.values import Counted
 
 NOTHING = Counted()
@@ -41,3 +41,24 @@ def test_columns_stay_as_they_were_when_rows_come():
     assert ledger.totals(2)["uplink_bytes"] == 7
     assert Ledger().totals() == dict.fromkeys(totals, 0)
     assert len(Ledger().columns()["round"]) == 0
+
+
+def test_many_rows_are_kept_as_they_came_in_little_memory():
+    ledger, rows = Ledger(), 2 * BLOCK + 3
+    for i in range(rows):
+        outcome = "late" if i == BLOCK else "answered"
+        ledger.add(Row(1 + i // 1000, "train", i % 1000, 10**12 + i % 7, 5, Counted(3, 9), Counted(2, 1), outcome))
+    assert len(ledger) == rows
+    for start in (0, 5, BLOCK - 1, BLOCK, 2 * BLOCK, rows - 1, rows):
+        columns = ledger.columns(start)
+        assert columns["round"].tolist() == [1 + i // 1000 for i in range(start, rows)]
+        assert columns["bytes_down"].tolist() == [10**12 + i % 7 for i in range(start, rows)]
+        assert columns["outcome"].tolist() == [2 * (i == BLOCK) for i in range(start, rows)]
+        assert ledger.totals(start)["uplink_bytes"] == 5 * (rows - start)
+    assert sum(map(len, ledger._packed)) < 4 * rows
+    again = Ledger.frombytes(ledger.tobytes(), ledger.handlers)
+    assert again.tobytes() == ledger.tobytes()
+    assert len(ledger.tobytes()) == 8 * len(Ledger.COLUMNS) * rows
+    ledger.add(Row(99, "train", 0, 1, 1, NOTHING, NOTHING))
+    again.add(Row(99, "train", 0, 1, 1, NOTHING, NOTHING))
+    assert again.tobytes() == ledger.tobytes()
