@@ -163,7 +163,7 @@ def killed_uploads(times: int) -> list[Figure]:
     return [
         *found,
         Figure(
-            f"{what}: growth of the SuperLink's memory (errors of Flower's that Python's collector comes to late)",
+            f"{what}: growth of the SuperLink's memory (garbage: one made to collect and return it every second stays flat)",
             f"{growth:.1f} MiB",
             "at most 4 MiB",
             growth <= 4,
