@@ -163,7 +163,8 @@ def killed_uploads(times: int) -> list[Figure]:
     return [
         *found,
         Figure(
-            f"{what}: growth of the SuperLink's memory (garbage: one made to collect and return it every second stays flat)",
+            f"{what}: growth of the SuperLink's memory "
+            "(garbage: one made to collect and return it every second stays flat)",
             f"{growth:.1f} MiB",
             "at most 4 MiB",
             growth <= 4,
