@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
 from proxied import deploy
+from proxy import Faults
 
 from fewbytes.base.units import parse_rate
 from fewbytes.experiments.plan import deployment_seconds, make_plan
@@ -45,7 +49,7 @@ def main() -> None:
         wait = deployment_seconds(experiment)
         plan = make_plan(make_method(name, own), task, o.rounds, up, down, wait)
         with tempfile.TemporaryDirectory() as folder:
-            seen = deploy(make_experiment(settings), Path(folder), up, down)
+            seen = deploy(make_experiment(settings), Path(folder), Faults(up), Faults(down))
         kind = "sparse" if name == "fedpurin" else "personalised"
         curve = [row["scores"]["accuracy"][kind] for row in seen.rows]
         seconds = [row["seconds"] - row["seconds_scoring"] for row in seen.rows]

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
 import pyarrow.parquet as pq
-from proxied import deploy
-from sockets_peer import between
+from proxied import between, deploy
 
 from fewbytes.experiments.settings import make_experiment
 

@@ -12,13 +12,16 @@ from __future__ import annotations
 import argparse
 import shutil
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
 import tomli_w
+from proxied import Snapshot, between, snapshot
 from proxy import Proxy
 
 from fewbytes.flower.processes import Processes
@@ -26,24 +29,6 @@ from fewbytes.models import build_model
 
 HERE = Path(__file__).parent
 ROUND_SECONDS = 120  # the longest a round may take
-
-
-class ProxiedDeployment(Processes):
-    """A deployment whose SuperNodes reach the SuperLink at addresses of their own, `through[name]`."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "127.0.0.1:0")
-        self.through: dict[str, str] = {}
-
-    def supernode_command(
-        self,
-        name: str,
-        node_config: Mapping[str, str | int],
-        superlink: str | None = None,
-        folder: Path | None = None,
-        port: int = 9094,
-    ) -> list[str]:
-        return super().supernode_command(name, node_config, self.through.get(name, superlink), folder, port)
 
 
 def write_app(folder: Path, config: dict[str, str | int]) -> Path:
@@ -86,14 +71,6 @@ def wait_online(deployment: Processes, nodes: int) -> None:
         time.sleep(1)
 
 
-Snapshot = tuple[float, list[tuple[int, int]]]
-"""When, and bytes (up, down) of each node until then."""
-
-
-def snapshot(proxies: list[Proxy]) -> Snapshot:
-    return time.monotonic(), [proxy.snapshot() for proxy in proxies]
-
-
 def follow(deployment: Processes, run: int, marks: Path, rounds: int, proxies: list[Proxy]) -> list[Snapshot]:
     """What has passed at the start and at each round's end. Raises RuntimeError if a round fails or is too slow."""
     taken: list[Snapshot] = []
@@ -110,11 +87,6 @@ def follow(deployment: Processes, run: int, marks: Path, rounds: int, proxies: l
     return taken
 
 
-def between(before: Snapshot, after: Snapshot) -> tuple[float, list[tuple[int, int]]]:
-    """Seconds, and bytes (up, down) of each node."""
-    return after[0] - before[0], [(u - v, d - e) for (u, d), (v, e) in zip(after[1], before[1], strict=True)]
-
-
 def measure(model: str, nodes: int, rounds: int, idle_seconds: float, folder: Path) -> None:
     """Deploy, measure and print."""
     payload = sum(v.nbytes for v in build_model(model, (3, 32, 32), 10).state_dict().values())
@@ -122,14 +94,14 @@ def measure(model: str, nodes: int, rounds: int, idle_seconds: float, folder: Pa
     marks = folder / "marks"
     app = write_app(folder / "app", {"model": model, "nodes": nodes, "rounds": rounds + 1, "marks": str(marks)})
     with ExitStack() as stack:
-        deployment = stack.enter_context(ProxiedDeployment(folder / "deployment"))
+        deployment = stack.enter_context(Processes(folder / "deployment", "127.0.0.1:0"))
         host, port = deployment.address.split(":")
         proxies = [stack.enter_context(Proxy(host, int(port))) for _ in names]
         deployment.start_superlink()
         deployment.register(names)
         for i, (name, proxy) in enumerate(zip(names, proxies, strict=True)):
-            deployment.through[name] = f"127.0.0.1:{proxy.port}"
-            deployment.start_supernode(name, {"partition-id": i, "num-partitions": nodes})
+            config = {"partition-id": i, "num-partitions": nodes}
+            deployment.start_supernode(name, config, superlink=f"127.0.0.1:{proxy.port}")
         wait_online(deployment, nodes)
         time.sleep(2)
         before = snapshot(proxies)

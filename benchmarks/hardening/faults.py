@@ -36,11 +36,7 @@ FAULTS = (
         (Measure("replies.lies", 2, 1000, 400), Measure("costs.admission", 9, 99)),
         (Measure("stock.lies", 1, 1),),
     ),
-    Fault(
-        5,
-        "a client killed while it uploads",
-        lacking="benchmarks/flower/faults.py kills nodes of a real deployment, but counts nothing",
-    ),
+    Fault(5, "a client killed while it uploads", (Measure("connections.killed_uploads", 100, 1000, 400),)),
     Fault(
         6,
         "duplicate replies",
@@ -54,10 +50,11 @@ FAULTS = (
         "strangers, and what is named or left for them",
         (
             Measure("deployment.unauthenticated", 10, 50),
+            Measure("connections.impostors", 10, 50),
             Measure("deployment.names", 1, 1),
             Measure("deployment.kept", 1, 1),
         ),
-        lacking="wrong, expired and revoked certificates of servers, and how much is read before a refusal",
+        lacking="revoked certificates: there are no lists of them, only a new authority for every node",
     ),
     Fault(
         10,
@@ -69,9 +66,22 @@ FAULTS = (
     Fault(13, "stragglers", (Measure("replies.stragglers", 10, 50),)),
     Fault(14, "dropouts", (Measure("replies.dropouts", 100, 1000),)),
     Fault(15, "too few answer", (Measure("replies.quorum", 2, 4),)),
-    Fault(16, "clients that come and go, links that flap", lacking="needs networks of its own"),
-    Fault(17, "slow and idle connections", lacking="needs networks of its own"),
-    Fault(18, "weeks of work", (Measure("replies.soak", 100, 1000),), lacking="a soak of a real deployment"),
+    Fault(
+        16,
+        "clients that come and go, links that flap",
+        (
+            Measure("connections.comers", 100, 1000),
+            Measure("connections.flaps", 4, 40, 400),
+            Measure("connections.reconnections", 100, 100),
+        ),
+    ),
+    Fault(17, "slow and idle connections", (Measure("connections.crowded", 200, 800, 400),)),
+    Fault(
+        18,
+        "weeks of work",
+        (Measure("replies.soak", 1000, 1000, 400), Measure("replies.soak_flower", 100, 1000, 400)),
+        lacking="a soak of a real deployment",
+    ),
     Fault(
         19,
         "poisoned updates",

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from figures import Figure
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "flower"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import pyarrow.parquet as pq
 from cases import CASES, task_of
 from flower_grid import run
+from proxied import between, deploy
 
 import fewbytes as fb
 from fewbytes.experiments.settings import make_experiment
@@ -47,9 +47,6 @@ def frames(rounds: int) -> list[Figure]:
 
 def sockets(rounds: int) -> list[Figure]:
     """Row 25: a deployment of ResNet-8 on the digits over TLS, each node's bytes counted by a proxy."""
-    from proxied import deploy
-    from sockets_peer import between
-
     settings = {
         "method": "fedavg", "dataset": "digits", "clients": 2, "samples": "40/10", "model": "resnet8", "rounds": rounds,
         "evaluate_every": 1000, "save_models": False, "parameters": {"epochs": 1, "lr": 0.05, "batch": 20},

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import flwr
+import httpx
 import pytest
 import typer
 
@@ -118,10 +119,39 @@ def test_a_supernode_takes_its_options_and_configuration(tmp_path):
         ("flwr.superlink.extensions", "get_middleware"),
         ("flwr.supernode.start_client_internal", "_pull_and_store_message"),
         ("flwr.supernode.start_client_internal", "_verify_fab"),
+        ("flwr.supernode.fleet_http_connection", "make_simple_http_retry_invoker"),
     ],
 )
 def test_what_is_guarded_is_there(module, name):
     assert callable(of_flower(module, name))
+
+
+@pytest.mark.parametrize(
+    ("error", "tried"),
+    [
+        (httpx.ReadError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol"), 2),
+        (httpx.WriteError("[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] decryption failed or bad record mac"), 2),
+        (httpx.ReadTimeout("The read operation timed out"), 2),
+        (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to get issuer"), 1),
+    ],
+)
+def test_a_node_tries_again_where_the_link_failed_and_not_where_the_certificate_is_wrong(error, tried):
+    tries = []
+
+    def call():
+        tries.append(1)
+        if len(tries) == 1:
+            raise error
+        return "heard"
+
+    invoker = of_flower("flwr.supernode.fleet_http_connection", "make_simple_http_retry_invoker")()
+    invoker.wait_function = lambda seconds: None
+    if tried == 2:
+        assert compat.bearing_bad_links(invoker).invoke(call) == "heard"
+    else:
+        with pytest.raises(httpx.ConnectError):
+            compat.bearing_bad_links(invoker).invoke(call)
+    assert len(tries) == tried
 
 
 def test_flwr_shows_the_token(tmp_path):

@@ -244,10 +244,38 @@ def test_the_gate_opens_to_other_machines_for_nodes_alone(client, path, open_to_
     async def send(event):
         sent.append(event)
 
-    scope = {"type": "http", "path": path, "client": (client, 1)}
-    asyncio.run(Gate(within, compat.FLEET)(scope, None, send))
+    scope = {"type": "http", "path": path, "client": (client, 1), "headers": []}
+    asyncio.run(Gate(within, compat.FLEET, lambda scope: False)(scope, None, send))
     assert reached == ([path] if open_to_it else [])
     assert [event["status"] for event in sent if "status" in event] == ([] if open_to_it else [403])
+
+
+@pytest.mark.parametrize(
+    ("header", "strangers", "nodes"),
+    [
+        ((b"content-length", b"0"), [], []),
+        ((b"content-length", b"65536"), [], []),
+        ((b"content-length", b"65537"), [401], []),
+        ((b"content-length", b"67108864"), [401], []),
+        ((b"content-length", b"67108865"), [413], [413]),
+        ((b"content-length", b"-1"), [413], [413]),
+        ((b"transfer-encoding", b"chunked"), [413], [413]),
+    ],
+)
+def test_much_is_read_of_nodes_alone_and_from_nobody_without_end(header, strangers, nodes):
+    for known, wanted in ((False, strangers), (True, nodes)):
+        reached, sent = [], []
+
+        async def within(scope, receive, send, reached=reached):
+            reached.append(scope["path"])
+
+        async def send(event, sent=sent):
+            sent.append(event)
+
+        scope = {"type": "http", "path": "/v1/fleet/push-object", "client": ("192.0.2.7", 1), "headers": [header]}
+        asyncio.run(Gate(within, compat.FLEET, lambda scope, known=known: known)(scope, None, send))
+        assert [event["status"] for event in sent if "status" in event] == wanted
+        assert len(reached) == (not wanted)
 
 
 def test_the_token_is_known_or_not():

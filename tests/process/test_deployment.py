@@ -20,9 +20,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
 
+import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.message_pb2 import PushObjectRequest
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.flower.certificates import write_certificates, write_node_key
@@ -259,6 +263,19 @@ def test_a_stranger_with_the_certificate_alone_can_do_nothing(running, app, tmp_
         assert status == 401, claimed
     assert post(running, "/v1/runtime/acquire-task", {}) == 401
     assert running.deployment.node_status() == {"hospital-a": "online"}
+
+
+def test_long_requests_are_taken_of_registered_nodes_only(running):
+    ca, said = running.folder / "certificates" / "ca.crt", {}
+    for name in ("hospital-a", "stranger"):
+        key = serialization.load_ssh_private_key((running.folder / "keys" / name).read_bytes(), None)
+        signing = [NodeAuthHttpInterceptor(key, key.public_key())]
+        with FleetHttpClient.from_server_address(running.deployment.address, False, ca.read_bytes(), signing) as client:
+            with pytest.raises(httpx.HTTPStatusError) as refused:
+                client.PushObject(PushObjectRequest(object_content=bytes(100_000)))
+            said[name] = refused.value.response.text
+    assert said["stranger"] == "from registered nodes only\n"
+    assert "SuperNode" in said["hospital-a"]  # Flower has read it, and finds no node's id in it
 
 
 def test_from_elsewhere_only_nodes_are_heard(tmp_path):

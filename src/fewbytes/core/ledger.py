@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,14 @@ class LeftOut:
     why: str
 
 
+BLOCK = 4096  # rows that are packed at once
+
+
 class Ledger:
-    """Every exchange of a run, in order: who, when, which handler, how many bytes each way."""
+    """Every exchange of a run, in order: who, when, which handler, how many bytes each way.
+
+    In memory whole blocks of rows are packed, column by column, to some 3 bytes an exchange.
+    """
 
     COLUMNS = (
         "round",
@@ -61,11 +68,12 @@ class Ledger:
     )
 
     def __init__(self) -> None:
-        self._rows = array("q")
+        self._packed: list[bytes] = []
+        self._rows = array("q")  # after those
         self.handlers: list[str] = []
 
     def __len__(self) -> int:
-        return len(self._rows) // len(self.COLUMNS)
+        return BLOCK * len(self._packed) + len(self._rows) // len(self.COLUMNS)
 
     def add(self, row: Row) -> None:
         """Append an exchange."""
@@ -74,11 +82,24 @@ class Ledger:
         handler, outcome = self.handlers.index(row.handler), OUTCOMES.index(row.outcome)
         nominal = (row.down.value_bytes, row.up.value_bytes, row.down.mask_bits, row.up.mask_bits)
         self._rows.extend((row.round, handler, row.client, row.bytes_down, row.bytes_up, *nominal, outcome))
+        if len(self._rows) == BLOCK * len(self.COLUMNS):
+            self._packed.append(zlib.compress(self._unpacked().tobytes(), 1))
+            self._rows = array("q")
+
+    def _unpacked(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The rows that are not packed yet; (columns, rows)."""
+        return np.frombuffer(self._rows.tobytes(), np.int64).reshape(-1, len(self.COLUMNS)).T
+
+    def _table(self, start: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The rows from `start` on; (columns, rows)."""
+        first = start // BLOCK
+        packed = (np.frombuffer(zlib.decompress(each), np.int64) for each in self._packed[first:])
+        blocks = [block.reshape(-1, BLOCK) for block in packed]
+        return np.concatenate([*blocks, self._unpacked()], axis=1)[:, start - BLOCK * min(first, len(self._packed)) :]
 
     def columns(self, start: int = 0) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
         """The columns from row `start` on, int64; `handler` is a number into `handlers`, `outcome` into OUTCOMES."""
-        table = np.frombuffer(self._rows.tobytes(), np.int64).reshape(-1, len(self.COLUMNS))[start:]
-        return {name: table[:, i] for i, name in enumerate(self.COLUMNS)}
+        return dict(zip(self.COLUMNS, self._table(start), strict=True))
 
     def totals(self, start: int = 0) -> dict[str, int]:
         """Bytes from row `start` on: `uplink_bytes`, `downlink_bytes`, what papers count for them (nominal), and of
@@ -95,10 +116,13 @@ class Ledger:
         }
 
     def refused_in_a_row(self) -> dict[Id, int]:
-        """By client, in how many of the rounds it was asked in last, without a break, its reply was refused."""
+        """By client of whom a reply was ever refused, in how many of the rounds it was asked in last, without a break,
+        its reply was."""
         c = self.columns()
+        refused_once = np.unique(c["client"][c["outcome"] == OUTCOMES.index("rejected")])
+        of = np.isin(c["client"], refused_once)
         rounds: dict[Id, dict[int, bool]] = {}
-        for client, t, outcome in zip(c["client"].tolist(), c["round"].tolist(), c["outcome"].tolist(), strict=True):
+        for client, t, outcome in zip(*(c[name][of].tolist() for name in ("client", "round", "outcome")), strict=True):
             if OUTCOMES[outcome] in ("answered", "rejected"):
                 rounds.setdefault(client, {})[t] = OUTCOMES[outcome] == "rejected"
         return {
@@ -123,12 +147,17 @@ class Ledger:
 
     def tobytes(self) -> bytes:
         """The rows as bytes, for a checkpoint."""
-        return self._rows.tobytes()
+        return self._table().T.tobytes()
 
     @classmethod
     def frombytes(cls, rows: bytes, handlers: list[str]) -> Ledger:
         """Undo `tobytes`."""
         ledger = cls()
-        ledger._rows.frombytes(rows)
+        block = BLOCK * 8 * len(cls.COLUMNS)
+        whole = len(rows) // block * block
+        for start in range(0, whole, block):
+            table = np.frombuffer(rows[start : start + block], np.int64).reshape(BLOCK, -1)
+            ledger._packed.append(zlib.compress(table.T.tobytes(), 1))
+        ledger._rows.frombytes(rows[whole:])
         ledger.handlers = list(handlers)
         return ledger

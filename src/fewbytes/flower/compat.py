@@ -24,6 +24,7 @@ from fewbytes.base.errors import UserError
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+    from flwr.supercore.retry import RetryInvoker
 
 REQUIREMENT = "flwr>=1.41,<1.42"
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -196,7 +197,8 @@ def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
 
 
 def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str | bytes | None], bool]) -> None:
-    """`flower-superlink`, its application within `gate(app, FLEET)`; whoever sends a command must be one that `knows`.
+    """`flower-superlink`, its application within `gate(app, FLEET, is_node)`; who sends a command must be one that
+    `knows`.
 
     The processes that carry out its tasks show it what the file `secret` holds. Raises AttributeError where Flower
     has changed, rather than run without.
@@ -220,7 +222,7 @@ def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str |
             return None, None
 
     def gated(app: Callable[..., Any]) -> Callable[..., Any]:
-        inner = gate(app, FLEET)
+        inner = gate(app, FLEET, is_node)
 
         async def serve(scope: dict[str, Any], receive: Any, send: Any) -> None:
             if "app" in scope:
@@ -238,8 +240,27 @@ def run_superlink(secret: Path, gate: Callable[..., Any], knows: Callable[[str |
     command.flower_superlink()
 
 
+def is_node(scope: Mapping[str, Any]) -> bool:
+    """Whether a request to the SuperLink is signed with the key of a registered node, by its headers alone."""
+    from fastapi import HTTPException
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+    from flwr.superlink.dependencies.linkstate import get_linkstate
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+    from starlette.requests import Request
+
+    request = Request({**scope, "state": {}})
+    try:
+        key = base64.b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        request.state.protobuf_request = ActivateNodeRequest(public_key=key)  # any that claims no more than the key
+        authenticate_node(request)
+    except (KeyError, ValueError, HTTPException):
+        return False
+    return get_linkstate(request).get_node_id_by_public_key(key) is not None
+
+
 def run_supernode(is_installed: Callable[[bytes], bool]) -> None:
-    """`flower-supernode` that runs only applications whose bundles are what is installed here.
+    """`flower-supernode` that runs only applications whose bundles are what is installed here, and bears bad links.
 
     Raises AttributeError where Flower has changed, rather than run without.
     """
@@ -256,7 +277,28 @@ def run_supernode(is_installed: Callable[[bytes], bool]) -> None:
 
     pulling = _replaced(module, "_pull_and_store_message", pull)
     _replaced(module, "_verify_fab", lambda fab, _: is_installed(fab.content))
+    connection = importlib.import_module("flwr.supernode.fleet_http_connection")
+    retrying = connection.make_simple_http_retry_invoker
+    _replaced(connection, "make_simple_http_retry_invoker", lambda: bearing_bad_links(retrying()))
     importlib.import_module("flwr.supernode.cli.flower_supernode").flower_supernode()
+
+
+def bearing_bad_links(invoker: RetryInvoker) -> RetryInvoker:
+    """What calls the SuperLink and tries again: also where a link broke off, or damaged, what TLS carries.
+
+    Flower of itself tries again after other breaks, but takes these for a wrong certificate: the message that was
+    being fetched is lost, and the server waits for its reply in vain.
+    """
+    import httpx
+
+    gives_up = invoker.should_giveup
+
+    def hopeless(error: Exception) -> bool:
+        broken = isinstance(error, httpx.TransportError) and "certificate" not in str(error).lower()
+        return not broken and gives_up is not None and gives_up(error)
+
+    invoker.should_giveup = hopeless
+    return invoker
 
 
 def _replaced(module: Any, name: str, by: Any) -> Any:

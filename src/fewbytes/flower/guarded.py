@@ -1,16 +1,19 @@
 """Flower's SuperLink and SuperNode with doors shut that Flower leaves open; `fewbytes deploy` starts no others.
 
 `python -m fewbytes.flower.guarded superlink TOKEN …` is `flower-superlink …` whose port lets other machines reach what
-nodes need and nothing else, and obeys only who knows what the file TOKEN holds. `… guarded supernode …` is
-`flower-supernode …` that runs no application but the one installed with this package, whatever its SuperLink sends:
-Flower's own check of applications (`--trusted-entities`) takes signatures from Flower's hub alone, and needs a network.
+nodes need and nothing else, takes long requests of registered nodes only, and obeys only who knows what the file TOKEN
+holds. `… guarded supernode …` is `flower-supernode …` that runs no application but the one installed with this package,
+whatever its SuperLink sends: Flower's own check of applications (`--trusted-entities`) takes signatures from Flower's
+hub alone, and needs a network.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import io
 import ipaddress
+import math
 import sys
 import tomllib
 import zipfile
@@ -24,22 +27,50 @@ APPS = 'from fewbytes.experiments.app import client, server\n\n__all__ = ["clien
 """All the code of the application that `fewbytes deploy` submits: its file apps.py."""
 
 
-class Gate:
-    """An ASGI application: from other machines only requests below `open_path` reach the application within."""
+STRANGERS_BYTES = 1 << 16  # of a request's body, that anybody may send
+NODES_BYTES = 1 << 26  # that a node may; of a model Flower sends at most 21 MB at once
 
-    def __init__(self, app: Callable[..., Any], open_path: str) -> None:
-        self.app, self.open_path = app, open_path
+
+class Gate:
+    """An ASGI application: from other machines only requests below `open_path` reach the application within.
+
+    There, who has more to say than STRANGERS_BYTES must be a node, which `is_node` finds by a request's scope alone:
+    Flower would take all of it into memory before it looks who that is.
+    """
+
+    def __init__(self, app: Callable[..., Any], open_path: str, is_node: Callable[[dict[str, Any]], bool]) -> None:
+        self.app, self.open_path, self.is_node = app, open_path, is_node
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Serve a request, or refuse it before any of its body is read."""
-        if scope["type"] == "lifespan" or scope["path"].startswith(self.open_path) or _from_here(scope):
+        if scope["type"] == "lifespan" or not (refused := await self._refused(scope)):
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            head = {"type": "http.response.start", "status": 403, "headers": [(b"connection", b"close")]}
-            await send(head)
-            await send({"type": "http.response.body", "body": b"from the SuperLink's own machine only\n"})
+            status, why = refused
+            await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": why + b"\n"})
         else:
             await send({"type": "websocket.close"})
+
+    async def _refused(self, scope: dict[str, Any]) -> tuple[int, bytes] | None:
+        """With which status a request is refused, and why."""
+        if not scope["path"].startswith(self.open_path):
+            return None if _from_here(scope) else (403, b"from the SuperLink's own machine only")
+        length = _length(scope)
+        if length > NODES_BYTES:
+            return 413, b"too long"
+        if length > STRANGERS_BYTES and not await asyncio.to_thread(self.is_node, scope):
+            return 401, b"from registered nodes only"
+        return None
+
+
+def _length(scope: dict[str, Any]) -> float:
+    """The bytes of a request's body; infinite where it does not say."""
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers:
+        return math.inf
+    said = headers.get(b"content-length", b"0")
+    return int(said) if said.isdigit() else math.inf
 
 
 def _from_here(scope: dict[str, Any]) -> bool:
