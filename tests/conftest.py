@@ -18,10 +18,20 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 import fewbytes as fb
+from fewbytes.base.cores import available_cores
 
 GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for servers, too: threads that wait for each other are slow on a busy machine
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _share_of_the_cores() -> Iterator[None]:
+    """Runs take this process's share of the cores: results are the same, and forking a process of tests is slow."""
+    share = max(1, available_cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fewbytes.engines.local.available_cores", lambda: share)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)
