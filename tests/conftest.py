@@ -19,6 +19,8 @@ from xdist.scheduler import LoadFileScheduling
 
 import fewbytes as fb
 from fewbytes.base.cores import available_cores
+from fewbytes.engines import local
+from fewbytes.engines.pool import WorkerPool
 
 GOLDEN = Path(os.environ.get("FEWBYTES_GOLDEN") or Path(__file__).parent / "golden")
 torch.set_num_threads(1)
@@ -26,11 +28,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # for servers, too: threads that wait for e
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _share_of_the_cores() -> Iterator[None]:
-    """Runs take this process's share of the cores: results are the same, and forking a process of tests is slow."""
+def _few_processes() -> Iterator[None]:
+    """Runs with one worker have it in this process, as forking one of tests is slow, and tests' processes share the
+    cores: results are the same, which the laws of resuming show for three workers."""
     share = max(1, available_cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fewbytes.engines.local.available_cores", lambda: share)
+        patch.setattr(local, "available_cores", lambda: share)
+        patch.setattr(local, "WorkerPool", lambda runner, count: WorkerPool(runner, count) if count > 1 else None)
         yield
 
 
