@@ -608,3 +608,19 @@ def test_no_space_left(tmp_path):
         assert "Traceback" not in done.stderr
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_who_is_excluded_stays_so_when_the_run_is_resumed_again(tmp_path):
+    run = ["run", "fedavg", "--dataset", "digits", "--clients", "4", "--rounds", "3", "--set", "batch=40"]
+    assert fewbytes(*run, "--keep-checkpoints", "4", "--workers", "1", "--out", tmp_path / "runs").returncode == 0
+    folder = only_run(tmp_path)
+    back = ("run", "--resume", folder, "--from-round", "1")
+    for wrong, words in (("7", "exclude names client 7, and there are clients 0 to 3"), ("0,1,2,3", "nobody is left")):
+        refused = fewbytes(*back, "--exclude", wrong)
+        assert refused.returncode == 2
+        assert words in refused.stderr
+        assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3  # nothing was forgotten
+    assert fewbytes(*back, "--exclude", "2").returncode == 0
+    assert fewbytes(*back).returncode == 0
+    rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert [[left["client"] for left in row.get("left_out", [])] for row in rows] == [[], [2], [2]]

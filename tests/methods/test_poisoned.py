@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 import fewbytes as fb
 from fewbytes.core.rules import EVERY_RULE
@@ -84,3 +85,21 @@ def test_clipped_before_its_means_fedpurin_bears_them_too():
     clean = combined(1.0, "mean")
     assert combined(100.0, "mean") < clean - 0.2
     assert combined(100.0, "norm-clip") > clean - 0.03
+
+
+@dataclass(frozen=True)
+class Diverged(fb.FedAvg):
+    """FedAvg with two clients that send what is no number."""
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+        reply = super().train(state, message, site)
+        if site.me not in LIARS:
+            return reply
+        return Trained(fb.Dense({name: torch.full_like(v, torch.nan) for name, v in reply.theta.dense().items()}), 1)
+
+
+@pytest.mark.parametrize("rule", ["krum=3", "multi-krum=3"])
+def test_liars_that_are_refused_are_fewer_for_krum_to_bear(rule):
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        result = fb.run(Diverged(**TERMS), digits(), rounds=4, workers=1, save_models=False, aggregate=rule)
+    assert result.accuracy > 0.8  # of 10 clients 8 are left, and with 3 liars among them 9 would be needed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from dataclasses import dataclass, replace
@@ -531,7 +532,7 @@ def test_what_cannot_be_summed_unseen_is_refused(tmp_path):
 
 
 def test_values_beyond_the_range_are_refused_with_the_remedy():
-    with pytest.raises(fb.UserError, match=r"client 0, .*'conv.weight' a value is beyond 0\.01 .*--secure-range"):
+    with pytest.raises(fb.UserError, match=r"client 0, .*'conv.weight' a value is beyond 0\.01.*--secure-range"):
         fb.run(SecureAggregation(FEDAVG, range=0.01), tiny_task(), rounds=1, workers=1)
     assert fb.run(SecureAggregation(FEDAVG, range=1e6), tiny_task(), rounds=1, workers=1).summary["status"] == "done"
 
@@ -691,3 +692,21 @@ def test_of_many_clients_each_shares_with_some(tmp_path):
         found = server(SecureAggregation(FEDAVG), task, tmp_path / "run", 1)
     plain = Plain(FEDAVG, silent=frozenset({1, 50, 5, 20, 33}), late=frozenset({7, 8, 9}))
     assert found == server(plain, task, tmp_path / "plain", 1)
+
+
+def test_a_client_whose_numbers_are_not_finite_is_left_out(tmp_path):
+    @dataclass(frozen=True)
+    class Diverged(fb.FedAvg):
+        @functools.wraps(fb.FedAvg.train)
+        def train(self, state, message, site):
+            reply = super().train(state, message, site)
+            if site.me != 1:
+                return reply
+            return replace(
+                reply, theta=fb.Dense({k: torch.full_like(v, torch.nan) for k, v in reply.theta.state.items()})
+            )
+
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        result = fb.run(SecureAggregation(Diverged(**LOCAL)), tiny_task(6), rounds=2, workers=1)
+    assert {left["client"] for row in result.rounds for left in row["left_out"]} == {1}
+    assert all(value.isfinite().all() for value in result.global_model.state_dict().values())

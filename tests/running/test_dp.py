@@ -142,8 +142,10 @@ def test_a_round_done_again_sends_nothing_that_is_not_counted(dp, tmp_path):
 def test_what_clients_were_promised_is_spent_though_a_run_goes_back(tmp_path):
     settings = {"task": task(), "rounds": 3, "workers": 1, "dp": CLIENTS.replace("seeded", "secure")}
     fb.run(METHOD, out=tmp_path / "run", keep_checkpoints=3, **settings)
-    with pytest.raises(fb.UserError, match="all 3 noisy means that were promised are spent"):
+    with pytest.raises(fb.UserError, match="of 3 noisy means that were promised 0 are not spent, and after round"):
         fb.run(METHOD, out=tmp_path / "run", resume=True, from_round=1, **settings)
+    assert (tmp_path / "run" / "result.json").exists()  # the run is as it was
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 3
 
 
 def test_a_client_counts_every_model_that_it_trains_and_none_twice(tmp_path):

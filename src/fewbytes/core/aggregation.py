@@ -152,12 +152,15 @@ def _in_parts(states: Sequence[State], parts: Tensor) -> State:
 class RobustMean:
     """What stands in for `Mean` and `EntryMeans` where a run has another rule; holds all that was added.
 
-    `around`: what the clients were sent, from which updates count. Raises what those do, and TooFewReplies where there
-    are fewer than the rule needs.
+    `around`: what the clients were sent, from which updates count. `refused`: tells how many clients' replies were
+    refused, each of which is one liar fewer for Krum to bear. Raises what those do, and TooFewReplies where there are
+    fewer than the rule needs.
     """
 
-    def __init__(self, rule: Rule, around: Mapping[str, Tensor] | None = None) -> None:
-        self.rule, self.around = rule, around or {}
+    def __init__(
+        self, rule: Rule, around: Mapping[str, Tensor] | None = None, refused: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.rule, self.around, self._refused = rule, around or {}, refused
         self._states: list[State] = []
         self._weights: list[float] = []
 
@@ -207,10 +210,11 @@ class RobustMean:
         return norm_clipped(states, self.around, self.rule.number) if self.rule.name == "norm-clip" else states
 
     def _together(self, states: list[State], weights: list[float]) -> State:
-        rule, number = self.rule.name, self.rule.number or 0
-        if len(states) < self.rule.replies:
+        borne = self.rule.bearing_fewer(self._refused())
+        rule, number = borne.name, borne.number or 0
+        if len(states) < borne.replies:
             raise TooFewReplies(
-                f"aggregate {self.rule} needs {self.rule.replies} replies, and {len(states)} came: resume the run when "
+                f"aggregate {self.rule} needs {borne.replies} replies, and {len(states)} came: resume the run when "
                 f"more can answer, or begin one with {self.rule.instead}"
             )
         if rule == "median":

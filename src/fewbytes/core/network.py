@@ -76,6 +76,9 @@ class Exchanges(Protocol):
     def sample(self, fraction: float) -> list[Id]:
         """The round's cohort."""
 
+    def refused(self) -> int:
+        """How many clients' replies were refused in this step, or are no longer asked for."""
+
     def release(self) -> tuple[int, Bytes]:
         """Count a noisy mean: how many clients were asked for it, and what its noise is drawn from."""
 
@@ -185,13 +188,15 @@ class Network:
         """
         if self._engine.privacy is not None:
             return PrivateMean(self._engine.privacy, around, self._engine.release)
-        return Mean() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around)
+        return Mean() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around, self._engine.refused)
 
     def entry_means(self, around: State | None = None) -> EntryMeans | RobustMean | PrivateMean:
         """The same of each entry over the states that have it."""
         if self._engine.privacy is not None:
             return PrivateMean(self._engine.privacy, around, self._engine.release)
-        return EntryMeans() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around)
+        if self._engine.rule == Rule():
+            return EntryMeans()
+        return RobustMean(self._engine.rule, around, self._engine.refused)
 
     def clipped(self, states: Sequence[State]) -> Sequence[State]:
         """What clients sent, for a method that takes other means: as is or, if the rule is norm-clip, clipped."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from fewbytes.base.errors import UserError
@@ -61,6 +61,12 @@ class Rule:
     def replies(self) -> int:
         """How many replies it needs: Krum 2 f + 3 (Blanchard et al. 2017)."""
         return 2 * int(self.number or 0) + 3 if self.name in ("krum", "multi-krum") else 1
+
+    def bearing_fewer(self, refused: int) -> Self:
+        """Krum, where so many liars have been found out and refused; other rules as they are."""
+        if self.name not in ("krum", "multi-krum"):
+            return self
+        return replace(self, number=max(0, int(self.number or 0) - refused))
 
     def check(self, method: str, takes: frozenset[str], clients: int) -> None:
         """Raises UserError for a method, by name, that `takes` other rules only, and for too few clients."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fewbytes.base.errors import FrameError, MethodError, one_line
+from fewbytes.base.errors import FrameError, MethodError, UserError, one_line
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.base.streams import stream
 from fewbytes.core.admission import Known, Looks, admit, norm
@@ -93,6 +93,11 @@ class Engine(ABC):
         self.t = 0
         self.rng: np.random.Generator = stream(self.problem.seed, "server", 0)
         self.scored = True
+        clients = set(self.problem.clients)
+        if strange := sorted(policy.excluded - clients):
+            raise UserError(f"exclude names client {strange[0]}, and there are clients 0 to {max(clients)}")
+        if policy.excluded >= clients:
+            raise UserError("exclude names every client: nobody is left to learn from")
         self.not_asked: dict[Id, str] = dict.fromkeys(policy.excluded, "by the operator's wish (exclude)")
         """Clients that are passed over, and why."""
         self.barred: dict[Id, str] = {}
@@ -251,6 +256,10 @@ class Engine(ABC):
         self._replies = self._read(handler, asked, messages)
         return self._replies
 
+    def refused(self) -> int:
+        """See `Exchanges.refused`."""
+        return len({left.client for left in self.left_out if left.outcome in ("rejected", "excluded")})
+
     def release(self) -> tuple[int, Bytes]:
         """See `Exchanges.release`. A mean is seen by nobody before its round's checkpoint, which counts it, is written;
         so one that is drawn anew, by a run that was stopped before, counts once. Raises MethodError for a second."""
@@ -380,11 +389,12 @@ class Engine(ABC):
         """Raises TooFewReplies if with these `failed` of those asked too few of `wanted` (default: all) can answer."""
         needed, left = math.ceil(self.policy.min_replies * (asked if wanted is None else wanted)), asked - len(failed)
         if left < needed:
-            first = failed[0]
+            first, others = failed[0], [self.called(each.client) for each in failed[1:]]
+            also = f", and {', '.join(others[:9])}{' …' if others[9:] else ''} too" if others else ""
             raise TooFewReplies(
                 f"round {self.t}, handler {handler!r}: only {left} of {asked} clients can still answer, {needed} are "
                 f"needed (min_replies = {self.policy.min_replies:g}); {self.called(first.client)} {first.outcome}: "
-                f"{first.why}; the run can be resumed"
+                f"{first.why}{also}; the run can be resumed"
             )
 
     def called(self, client: Id) -> str:

@@ -201,6 +201,9 @@ class _Loop:
         if self._ends(self.rows):
             self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
+        self._check_means(checkpoint.round)
+        if self.settings.config is not None:  # with what was asked for anew, for who goes on after this
+            write_text(self.folder / "config.toml", self.settings.config)
         self.starts = checkpoint.starts = self.checkpoints.starts() + 1
         # so that no number is given twice, however often a run is gone on with
         self.checkpoints.write(checkpoint, most=None)
@@ -219,8 +222,9 @@ class _Loop:
             done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
             engine.peak_memory_bytes = checkpoint.peak_memory_bytes
             if self.checkpoints.go_back(done):  # nothing tells of rounds that are to be done again
-                for name in ("result.json", "ledger.parquet"):
-                    (self.folder / name).unlink(missing_ok=True)
+                of_later = [self.folder / name for name in ("result.json", "ledger.parquet", "report.html")]
+                for file in (*of_later, *(self.folder / "models").glob("*.safetensors")):
+                    file.unlink(missing_ok=True)
             write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
             gallery.forget_after(self.folder, done + finished)
         self.watcher.started(self.folder, self.rounds, done)
@@ -372,6 +376,17 @@ class _Loop:
         self.means += engine.released
         self.epsilon = self.privacy.epsilon(self.means)
         return {"epsilon": self.epsilon, "means": self.means}
+
+    def _check_means(self, done: int) -> None:
+        """Raises UserError if what rounds are left may need more noisy means than are promised."""
+        if self.privacy is None or self.settings.from_round is None:
+            return
+        left = self.privacy.rounds - self.means
+        if self.rounds - done > left:
+            raise UserError(
+                f"dp: of {self.privacy.rounds} noisy means that were promised {left} are not spent, and after round "
+                f"{done} come {self.rounds - done} rounds: go back to a later one, or begin a new run"
+            )
 
     def _recall_spent(self) -> None:
         """What was spent, in the rounds of the checkpoint or, if the run went back, after it."""

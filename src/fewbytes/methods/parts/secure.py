@@ -296,15 +296,18 @@ class SecureAggregation(Around):
         if not weight <= mine.weight:
             raise MethodError(f"all clients together weigh {mine.weight}, and this one alone {weight}")
         types = types_of(message, site.problem, site.me)
+        tensors = tensors_of(reply)
+        if not all(value.isfinite().all() for value in tensors.values()):  # refused, as it is without masks
+            return remade(reply, {key: torch.full(value.shape, torch.nan) for key, value in tensors.items()})
         words = []
-        for name, value in tensors_of(reply).items():
+        for name, value in tensors.items():
             if value.dtype != types.get(name[1], torch.float32):
                 raise MethodError(f"{name[1]!r} cannot be summed: the server does not know that it is {value.dtype}")
             try:
                 words.append(quantised(value, self.most(value.dtype), weight / mine.weight))
             except ValueError as error:
                 raise UserError(
-                    f"of {name[1]!r} {error} or not a number, so that it cannot be summed: is lr too high? else take a "
+                    f"of {name[1]!r} {error}, so that it cannot be summed: is lr too high? else take a "
                     "larger range (--secure-range)"
                 ) from None
         mine.sent = True
@@ -317,7 +320,7 @@ class SecureAggregation(Around):
             reply,
             {
                 key: torch.from_numpy(piece.view(np.int32)).view(like.shape)
-                for key, piece, like in split(hidden, tensors_of(reply))
+                for key, piece, like in split(hidden, tensors)
             },
         )
 
