@@ -703,7 +703,10 @@ def test_a_client_whose_numbers_are_not_finite_is_left_out(tmp_path):
             if site.me != 1:
                 return reply
             return replace(
-                reply, theta=fb.Dense({k: torch.full_like(v, torch.nan) for k, v in reply.theta.state.items()})
+                reply,
+                theta=fb.Dense(
+                    {k: v * torch.nan if v.is_floating_point() else v for k, v in reply.theta.state.items()}
+                ),
             )
 
     with pytest.warns(RuntimeWarning, match="not finite"):
