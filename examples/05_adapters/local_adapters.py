@@ -34,7 +34,7 @@ class FedSA(fb.Method):
 
     def round(self, state: GlobalModel, net: fb.Network, t: int) -> None:
         replies = net.call(self.train, to=net.clients, send=Model(fb.Dense(state.theta)))
-        state.theta = averaging.means_over(state.theta, replies)
+        state.theta = averaging.means_over(state.theta, replies, net)
 
     def train(self, state: Own, message: Model, site: fb.Site) -> Trained:
         return averaging.train_shared(state, message, site, self.local)
