@@ -95,6 +95,21 @@ def handler_of(message: Message) -> str:
     return msgspec.msgpack.decode(read_content(message.content)[0], type=Order).job.handler
 
 
+class Exchanges:
+    """Remembers what client 1 was asked and what it replied."""
+
+    def __init__(self, kept: list[tuple[Message, Message]] | None = None) -> None:
+        self.kept = kept or []
+
+    def before(self, message: Message, reply: Message) -> list[tuple[Message, Message]]:
+        """Its earlier exchanges of the same handler, if this is one of its; which is remembered."""
+        if not handler_of(message) or message.metadata.dst_node_id != 1001:
+            return []
+        earlier = [old for old in self.kept if handler_of(old[0]) == handler_of(message)]
+        self.kept.append((message, reply))
+        return earlier
+
+
 def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, grid=None, **settings):
     """Run a case through a Flower grid in memory, server and nodes in one run folder; returns (result, grid)."""
     task = task or task_of(name)

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_private_key
-from flower_grid import handler_of, left_out, run
+from flower_grid import Exchanges, left_out, run
 from flwr.app import Message
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.node_pb2 import Node
@@ -45,19 +45,15 @@ HOUR = 3600  # seconds
 VERSION = {"Content-Type": "application/protobuf"}
 
 
-class Replayer:
+class Replayer(Exchanges):
     """Client 1 answers with what it said before: whole, and as the frame of an earlier reply beside today's words."""
 
     def __init__(self) -> None:
-        self.kept: list[tuple[Message, Message]] = []
+        super().__init__()
         self.given = 0
 
     def __call__(self, message: Message, reply: Message) -> list[Message]:
-        if not handler_of(message) or message.metadata.dst_node_id != 1001:
-            return [reply]
-        before = [old for old in self.kept if handler_of(old[0]) == handler_of(message)]
-        self.kept.append((message, reply))
-        if not before:
+        if not (before := self.before(message, reply)):
             return [reply]
         self.given += 1
         old = before[self.given % len(before)][1].content

@@ -22,8 +22,8 @@ from fewbytes.analysis.poisoning import poison
 from fewbytes.analysis.settings import Attacking, Inferring, Poisoning
 from fewbytes.base.errors import UserError
 from fewbytes.core.rules import EVERY_RULE
-from fewbytes.report.folder import Poison
 from fewbytes.report.leaks import CONTROL_AUC, bears, succeeds
+from fewbytes.report.records import Poison
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from fewbytes.methods.parts.secure import SecureAggregation
 from fewbytes.models.export import export_model
 from fewbytes.models.files import load_model
 from fewbytes.running.checkpoint import VERSION as __version__
-from fewbytes.running.loop import Result
 from fewbytes.running.recorders import MLflow, TensorBoard, Trackio
+from fewbytes.running.result import Result
 from fewbytes.running.watcher import Watcher
 from fewbytes.wire import Bits, Dense, Images, Masked, Packages, Quantised, Signs, TopK, pack, payload, unpack
 

@@ -20,7 +20,7 @@ import fewbytes as fb
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
-from flower_grid import CLIENTS, MemoryGrid, handler_of, left_out, rounds_of, run
+from flower_grid import CLIENTS, Exchanges, MemoryGrid, left_out, rounds_of, run
 from flwr.app import Message
 
 from fewbytes.experiments import app
@@ -35,18 +35,15 @@ FEW = fb.Policy(round_timeout=5, connect_timeout=5, min_replies=0.25, strikes=99
 REPLAYED = "it answers another order, of an earlier round or another run"
 
 
-class Recorder:
+class Recorder(Exchanges):
     """Keeps client 1's replies, and gives one of those before in place of every later one."""
 
-    def __init__(self, how: str, kept: list[Message] | None = None) -> None:
-        self.how, self.kept, self.given = how, kept or [], 0
+    def __init__(self, how: str, kept: list[tuple[Message, Message]] | None = None) -> None:
+        super().__init__(kept)
+        self.how, self.given = how, 0
 
     def __call__(self, message: Message, reply: Message) -> list[Message]:
-        if not handler_of(message) or message.metadata.dst_node_id != 1001:
-            return [reply]
-        before = [old for old in self.kept if handler_of(old[0]) == handler_of(message)]
-        self.kept.append((message, reply))
-        if not before:
+        if not (before := self.before(message, reply)):
             return [reply]
         self.given += 1
         old = before[0][1].content

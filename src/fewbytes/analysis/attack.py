@@ -27,7 +27,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
-from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -42,7 +41,7 @@ from fewbytes.experiments.settings import experiment_of
 from fewbytes.models.build import build_model
 from fewbytes.models.files import load_model
 from fewbytes.report.leaks import RECOGNISED, inversion_word
-from fewbytes.report.table import decibels, percent
+from fewbytes.report.table import decibels, figures_table, percent
 
 MATCHED = 1e-6  # of Eq. 13: gradients that differ by less match
 WEIGHTS = 0.5  # a network that is not the run's has layers of weights and biases U(-0.5, 0.5), as in the authors' code
@@ -135,9 +134,7 @@ def attack_table(result: dict[str, Any]) -> Table:
     mean, median = decibels(result["psnr_mean"]), decibels(result["psnr_median"])
     caption = f"mean {mean}, median {median}; {percent(result['recognised'])} of images reach {RECOGNISED:.0f} dB\n"
     caption += inversion_word(result["control"])
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
-    for name in ("image", "label", "recovered label", "loss (Eq. 13)", "PSNR"):
-        table.add_column(name, justify="right")
+    table = figures_table(caption, [], ["image", "label", "recovered label", "loss (Eq. 13)", "PSNR"])
     for row in result["attacked"]:
         recovered = "given" if row["recovered_label"] is None else str(row["recovered_label"])
         loss = "—" if row["loss"] is None else f"{row['loss']:.1e}"

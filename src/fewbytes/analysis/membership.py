@@ -27,7 +27,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -43,9 +42,9 @@ from fewbytes.core.training import Local, fit, outputs, prepared, ready
 from fewbytes.data import Split
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.models.files import load_model
-from fewbytes.report.folder import Membership
 from fewbytes.report.leaks import CONTROL_AUC, membership_words
-from fewbytes.report.table import percent
+from fewbytes.report.records import Membership
+from fewbytes.report.table import figures_table, percent
 
 FALSE_ALARMS = 0.01  # the rate at which members found are counted
 FEWEST = 100  # members, and others, of which a rate of 1 % can be told
@@ -130,10 +129,7 @@ def membership(run: Path, how: Inferring | None = None, progress: Progress = lam
 def membership_table(result: dict[str, Any]) -> Table:
     """What `membership` returns as a table for the terminal: a row an attack."""
     caption = "\n".join(membership_words(cast(Membership, result)))
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
-    table.add_column("attack")
-    for name in ("AUC", "TPR at 1 % FPR", "control's AUC", "control's TPR"):
-        table.add_column(name, justify="right")
+    table = figures_table(caption, ["attack"], ["AUC", "TPR at 1 % FPR", "control's AUC", "control's TPR"])
     for row in result["attacks"]:
         figures = [f"{row['auc']:.2f}", percent(row["tpr"]), f"{row['control_auc']:.2f}", percent(row["control_tpr"])]
         table.add_row(row["attack"], *figures)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from rich import box
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -44,9 +43,9 @@ from fewbytes.data import Split
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import Experiment, experiment_of
 from fewbytes.models.files import load_model
-from fewbytes.report.folder import Poison
 from fewbytes.report.leaks import poison_words
-from fewbytes.report.table import megabytes, percent
+from fewbytes.report.records import Poison
+from fewbytes.report.table import figures_table, megabytes, percent
 from fewbytes.running.watcher import Watcher
 from fewbytes.wire import Dense, Masked
 
@@ -212,12 +211,9 @@ def poison(run: Path, how: Poisoning | None = None, progress: Progress = lambda 
 def poison_table(result: dict[str, Any]) -> Table:
     """What `poison` returns as a table for the terminal: a row a run."""
     caption = "\n".join(poison_words(cast(Poison, result)))
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
-    table.add_column("clients")
-    table.add_column("aggregate")
     backdoor = result["poison"] == "backdoor"
-    for name in ("accuracy", *(["attack success"] if backdoor else []), "uplink, MB"):
-        table.add_column(name, justify="right")
+    figures = ["accuracy", *(["attack success"] if backdoor else []), "uplink, MB"]
+    table = figures_table(caption, ["clients", "aggregate"], figures)
     liars = f"{len(result['liars'])} of {result['clients']} lie"
     for who, row in [("honest", result["clean"]), *((liars, row) for row in result["poisoned"])]:
         accuracy = "diverges" if row["accuracy"] is None else percent(row["accuracy"])

@@ -26,7 +26,7 @@ from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
-from fewbytes.running.loop import Result
+from fewbytes.running.result import Result
 from fewbytes.running.watcher import Watcher
 
 EVENTS = "deployment/events.jsonl"

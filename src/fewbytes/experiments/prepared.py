@@ -23,7 +23,7 @@ from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
-from fewbytes.running.loop import promised
+from fewbytes.running.spending import promised
 from fewbytes.running.watcher import Watcher, together
 
 

@@ -22,7 +22,8 @@ from fewbytes.engines.frames import FrameFolder, shared_memory
 from fewbytes.flower.apps import make_server_app, simulated_client_app
 from fewbytes.flower.compat import LOGGER
 from fewbytes.flower.network import Exchange
-from fewbytes.running.loop import Result, terminating
+from fewbytes.running.loop import terminating
+from fewbytes.running.result import Result
 from fewbytes.running.settings import Settings
 
 AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher looks every 0.1 s, and looks at each

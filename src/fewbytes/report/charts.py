@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fewbytes.report import pieces
-from fewbytes.report.folder import Direction, Probe, Probed, Row, RunFolder, when
+from fewbytes.report.folder import Direction, Row, RunFolder, when
 from fewbytes.report.pieces import Layout, Trace
+from fewbytes.report.records import Probe, Probed
 from fewbytes.report.table import megabytes, percent
 
 _DASHES = ["solid", "dash", "dot", "dashdot"]

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from fewbytes.base.errors import UserError
 from fewbytes.base.units import written
 from fewbytes.core.metrics import traits
+from fewbytes.report.records import Attack, Membership, Partition, Poison, Probe, Result, Round, Traits
 
 T = TypeVar("T")
 Row = dict[str, Any]  # a `Round`, and whatever else its line holds
@@ -32,168 +33,6 @@ Direction = Literal["uplink", "downlink"]
 
 _COLUMNS = ["round", "client", "bytes_down", "bytes_up"]  # of the ledger, that a report reads
 _WORDS = ["handler", "outcome"]  # and these, where it has outcomes
-
-
-class LeftOut(TypedDict):
-    """A client whose reply took no part in an exchange: how that ended, and why in somebody's words."""
-
-    client: int
-    handler: str
-    outcome: str
-    why: str
-
-
-class Round(TypedDict):
-    """One line of `rounds.jsonl`: scores by metric and kind, bytes are those of this phase alone.
-
-    A client joined (`client`, where it is stated) before the round of the line.
-    """
-
-    round: int
-    phase: Literal["start", "join", "round", "finish"]
-    uplink_bytes: int
-    downlink_bytes: int
-    uplink_nominal_bytes: NotRequired[int]
-    downlink_nominal_bytes: NotRequired[int]
-    cohort: NotRequired[int]
-    scores: NotRequired[dict[str, dict[str, float | None]]]
-    pooled: NotRequired[dict[str, dict[str, float]]]
-    seconds: NotRequired[float]
-    client: NotRequired[int]
-    left_out: NotRequired[list[LeftOut]]
-    notes: NotRequired[dict[str, str]]
-
-
-class Partition(TypedDict):
-    """`partition.json`: per client the number of samples of each class, in the train and in the test split; of data
-    that lie on the client's own node their number alone, or None, if that is all the node says."""
-
-    classes: list[str]
-    train: list[list[int] | int | None]
-    test: list[list[int] | int | None]
-
-
-class Judged(TypedDict, total=False):
-    """What `result.json` alone says of scores: by which metric, and of which kind, the method is judged. The values are
-    in the rounds."""
-
-    metric: str | None
-    kind: str | None
-
-
-class Traits(TypedDict):
-    """Of a metric: whether more is better, and whether it is a share, 0..1."""
-
-    higher: bool
-    share: bool
-
-
-class Result(TypedDict, total=False):
-    """`result.json`, as far as a report reads it."""
-
-    method: str
-    parameters: dict[str, Any]
-    dataset: Any
-    model: Any
-    clients: int
-    seed: Any
-    rounds: int
-    score: Judged
-    metrics: dict[str, Traits]
-    majority_class_accuracy: dict[str, float | None]
-    uplink_nominal_bytes: int
-    downlink_nominal_bytes: int
-    seconds: float
-    versions: dict[str, str]
-    status: str
-
-
-Probed = Literal["information_x", "information_y", "linear_accuracy"]
-"""What is drawn of a `ProbePoint`."""
-
-
-class ProbePoint(TypedDict):
-    """What `fewbytes.analysis.probe` found after one unit; None where it could not be measured."""
-
-    point: str
-    units: int
-    information_x: float | None
-    information_y: float | None
-    auxiliary_accuracy: float | None
-    linear_accuracy: float | None
-
-
-class Probe(TypedDict):
-    """`probe.json`, as far as a report reads it: whose model was probed, and what was found where."""
-
-    model: str
-    points: list[ProbePoint]
-
-
-class AttackedImage(TypedDict):
-    """One image of `Attack`."""
-
-    sample: int
-    psnr: float | None
-
-
-class Attack(TypedDict):
-    """`attack.json`, as far as a report reads it: how images were reconstructed. A PSNR of None is infinite;
-    older files have no control."""
-
-    model: str
-    client: int
-    noise: float
-    observed_values: int
-    values: int
-    label: str
-    psnr_mean: float | None
-    psnr_median: float | None
-    control: NotRequired[float | None]
-    recognised: float
-    attacked: list[AttackedImage]
-
-
-class Inferred(TypedDict):
-    """How well one attack told members from others, of the run's model and of the overfitted control."""
-
-    attack: str
-    auc: float
-    tpr: float
-    control_auc: float
-    control_tpr: float
-    void: bool
-
-
-class Membership(TypedDict):
-    """`membership.json`, as far as a report reads it: whose members were to be told, how many, and how that went."""
-
-    model: str
-    members: int
-    shadows: int
-    attacks: list[Inferred]
-
-
-class Poisoned(TypedDict):
-    """A run by a rule: its accuracy, None if it diverged, the share taken for a backdoor's target, and how many replies
-    of liars were left out."""
-
-    rule: str
-    accuracy: float | None
-    success: float | None
-    uplink_bytes: int | None
-    refused: int
-
-
-class Poison(TypedDict):
-    """`poison.json`, as far as a report reads it: how clients lied, the run without, and, the mean first, with them."""
-
-    poison: str
-    liars: list[int]
-    clients: int
-    chance: float
-    clean: Poisoned
-    poisoned: Annotated[list[Poisoned], msgspec.Meta(min_length=1)]
 
 
 class Score(NamedTuple):

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from PIL import Image
 
 from fewbytes.base.errors import UserError
-from fewbytes.report.folder import Attack, Inferred, Membership, Poison, Poisoned, RunFolder
+from fewbytes.report.folder import RunFolder
+from fewbytes.report.records import Attack, Inferred, Membership, Poison, Poisoned
 from fewbytes.report.table import decibels, percent
 
 RECOGNISED = 25.0  # dB of PSNR, from which an image counts as reconstructed

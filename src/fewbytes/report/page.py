@@ -24,8 +24,9 @@ from fewbytes.report.charts import (
     score_trace,
 )
 from fewbytes.report.document import document
-from fewbytes.report.folder import Direction, Partition, Probed, RunFolder, when
+from fewbytes.report.folder import Direction, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
+from fewbytes.report.records import Partition, Probed
 from fewbytes.report.table import alike, badges, majority_rows
 
 KINDS = {

@@ -18,6 +18,16 @@ from fewbytes.report.folder import RunFolder
 T = TypeVar("T")
 
 
+def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) -> Table:
+    """An empty table for the terminal with a line under it: columns of texts, then of figures, by their heads."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
+    for name in texts:
+        table.add_column(name)
+    for name in figures:
+        table.add_column(name, justify="right")
+    return table
+
+
 def summary_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: final and best score of the method's own kind, final personalised and global score, megabytes
     (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class would score.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import signal
 import threading
@@ -12,14 +11,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
-from torch import nn
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import (
@@ -32,50 +30,25 @@ from fewbytes.base.files import (
     write_text,
 )
 from fewbytes.core import gallery
-from fewbytes.core.ledger import Ledger, LeftOut
+from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Refused
-from fewbytes.core.policy import Policy, TooFewReplies
-from fewbytes.core.privacy import ClientPrivacy, accounting, check_models
+from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
-from fewbytes.core.promise import Privacy
 from fewbytes.core.records import means
 from fewbytes.core.rules import Rule
 from fewbytes.engines.base import Engine
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, Checkpoints, check, fingerprint, read_checkpoint
 from fewbytes.running.counts import PartitionCounts
+from fewbytes.running.result import Result
 from fewbytes.running.scoring import merged, scored_models
 from fewbytes.running.settings import Settings
+from fewbytes.running.spending import Spending, promised
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.summary import Outcome, summary
 from fewbytes.wire import pack, unpack
 from fewbytes.wire.fields import check_fields
-
-
-@dataclass
-class Result:
-    """What a run leaves: its summary (result.json), its rounds (rounds.jsonl), its ledger, its models."""
-
-    folder: Path
-    summary: dict[str, Any]
-    rounds: list[dict[str, Any]]
-    ledger: Ledger
-    global_model: nn.Module | None
-
-    @property
-    def score(self) -> float:
-        """The first metric, of the kind the method's paper reports (`summary["score"]`), last round; nan: none."""
-        final = self.summary["score"]["final"]
-        return math.nan if final is None else float(final)
-
-    @property
-    def accuracy(self) -> float:
-        """`score`, where that is an accuracy, in [0, 1]. Raises UserError where it is not."""
-        if self.summary["score"]["metric"] != "accuracy":
-            raise UserError(f"this run is scored by {self.summary['score']['metric']}: take result.score")
-        return self.score
-
 
 MOST_GUESSES = 3  # of whose reply made a method raise, before that is taken for the method's own mistake
 HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
@@ -159,13 +132,8 @@ class _Loop:
         self.rule = Rule.read(settings.aggregate)
         self.rule.check(method.method_name, method.aggregates, len(task.problem.clients))
         how += f", aggregate {self.rule}" if self.rule != Rule() else ""
-        self.promise, self.privacy = promised(method, task, settings), None
-        if self.promise is not None:
-            how += f", dp {self.promise} over {self.planned} rounds"
-            if self.promise.of == "clients":
-                self.privacy = ClientPrivacy(self.promise, self.planned, task.problem.seed)
-        self.epsilon, self.means = 0.0, 0  # spent; noisy means so far
-        self._means = folder / "checkpoint" / "means"
+        self.spending = Spending(promised(method, task, settings), self.planned, task.problem.seed, folder)
+        how += f", dp {self.spending.promise} over {self.planned} rounds" if self.spending.promise is not None else ""
         self.budget, self.stop = (None, None) if method.own_rounds else (settings.budget, stop)
         self.ended_by = self.why = ""  # what ends the run before its last round, and why
         self.fingerprint = fingerprint(method, task, how)
@@ -197,11 +165,12 @@ class _Loop:
             path = self.checkpoints.path(last)
             self.watcher.note(f"the checkpoint {path} is damaged: the run goes on from round {checkpoint.round}")
         self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
-        self._recall_spent()
+        self.spending.recall(self.rows)
         if self._ends(self.rows):
             self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
-        self._check_means(checkpoint.round)
+        if self.settings.from_round is not None:
+            self.spending.check(checkpoint.round, self.rounds)
         if self.settings.config is not None:  # with what was asked for anew, for who goes on after this
             write_text(self.folder / "config.toml", self.settings.config)
         self.starts = checkpoint.starts = self.checkpoints.starts() + 1
@@ -213,7 +182,7 @@ class _Loop:
     def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:
         done, finished = 0, False
         self.counts.enter(engine.sample_counts, self.settings.resume)
-        engine.on_reply, engine.rule, engine.privacy = self.watcher.replied, self.rule, self.privacy
+        engine.on_reply, engine.rule, engine.privacy = self.watcher.replied, self.rule, self.spending.privacy
         if checkpoint is not None:
             kind = self.method.state_class("server")
             self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
@@ -313,7 +282,7 @@ class _Loop:
         may_be_last = phase == "round" and self.budget is not None  # known by what it sends
         shows = scored or may_be_last or phase == "finish"
         self._take(engine, lambda: engine.begin(t, shows, *(f"join {client}" for client in who)), step, bool(who))
-        spent = self._spent(engine)
+        spent = self.spending.count(engine)
         exchanged = time.monotonic()
         sent = {"round": t, "phase": phase, "scores": {}, **engine.ledger.totals(before)}
         if may_be_last and self._ends([*self.rows, sent]):
@@ -361,41 +330,6 @@ class _Loop:
             self._note(self.rows[-1])
         if phase == "round" and t == self.rounds < self.planned:
             self.watcher.stopped(t, self.why)
-
-    def _spent(self, engine: Engine) -> dict[str, Any]:
-        """What a run that promises privacy has spent with this step: of clients, in how many noisy means; of samples,
-        the most that a client says. Raises UserError for more than was promised."""
-        if self.promise is None:
-            return {}
-        if self.privacy is None:
-            told = engine.records.measures.pop("epsilon", {}).values()
-            self.epsilon = max([self.epsilon, *told])
-            return {"epsilon": self.epsilon}
-        if self.means + engine.released > self.privacy.rounds:
-            raise UserError(f"dp: all {self.privacy.rounds} noisy means that were promised are spent: begin a new run")
-        self.means += engine.released
-        self.epsilon = self.privacy.epsilon(self.means)
-        return {"epsilon": self.epsilon, "means": self.means}
-
-    def _check_means(self, done: int) -> None:
-        """Raises UserError if what rounds are left may need more noisy means than are promised."""
-        if self.privacy is None or self.settings.from_round is None:
-            return
-        left = self.privacy.rounds - self.means
-        if self.rounds - done > left:
-            raise UserError(
-                f"dp: of {self.privacy.rounds} noisy means that were promised {left} are not spent, and after round "
-                f"{done} come {self.rounds - done} rounds: go back to a later one, or begin a new run"
-            )
-
-    def _recall_spent(self) -> None:
-        """What was spent, in the rounds of the checkpoint or, if the run went back, after it."""
-        for row in self.rows:
-            if spent := row.get("privacy"):
-                self.epsilon, self.means = spent["epsilon"], spent.get("means", 0)
-        if self.privacy is not None and self._means.exists():
-            self.means = max(self.means, int(self._means.read_text()))
-            self.epsilon = self.privacy.epsilon(self.means)
 
     def _take(self, engine: Engine, begin: Callable[[], None], step: Callable[[], None], join: bool) -> None:
         """Take a step; again without them if clients' replies made the method raise, or, later, if too few answered."""
@@ -481,8 +415,7 @@ class _Loop:
             engine.make_durable(kept[max(kept)] if kept else {})
         self.checkpoints.write(checkpoint, self.settings.keep_checkpoints)
         if engine.released:
-            with replacing(self._means, sync=True) as file:  # which no going back to another checkpoint undoes
-                file.write(str(self.means).encode())
+            self.spending.keep()
         write_text(self.folder / "rounds.jsonl", rows)
         engine.checkpointed(list(kept.values()))
 
@@ -500,31 +433,10 @@ class _Loop:
             limits["ended_by"] = self.ended_by if self.rounds < self.planned else None
         if self.rule != Rule():
             limits["aggregate"] = str(self.rule)
-        if self.promise is not None:
-            limits |= {"dp": str(self.promise), "epsilon_spent": self.epsilon}
-            limits |= {"noise_multiplier": self.privacy.multiplier} if self.privacy is not None else {}
+        limits |= self.spending.told()
         outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
         about = self.settings.about | limits
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts.held, outcome, about)
-
-
-def promised(method: Method, task: Task, settings: Settings, policy: Policy | None = None) -> Privacy | None:
-    """What the run promises, if anything. Raises UserError for what cannot be promised here."""
-    if settings.dp is None:
-        return None
-    promise = Privacy.read(settings.dp)
-    accounting()
-    promise.check(method.method_name, method.protects)
-    check_models(map(task.problem.model, task.problem.architectures()))
-    if promise.of == "samples" and getattr(task.problem.objective, "weights", None) is not None:
-        raise UserError("dp of samples takes no class weights, which a sample has only beside others: leave them out")
-    if settings.aggregate != "mean":
-        raise UserError(f"dp is of a mean of clients' updates, and aggregate is {settings.aggregate}: leave one out")
-    if policy is not None and policy.over_selection:
-        raise UserError(
-            "dp: who takes the place of a client that is late would be in the mean: leave over_selection out"
-        )
-    return promise
 
 
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:

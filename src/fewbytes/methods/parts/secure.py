@@ -14,15 +14,13 @@ noise keeps from being coded, and 160 n + 600 down besides the method's own mess
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import os
 import secrets
-import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType, MethodType
+from types import MethodType
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -32,7 +30,6 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import FewbytesError, MethodError, UserError
 from fewbytes.base.ranges import Positive, Samples
-from fewbytes.core.admission import entries_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Handler, Network
 from fewbytes.core.policy import TooFewReplies
@@ -63,8 +60,17 @@ from fewbytes.methods.parts.masks import (
     threshold,
     usable,
 )
-from fewbytes.wire import Dense, payload
-from fewbytes.wire.layout import DTYPES
+from fewbytes.methods.parts.summable import (
+    remade,
+    samples_field,
+    shapes,
+    split,
+    tensors_of,
+    types_of,
+    weight_of,
+    words_of,
+)
+from fewbytes.wire import payload
 
 LEAST = 3
 """Of fewer clients each would learn from the mean what the other sent."""
@@ -535,80 +541,9 @@ def rebuilt(
     )
 
 
-# ---------------------------------------------------------------------------------------------- replies and their parts
-
-
 def is_handler(value: Any) -> bool:
     """Whether an attribute of a method is one of its client handlers."""
     try:
         return inspect.ismethod(value) and bool(Handler.of(value))
     except (MethodError, TypeError):
         return False
-
-
-def samples_field(kind: type[Any] | None) -> str | None:
-    """The field of a reply that says how many samples it counts for; None: all count the same."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return next((name for name, hint in hints.items() if hint == Samples), None)
-
-
-def weight_of(reply: Any) -> int:
-    """What a reply counts for in the mean."""
-    name = samples_field(type(reply))
-    return 1 if name is None else getattr(reply, name)
-
-
-def tensors_of(reply: Any) -> dict[tuple[str, str], Tensor]:
-    """All tensors of a reply by field and name, in alphabetical order. Raises MethodError for one with something else,
-    of which there is no mean."""
-    counted = samples_field(type(reply))
-    found: dict[tuple[str, str], Tensor] = {}
-    for f in dataclasses.fields(reply):
-        value = getattr(reply, f.name)
-        if isinstance(value, Dense):
-            found |= {(f.name, name): tensor for name, tensor in value.state.items()}
-        elif f.name != counted:
-            raise MethodError(
-                f"secure aggregation sums tensors and numbers of samples, not {type(reply).__name__}.{f.name}"
-            )
-    return dict(sorted(found.items()))
-
-
-def types_of(message: Any, problem: Problem, client: Id) -> dict[str, torch.dtype]:
-    """Of what types the entries of a reply are, by name, as both ends know it: as in the message or else in the
-    client's model; others are float32."""
-    types = {entry.name: DTYPES[entry.dtype] for entry in problem.layout(client).entries}
-    for f in dataclasses.fields(message) if message is not None else ():
-        types |= {name: tensor.dtype for name, tensor in entries_of(getattr(message, f.name)).items()}
-    return types
-
-
-def shapes(tensors: Mapping[tuple[str, str], Tensor]) -> dict[tuple[str, str], torch.Size]:
-    """Of named tensors their shapes."""
-    return {key: value.shape for key, value in tensors.items()}
-
-
-def words_of(tensors: Mapping[tuple[str, str], Tensor]) -> Words:
-    """Tensors of whole numbers as one vector."""
-    flat = [value.numpy().reshape(-1).view(np.uint32) for value in tensors.values()]
-    return np.concatenate([np.zeros(0, np.uint32), *flat])
-
-
-def split(words: Words, tensors: Mapping[tuple[str, str], Tensor]) -> Iterator[tuple[tuple[str, str], Words, Tensor]]:
-    """A vector in pieces as long as these tensors, with their keys, and them."""
-    at = 0
-    for key, tensor in tensors.items():
-        yield key, words[at : at + tensor.numel()], tensor
-        at += tensor.numel()
-
-
-def remade(
-    reply: Any, tensors: Mapping[tuple[str, str], Tensor], more: Mapping[str, Any] = MappingProxyType({})
-) -> Any:
-    """The reply with other tensors of the same keys, and more fields that are others."""
-    fields = {
-        f.name: Dense({name: tensors[f.name, name] for name in getattr(reply, f.name).state})
-        for f in dataclasses.fields(reply)
-        if isinstance(getattr(reply, f.name), Dense)
-    }
-    return dataclasses.replace(reply, **fields, **more)

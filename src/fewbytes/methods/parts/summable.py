@@ -1,0 +1,89 @@
+"""Replies that can be summed: `Dense` tensors, and a number of samples; their tensors as one vector, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fewbytes.base.errors import MethodError
+from fewbytes.base.ranges import Samples
+from fewbytes.core.admission import entries_of
+from fewbytes.core.problem import Id, Problem
+from fewbytes.methods.parts.masks import Words
+from fewbytes.wire import Dense
+from fewbytes.wire.layout import DTYPES
+
+
+def samples_field(kind: type[Any] | None) -> str | None:
+    """The field of a reply that says how many samples it counts for; None: all count the same."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return next((name for name, hint in hints.items() if hint == Samples), None)
+
+
+def weight_of(reply: Any) -> int:
+    """What a reply counts for in the mean."""
+    name = samples_field(type(reply))
+    return 1 if name is None else getattr(reply, name)
+
+
+def tensors_of(reply: Any) -> dict[tuple[str, str], Tensor]:
+    """All tensors of a reply by field and name, in alphabetical order. Raises MethodError for one with something else,
+    of which there is no mean."""
+    counted = samples_field(type(reply))
+    found: dict[tuple[str, str], Tensor] = {}
+    for f in dataclasses.fields(reply):
+        value = getattr(reply, f.name)
+        if isinstance(value, Dense):
+            found |= {(f.name, name): tensor for name, tensor in value.state.items()}
+        elif f.name != counted:
+            raise MethodError(
+                f"secure aggregation sums tensors and numbers of samples, not {type(reply).__name__}.{f.name}"
+            )
+    return dict(sorted(found.items()))
+
+
+def types_of(message: Any, problem: Problem, client: Id) -> dict[str, torch.dtype]:
+    """Of what types the entries of a reply are, by name, as both ends know it: as in the message or else in the
+    client's model; others are float32."""
+    types = {entry.name: DTYPES[entry.dtype] for entry in problem.layout(client).entries}
+    for f in dataclasses.fields(message) if message is not None else ():
+        types |= {name: tensor.dtype for name, tensor in entries_of(getattr(message, f.name)).items()}
+    return types
+
+
+def shapes(tensors: Mapping[tuple[str, str], Tensor]) -> dict[tuple[str, str], torch.Size]:
+    """Of named tensors their shapes."""
+    return {key: value.shape for key, value in tensors.items()}
+
+
+def words_of(tensors: Mapping[tuple[str, str], Tensor]) -> Words:
+    """Tensors of whole numbers as one vector."""
+    flat = [value.numpy().reshape(-1).view(np.uint32) for value in tensors.values()]
+    return np.concatenate([np.zeros(0, np.uint32), *flat])
+
+
+def split(words: Words, tensors: Mapping[tuple[str, str], Tensor]) -> Iterator[tuple[tuple[str, str], Words, Tensor]]:
+    """A vector in pieces as long as these tensors, with their keys, and them."""
+    at = 0
+    for key, tensor in tensors.items():
+        yield key, words[at : at + tensor.numel()], tensor
+        at += tensor.numel()
+
+
+def remade(
+    reply: Any, tensors: Mapping[tuple[str, str], Tensor], more: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """The reply with other tensors of the same keys, and more fields that are others."""
+    fields = {
+        f.name: Dense({name: tensors[f.name, name] for name in getattr(reply, f.name).state})
+        for f in dataclasses.fields(reply)
+        if isinstance(getattr(reply, f.name), Dense)
+    }
+    return dataclasses.replace(reply, **fields, **more)

@@ -1,0 +1,93 @@
+"""What a run promises of privacy, and what it has spent of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.files import replacing
+from fewbytes.core.method import Method
+from fewbytes.core.policy import Policy
+from fewbytes.core.privacy import ClientPrivacy, accounting, check_models
+from fewbytes.core.problem import Task
+from fewbytes.core.promise import Privacy
+from fewbytes.engines.base import Engine
+from fewbytes.running.settings import Settings
+
+
+class Spending:
+    """Counts what a run of so many `planned` rounds spends of its `promise` (None: it has none, and spends nothing)."""
+
+    def __init__(self, promise: Privacy | None, planned: int, seed: int, folder: Path) -> None:
+        self.promise = promise
+        self.privacy: ClientPrivacy | None = None
+        """What the server keeps to, where clients were promised something."""
+        if promise is not None and promise.of == "clients":
+            self.privacy = ClientPrivacy(promise, planned, seed)
+        self.epsilon, self.means = 0.0, 0  # spent; noisy means so far
+        self._kept = folder / "checkpoint" / "means"
+
+    def recall(self, rows: list[dict[str, Any]]) -> None:
+        """What was spent, in the rounds of the checkpoint or, if the run went back, after it."""
+        for row in rows:
+            if spent := row.get("privacy"):
+                self.epsilon, self.means = spent["epsilon"], spent.get("means", 0)
+        if self.privacy is not None and self._kept.exists():
+            self.means = max(self.means, int(self._kept.read_text()))
+            self.epsilon = self.privacy.epsilon(self.means)
+
+    def check(self, done: int, rounds: int) -> None:
+        """Raises UserError if the rounds after round `done` may need more noisy means than are promised."""
+        left = 0 if self.privacy is None else self.privacy.rounds - self.means
+        if self.privacy is not None and rounds - done > left:
+            raise UserError(
+                f"dp: of {self.privacy.rounds} noisy means that were promised {left} are not spent, and after round "
+                f"{done} come {rounds - done} rounds: go back to a later one, or begin a new run"
+            )
+
+    def count(self, engine: Engine) -> dict[str, Any]:
+        """What is spent with a step that was taken, for its line: of clients, in how many noisy means; of samples, the
+        most that a client says. Raises UserError for more than was promised."""
+        if self.promise is None:
+            return {}
+        if self.privacy is None:
+            told = engine.records.measures.pop("epsilon", {}).values()
+            self.epsilon = max([self.epsilon, *told])
+            return {"epsilon": self.epsilon}
+        if self.means + engine.released > self.privacy.rounds:
+            raise UserError(f"dp: all {self.privacy.rounds} noisy means that were promised are spent: begin a new run")
+        self.means += engine.released
+        self.epsilon = self.privacy.epsilon(self.means)
+        return {"epsilon": self.epsilon, "means": self.means}
+
+    def keep(self) -> None:
+        """Have the number of noisy means survive, also a going back to another checkpoint."""
+        with replacing(self._kept, sync=True) as file:
+            file.write(str(self.means).encode())
+
+    def told(self) -> dict[str, Any]:
+        """For result.json."""
+        if self.promise is None:
+            return {}
+        told = {"dp": str(self.promise), "epsilon_spent": self.epsilon}
+        return told | ({} if self.privacy is None else {"noise_multiplier": self.privacy.multiplier})
+
+
+def promised(method: Method, task: Task, settings: Settings, policy: Policy | None = None) -> Privacy | None:
+    """What the run promises, if anything. Raises UserError for what cannot be promised here."""
+    if settings.dp is None:
+        return None
+    promise = Privacy.read(settings.dp)
+    accounting()
+    promise.check(method.method_name, method.protects)
+    check_models(map(task.problem.model, task.problem.architectures()))
+    if promise.of == "samples" and getattr(task.problem.objective, "weights", None) is not None:
+        raise UserError("dp of samples takes no class weights, which a sample has only beside others: leave them out")
+    if settings.aggregate != "mean":
+        raise UserError(f"dp is of a mean of clients' updates, and aggregate is {settings.aggregate}: leave one out")
+    if policy is not None and policy.over_selection:
+        raise UserError(
+            "dp: who takes the place of a client that is late would be in the mean: leave over_selection out"
+        )
+    return promise
