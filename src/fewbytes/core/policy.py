@@ -45,6 +45,13 @@ class Policy(Group):
         if not all(number.strip().isdecimal() for number in (self.exclude or "").split(",") if number):
             raise UserError(f"exclude takes clients' numbers with commas, like 3,7, not {self.exclude!r}")
 
+    def check(self, clients: int) -> None:
+        """Raises UserError where it excludes clients that are not among so many, or all."""
+        if strange := sorted(i for i in self.excluded if i >= clients):
+            raise UserError(f"exclude names client {strange[0]}, and there are clients 0 to {clients - 1}")
+        if len(self.excluded) == clients:
+            raise UserError("exclude names every client: nobody is left to learn from")
+
     @property
     def excluded(self) -> frozenset[int]:
         """`exclude` as numbers."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fewbytes.base.errors import FrameError, MethodError, UserError, one_line
+from fewbytes.base.errors import FrameError, MethodError, one_line
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.base.streams import stream
 from fewbytes.core.admission import Known, Looks, admit, norm
@@ -93,11 +93,6 @@ class Engine(ABC):
         self.t = 0
         self.rng: np.random.Generator = stream(self.problem.seed, "server", 0)
         self.scored = True
-        clients = set(self.problem.clients)
-        if strange := sorted(policy.excluded - clients):
-            raise UserError(f"exclude names client {strange[0]}, and there are clients 0 to {max(clients)}")
-        if policy.excluded >= clients:
-            raise UserError("exclude names every client: nobody is left to learn from")
         self.not_asked: dict[Id, str] = dict.fromkeys(policy.excluded, "by the operator's wish (exclude)")
         """Clients that are passed over, and why."""
         self.barred: dict[Id, str] = {}

@@ -49,9 +49,10 @@ class PreparedRun:
         return [*self._picked, *_left_alone(task), *_left_drawn(task), *_other_tokenizers(self.experiment)]
 
     def check(self) -> None:
-        """Raises UserError for a task or a rule that the method cannot begin with, before anybody hears of a run."""
+        """Raises UserError for what a run cannot begin with, before anybody hears of it."""
         method, rule = self.method, Rule.read(self.experiment.run.aggregate)
         rule.check(method.method_name, method.aggregates, len(self.task.problem.clients))
+        self.experiment.policy.check(len(self.task.problem.clients))
         promised(method, self.task, self.experiment.run, self.experiment.policy)
         method.server(method.adapted(self.task).problem)
 
@@ -175,12 +176,14 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
 
 @contextlib.contextmanager
 def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
-    """Remove the folder that was made for a run, if the run was refused before it began."""
+    """Remove the folder that was made for a run, if the run was refused before it began; that above it, if empty."""
     try:
         yield
     except UserError:
         if made is not None and not (run / "config.toml").exists():
             shutil.rmtree(made)
+            with contextlib.suppress(OSError):
+                made.parent.rmdir()
         raise
 
 

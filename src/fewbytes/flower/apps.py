@@ -274,6 +274,7 @@ def serve_run(
 ) -> Result:
     """`serve` for settings that are made already; `exchange`: how messages are handed over."""
     task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
+    policy.check(len(task.problem.clients))
     promised(method, task, settings, policy)
     how = exchange or Exchange()
 
