@@ -2,7 +2,8 @@
 
 Flower keeps its word for `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.simulation`. Its environment
 variables, commands and what they answer, logs, files and the rest of its modules may change with any version;
-`tests/flower/test_compat.py` tells which have. Importing this module does not import flwr.
+`tests/flower/test_compat.py` tells which have. So it is with Ray, of which Flower takes one version. Importing this
+module imports neither.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import json
 import re
 import sqlite3
 import sys
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import FewbytesError, UserError
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -49,6 +53,8 @@ DATABASE = "superlink.db"
 DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 DATABASE_KEPT = ("node", "alembic_version")
 """The tables that outlive a deployment: its nodes, and of which version all tables are."""
+RAY_BACKEND = "flwr.server.superlink.fleet.vce.backend.raybackend"
+"""The module that runs a simulation on Ray."""
 CLIENT_RUNTIME = "flwr.supernode.runtime.run_clientapp"
 """The module whose process serves one message on a SuperNode."""
 POLL_SECONDS = 3.0
@@ -57,6 +63,9 @@ ALREADY_REGISTERED = "already in use"
 """What `failure` says of a node that cannot be registered because its key is."""
 LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
 NODE_UNAVAILABLE = 5  # error code for a node that is gone
+RAY_SECONDS = 5.0  # that a Ray cluster has to answer: of itself Ray waits for over a minute, then ends the process
+ACTOR_SECONDS = 60.0  # that a message waits for an actor while there is none
+ATTEMPTS = 3  # times a message may lose its actor
 
 
 def look_often() -> None:
@@ -73,6 +82,103 @@ def look_often() -> None:
 def connected_nodes(grid: Grid) -> dict[int, str]:
     """The nodes that are connected: their ids, and the names they are registered by (empty: none)."""
     return {info.node_id: info.name for info in grid.get_nodes()}
+
+
+# ------------------------------------------------------------------------------------------------------- the simulation
+
+
+def ray_cluster(address: str) -> str:
+    """Where the Ray cluster is, host:port, that `address`, the same or "auto", means. Raises UserError if none is."""
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    remedy = "give host:port of its head, as `ray start --head` prints it, or auto on one of its hosts"
+    if not re.fullmatch(r"auto|[^/\s]+:[0-9]{1,5}", address):
+        raise UserError(f"ray_address is where a Ray cluster is, not {address!r}: {remedy}")
+    try:
+        place = canonicalize_bootstrap_address(address)
+        if place is None:
+            raise UserError(f"no Ray cluster runs on this host: {remedy}")
+        stub = NodeInfoGcsServiceStub(init_grpc_channel(place))
+        stub.CheckAlive(CheckAliveRequest(), timeout=RAY_SECONDS, wait_for_ready=True)
+    except (OSError, ValueError, grpc.RpcError):
+        raise UserError(f"no Ray cluster answers at {address}: {remedy}") from None
+    return str(place)
+
+
+def lasting_pool(most: int) -> None:
+    """Have a simulation use at most so many actors, and lose no message with one of them.
+
+    What an actor that died was doing another one does, up to ATTEMPTS times; a new one takes its place where Ray finds
+    room. Flower of itself gives the dead one the next messages, which fail, and a message also to an actor that has no
+    room yet. Two messages to one client never run at once, also on two hosts.
+    """
+    import ray
+    from flwr.simulation.ray_transport.ray_actor import BasicActorPool
+
+    class LastingPool(BasicActorPool):
+        """Flower's pool: `pool` are its idle actors, `num_actors` counts those that work, too, and those to come."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.actors_capacity = min(self.actors_capacity, most)
+            self._coming: dict[Any, Any] = {}  # actors by the object that is there when they are
+            self._changed = threading.Condition()
+            self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by client
+
+        def add_actors_to_pool(self, num_actors: int) -> None:
+            with self._changed:
+                for _ in range(num_actors):
+                    actor: Any = self.create_actor_fn()
+                    self._coming[actor.__ray_ready__.remote()] = actor
+                self.num_actors += num_actors
+
+        def submit(self, actor_fn: Any, job: Any) -> Any:
+            return actor_fn, job  # by the next, which may have to do it again
+
+        def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
+            actor_fn, job = future
+            with self._turns[job[2]]:
+                for attempt in range(1, ATTEMPTS + 1):
+                    actor = self._idle()
+                    try:
+                        _, message, context = ray.get(actor_fn(actor, *job))
+                        return message, context
+                    except ray.exceptions.RayActorError:
+                        with self._changed:
+                            self.num_actors -= 1
+                        self.add_actors_to_pool(1)
+                        actor = None
+                        if attempt == ATTEMPTS:
+                            raise
+                    finally:
+                        if actor is not None:
+                            with self._changed:
+                                self.pool.append(actor)
+                                self._changed.notify()
+
+        def add_actor_back_to_pool(self, future: Any) -> None:
+            pass  # it is back
+
+        def _idle(self) -> Any:
+            """An actor that is alive and has nothing to do. Raises FewbytesError where there is none."""
+            with self._changed:
+                deadline = time.monotonic() + ACTOR_SECONDS
+                while True:
+                    there = ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)[0] if self._coming else []
+                    self.pool += [self._coming.pop(each) for each in there]
+                    if self.pool:
+                        return self.pool.pop()
+                    if self.num_actors > len(self._coming):
+                        deadline = time.monotonic() + ACTOR_SECONDS  # somebody works
+                    elif time.monotonic() > deadline:
+                        raise FewbytesError(f"no host of the Ray cluster had a free processor for {ACTOR_SECONDS:g} s")
+                    self._changed.wait(0.1)
+
+    _replaced(importlib.import_module(RAY_BACKEND), "BasicActorPool", LastingPool)
 
 
 # ------------------------------------------------------------------------------------------------- commands and files
