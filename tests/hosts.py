@@ -8,10 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Self
 
 TOOLS = ("unshare", "nsenter", "ip", "mount")
+WIRE = "wire"  # the network device between the two, at either
 ADDRESS = "10.77.0.1:6379"
 OWN = "mount -t tmpfs none /dev/shm && ip link set lo up"
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
@@ -22,18 +25,18 @@ def permitted() -> bool:
     """Whether this machine lets us make such hosts."""
     if sys.platform != "linux" or not all(shutil.which(tool) for tool in TOOLS):
         return False
-    tried = "mount -t tmpfs none /dev/shm && ip link add a type veth peer name b"
+    tried = "mount -t tmpfs none /dev/shm && ip link add wire type veth peer name other"
     return subprocess.run(["unshare", "-mnpf", "sh", "-c", tried], capture_output=True).returncode == 0
 
 
 class Host:
-    """A host: processes that see `hidden` empty, if it is named, and of the network only the other host."""
+    """A host whose files are in `place`, which if `hidden` is another folder here than everywhere else."""
 
-    def __init__(self, number: int, hidden: Path | None = None) -> None:
-        self.number, self.address = number, f"10.77.0.{number}"
-        hide = "" if hidden is None else f" && mount -t tmpfs none {hidden}"
+    def __init__(self, number: int, place: Path, hidden: bool = False) -> None:
+        self.place, self.address = place, f"10.77.0.{number}"
+        hide = f" && mount -t tmpfs none {place}" if hidden else ""
         command = ["unshare", "-mnpf", "--mount-proc", "--kill-child", "sh", "-c", f"{OWN}{hide} && exec sleep 1d"]
-        self._first = subprocess.Popen(command)
+        self._first = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children")
         deadline = time.monotonic() + 20
         while not (there := children.read_text().split()) or b"sleep" not in _command(int(there[0])):
@@ -44,14 +47,21 @@ class Host:
     def started(self, *command: str, **options: Any) -> subprocess.Popen[Any]:
         """A command that runs on the host."""
         entered = ["nsenter", "-t", str(self.pid), "-m", "-n", "-p", "--", *command]
-        return subprocess.Popen(entered, env={**os.environ, **RAY, **QUICK}, **options)
+        own = {"TMPDIR": str(self.place)}
+        return subprocess.Popen(entered, env={**os.environ, **RAY, **QUICK, **own}, **options)
 
     def run(self, *command: str) -> str:
         """What a command on the host says."""
-        process = self.started(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        said = process.communicate(timeout=240)[0]
-        assert process.returncode == 0, said
-        return said
+        with TemporaryFile("w+") as said:  # what a command leaves running holds a pipe open
+            code = self.started(*command, stdout=said, stderr=subprocess.STDOUT).wait(timeout=240)
+            said.seek(0)
+            text = said.read()
+        assert code == 0, text
+        return text
+
+    def files(self, pattern: str) -> list[Path]:
+        """Which files of the host there are, below `place`."""
+        return list(Path(f"/proc/{self.pid}/root{self.place}").glob(pattern))
 
     def kill(self) -> None:
         """End all that runs on the host at once, as a loss of power does."""
@@ -61,7 +71,7 @@ class Host:
     def moved(self) -> tuple[int, int]:
         """Bytes that have come to the host and left it, all that Ray says included."""
         lines = Path(f"/proc/{self.pid}/net/dev").read_text().splitlines()
-        fields = next(line.split() for line in lines if line.strip().startswith("link:"))
+        fields = next(line.split() for line in lines if line.strip().startswith(f"{WIRE}:"))
         return int(fields[1]), int(fields[9])
 
 
@@ -69,16 +79,23 @@ class Hosts:
     """A context: `near`, with the cluster's head, and `far`, which sees nothing of the folder `place`."""
 
     def __enter__(self) -> Self:
-        self.place = Path(tempfile.mkdtemp(prefix="fewbytes-", dir="/tmp"))  # short, for Ray's sockets lie below it
-        self.near, self.far = Host(1), Host(2, self.place)
-        pids = str(self.near.pid), str(self.far.pid)
-        self.near.run("ip", "link", "add", "link", "type", "veth", "peer", "name", "link", "netns", pids[1])
-        for host in (self.near, self.far):
-            host.run("ip", "address", "add", f"{host.address}/24", "dev", "link")
-            host.run("ip", "link", "set", "link", "up")
-            host.run("ip", "route", "add", "default", "dev", "link")
-        self._ray(self.near, "--head", "--port=6379", f"--temp-dir={self.place}/ray", "--include-dashboard=false")
-        self.join()
+        self.place = Path(tempfile.mkdtemp(prefix="hosts-", dir="/tmp"))  # short, for Ray's sockets lie below it
+        with ExitStack() as ending:
+            ending.callback(shutil.rmtree, self.place, ignore_errors=True)
+            self.near = Host(1, self.place)
+            ending.callback(self.near.kill)
+            self.far = Host(2, self.place, hidden=True)
+            ending.callback(self.far.kill)
+            wire = ["ip", "link", "add", WIRE, "type", "veth", "peer", "name", WIRE, "netns", str(self.far.pid)]
+            subprocess.run(["nsenter", "-t", str(self.near.pid), "-n", *wire], check=True)
+            for host in (self.near, self.far):
+                # on no device of the wire's, which is gone with the other host
+                host.run("ip", "address", "add", f"{host.address}/32", "dev", "lo")
+                host.run("ip", "link", "set", WIRE, "up")
+                host.run("ip", "route", "add", "default", "dev", WIRE, "src", host.address)
+            self._ray(self.near, "--head", "--port=6379", f"--temp-dir={self.place}/ray", "--include-dashboard=false")
+            self.join()
+            self._ending = ending.pop_all()
         return self
 
     def join(self) -> None:
@@ -93,9 +110,7 @@ class Hosts:
         )  # fmt: skip
 
     def __exit__(self, *_: object) -> None:
-        for host in (self.far, self.near):
-            host.kill()
-        shutil.rmtree(self.place, ignore_errors=True)
+        self._ending.close()
 
 
 def _command(pid: int) -> bytes:
