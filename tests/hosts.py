@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,11 +38,15 @@ class Host:
         self.place, self.address = place, f"10.77.0.{number}"
         hide = f" && mount -t tmpfs none {place}" if hidden else ""
         command = ["unshare", "-mnpf", "--mount-proc", "--kill-child", "sh", "-c", f"{OWN}{hide} && exec sleep 1d"]
-        self._first = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        libc = ctypes.CDLL(None)
+        self._first = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            preexec_fn=lambda: libc.prctl(1, signal.SIGKILL),  # the host goes with us
+        )  # fmt: skip
         children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children")
         deadline = time.monotonic() + 20
         while not (there := children.read_text().split()) or b"sleep" not in _command(int(there[0])):
-            assert time.monotonic() < deadline and self._first.poll() is None, "the host does not start"
+            assert time.monotonic() < deadline, "the host does not start"
             time.sleep(0.02)
         self.pid = int(there[0])
 

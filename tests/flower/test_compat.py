@@ -6,8 +6,10 @@ What `flwr supernode register` and `flwr run` answer is looked at in tests/proce
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import logging
+import socket
 import subprocess
 import sys
 import tomllib
@@ -24,6 +26,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.flower import compat
 
 FLOWER = f"flwr {version('flwr')}"
+RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
 NODE_CONFIG = {
     "partition-id": 3, "a": "x y", "b": "it's", "c": 'say "x"', "d": "C:\\new\\it's", "e": "k=v.toml", "f.g": "",
 }  # fmt: skip
@@ -263,3 +266,72 @@ def test_the_process_of_a_client_is_there():
 def test_a_supernode_looks_for_messages_as_often_as_planned():
     source = inspect.getsource(importlib.import_module("flwr.supernode.start_client_internal"))
     assert f"time.sleep({compat.POLL_SECONDS:g})" in source, f"{FLOWER}: a SuperNode waits otherwise"
+
+
+POOL = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+import ray
+from fewbytes.flower import compat
+
+class Actor:
+    def run(self, app_fn, message, client, context):
+        if message == "dies each time":
+            os._exit(1)
+        if message and not Path(message).exists():
+            Path(message).touch()
+            os._exit(1)
+        return client, f"done {client}", context
+
+def send(job):
+    message, client = job
+    return pool.fetch_result_and_return_actor_to_pool(
+        pool.submit(lambda actor, *job: actor.run.remote(*job), (None, message, client, None))
+    )[0]
+
+compat.lasting_pool(2)
+ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+pool = import_module(compat.RAY_BACKEND).BasicActorPool(ray.remote(Actor), {"num_cpus": 1}, {})
+pool.add_actors_to_pool(pool.actors_capacity)
+jobs = [(sys.argv[1] if i in (1, 2) else "", str(i)) for i in range(5)]
+with ThreadPoolExecutor(pool.num_actors) as threads:
+    print(pool.num_actors, *threads.map(send, jobs), sep=", ")
+try:
+    send(("dies each time", "6"))
+except ray.exceptions.RayActorError as error:
+    print(type(error).__name__)
+ray.shutdown()
+"""
+
+
+@RAY
+@pytest.mark.process
+def test_a_simulations_pool_loses_no_message_with_an_actor(tmp_path):
+    done = subprocess.run([sys.executable, "-c", POOL, str(tmp_path / "died")], capture_output=True, text=True)
+    said = [line for line in done.stdout.splitlines() if "raylet" not in line]
+    assert said == ["2, done 0, done 1, done 2, done 3, done 4", "ActorDiedError"], f"{FLOWER}: {done.stderr}"
+    assert (tmp_path / "died").exists()
+
+
+@RAY
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        (
+            "ray://head:10001",
+            "ray_address is where a Ray cluster is, not 'ray://head:10001': give host:port of its head",
+        ),
+        ("head", "ray_address is where a Ray cluster is, not 'head': give host:port"),
+        ("127.0.0.1:{port}", "no Ray cluster answers at 127.0.0.1:{port}: give host:port of its head"),
+        ("no-such-host.invalid:6379", "no Ray cluster answers at no-such-host.invalid:6379"),
+    ],
+)
+def test_where_no_ray_cluster_is_one_line_says_so(address, says, monkeypatch):
+    monkeypatch.setattr(compat, "RAY_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(UserError) as error:
+            compat.ray_cluster(address.format(port=port))
+    assert str(error.value).startswith(says.format(port=port))

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not permitted(), reason="this machine lets nobody make hosts (unshare, ip link): no cluster"),
 ]
 FAR = "fewbytes-node-*/*/checkpoint/clients/*"  # what a node on the far host works with
-RUNS = {"fedavg": ["--model", "mlp"], "fedbn": ["--model", "resnet8:width=4"]}  # without and with a state of each client's
+RUNS = {"fedavg": ["--model", "mlp"], "fedbn": ["--model", "resnet8:width=4"]}  # without and with clients' states
 TERMS = ["--dataset", "digits", "--clients", "4", "--set", "batch=20", "--set", "epochs=1"]
 
 
@@ -49,7 +49,8 @@ def wait_for_rounds(out: Path, count: int, process: subprocess.Popen) -> Path:
     """The run folder, once so many rounds are done."""
     deadline = time.monotonic() + 120
     while not any(len(path.read_text().splitlines()) >= count for path in out.glob("*/rounds.jsonl")):
-        assert time.monotonic() < deadline and process.poll() is None
+        assert time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.01)
     (folder,) = out.iterdir()
     return folder
@@ -69,22 +70,22 @@ def test_two_hosts_are_the_local_engine(name, hosts, tmp_path):
 
 def test_a_killed_run_goes_on_where_it_was(hosts, tmp_path):
     out = hosts.place / "killed"
-    process = hosts.near.started(*command("fedbn", 8, ADDRESS), "--out", str(out), stderr=subprocess.DEVNULL)
-    folder = wait_for_rounds(out, 3, process)
+    process = hosts.near.started(*command("fedbn", 5, ADDRESS), "--out", str(out), stderr=subprocess.DEVNULL)
+    folder = wait_for_rounds(out, 2, process)
     (driver,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(driver), signal.SIGKILL)
     process.wait()
     hosts.near.run(sys.executable, "-m", "fewbytes", "run", "--resume", str(folder))
-    assert fingerprint(folder) == local("fedbn", 8, tmp_path)
+    assert fingerprint(folder) == local("fedbn", 5, tmp_path)
 
 
 def test_a_host_that_dies_mid_round_costs_nothing(tmp_path):
     with Hosts() as hosts:
         out = hosts.place / "runs"
-        process = hosts.near.started(*command("fedbn", 12, ADDRESS), "--out", str(out))
-        folder = wait_for_rounds(out, 3, process)
+        process = hosts.near.started(*command("fedbn", 6, ADDRESS), "--out", str(out))
+        folder = wait_for_rounds(out, 2, process)
         while not hosts.far.files(f"{FAR}.state"):
             assert process.poll() is None, "the far host had nothing to do"
         hosts.far.kill()
         assert process.wait(timeout=120) == 0
-        assert fingerprint(folder) == local("fedbn", 12, tmp_path)
+        assert fingerprint(folder) == local("fedbn", 6, tmp_path)

@@ -56,8 +56,15 @@ def connect(address: str) -> int:
         ray.init(place, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
     except (RuntimeError, OSError, ValueError) as error:
         raise UserError(f"this host cannot join the Ray cluster at {address}: {one_line(error, 300)}") from None
-    _check_versions()
-    return int(ray.cluster_resources().get("CPU", 0))
+    try:
+        _check_versions()
+        cores = int(ray.cluster_resources().get("CPU", 0))
+        if not cores:
+            raise UserError(f"the Ray cluster at {address} has no processors to work with (--num-cpus of `ray start`)")
+    except BaseException:
+        ray.shutdown()
+        raise
+    return cores
 
 
 def _check_versions() -> None:

@@ -118,6 +118,7 @@ def lasting_pool(most: int) -> None:
     """
     import ray
     from flwr.simulation.ray_transport.ray_actor import BasicActorPool
+    from ray.exceptions import RayActorError
 
     class LastingPool(BasicActorPool):
         """Flower's pool: `pool` are its idle actors, `num_actors` counts those that work, too, and those to come."""
@@ -130,9 +131,10 @@ def lasting_pool(most: int) -> None:
             self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by client
 
         def add_actors_to_pool(self, num_actors: int) -> None:
+            create: Any = self.create_actor_fn
             with self._changed:
                 for _ in range(num_actors):
-                    actor: Any = self.create_actor_fn()
+                    actor = create()
                     self._coming[actor.__ray_ready__.remote()] = actor
                 self.num_actors += num_actors
 
@@ -142,23 +144,31 @@ def lasting_pool(most: int) -> None:
         def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
             actor_fn, job = future
             with self._turns[job[2]]:
-                for attempt in range(1, ATTEMPTS + 1):
-                    actor = self._idle()
-                    try:
-                        _, message, context = ray.get(actor_fn(actor, *job))
-                        return message, context
-                    except ray.exceptions.RayActorError:
-                        with self._changed:
-                            self.num_actors -= 1
-                        self.add_actors_to_pool(1)
-                        actor = None
-                        if attempt == ATTEMPTS:
-                            raise
-                    finally:
-                        if actor is not None:
-                            with self._changed:
-                                self.pool.append(actor)
-                                self._changed.notify()
+                for _ in range(ATTEMPTS - 1):
+                    with suppress(RayActorError):
+                        return self._done(actor_fn, job)
+                return self._done(actor_fn, job)
+
+        def _done(self, actor_fn: Any, job: Any) -> Any:
+            """What comes of a job on an idle actor, which is idle again afterwards unless it has died."""
+            actor = self._idle()
+            try:
+                _, message, context = ray.get(actor_fn(actor, *job))
+            except RayActorError:
+                with self._changed:
+                    self.num_actors -= 1
+                    self.add_actors_to_pool(1)
+                raise
+            except BaseException:
+                self._give_back(actor)
+                raise
+            self._give_back(actor)
+            return message, context
+
+        def _give_back(self, actor: Any) -> None:
+            with self._changed:
+                self.pool.append(actor)
+                self._changed.notify()
 
         def add_actor_back_to_pool(self, future: Any) -> None:
             pass  # it is back
@@ -168,8 +178,9 @@ def lasting_pool(most: int) -> None:
             with self._changed:
                 deadline = time.monotonic() + ACTOR_SECONDS
                 while True:
-                    there = ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)[0] if self._coming else []
-                    self.pool += [self._coming.pop(each) for each in there]
+                    if self._coming:
+                        there, _ = ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)
+                        self.pool += [self._coming.pop(each) for each in there]
                     if self.pool:
                         return self.pool.pop()
                     if self.num_actors > len(self._coming):
