@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ def measured(hosts: Hosts, name: str, address: str, o: argparse.Namespace) -> di
     where = ["--engine", "flower-simulation", "--ray-address", address]
     command = [sys.executable, "-m", "fewbytes", "run", name, *terms, *counts, *where]
     started, moved = time.monotonic(), [hosts.far.moved()]
-    process = hosts.near.started(*command, "--out", str(out))
+    process = hosts.near.started(*command, "--out", str(out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
         if len(moved) == 1 and any(path.stat().st_size for path in out.glob("*/rounds.jsonl")):
             moved.append(hosts.far.moved())

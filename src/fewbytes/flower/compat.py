@@ -88,10 +88,12 @@ def connected_nodes(grid: Grid) -> dict[int, str]:
 
 
 def ray_cluster(address: str) -> str:
-    """Where the Ray cluster is, host:port, that `address`, the same or "auto", means. Raises UserError if none is."""
+    """Where the Ray cluster is, host:port, that `address`, the same or "auto", means. Raises UserError if none is, or
+    this host has no part in it."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
-    from ray._private.services import canonicalize_bootstrap_address
+    from ray._private.services import canonicalize_bootstrap_address, get_node_to_connect_for_driver
+    from ray._raylet import GcsClient
     from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
     from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
@@ -106,6 +108,10 @@ def ray_cluster(address: str) -> str:
         stub.CheckAlive(CheckAliveRequest(), timeout=RAY_SECONDS, wait_for_ready=True)
     except (OSError, ValueError, grpc.RpcError):
         raise UserError(f"no Ray cluster answers at {address}: {remedy}") from None
+    try:
+        get_node_to_connect_for_driver(GcsClient(address=place), timeout_seconds=RAY_SECONDS)
+    except RuntimeError:
+        raise UserError(f"this host has no part in the Ray cluster: `ray start --address={place}` here first") from None
     return str(place)
 
 

@@ -64,7 +64,7 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
 
     backend: Any = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
+        "init_args": {"address": "local", "num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
     }
     with terminating(stop):  # an interrupt inside Flower would shut Ray down while its threads use it: a crash
         try:
