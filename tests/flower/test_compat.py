@@ -269,50 +269,56 @@ def test_a_supernode_looks_for_messages_as_often_as_planned():
 
 
 POOL = """
-import os, sys
+import os
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from pathlib import Path
 import ray
 from fewbytes.flower import compat
 
 class Actor:
+    def __init__(self):
+        self.count = 0
     def run(self, app_fn, message, client, context):
-        if message == "dies each time":
+        self.count += 1
+        if message == "die":
             os._exit(1)
-        if message and not Path(message).exists():
-            Path(message).touch()
-            os._exit(1)
-        return client, f"done {client}", context
+        return client, self.count, context
 
-def send(job):
-    message, client = job
-    return pool.fetch_result_and_return_actor_to_pool(
-        pool.submit(lambda actor, *job: actor.run.remote(*job), (None, message, client, None))
-    )[0]
+def send(message, client=""):
+    function = lambda actor, *job: actor.run.remote(*job)
+    return pool.fetch_result_and_return_actor_to_pool(pool.submit(function, (None, message, client, None)))[0]
 
-compat.lasting_pool(2)
-ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+def kill_idle_actors():
+    for actor in pool.pool:
+        ray.kill(actor)
+
+compat.lasting_pool(4)
+ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 pool = import_module(compat.RAY_BACKEND).BasicActorPool(ray.remote(Actor), {"num_cpus": 1}, {})
 pool.add_actors_to_pool(pool.actors_capacity)
-jobs = [(sys.argv[1] if i in (1, 2) else "", str(i)) for i in range(5)]
 with ThreadPoolExecutor(pool.num_actors) as threads:
-    print(pool.num_actors, *threads.map(send, jobs), sep=", ")
+    assert len(list(threads.map(send, ["go"] * 20, map(str, range(20))))) == 20
+print("actors", pool.num_actors)
+while len(pool.pool) < 4:
+    send("go")
+kill_idle_actors()
+print("of four that are dead:", send("go"))
 try:
-    send(("dies each time", "6"))
+    send("die")
 except ray.exceptions.RayActorError as error:
     print(type(error).__name__)
+print("after that:", send("go") > 0, pool.num_actors)
 ray.shutdown()
 """
 
 
 @RAY
 @pytest.mark.process
-def test_a_simulations_pool_loses_no_message_with_an_actor(tmp_path):
-    done = subprocess.run([sys.executable, "-c", POOL, str(tmp_path / "died")], capture_output=True, text=True)
+def test_a_simulations_pool_loses_no_message_with_an_actor():
+    done = subprocess.run([sys.executable, "-c", POOL], capture_output=True, text=True, timeout=120)
     said = [line for line in done.stdout.splitlines() if "raylet" not in line]
-    assert said == ["2, done 0, done 1, done 2, done 3, done 4", "ActorDiedError"], f"{FLOWER}: {done.stderr}"
-    assert (tmp_path / "died").exists()
+    wanted = ["actors 4", "of four that are dead: 1", "ActorDiedError", "after that: True 4"]
+    assert said == wanted, f"{FLOWER}: {done.stderr}"
 
 
 @RAY

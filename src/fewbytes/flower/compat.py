@@ -63,7 +63,7 @@ ALREADY_REGISTERED = "already in use"
 """What `failure` says of a node that cannot be registered because its key is."""
 LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
 NODE_UNAVAILABLE = 5  # error code for a node that is gone
-RAY_SECONDS = 5.0  # that a Ray cluster has to answer: of itself Ray waits for over a minute, then ends the process
+RAY_SECONDS = 5  # that a Ray cluster has to answer: of itself Ray waits for over a minute, then ends the process
 ACTOR_SECONDS = 60.0  # that a message waits for an actor while there is none
 ATTEMPTS = 3  # times a message may lose its actor
 
@@ -93,7 +93,6 @@ def ray_cluster(address: str) -> str:
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
     from ray._private.services import canonicalize_bootstrap_address, get_node_to_connect_for_driver
-    from ray._raylet import GcsClient
     from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
     from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
@@ -109,7 +108,8 @@ def ray_cluster(address: str) -> str:
     except (OSError, ValueError, grpc.RpcError):
         raise UserError(f"no Ray cluster answers at {address}: {remedy}") from None
     try:
-        get_node_to_connect_for_driver(GcsClient(address=place), timeout_seconds=RAY_SECONDS)
+        client = importlib.import_module("ray._raylet").GcsClient(address=place)
+        get_node_to_connect_for_driver(client, timeout_seconds=RAY_SECONDS)
     except RuntimeError:
         raise UserError(f"this host has no part in the Ray cluster: `ray start --address={place}` here first") from None
     return str(place)
@@ -137,12 +137,16 @@ def lasting_pool(most: int) -> None:
             self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by client
 
         def add_actors_to_pool(self, num_actors: int) -> None:
-            create: Any = self.create_actor_fn
             with self._changed:
-                for _ in range(num_actors):
-                    actor = create()
-                    self._coming[actor.__ray_ready__.remote()] = actor
+                self._await([self._new() for _ in range(num_actors)])
                 self.num_actors += num_actors
+
+        def _new(self) -> Any:
+            create: Any = self.create_actor_fn
+            return create()
+
+        def _await(self, actors: list[Any]) -> None:
+            self._coming |= {actor.__ray_ready__.remote(): actor for actor in actors}
 
         def submit(self, actor_fn: Any, job: Any) -> Any:
             return actor_fn, job  # by the next, which may have to do it again
@@ -161,9 +165,10 @@ def lasting_pool(most: int) -> None:
             try:
                 _, message, context = ray.get(actor_fn(actor, *job))
             except RayActorError:
-                with self._changed:
-                    self.num_actors -= 1
-                    self.add_actors_to_pool(1)
+                ray.kill(actor)  # if it is only out of reach
+                with self._changed:  # idle ones may have died with it
+                    self._await([self._new(), *self.pool])
+                    self.pool.clear()
                 raise
             except BaseException:
                 self._give_back(actor)
@@ -179,6 +184,13 @@ def lasting_pool(most: int) -> None:
         def add_actor_back_to_pool(self, future: Any) -> None:
             pass  # it is back
 
+        def _arrive(self, word: Any, actor: Any) -> None:
+            try:
+                ray.get(word)
+                self.pool.append(actor)
+            except RayActorError:
+                self._await([self._new()])
+
         def _idle(self) -> Any:
             """An actor that is alive and has nothing to do. Raises FewbytesError where there is none."""
             with self._changed:
@@ -186,7 +198,8 @@ def lasting_pool(most: int) -> None:
                 while True:
                     if self._coming:
                         there, _ = ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)
-                        self.pool += [self._coming.pop(each) for each in there]
+                        for each in there:
+                            self._arrive(each, self._coming.pop(each))
                     if self.pool:
                         return self.pool.pop()
                     if self.num_actors > len(self._coming):
