@@ -23,10 +23,10 @@ class ProxiedDeployment(Processes):
         super().__init__(folder, "127.0.0.1:0", any_app=False)
         self.through: dict[str, str] = {}
 
-    def start_supernode(
+    def start_node(
         self, name: str, node_config: Mapping[str, str | int], home: Path | None = None, superlink: str | None = None
     ) -> None:
-        super().start_supernode(name, node_config, home, self.through.get(name, superlink))
+        super().start_node(name, node_config, home, self.through.get(name, superlink))
 
 
 Snapshot = tuple[float, list[tuple[int, int]]]

@@ -118,7 +118,7 @@ def running(tmp_path_factory) -> Iterator[SimpleNamespace]:
         deployment.register(["hospital-a"])
         write_node_key(deployment.folder / "keys", "stranger")
         for name in ("hospital-a", "stranger"):
-            deployment.start_supernode(name, {"partition-id": 0, "path": "C:\\it's here.toml"})
+            deployment.start_node(name, {"partition-id": 0, "path": "C:\\it's here.toml"})
         host, port = deployment.address.split(":")
         yield SimpleNamespace(deployment=deployment, folder=deployment.folder, host=host, port=int(port))
 
@@ -219,9 +219,9 @@ def test_a_registered_node_comes_online_and_a_stranger_is_refused(running):
     deployment.register(["hospital-a"])  # though Flower says that its key is already in use
     (running.folder / "lost.json").rename(running.folder / "nodes.json")
     with pytest.raises(UserError, match="hospital-a is running already"):
-        deployment.start_supernode("hospital-a", {})
+        deployment.start_node("hospital-a", {})
     with pytest.raises(UserError, match="no such private key"):
-        deployment.start_supernode("hospital-b", {})
+        deployment.start_node("hospital-b", {})
 
 
 def test_a_run_is_submitted_watched_and_stopped(running, app):
@@ -295,7 +295,7 @@ def test_a_node_runs_the_installed_application_only(tmp_path, app):
     with Processes(tmp_path / "deployment", "127.0.0.1:0", any_app=False) as deployment:
         deployment.start_superlink()
         deployment.register(["a"])
-        deployment.start_supernode("a", {})
+        deployment.start_node("a", {})
         mark = tmp_path / "ran"
         code = (app / "mini" / "apps.py").read_text().replace("while True:", "grid_asks(grid)\n    while True:")
         (app / "mini" / "apps.py").write_text(HOSTILE.format(mark=str(mark)) + code)
@@ -320,7 +320,7 @@ def test_nothing_is_left_after_the_context_and_its_nodes_return(tmp_path, app):
     with Processes(tmp_path / "deployment", "127.0.0.1:0") as deployment:
         deployment.start_superlink()
         deployment.register(["a"])
-        deployment.start_supernode("a", {})
+        deployment.start_node("a", {})
         run = deployment.submit(app)
         assert until(lambda: deployment.run_status(run)[0] == "running" and deployment.node_status()["a"] == "online")
         family = _family({os.getpid()})
@@ -333,7 +333,7 @@ def test_nothing_is_left_after_the_context_and_its_nodes_return(tmp_path, app):
     with deployment:
         deployment.start_superlink()
         deployment.register(["a"])
-        deployment.start_supernode("a", {})
+        deployment.start_node("a", {})
         assert until(lambda: deployment.node_status() == {"a": "online"})
         assert deployment.ended() == []
         os.kill(deployment._superlink.process.pid, signal.SIGKILL)
@@ -353,7 +353,7 @@ from fewbytes.flower.processes import Processes, _family
 with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0") as deployment:
     deployment.start_superlink()
     deployment.register(["a"])
-    deployment.start_supernode("a", {{}})
+    deployment.start_node("a", {{}})
     while len(family := _family({{os.getpid()}})) < 5:  # itself, two services, each with its executor
         time.sleep(0.1)
     print(*(f"{{pid}},{{start}}" for pid, start in family), flush=True)

@@ -296,7 +296,7 @@ def deployment(tmp_path_factory):
         flower.start_superlink()
         flower.register(["client-0", "client-1"])
         for i in (0, 1):
-            flower.start_supernode(f"client-{i}", {"partition-id": i, "folder": str(folder / "runs")})
+            flower.start_node(f"client-{i}", {"partition-id": i, "folder": str(folder / "runs")})
         yield flower
 
 
@@ -322,7 +322,7 @@ def test_a_newcomer_that_connects_to_a_live_run_is_served_between_rounds(deploym
     while not deployment.run_status(run)[0].startswith("finished"):
         assert time.monotonic() < deadline, deployment.run_status(run)
         if not connected and (out / "rounds.jsonl").exists() and len((out / "rounds.jsonl").read_text().splitlines()):
-            deployment.start_supernode("client-2", {"partition-id": 2, "folder": str(deployment.folder / "runs")})
+            deployment.start_node("client-2", {"partition-id": 2, "folder": str(deployment.folder / "runs")})
             connected = True
         time.sleep(1)
     assert deployment.run_status(run) == ("finished:completed", "")

@@ -33,6 +33,7 @@ ENVIRONMENT = {
     **QUIET,
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds; 1 adds half a second to every message
+    "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(1 << 20),  # bytes sent at once; 5 MiB never pass a link that breaks often
 }
 """What Flower's processes are started with, but for what a user has set himself."""
 HOME = "FLWR_HOME"
@@ -43,6 +44,8 @@ GUARDED = ("-m", "fewbytes.flower.guarded")
 """What Python runs in place of the first two: `fewbytes.flower.guarded`."""
 FLEET = "/v1/fleet/"
 """Below this path lies what nodes need of a SuperLink's port; the rest is for people and for its own processes."""
+ASKED, CONFIRMED, LEFT = f"{FLEET}pull-messages", f"{FLEET}confirm-message-received", "/v1/runtime/push-messages"
+"""The paths by which a node asks for messages and says that it has one, and by which a run leaves messages for nodes."""
 CONNECTION = "fewbytes"
 """What `flwr` calls the SuperLink that `connection_config` describes."""
 DATABASE = "superlink.db"
@@ -56,7 +59,8 @@ POLL_SECONDS = 3.0
 ALREADY_REGISTERED = "already in use"
 """What `failure` says of a node that cannot be registered because its key is."""
 LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
-NODE_UNAVAILABLE = 5  # error code for a node that is gone
+APP_RAISED, NODE_UNAVAILABLE, APP_REFUSED = 2, 5, 7
+"""Error codes: an application that raised something, a node that is gone, an application that may not run there."""
 
 
 def look_often() -> None:
@@ -257,6 +261,30 @@ def is_node(scope: Mapping[str, Any]) -> bool:
     except (KeyError, ValueError, HTTPException):
         return False
     return get_linkstate(request).get_node_id_by_public_key(key) is not None
+
+
+def node_of(body: bytes, path: str) -> int:
+    """Which node asks for messages or confirms one. Raises ValueError for a body that does not say."""
+    from flwr.proto import fleet_pb2, message_pb2
+
+    kind = fleet_pb2.PullMessagesRequest if path == ASKED else message_pb2.ConfirmMessageReceivedRequest
+    return int(_parsed(kind, body).node.node_id)
+
+
+def nodes_for(body: bytes) -> list[int]:
+    """For which nodes a run leaves messages. Raises ValueError for a body that does not say."""
+    from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+
+    return [each.metadata.dst_node_id for each in _parsed(PushAppMessagesRequest, body).messages_list]
+
+
+def _parsed(kind: Any, body: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(body)
+    except DecodeError as error:
+        raise ValueError(str(error)) from None
 
 
 def run_supernode(is_installed: Callable[[bytes], bool]) -> None:

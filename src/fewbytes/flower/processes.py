@@ -1,4 +1,4 @@
-"""Flower's own processes and files for a deployment: certificates, keys, SuperLink, SuperNodes, the submitted run.
+"""The processes and files of a deployment: certificates, keys, Flower's SuperLink, the nodes, the submitted run.
 
 TLS and the nodes' keys keep out eavesdroppers and strangers' nodes. Flower's Control API, by which nodes are registered
 and runs submitted, shares the port: it is open to this machine only, and there to who holds the deployment's token
@@ -28,14 +28,16 @@ from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import lock, private_folder
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
+from fewbytes.flower.node_file import NodeFile
 
 START_SECONDS = 60  # for the SuperLink to answer
 COMMAND_SECONDS = 120  # for a `flwr` command, which takes about one
 GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
+CA = "certificates/ca.crt"
 
 
 class Ended(NamedTuple):
-    """A SuperNode whose process has ended on its own: its exit code (negative: a signal) and why, from its log."""
+    """A node whose process has ended on its own: its exit code (negative: a signal) and why, from its log."""
 
     name: str
     exit_code: int
@@ -46,22 +48,23 @@ class Processes:
     """Flower's processes over one folder and one address; leaving the context ends all it started, the logs stay.
 
     `any_app`: whether SuperNodes run whatever application is submitted, not only the one installed with this package.
+    `resident`: nodes are ours (`fewbytes.flower.resident`), not Flower's SuperNodes; they run no other application.
 
-    In the folder: certificates/ (with the token), keys/, flower-home/ and homes/ (FLWR_HOME of the SuperLink and of
-    each SuperNode), superlink.db and nodes.json (the registered nodes, who outlive a restart; of messages nothing is
-    kept), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a free one is in `.address`. On
-    Linux all of it also ends when the thread ends that started it, or this process is killed. Raises UserError for
-    another address, a folder in use, or without Flower.
+    In the folder: certificates/ (with the token), keys/, nodes/ (what resident nodes are), flower-home/ and homes/
+    (FLWR_HOME of the SuperLink and of each SuperNode), superlink.db and nodes.json (the registered nodes, who outlive a
+    restart; of messages nothing is kept), logs/. `address` is where the SuperLink listens, "host:port"; for port 0 a
+    free one is in `.address`. On Linux all of it also ends when the thread ends that started it, or this process is
+    killed. Raises UserError for another address, a folder in use, or without Flower.
     """
 
-    def __init__(self, folder: Path, address: str, any_app: bool = True) -> None:
+    def __init__(self, folder: Path, address: str, any_app: bool = True, resident: bool = False) -> None:
         host, _, port = address.rpartition(":")
         self._host = host.strip("[]")
         if not self._host or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{self._host}]"):
             raise UserError(f"address {address!r}: expected host:port, such as 127.0.0.1:8000 or [::1]:8000")
         self._port = int(port) or _free_port(self._host)
         self.address = f"{host}:{self._port}"
-        self.folder, self._ports, self._any_app = folder.absolute(), {self._port}, any_app
+        self.folder, self._ports, self._any_app, self.resident = folder.absolute(), {self._port}, any_app, resident
         self._token = self.folder / "certificates" / "control.token"
         self._superlink: _Process | None = None
         self._nodes: dict[str, _Process] = {}
@@ -101,7 +104,7 @@ class Processes:
             self._host, self._port, folder / "certificates", folder / compat.DATABASE, self._token
         )
 
-    def supernode_command(
+    def node_command(
         self,
         name: str,
         node_config: Mapping[str, str | int],
@@ -109,15 +112,26 @@ class Processes:
         folder: Path | None = None,
         port: int = 9094,
     ) -> list[str]:
-        """A SuperNode's command line, for this host or another. Raises UserError for a value that Flower cannot take.
+        """A node's command line, for this host or another; of a resident one, the file that says what it is is written.
+        Raises UserError for a value that Flower cannot take.
 
-        `superlink`: where that host reaches the SuperLink; `folder`: where it has certificates/ca.crt and keys/<name>;
-        `port`: a loopback port for each SuperNode of a host.
+        `superlink`: where that host reaches the SuperLink; `folder`: the one here that is copied to another host and
+        has certificates/ca.crt and keys/<name>; `port`: a loopback port for each SuperNode of a host.
         """
-        folder = folder or self.folder
-        ca, key = folder / "certificates" / "ca.crt", folder / "keys" / node_name(name)
-        python = None if self._any_app else "python3" if superlink else sys.executable
-        return compat.supernode_command(superlink or self.local_address, port, ca, key, node_config, python)
+        python = "python3" if folder else sys.executable
+        superlink = superlink or self.local_address
+        if self.resident:
+            path = self.folder / "nodes" / f"{name}.toml" if folder is None else folder / "node.toml"
+            path.parent.mkdir(exist_ok=True)
+            up = "../" if folder is None else ""
+            about = NodeFile(superlink, f"{up}{CA}", f"{up}keys/{node_name(name)}", dict(node_config))
+            write_file(path, about.text().encode(), 0o600)
+            return [python, "-m", "fewbytes", "node", path.name if folder else str(path)]
+        there = Path(".") if folder else self.folder
+        guarded_by = None if self._any_app else python
+        return compat.supernode_command(
+            superlink, port, there / CA, there / "keys" / node_name(name), node_config, guarded_by
+        )
 
     def start_superlink(self, hosts: Sequence[str] = ()) -> None:
         """Start the SuperLink and wait until it answers with TLS; its certificates are made if there are none.
@@ -169,7 +183,7 @@ class Processes:
             raise FewbytesError(f"the SuperLink ended with exit code {code}: {why}")
 
     def ended(self) -> list[Ended]:
-        """The SuperNodes started here whose process has ended on its own."""
+        """The nodes started here whose process has ended on its own."""
         codes = {name: node.process.poll() for name, node in self._nodes.items()}
         return [Ended(name, code, self._nodes[name].reason()) for name, code in codes.items() if code is not None]
 
@@ -199,25 +213,25 @@ class Processes:
         status = compat.node_statuses(self._one("listing the nodes", compat.list_nodes_command()))
         return {name: status[node] for name, node in self._node_ids().items() if node in status}
 
-    def start_supernode(
+    def start_node(
         self, name: str, node_config: Mapping[str, str | int], home: Path | None = None, superlink: str | None = None
     ) -> None:
-        """Start a registered node's SuperNode, or start it again; `ended` says what becomes of it.
+        """Start a node, or start it again; `ended` says what becomes of it. A resident one waits for what is not there
+        yet, the SuperLink and its being registered; a SuperNode ends.
 
-        `home` is its FLWR_HOME, `superlink` where it finds the SuperLink, if not where this host does.
+        `home` is a SuperNode's FLWR_HOME, `superlink` where it finds the SuperLink, if not where this host does.
 
-        Flower refuses a node for a minute after a kill -9. Raises UserError if it runs already or has no private key.
+        Flower refuses a SuperNode for a minute after a kill -9. Raises UserError if the node runs already or has no
+        private key.
         """
         key = self.folder / "keys" / node_name(name)
         if not key.exists() or (name in self._nodes and self._nodes[name].process.poll() is None):
-            raise UserError(
-                f"the SuperNode {name} is running already" if key.exists() else f"{key}: no such private key"
-            )
-        port = _free_port("127.0.0.1", self._ports)
-        self._ports.add(port)
+            raise UserError(f"the node {name} is running already" if key.exists() else f"{key}: no such private key")
         home = home or self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
-        command = self.supernode_command(name, node_config, superlink, port=port)
+        port = 0 if self.resident else _free_port("127.0.0.1", self._ports)
+        self._ports.add(port)
+        command = self.node_command(name, node_config, superlink, port=port)
         self._nodes[name] = _Process(command, home, self.folder / "logs" / f"{name}.log")
 
     def submit(self, app: Path) -> int:
