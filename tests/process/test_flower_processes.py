@@ -29,6 +29,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from fewbytes.flower.certificates import write_node_key
 from fewbytes.flower.compat import DATABASE, app_config
+from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.processes import Processes
 
 pytestmark = pytest.mark.process
@@ -96,8 +97,10 @@ def test_an_interrupted_simulation_is_resumed(tmp_path):
     assert fingerprint(folder) == fingerprint(next(local.iterdir()))
 
 
-def test_deploy_prepares_other_hosts(tmp_path):
+@pytest.mark.parametrize("kind", ["resident", "stock"])
+def test_deploy_prepares_other_hosts(kind, tmp_path):
     options = ["fedavg", "--rounds", "2", "--hosts", "north,south", "--address", "server.example:9092", "--print"]
+    options += [] if kind == "resident" else ["--node", kind]
     done = fewbytes("deploy", *options, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fewbytes.flower.guarded superlink" in done.stdout
@@ -107,9 +110,17 @@ def test_deploy_prepares_other_hosts(tmp_path):
     assert (node / "keys" / "south").stat().st_mode & 0o777 == 0o600
     assert sorted(p.name for p in (node / "keys").iterdir()) == ["south"]
     assert (node / "certificates" / "ca.crt").exists()
-    script = (node / "start.sh").read_text()
-    assert "server.example:9092" in script
-    assert "partition-id=1" in script
+    if kind == "stock":
+        script = (node / "start.sh").read_text()
+        assert "server.example:9092" in script
+        assert "partition-id=1" in script
+    else:
+        about = NodeFile.read(node / "node.toml")
+        assert about.superlink == "server.example:9092"
+        assert about.config["partition-id"] == 1
+        assert (node / "node.toml").stat().st_mode & 0o777 == 0o600
+    for file in ("fewbytes-node.service", "Containerfile"):
+        assert "start.sh" in (node / file).read_text()
     subprocess.run(["sh", "-n", str(node / "start.sh")], check=True)
     assert not (folder / "config.toml").exists()  # nothing has run
 
