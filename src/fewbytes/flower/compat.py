@@ -45,7 +45,7 @@ GUARDED = ("-m", "fewbytes.flower.guarded")
 FLEET = "/v1/fleet/"
 """Below this path lies what nodes need of a SuperLink's port; the rest is for people and for its own processes."""
 ASKED, CONFIRMED, LEFT = f"{FLEET}pull-messages", f"{FLEET}confirm-message-received", "/v1/runtime/push-messages"
-"""The paths by which a node asks for messages and says that it has one, and by which a run leaves messages for nodes."""
+"""The paths by which a node asks for messages, and says that it has one, and by which a run leaves messages."""
 CONNECTION = "fewbytes"
 """What `flwr` calls the SuperLink that `connection_config` describes."""
 DATABASE = "superlink.db"
@@ -339,16 +339,23 @@ def _replaced(module: Any, name: str, by: Any) -> Any:
 # ----------------------------------------------------------------------------------------------- answers and last words
 
 
+def flwr_commands() -> Callable[[Sequence[str]], object]:
+    """What runs a `flwr` command's arguments in this process. It may end with SystemExit."""
+    from flwr.cli.app import app
+
+    return app
+
+
 def in_json(command: Sequence[str]) -> list[str]:
     """A `flwr` command that answers with JSON."""
     return [*command, "--format", "json"]
 
 
-def read_answer(output: bytes, errors: bytes) -> dict[str, Any]:
+def read_answer(output: bytes) -> dict[str, Any]:
     """What a command `in_json` answered. Its exit code tells nothing: most failures' is 0."""
     with suppress(ValueError):
         return dict(json.loads(output[output.index(b"{") :]))
-    return {"error-message": plain(errors or output)}
+    return {"error-message": plain(output)}
 
 
 def failure(answer: Mapping[str, Any]) -> str:

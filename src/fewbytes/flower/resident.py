@@ -26,7 +26,7 @@ from fewbytes.flower.fleet import Fleet, Received, Refused, RunOver, Stopped
 from fewbytes.flower.guarded import is_installed
 from fewbytes.flower.node_file import NodeFile
 
-LEAVE_SECONDS = 2.0  # for a node that is to end
+LEAVE_SECONDS = 2.0  # for a SuperLink to hear that a node goes
 
 
 def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
@@ -46,18 +46,18 @@ def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
             stop.wait(0.5)
     finally:
         stop.set()
-        deadline = time.monotonic() + LEAVE_SECONDS
-        for node in nodes:
-            node.join(max(0.0, deadline - time.monotonic()))
-            node.fleet.leave()
         for number, handler in before.items():
             signal.signal(number, handler)
+        leaving = [threading.Thread(target=node.fleet.leave, daemon=True) for node in nodes]
+        for thread in leaving:
+            thread.start()
+        for thread in leaving:
+            thread.join(LEAVE_SECONDS)
     for node in nodes:
         if node.failed is not None:
             raise node.failed
-    if any(node.is_alive() for node in nodes):  # in the midst of training, which cannot be told to end
-        sys.stdout.flush()
-        os._exit(0)
+    sys.stdout.flush()
+    os._exit(0)  # nodes may be waiting for an answer, or training, which cannot be told to end
 
 
 class _Resident(threading.Thread):
