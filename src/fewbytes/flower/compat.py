@@ -33,7 +33,7 @@ ENVIRONMENT = {
     **QUIET,
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds; 1 adds half a second to every message
-    "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(1 << 20),  # bytes sent at once; 5 MiB never pass a link that breaks often
+    "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": "1800000",  # bytes sent at once; 5 MiB never pass a link that breaks every 2 MB
 }
 """What Flower's processes are started with, but for what a user has set himself."""
 HOME = "FLWR_HOME"
@@ -58,7 +58,7 @@ POLL_SECONDS = 3.0
 """A SuperNode that found no message looks again after so long."""
 ALREADY_REGISTERED = "already in use"
 """What `failure` says of a node that cannot be registered because its key is."""
-LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
+LOOK_SECONDS = 0.1  # between looks for the rest of a reply that is still being uploaded
 APP_RAISED, NODE_UNAVAILABLE, APP_REFUSED = 2, 5, 7
 """Error codes: an application that raised something, a node that is gone, an application that may not run there."""
 
