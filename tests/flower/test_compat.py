@@ -254,12 +254,3 @@ def test_the_last_words_of_a_process_are_its_exit_message():
     code = "from flwr.supercore.exit import flwr_exit; flwr_exit(200, 'the port is taken')"
     ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.STDOUT, stdout=subprocess.PIPE, check=False)
     assert compat.last_words(ended.stdout).startswith("the port is taken"), f"{FLOWER} exits with other words"
-
-
-def test_the_process_of_a_client_is_there():
-    assert importlib.util.find_spec(compat.CLIENT_RUNTIME), f"{FLOWER} has no {compat.CLIENT_RUNTIME}"
-
-
-def test_a_supernode_looks_for_messages_as_often_as_planned():
-    source = inspect.getsource(importlib.import_module("flwr.supernode.start_client_internal"))
-    assert f"time.sleep({compat.POLL_SECONDS:g})" in source, f"{FLOWER}: a SuperNode waits otherwise"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
     from flwr.supercore.retry import RetryInvoker
 
-REQUIREMENT = "flwr>=1.41,<1.42"
+REQUIREMENT = "flwr>=1.40,<1.43"
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Flower phones home unless told not to before it is imported."""
 ENVIRONMENT = {
@@ -52,10 +52,6 @@ DATABASE = "superlink.db"
 DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 DATABASE_KEPT = ("node", "alembic_version")
 """The tables that outlive a deployment: its nodes, and of which version all tables are."""
-CLIENT_RUNTIME = "flwr.supernode.runtime.run_clientapp"
-"""The module whose process serves one message on a SuperNode."""
-POLL_SECONDS = 3.0
-"""A SuperNode that found no message looks again after so long."""
 ALREADY_REGISTERED = "already in use"
 """What `failure` says of a node that cannot be registered because its key is."""
 LOOK_SECONDS = 0.1  # between looks for the rest of a reply that is still being uploaded
@@ -189,7 +185,7 @@ def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
             "dependencies": [REQUIREMENT, "fewbytes"],
         },
         "tool": {"flwr": {"app": {
-            "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.41.0",
+            "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.40.0",
             "components": {"serverapp": server, "clientapp": client},
             "config": dict(run_config),
         }}},
