@@ -138,7 +138,8 @@ def main() -> None:
     sys.path.insert(0, here_folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here_folder, os.environ.get("PYTHONPATH")]))
     print(
-        f"{'MB each way':>11} {'node':10} {'before':>7} {'first':>6} {'median':>7} {'least':>6} {'most':>6} {'floor':>6} {'above':>6}"
+        f"{'MB each way':>11} {'node':10} {'before':>7} {'first':>6} {'median':>7} {'least':>6} {'most':>6} "
+        f"{'floor':>6} {'above':>6}"
     )
     for mb in o.mb:
         local = statistics.median(here(mb, o.exchanges + 1).rounds[1:])
