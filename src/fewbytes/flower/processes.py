@@ -236,7 +236,8 @@ class Processes:
         port = 0 if self.resident else _free_port("127.0.0.1", self._ports)
         self._ports.add(port)
         command = self.node_command(name, node_config, superlink, port=port)
-        self._nodes[name] = _Process(command, home, self.folder / "logs" / f"{name}.log")
+        variables = compat.ENVIRONMENT if self.resident else compat.SUPERNODE_ENVIRONMENT
+        self._nodes[name] = _Process(command, home, self.folder / "logs" / f"{name}.log", variables)
 
     def submit(self, app: Path) -> int:
         """Submit the Flower app in the folder `app`; its run's id. Raises FewbytesError with Flower's message."""
@@ -305,11 +306,13 @@ class _Commands:
 class _Process:
     """A lasting process that appends to its log."""
 
-    def __init__(self, command: Sequence[str], home: Path, log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], home: Path, log: Path, variables: Mapping[str, str] = compat.ENVIRONMENT
+    ) -> None:
         self.log = log
         with open(log, "ab") as file:
             self._from = file.tell()
-            self.process = _start(command, home, file, subprocess.STDOUT)
+            self.process = _start(command, home, file, subprocess.STDOUT, variables=variables)
 
     def reason(self) -> str:
         """Why it ended: the signal, or what its log says last."""
@@ -319,12 +322,17 @@ class _Process:
 
 
 def _start(
-    command: Sequence[str], home: Path, output: Any, errors: Any, heard: int = subprocess.DEVNULL
+    command: Sequence[str],
+    home: Path,
+    output: Any,
+    errors: Any,
+    heard: int = subprocess.DEVNULL,
+    variables: Mapping[str, str] = compat.ENVIRONMENT,
 ) -> subprocess.Popen[bytes]:
     """Start one of Flower's commands in a session of its own."""
     # Flower finds flower-superexec, flwr-serverapp and flwr-clientapp on PATH
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environment = {**compat.ENVIRONMENT, **os.environ, compat.HOME: str(home.absolute()), "PATH": path}
+    environment = {**variables, **os.environ, compat.HOME: str(home.absolute()), "PATH": path}
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:
