@@ -162,7 +162,7 @@ class Deployment:
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         self.host = host.strip("[]")
         listen = f"0.0.0.0:{port}" if self.remote else address
-        self.processes = Processes(self.folder, listen, any_app=False, resident=node == "resident")
+        self.processes = Processes(self.folder, listen, False, resident=node == "resident", lasting=self.remote)
         self._again: dict[str, tuple[int, float]] = {}  # nodes that ended: attempts so far, not before
         self.address = f"{host}:{self.processes.address.rpartition(':')[2]}"
 

@@ -50,6 +50,7 @@ class Processes:
 
     `any_app`: whether SuperNodes run whatever application is submitted, not only the one installed with this package.
     `resident`: nodes are ours (`fewbytes.flower.resident`), not Flower's SuperNodes; they run no other application.
+    `lasting`: whether the registered nodes outlive a restart; then what passes through lies in a file, not in memory.
 
     In the folder: certificates/ (with the token), keys/, nodes/ (what resident nodes are), flower-home/ and homes/
     (FLWR_HOME of the SuperLink and of each SuperNode), superlink.db and nodes.json (the registered nodes, who outlive a
@@ -58,7 +59,9 @@ class Processes:
     killed. Raises UserError for another address, a folder in use, or without Flower.
     """
 
-    def __init__(self, folder: Path, address: str, any_app: bool = True, resident: bool = False) -> None:
+    def __init__(
+        self, folder: Path, address: str, any_app: bool = True, resident: bool = False, lasting: bool = True
+    ) -> None:
         host, _, port = address.rpartition(":")
         self._host = host.strip("[]")
         if not self._host or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{self._host}]"):
@@ -67,6 +70,7 @@ class Processes:
         self.address = f"{host}:{self._port}"
         self.folder, self._ports, self._any_app, self.resident = folder.absolute(), {self._port}, any_app, resident
         self._token = self.folder / "certificates" / "control.token"
+        self._lasting = lasting
         self._superlink: _Process | None = None
         self._commands: _Commands | None = None
         self._nodes: dict[str, _Process] = {}
@@ -105,9 +109,8 @@ class Processes:
     def superlink_command(self) -> list[str]:
         """The SuperLink's command line."""
         folder = self.folder
-        return compat.superlink_command(
-            self._host, self._port, folder / "certificates", folder / compat.DATABASE, self._token
-        )
+        database = folder / compat.DATABASE if self._lasting else None
+        return compat.superlink_command(self._host, self._port, folder / "certificates", database, self._token)
 
     def node_command(
         self,
