@@ -87,6 +87,9 @@ class Method(ABC, metaclass=_Terms):
     replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit`
     a round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
 
+    streams: ClassVar[bool] = False
+    """Whether its server takes replies as they come (`Network.stream`): clients are then at work while rounds go by."""
+
     sums: ClassVar[bool] = False
     """Whether its server takes nothing from replies but one mean of them all, weighted by their samples or not at all,
     so that it can be run without seeing any (`fewbytes.methods.parts.secure`)."""

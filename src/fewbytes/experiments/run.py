@@ -9,6 +9,7 @@ from fewbytes.base.errors import UserError, named
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
+from fewbytes.core.speeds import Speeds
 from fewbytes.engines.local import LocalEngine
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.loop import drive
@@ -23,7 +24,8 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     `rounds` (20), `budget` (most uplink bytes of the whole run, all clients together; it ends before a round that would
     exceed it, see `within`, unless the method has a number of rounds of its own), `stop_when` (likewise ends it where a
     score is reached, "global>=0.9", or none was better for so many scored rounds, "patience=5": see `StopWhen`),
-    `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy),
+    `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy), `speeds`
+    (simulated seconds that each client takes for an exchange, "1,1,10" or "10x": see `Speeds`),
     `engine` ("local", or "flower-simulation" on Ray: the same results, bit for bit), `workers` (one per core),
     `evaluate_every` (1), `coded` (lossless coding of what travels), `keep_frames`, `keep_checkpoints` (2) and
     `save_models`. The others are `out`, the run folder (default: a temporary one that lives as long as the result),
@@ -45,6 +47,11 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     if not isinstance(task, Task):
         raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
     policy.check(len(task.problem.clients))
+    speeds = None if settings.speeds is None else Speeds.read(settings.speeds)
+    if speeds is not None:
+        speeds.check(len(task.problem.clients))
+        if settings.engine != "local":
+            raise UserError("speeds are simulated, and clients on Flower have their own: leave speeds out")
     task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
     if settings.engine == "flower-simulation":
         from fewbytes.flower.simulation import simulate
@@ -57,6 +64,6 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
         frames = folder / "frames" if settings.keep_frames else None
         resumed = None if checkpoint is None else checkpoint.resumed()
         store = folder / "checkpoint" / "clients"
-        return LocalEngine(method, task, store, settings.workers, policy, settings.coded, frames, resumed)
+        return LocalEngine(method, task, store, settings.workers, policy, settings.coded, frames, resumed, speeds)
 
     return drive(method, task, settings, connect)

@@ -13,6 +13,7 @@ from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.units import parse_bytes
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
+from fewbytes.core.speeds import Speeds
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
 
@@ -47,6 +48,11 @@ class Settings(Group):
         "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
     )
     workers: Count | None = setting(None, "Worker processes (default: one per core).", resumable=True)
+    speeds: str | None = setting(
+        None, "Simulated seconds that each client takes for an exchange: 1,1,10, a file with one a line, or 10x, from "
+        "1 to 10, dealt out at random.", metavar="TABLE", text=Text("speeds", lambda text: str(Speeds.read(text)), str),
+        brief=True,
+    )  # fmt: skip
     evaluate_every: Count = setting(1, "Score the models every so many rounds.")
     coded: bool = setting(True, "Lossless coding of what travels.", key="coding", option="--coding/--no-coding")
     keep_frames: bool = setting(False, "Keep every frame as a file, for `fewbytes inspect`.", option="--keep-frames")
