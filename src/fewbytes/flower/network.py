@@ -332,14 +332,15 @@ class FlowerEngine(Engine):
                 if client in self._early:
                     return client, self._answer(client, self._early.pop(client), sent.order)
             ids = {sent.id: client for client, (sent, _) in self._coming.items() if sent is not None}
-            for start in range(0, len(ids), WINDOW):
-                if found := self._pull(list(ids)[start : start + WINDOW]):
-                    self._early = {ids[number]: reply for number, reply in found.items()}
+            for looked in (list(ids)[start : start + WINDOW] for start in range(0, len(ids), WINDOW)):
+                found, now = self._pull(looked), time.monotonic()
+                self._early = {ids[number]: reply for number, reply in found.items()}
+                for client in (ids[number] for number in looked if number not in found):
+                    if now >= self._coming[client].deadline:
+                        return client, _Answer("late", f"no reply within {self.policy.round_timeout:g} s")
+                if found:
                     break
             else:
-                for client, (_, deadline) in self._coming.items():
-                    if time.monotonic() >= deadline:
-                        return client, _Answer("late", f"no reply within {self.policy.round_timeout:g} s")
                 self._wait(self.poll)
 
     def _given_up(self, clients: Sequence[Id]) -> None:
