@@ -1,4 +1,5 @@
-"""FedProx, SCAFFOLD, FedAdam, FedYogi, FedBuff, Ditto, FedRep: against a second implementation, and what holds in general.
+"""FedProx, SCAFFOLD, FedAdam, FedYogi, FedBuff, Ditto, FedRep: against a second implementation, and what
+holds in general.
 
 The second one is of numpy and float64, written from the papers' equations, on a network of two linear layers. A
 client's batch is all it has, so that an epoch is one step and no order matters.
