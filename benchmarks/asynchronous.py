@@ -2,10 +2,10 @@
 
     python benchmarks/asynchronous.py [--spread 10] [--seeds 0 1 2] [--seconds 300]
 
-Digits on ten clients, uneven labels (Dirichlet, alpha 0.3), one local epoch an exchange. An exchange takes the fastest client one
-second and the slowest `--spread`, the others between (`--speeds 10x`), by the run's simulated clock: a round of FedAvg
-takes as long as the slowest of its cohort. Means over seeds, each of which deals data and speeds anew: accuracy of the
-server's model at a time, and when, and after how many megabytes sent, it first reached a share.
+Digits on ten clients, uneven labels (Dirichlet, alpha 0.3), one local epoch an exchange. An exchange takes the fastest
+client one second and the slowest `--spread`, the others between (`--speeds 10x`), by the run's simulated clock: a round
+of FedAvg takes as long as the slowest of its cohort. Means over seeds, each of which deals data and speeds anew:
+accuracy of the server's model at a time, and when, and after how many megabytes sent, it first reached a share.
 """
 
 from __future__ import annotations

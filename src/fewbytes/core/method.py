@@ -174,6 +174,10 @@ class Method(ABC, metaclass=_Terms):
         their own."""
         return asked
 
+    def cohort(self, clients: int) -> int:
+        """How many of so many clients answer in a round."""
+        return max(1, round(getattr(self, "fraction", 1.0) * clients))
+
     def model_for(self, shape: tuple[int, ...]) -> str:
         """The name of a model that suits the method and samples of `shape`, where the user names none."""
         return default_model(shape)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from fewbytes.base.errors import UserError
 
 FORM = "1,1,10 (seconds, one a client), a file with one a line, or 10x"
@@ -50,11 +48,11 @@ class Speeds:
 
     def seconds(self, clients: int, seed: int) -> tuple[float, ...]:
         """Those of so many clients; what is random follows from a run's seed."""
-        from fewbytes.base.streams import stream  # imports torch, which reading settings must not
+        from fewbytes.base.streams import stream  # imports torch, which reading settings does not need
 
         if self.each:
             return self.each
-        steps = np.round(self.spread ** (np.arange(clients) / max(1, clients - 1)), 3)
+        steps = [round(self.spread ** (i / max(1, clients - 1)), 3) for i in range(clients)]
         return tuple(map(float, stream(seed, "speeds").permutation(steps)))
 
 

@@ -9,7 +9,6 @@ from fewbytes.base.errors import UserError, named
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
-from fewbytes.core.speeds import Speeds
 from fewbytes.engines.local import LocalEngine
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.loop import drive
@@ -47,11 +46,7 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     if not isinstance(task, Task):
         raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
     policy.check(len(task.problem.clients))
-    speeds = None if settings.speeds is None else Speeds.read(settings.speeds)
-    if speeds is not None:
-        speeds.check(len(task.problem.clients))
-        if settings.engine != "local":
-            raise UserError("speeds are simulated, and clients on Flower have their own: leave speeds out")
+    speeds = settings.clock(len(task.problem.clients))
     task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
     if settings.engine == "flower-simulation":
         from fewbytes.flower.simulation import simulate

@@ -57,6 +57,9 @@ class FedBuff(Method):
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), buffer=min(self.buffer, 5))  # of ten clients, if nobody says how many
 
+    def cohort(self, clients: int) -> int:
+        return min(self.buffer, clients)
+
     def server(self, problem: Problem) -> ServerModel:
         return compressed.first_server_model(problem)
 

@@ -17,6 +17,8 @@ from fewbytes.core.speeds import Speeds
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
 
+NOT_SIMULATED = "speeds are simulated, and clients on Flower have their own: leave speeds out"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Group):
@@ -74,6 +76,17 @@ class Settings(Group):
             raise UserError("resume goes on with the run in a folder: say which, out=…")
         if self.from_round is not None and not self.resume:
             raise UserError("from_round goes back in a run that is resumed: say so (resume)")
+        if self.speeds is not None:
+            object.__setattr__(self, "speeds", str(Speeds.read(self.speeds)))  # with what a file says now
+            if self.engine != "local":
+                raise UserError(NOT_SIMULATED)
+
+    def clock(self, clients: int) -> Speeds | None:
+        """How long so many clients take, if that is simulated. Raises UserError for speeds of others."""
+        speeds = None if self.speeds is None else Speeds.read(self.speeds)
+        if speeds is not None:
+            speeds.check(clients)
+        return speeds
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
