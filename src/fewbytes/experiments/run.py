@@ -46,7 +46,7 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     if not isinstance(task, Task):
         raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
     policy.check(len(task.problem.clients))
-    speeds = settings.clock(len(task.problem.clients))
+    speeds = settings.clock(len(task.problem.clients), settings.engine != "local")
     task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
     if settings.engine == "flower-simulation":
         from fewbytes.flower.simulation import simulate

@@ -23,7 +23,6 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
@@ -37,7 +36,7 @@ from fewbytes.flower.node import DIFFERENT, TELL, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.loop import drive
 from fewbytes.running.result import Result
-from fewbytes.running.settings import NOT_SIMULATED, Settings
+from fewbytes.running.settings import Settings
 from fewbytes.running.spending import promised
 
 FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
@@ -276,8 +275,7 @@ def serve_run(
     """`serve` for settings that are made already; `exchange`: how messages are handed over."""
     task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
     policy.check(len(task.problem.clients))
-    if settings.speeds is not None:
-        raise UserError(NOT_SIMULATED)
+    settings.clock(len(task.problem.clients), on_flower=True)
     promised(method, task, settings, policy)
     how = exchange or Exchange()
 

@@ -17,8 +17,6 @@ from fewbytes.core.speeds import Speeds
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
 
-NOT_SIMULATED = "speeds are simulated, and clients on Flower have their own: leave speeds out"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Group):
@@ -78,14 +76,15 @@ class Settings(Group):
             raise UserError("from_round goes back in a run that is resumed: say so (resume)")
         if self.speeds is not None:
             object.__setattr__(self, "speeds", str(Speeds.read(self.speeds)))  # with what a file says now
-            if self.engine != "local":
-                raise UserError(NOT_SIMULATED)
 
-    def clock(self, clients: int) -> Speeds | None:
-        """How long so many clients take, if that is simulated. Raises UserError for speeds of others."""
-        speeds = None if self.speeds is None else Speeds.read(self.speeds)
-        if speeds is not None:
-            speeds.check(clients)
+    def clock(self, clients: int, on_flower: bool) -> Speeds | None:
+        """How long so many clients take, if that is simulated. Raises UserError for speeds of others, and on Flower."""
+        if self.speeds is None:
+            return None
+        if on_flower:
+            raise UserError("speeds are simulated, and clients on Flower have their own: leave speeds out")
+        speeds = Speeds.read(self.speeds)
+        speeds.check(clients)
         return speeds
 
     @classmethod
