@@ -31,7 +31,7 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 def summary_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: final and best score of the method's own kind, final personalised and global score, megabytes
     (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class would score.
-    Under it a line for every run that has further metrics or left clients out, and for what its method noted, and one of
+    Under it a line for every run that has further metrics or left clients out, for what its method noted, and one of
     simulated seconds. At most 100 columns wide."""
     metrics = list(dict.fromkeys(run.metric for run in runs))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
