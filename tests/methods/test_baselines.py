@@ -258,6 +258,7 @@ def test_fedbuff_that_waits_for_all_of_equal_speed_is_fedavg_with_a_plain_mean()
     for name, value in state_of(fedbuff.global_model).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
     assert [row["staleness"] for row in fedbuff.rounds] == [0.0] * 4
+    assert [*fedbuff.rounds[0]["notes"].values()] == ["3 of 3"]  # it waits for the slowest
     for what in ("uplink_nominal_bytes", "downlink_nominal_bytes", "left_out"):
         assert abs(fedbuff.summary[what] - fedavg.summary[what]) <= 4 * 3 * 8  # FedAvg says how many samples
     start, half = task.problem.first_state(), fb.FedBuff(**LOCAL, **everybody, server_lr=0.5)

@@ -294,6 +294,8 @@ class Engine(ABC):
         handler = self._handler(function)
         if not self.method.streams:
             raise MethodError(f"{type(self.method).__name__} streams {handler.name!r}, and must say so: streams = True")
+        if self.privacy is not None:
+            raise MethodError("a noisy mean is of a cohort that is asked together, not of a stream: call it")
         if at_once < 1:
             raise MethodError(f"a stream keeps at least one client at work, not {at_once}")
         if self._waiting.handlers():

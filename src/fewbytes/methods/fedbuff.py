@@ -64,6 +64,10 @@ class FedBuff(Method):
         return compressed.first_server_model(problem)
 
     def round(self, state: ServerModel, net: Network, t: int) -> None:
+        if self.buffer >= len(net.clients):
+            net.note(
+                "every round waits for the slowest client: let buffer be less", f"{self.buffer} of {len(net.clients)}"
+            )
         mean, model = net.mean(state.buffers), compressed.message(state)
         for _, reply, staleness in islice(net.stream(self.train, model, at_once=self.concurrency), self.buffer):
             mean.add(weighted(reply.change.dense(), staleness, self.discount) | reply.buffers.dense())
