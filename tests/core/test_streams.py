@@ -144,6 +144,22 @@ def test_a_call_takes_as_long_as_its_slowest_client():
     assert half.summary["simulated_seconds"] < 12
 
 
+class Both(Streamed):
+    """Calls whoever was heard, too."""
+
+    def round(self, state: Heard, net: fb.Network, t: int) -> None:
+        super().round(state, net, t)
+        for _ in net.call(self.other, to=state.clients[-1], send=Message(t)):
+            pass
+
+
+def test_who_was_done_while_others_were_called_is_heard_next_and_the_clock_never_goes_back(tmp_path):
+    result = run(tmp_path / "run", Both(at_once=4, buffer=2), speeds="1,9,2,10", rounds=4)
+    assert heard(tmp_path / "run").clients == [[0, 2], [0, 2], [1, 0], [3, 2]]  # the last two were done at 10
+    seconds = [row["simulated_seconds"] for row in result.rounds if row["phase"] == "round"]
+    assert seconds == [4, 8, 18, 28]
+
+
 # ---------------------------------------------------------------------------------------------------- the same results
 
 

@@ -103,7 +103,7 @@ class LocalEngine(Engine):
     def _next(self, handler: Handler) -> tuple[Work, Any]:
         """Who is done first by the simulated clock; of several, who was asked first."""
         turns = sorted(self._at_work, key=lambda work: work.until)
-        self.clock, client = turns[0].until, turns[0].client
+        self.clock, client = max(self.clock, turns[0].until), turns[0].client
         for work in turns if self.pool is not None else turns[:1]:
             if work.client not in self._jobs and (work is turns[0] or len(self._jobs) < self._ahead()):
                 self._numbers += 1
@@ -112,9 +112,9 @@ class LocalEngine(Engine):
                 self._jobs[work.client] = job
                 if self.pool is not None:
                     self.pool.submit(job)
-        job = self._jobs.pop(client)
-        work, request = self._at_work.take(client)
+        job, request = self._jobs.pop(client), self._at_work.request(client)
         done, reply = self._run_one(job, request) if self.pool is None else self._done(self.pool, job)
+        work, _ = self._at_work.take(client)
         try:
             return work, self.settle(handler, client, request, done, reply)
         except FrameError as error:
@@ -206,7 +206,6 @@ class LocalEngine(Engine):
             request = None if requests is None else requests.write(client)
             job = self._job(self._numbers, name, client, request, self.t, self.scored)
             yield job, *self._run_one(job, request)
-            self._measure()
 
     def _run_one(self, job: Job, request: Request | None) -> tuple[Done, memoryview]:
         """Run a job in this process."""
@@ -215,6 +214,7 @@ class LocalEngine(Engine):
         done, reply = attempt(self.runner, job, frames)
         if done.error:
             raise failed(job, done)
+        self._measure()
         return done, memoryview(b"" if reply is None else bytes(reply))
 
     def _job(self, number: int, name: str, client: Id, request: Request | None, t: int, scored: bool) -> Job:
