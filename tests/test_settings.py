@@ -31,7 +31,7 @@ OTHER: dict[str, Any] = {
     "secure_aggregation": True, "secure_range": 8.0,
     "device": "cuda", "rounds": 6, "budget": 10**9, "stop_when": "f1/global>=0.5",
     "aggregate": "trimmed-mean=0.1", "dp": "of=samples,epsilon=8,delta=1e-05,clip=0.5,noise=seeded",
-    "engine": "flower-simulation", "workers": 2, "speeds": "1,2.5,10",
+    "engine": "flower-simulation", "workers": 2,
     "evaluate_every": 2, "coding": False, "keep_frames": True, "keep_checkpoints": 5,
     "save_models": False, "min_replies": 0.75, "round_timeout": 9.0, "over_selection": 0.5,
     "connect_timeout": 8.0,
@@ -39,6 +39,7 @@ OTHER: dict[str, Any] = {
     "max_norm": 1e4,
     "strikes": 4,
     "exclude": "3,7",
+    "speeds": "1,2.5,10",
 }  # fmt: skip
 """Every setting at another value than its default."""
 METHOD: dict[str, Any] = {"method": "fedavg", "parameters": {"batch": 20}}

@@ -23,8 +23,8 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     `rounds` (20), `budget` (most uplink bytes of the whole run, all clients together; it ends before a round that would
     exceed it, see `within`, unless the method has a number of rounds of its own), `stop_when` (likewise ends it where a
     score is reached, "global>=0.9", or none was better for so many scored rounds, "patience=5": see `StopWhen`),
-    `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy), `speeds`
-    (simulated seconds that each client takes for an exchange, "1,1,10" or "10x": see `Speeds`),
+    `speeds` (simulated seconds that each client takes for an exchange, "1,1,10" or "10x": see `Speeds`),
+    `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy),
     `engine` ("local", or "flower-simulation" on Ray: the same results, bit for bit), `workers` (one per core),
     `evaluate_every` (1), `coded` (lossless coding of what travels), `keep_frames`, `keep_checkpoints` (2) and
     `save_models`. The others are `out`, the run folder (default: a temporary one that lives as long as the result),

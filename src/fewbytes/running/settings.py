@@ -44,15 +44,15 @@ class Settings(Group):
         "of=samples of each one's samples, kept by the clients.", metavar="TERMS",
         text=Text("terms of a promise", lambda text: str(Privacy.read(text)), str), brief=True,
     )  # fmt: skip
-    engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
-        "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
-    )
-    workers: Count | None = setting(None, "Worker processes (default: one per core).", resumable=True)
     speeds: str | None = setting(
         None, "Simulated seconds that each client takes for an exchange: 1,1,10, a file with one a line, or 10x, from "
         "1 to 10, dealt out at random.", metavar="TABLE", text=Text("speeds", lambda text: str(Speeds.read(text)), str),
         brief=True,
     )  # fmt: skip
+    engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
+        "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
+    )
+    workers: Count | None = setting(None, "Worker processes (default: one per core).", resumable=True)
     evaluate_every: Count = setting(1, "Score the models every so many rounds.")
     coded: bool = setting(True, "Lossless coding of what travels.", key="coding", option="--coding/--no-coding")
     keep_frames: bool = setting(False, "Keep every frame as a file, for `fewbytes inspect`.", option="--keep-frames")
