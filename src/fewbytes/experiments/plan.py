@@ -107,10 +107,10 @@ def make_plan(
         ledger, _ = _probe(method.quick(planned), _scant(task), planned, whole=method.finish_exchanges)
         measured, first = len(task.problem.clients) * planned, 0
     else:
-        measured, first = len(few), PROBED_ROUNDS
+        measured, first = probed.cohort(len(few)), PROBED_ROUNDS
     columns = ledger.columns()
     rows = {name: values[columns["round"] >= first] for name, values in columns.items()}
-    up, cohort, fitting = rows["bytes_up"].sum() / measured, max(1, round(fraction * there)), planned
+    up, cohort, fitting = rows["bytes_up"].sum() / measured, method.cohort(there), planned
     if budget is not None and up and not method.own_rounds:  # as a run ends before a round that might exceed it
         fitting = min(planned, max(1, int(budget / (up * cohort) - (HEADROOM - 1))))
     return Plan(
