@@ -196,7 +196,8 @@ def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(
     """While it runs, a second one in its folder is refused; the server's death ends it; it is resumed, and who watches
     it sees one run."""
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    options = ["fedavg", "--clients", "2", "--rounds", "3", "--set", "epochs=100", "--set", "lr=0.001"]  # seconds a round
+    long = ["--set", "epochs=100", "--set", "lr=0.001"]  # seconds a round
+    options = ["fedavg", "--clients", "2", "--rounds", "3", *long]
     command = [*FEWBYTES, "deploy", *options, "--out", str(tmp_path / "there")]
     process = subprocess.Popen([*command, "--watch", "tensorboard"], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 150
