@@ -131,8 +131,8 @@ def places(experiment: Experiment, hosts: str | None) -> list[Place]:
 class Deployment:
     """A run deployed in `<run folder>/deployment`.
 
-    `address`: host:port where the nodes reach the SuperLink. `node`: of which KINDS they are. `resume`, `from_round`: as in `Settings`. Raises UserError
-    for what the user got wrong.
+    `address`: host:port where the nodes reach the SuperLink. `node`: of which KINDS they are. `resume`, `from_round`:
+    as in `Settings`. Raises UserError for what the user got wrong.
     """
 
     def __init__(
