@@ -59,6 +59,7 @@ ALIVE_SECONDS = 30.0  # between signs of life; Flower takes a node for gone that
 FASTEST, SLOWEST = 0.1, 3.0  # seconds between looks for a message: 3 s are 350 B/s with the signs of life
 AGAIN_SECONDS = 10.0  # at most between attempts to reach a SuperLink that does not answer
 ATTEMPTS = 5  # to deliver a reply whose upload Flower has given up
+FAILURES = 5  # of the SuperLink itself at one request, as when it was started anew and has never heard of the run
 WHY = {
     401: "it does not know this node's key, or one of both clocks is minutes wrong",
     412: "this node is not registered there, or was connected until a minute ago",
@@ -271,7 +272,7 @@ class Fleet:
     def _ask(self, call: Callable[[Request], Response], request: Request) -> Response:
         """What the SuperLink answers, as soon as it does. Raises Refused, RunOver, Stopped; UserError if what answers
         first is another than the certificate says."""
-        wait, since, told = FASTEST, time.monotonic(), False
+        wait, since, told, failed = FASTEST, time.monotonic(), False, 0
         while not self._stop.is_set():
             try:
                 answer = call(request)
@@ -284,7 +285,8 @@ class Fleet:
                 if status == httpx.codes.FORBIDDEN and said:
                     raise RunOver(said) from None
                 why = WHY.get(status) or said or f"HTTP status {status}"
-                if status < 500:
+                failed += status == httpx.codes.INTERNAL_SERVER_ERROR
+                if status < 500 or failed == FAILURES:
                     raise Refused(why) from None
             except (httpx.RequestError, ValueError) as error:  # the second: an answer that says nothing
                 why = one_line(error)
