@@ -59,6 +59,7 @@ ALIVE_SECONDS = 30.0  # between signs of life; Flower takes a node for gone that
 FASTEST, SLOWEST = 0.1, 3.0  # seconds between looks for a message: 3 s are 350 B/s with the signs of life
 AGAIN_SECONDS = 10.0  # at most between attempts to reach a SuperLink that does not answer
 ATTEMPTS = 5  # to deliver a reply whose upload Flower has given up
+AT_ONCE = 2  # pieces of a reply that are on their way
 FAILURES = 5  # of the SuperLink itself at one request, as when it was started anew and has never heard of the run
 WHY = {
     401: "it does not know this node's key, or one of both clocks is minutes wrong",
@@ -204,8 +205,8 @@ class Fleet:
     def answer(self, received: Received, reply: Message, seconds: float) -> None:
         """Send the reply to a message, which took so long, and say that the message need not be given again.
 
-        A reply is sent in pieces; the SuperLink says which it does not have yet, also after this node was started anew
-        and sends the same reply again. Raises Refused.
+        A reply is sent in pieces, always in the same order; the SuperLink says which it does not have yet, also after
+        this node was started anew and sends the same reply again. Raises Refused.
         """
         asked = received.message.metadata
         reply.metadata.__dict__.update(_created_at=asked.created_at, _ttl=asked.ttl)  # sent again, it is the same
@@ -217,8 +218,12 @@ class Fleet:
                 node=self._node, messages_list=[head], message_object_trees=[tree], clientapp_runtime_list=[seconds]
             )
             for _ in range(ATTEMPTS):
-                missing = self._ask(self._client.PushMessages, request)
-                if self._sent(asked.run_id, missing.session_id, list(missing.objects_to_push), objects):
+                answer = self._ask(self._client.PushMessages, request)
+                if not (missing := set(answer.objects_to_push)):
+                    self._send_rest(asked.run_id, objects)
+                    break
+                pieces = {name: piece for name, piece in objects.items() if name in missing}
+                if self._sent(asked.run_id, answer.session_id, pieces):
                     break
         self.confirm(received)
 
@@ -226,20 +231,26 @@ class Fleet:
         """Say that a message need not be given again. Raises Refused."""
         self._confirm(received.message.metadata.run_id, received.tree.object_id)
 
-    def _sent(self, run: int, session: str, missing: list[str], objects: Mapping[str, Any]) -> bool:
-        """Send the missing objects, two at a time; whether the SuperLink has taken each."""
+    def _sent(self, run: int, session: str, pieces: Mapping[str, Any]) -> bool:
+        """Send the pieces, AT_ONCE at a time; whether the SuperLink has taken each."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return all(list(pool.map(lambda name: self._taken(run, session, name, pieces[name]), pieces)))
 
-        def send(name: str) -> bool:
-            content = objects[name].deflate()
-            request = PushObjectRequest(
-                node=self._node, run_id=run, object_id=name, object_content=content, session_id=session
-            )
-            return bool(self._ask(self._client.PushObject, request).stored)
+    def _send_rest(self, run: int, pieces: Mapping[str, Any]) -> None:
+        """Send what the SuperLink lacks of a reply of which it says that it lacks nothing: so it says, too, of one that
+        has begun to come, for the run has heard of it already, and waits for the rest. That is the last pieces."""
+        refused = 0
+        for name in reversed(pieces):
+            refused = 0 if self._taken(run, "", name, pieces[name]) else refused + 1
+            if refused == AT_ONCE + 1:  # those before have arrived, or nobody waits for any
+                break
 
-        if not missing:
-            return True
-        with ThreadPoolExecutor(2) as pool:
-            return all(list(pool.map(send, missing)))
+    def _taken(self, run: int, session: str, name: str, piece: Any) -> bool:
+        """Send a piece; whether the SuperLink has taken it. `session`: empty for any that waits for it."""
+        request = PushObjectRequest(
+            node=self._node, run_id=run, object_id=name, object_content=piece.deflate(), session_id=session
+        )
+        return bool(self._ask(self._client.PushObject, request).stored)
 
     def _confirm(self, run: int, message: str) -> None:
         request = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=message)

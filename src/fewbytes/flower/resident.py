@@ -111,7 +111,9 @@ class _Resident(threading.Thread):
     def _reply(self, message: Message) -> Message:
         run = message.metadata.run_id
         if not is_installed(self.fleet.application(run)):
-            return Message(Error(APP_REFUSED, "the run's application is not the one installed here"), reply_to=message)
+            why = "the run's application is not the one installed here"
+            self._say(f"refused: {why}")
+            return Message(Error(APP_REFUSED, why), reply_to=message)
         try:
             return self._app(message, self.fleet.context(run, self.about.config))
         except (RunOver, Refused, Stopped):
