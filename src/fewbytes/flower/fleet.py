@@ -242,7 +242,7 @@ class Fleet:
         refused = 0
         for name in reversed(pieces):
             refused = 0 if self._taken(run, "", name, pieces[name]) else refused + 1
-            if refused == AT_ONCE + 1:  # those before have arrived, or nobody waits for any
+            if refused == AT_ONCE:  # those before have arrived, or nobody waits for any
                 break
 
     def _taken(self, run: int, session: str, name: str, piece: Any) -> bool:
