@@ -62,14 +62,13 @@ APP_RAISED, NODE_UNAVAILABLE, APP_REFUSED = 2, 5, 7
 
 
 def look_often() -> None:
-    """Have Flower look for the rest of a reply every LOOK_SECONDS: of itself it waits 1, 2, 4, 8, 10 s, up to as long
-    again as a slow link's upload took."""
+    """Have Flower look for the rest of a reply every LOOK_SECONDS as long as its upload lives: of itself it waits 1, 2,
+    4, 8, 10 s, up to as long again as a slow link's upload took, and looks 500 times at most."""
     from flwr.supercore.inflatable import inflatable_utils
 
     defaults = getattr(inflatable_utils.pull_objects, "__kwdefaults__", None) or {}
-    for name in ("initial_backoff", "backoff_cap"):
-        if name in defaults:
-            defaults[name] = LOOK_SECONDS
+    often = {"initial_backoff": LOOK_SECONDS, "backoff_cap": LOOK_SECONDS, "max_tries_per_object": None}
+    defaults.update({name: value for name, value in often.items() if name in defaults})
 
 
 def connected_nodes(grid: Grid) -> dict[int, str]:
@@ -264,12 +263,27 @@ def is_node(scope: Mapping[str, Any]) -> bool:
     return get_linkstate(request).get_node_id_by_public_key(key) is not None
 
 
-def node_of(body: bytes, path: str) -> int:
-    """Which node asks for messages or confirms one. Raises ValueError for a body that does not say."""
-    from flwr.proto import fleet_pb2, message_pb2
+def node_of(body: bytes) -> int:
+    """Which node asks for messages. Raises ValueError for a body that does not say."""
+    from flwr.proto.fleet_pb2 import PullMessagesRequest
 
-    kind = fleet_pb2.PullMessagesRequest if path == ASKED else message_pb2.ConfirmMessageReceivedRequest
-    return int(_parsed(kind, body).node.node_id)
+    return int(_parsed(PullMessagesRequest, body).node.node_id)
+
+
+def message_in(body: bytes) -> str:
+    """Which message an answer holds; empty for none."""
+    from flwr.proto.fleet_pb2 import PullMessagesResponse
+
+    trees = _parsed(PullMessagesResponse, body).message_object_trees
+    return str(trees[0].object_id) if trees else ""
+
+
+def confirmed(body: bytes) -> tuple[int, str]:
+    """Which node confirms which message. Raises ValueError for a body that does not say."""
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+    said = _parsed(ConfirmMessageReceivedRequest, body)
+    return int(said.node.node_id), str(said.message_object_id)
 
 
 def nodes_for(body: bytes) -> list[int]:

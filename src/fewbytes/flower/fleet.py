@@ -6,6 +6,7 @@ As `fewbytes.flower.compat`, this is what the package takes for granted of Flowe
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, Message, RecordDict
@@ -58,6 +60,13 @@ FASTEST, SLOWEST = 0.1, 3.0  # seconds between looks for a message: 3 s are 350 
 SOON = 0.02  # seconds between first looks for the rest of a message that is still being left
 AGAIN_SECONDS = 10.0  # at most between attempts to reach a SuperLink that does not answer
 ATTEMPTS = 5  # to deliver a reply whose upload Flower has given up
+AT_ONCE = 2  # pieces of a reply that are on their way
+FAILURES = 5  # of the SuperLink itself at one request, as when it was started anew and has never heard of the run
+WHY = {
+    401: "it does not know this node's key, or one of both clocks is minutes wrong",
+    412: "this node is not registered there, or was connected until a minute ago",
+}
+"""What statuses mean that Flower has no words for."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -94,28 +103,23 @@ class Fleet:
     def __init__(
         self, superlink: str, ca: Path, key: Path, memory: Path, say: Callable[[str], None], stop: threading.Event
     ) -> None:
+        private = _private(key)
+        self._public = public_key_to_bytes(private.public_key())
+        who: list[Any] = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(private, private.public_key()),
+        ]
         try:
-            private = load_ssh_private_key(key.read_bytes(), None)
-            self._client = self._connection(superlink, ca.read_bytes(), private)
+            self._client = FleetHttpClient.from_server_address(superlink, False, ca.read_bytes(), interceptors=who)
         except (OSError, ValueError) as error:
-            raise UserError(f"a node's private key and its SuperLink's certificate: {one_line(error)}") from None
+            raise UserError(f"{ca}: not the certificate of a SuperLink: {one_line(error)}") from None
+        self._heard = False  # whether the SuperLink has ever answered
         self._superlink, self._memory, self._say, self._stop = superlink, memory, say, stop
         self._node: Any = None
         with suppress(OSError, ValueError):
             self._node = Node(node_id=int(memory.read_text()))
         self._runs: dict[int, tuple[Any, bytes]] = {}
         self._signs: threading.Thread | None = None
-
-    def _connection(self, superlink: str, ca: bytes, private: Any) -> FleetHttpClient:
-        if not isinstance(private, EllipticCurvePrivateKey):
-            raise ValueError("the key is of another kind than Flower's nodes have")
-        public = private.public_key()
-        self._public = public_key_to_bytes(public)
-        who: list[Any] = [
-            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-            NodeAuthHttpInterceptor(private, public),
-        ]
-        return FleetHttpClient.from_server_address(superlink, False, ca, interceptors=who)
 
     def connect(self) -> None:
         """Be one of the SuperLink's nodes: wait until it is there, and until this node is registered.
@@ -130,13 +134,15 @@ class Fleet:
                     break
                 request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=ALIVE_SECONDS)
                 self._node = Node(node_id=self._ask(self._client.ActivateNode, request).node_id)
-                with replacing(self._memory) as file:
+                with suppress(OSError), replacing(self._memory) as file:  # where nothing can be kept, a minute is lost
                     file.write(str(self._node.node_id).encode())
                 break
             except Refused as refused:
-                self._node = None
+                if self._node is not None:  # by a SuperLink that has given it no number yet, or another
+                    self._node = None
+                    continue
                 if not told:
-                    self._say(f"waiting: the SuperLink at {self._superlink} does not take this node yet ({refused})")
+                    self._say(f"waiting: the SuperLink at {self._superlink} does not take this node yet: {refused}")
                 told = True
             self.wait(wait)
             wait = min(2 * wait, SLOWEST)
@@ -174,8 +180,9 @@ class Fleet:
             lambda request: self._ask(self._client.PullObject, request), self._node, run
         )
         message = pull_and_inflate_object_from_tree(
-            tree, pull, lambda _: None, return_type=Message, initial_backoff=SOON, backoff_cap=LOOK_SECONDS
-        )
+            tree, pull, lambda _: None, return_type=Message,
+            max_tries_per_object=None, initial_backoff=SOON, backoff_cap=LOOK_SECONDS,
+        )  # fmt: skip
         message.metadata.__dict__["_message_id"] = tree.object_id
         return Received(message, tree)
 
@@ -199,8 +206,8 @@ class Fleet:
     def answer(self, received: Received, reply: Message, seconds: float) -> None:
         """Send the reply to a message, which took so long, and say that the message need not be given again.
 
-        A reply is sent in pieces; the SuperLink says which it does not have yet, also after this node was started anew
-        and sends the same reply again. Raises Refused.
+        A reply is sent in pieces, always in the same order; the SuperLink says which it does not have yet, also after
+        this node was started anew and sends the same reply again. Raises Refused.
         """
         asked = received.message.metadata
         reply.metadata.__dict__.update(_created_at=asked.created_at, _ttl=asked.ttl)  # sent again, it is the same
@@ -212,8 +219,12 @@ class Fleet:
                 node=self._node, messages_list=[head], message_object_trees=[tree], clientapp_runtime_list=[seconds]
             )
             for _ in range(ATTEMPTS):
-                missing = self._ask(self._client.PushMessages, request)
-                if self._sent(asked.run_id, missing.session_id, list(missing.objects_to_push), objects):
+                answer = self._ask(self._client.PushMessages, request)
+                if not (missing := set(answer.objects_to_push)):
+                    self._send_rest(asked.run_id, objects)
+                    break
+                pieces = {name: piece for name, piece in objects.items() if name in missing}
+                if self._sent(asked.run_id, answer.session_id, pieces):
                     break
         self.confirm(received)
 
@@ -221,20 +232,26 @@ class Fleet:
         """Say that a message need not be given again. Raises Refused."""
         self._confirm(received.message.metadata.run_id, received.tree.object_id)
 
-    def _sent(self, run: int, session: str, missing: list[str], objects: Mapping[str, Any]) -> bool:
-        """Send the missing objects, two at a time; whether the SuperLink has taken each."""
+    def _sent(self, run: int, session: str, pieces: Mapping[str, Any]) -> bool:
+        """Send the pieces, AT_ONCE at a time; whether the SuperLink has taken each."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return all(list(pool.map(lambda name: self._taken(run, session, name, pieces[name]), pieces)))
 
-        def send(name: str) -> bool:
-            content = objects[name].deflate()
-            request = PushObjectRequest(
-                node=self._node, run_id=run, object_id=name, object_content=content, session_id=session
-            )
-            return bool(self._ask(self._client.PushObject, request).stored)
+    def _send_rest(self, run: int, pieces: Mapping[str, Any]) -> None:
+        """Send what the SuperLink lacks of a reply of which it says that it lacks nothing: so it says, too, of one that
+        has begun to come, for the run has heard of it already, and waits for the rest. That is the last pieces."""
+        refused = 0
+        for name in reversed(pieces):
+            refused = 0 if self._taken(run, "", name, pieces[name]) else refused + 1
+            if refused == AT_ONCE:  # those before have arrived, or nobody waits for any
+                break
 
-        if not missing:
-            return True
-        with ThreadPoolExecutor(2) as pool:
-            return all(list(pool.map(send, missing)))
+    def _taken(self, run: int, session: str, name: str, piece: Any) -> bool:
+        """Send a piece; whether the SuperLink has taken it. `session`: empty for any that waits for it."""
+        request = PushObjectRequest(
+            node=self._node, run_id=run, object_id=name, object_content=piece.deflate(), session_id=session
+        )
+        return bool(self._ask(self._client.PushObject, request).stored)
 
     def _confirm(self, run: int, message: str) -> None:
         request = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=message)
@@ -257,7 +274,7 @@ class Fleet:
         pause = ALIVE_SECONDS * 0.8
         while not self._stop.wait(pause):
             pause = FASTEST
-            with suppress(httpx.HTTPError, RuntimeError):
+            with suppress(httpx.HTTPError, RuntimeError, ValueError):
                 if self._node is not None:
                     request.node.CopyFrom(self._node)
                     self._client.SendNodeHeartbeat(request)
@@ -265,37 +282,50 @@ class Fleet:
             pause = max(pause, SLOWEST)
 
     def _ask(self, call: Callable[[Request], Response], request: Request) -> Response:
-        """What the SuperLink answers, as soon as it does. Raises Refused, RunOver, Stopped; UserError if it is another
-        than the certificate says."""
-        wait, since, told = FASTEST, time.monotonic(), False
+        """What the SuperLink answers, as soon as it does. Raises Refused, RunOver, Stopped; UserError if what answers
+        first is another than the certificate says."""
+        wait, since, told, failed = FASTEST, time.monotonic(), False, 0
         while not self._stop.is_set():
             try:
                 answer = call(request)
+                self._heard = True
                 if told:
                     self._say(f"the SuperLink at {self._superlink} answers again")
                 return answer
             except httpx.HTTPStatusError as error:
-                status = error.response.status_code
-                if status == httpx.codes.FORBIDDEN:
-                    raise RunOver(_said(error)) from None
-                if status < 500:
-                    raise Refused(_said(error)) from None
-                why = _said(error)
-            except httpx.TransportError as error:
+                status, said = error.response.status_code, _said(error)
+                if status == httpx.codes.FORBIDDEN and said:
+                    raise RunOver(said) from None
+                why = WHY.get(status) or said or f"HTTP status {status}"
+                failed += status == httpx.codes.INTERNAL_SERVER_ERROR
+                if status < 500 or failed == FAILURES:
+                    raise Refused(why) from None
+            except (httpx.RequestError, ValueError) as error:  # the second: an answer that says nothing
                 why = one_line(error)
-                if "certificate" in why.lower():
+                if "certificate" in why.lower() and not self._heard:
                     raise UserError(f"the SuperLink at {self._superlink} is not who ca says: {why}") from None
-            if not told and time.monotonic() - since > SLOWEST / 2:
+            if not told and time.monotonic() - since + wait > SLOWEST / 2:
                 self._say(f"waiting: the SuperLink at {self._superlink} does not answer ({why})")
                 told = True
-            self.wait(wait)
+            self.wait(wait * random.uniform(0.5, 1.5))  # nodes that lost it together do not come back together
             wait = min(2 * wait, AGAIN_SECONDS)
         raise Stopped
 
 
+def _private(key: Path) -> EllipticCurvePrivateKey:
+    """A node's private key. Raises UserError for a file that holds none."""
+    try:
+        private = load_ssh_private_key(key.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{key}: not a node's private key: {one_line(error)}") from None
+    if not isinstance(private, EllipticCurvePrivateKey):
+        raise UserError(f"{key}: not a node's private key: it is of another kind than Flower's nodes have")
+    return private
+
+
 def _said(error: httpx.HTTPStatusError) -> str:
-    """Why the SuperLink refused a request, in its words."""
+    """Why the SuperLink refused a request, in its words; empty if they are not Flower's."""
     with suppress(ValueError, httpx.HTTPError):
         if (said := FlowerError.from_json(error.response.text)) is not None:
             return cleaned(said.public_details or said.message)
-    return f"HTTP status {error.response.status_code}"
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -23,9 +24,14 @@ class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
     def read(cls, path: Path) -> NodeFile:
         """Raises UserError for a file that cannot be read, or says something else."""
         try:
-            return msgspec.toml.decode(path.read_bytes(), type=cls)
+            about = msgspec.toml.decode(path.read_bytes(), type=cls)
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: not a node's file, as `fewbytes deploy` writes it: {one_line(error)}") from None
+        if not re.fullmatch(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", about.superlink):
+            raise UserError(
+                f"{path}: superlink is {about.superlink!r}: expected host:port, such as server.example:9092"
+            )
+        return about
 
     def text(self) -> str:
         """As it is written."""

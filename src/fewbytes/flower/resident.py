@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,7 +27,8 @@ from fewbytes.flower.fleet import Fleet, Received, Refused, RunOver, Stopped
 from fewbytes.flower.guarded import is_installed
 from fewbytes.flower.node_file import NodeFile
 
-LEAVE_SECONDS = 2.0  # for a SuperLink to hear that a node goes
+LEAVE_SECONDS = 2.0  # for a node that is to end
+AGAIN_SECONDS = 1.0  # before a SuperLink that has refused something is asked again who this node is
 
 
 def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
@@ -46,18 +48,20 @@ def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
             stop.wait(0.5)
     finally:
         stop.set()
-        for number, handler in before.items():
-            signal.signal(number, handler)
         leaving = [threading.Thread(target=node.fleet.leave, daemon=True) for node in nodes]
         for thread in leaving:
             thread.start()
+        deadline = time.monotonic() + LEAVE_SECONDS
         for thread in leaving:
-            thread.join(LEAVE_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for number, handler in before.items():
+            signal.signal(number, handler)
     for node in nodes:
         if node.failed is not None:
             raise node.failed
-    sys.stdout.flush()
-    os._exit(0)  # nodes may be waiting for an answer, or training, which cannot be told to end
+    if any(node.is_alive() for node in nodes):  # in the midst of training or of a request, which cannot be told to end
+        sys.stdout.flush()
+        os._exit(0)
 
 
 class _Resident(threading.Thread):
@@ -80,10 +84,16 @@ class _Resident(threading.Thread):
                 with suppress(Refused):  # by a SuperLink that was started anew: connecting says what is the matter
                     while True:
                         self._serve(self.fleet.receive())
+                self.fleet.wait(AGAIN_SECONDS)
         except Stopped:
             pass
         except FewbytesError as error:
             self.failed = error
+        except Exception as error:
+            traceback.print_exc()
+            self.failed = FewbytesError(one_line(error))
+        if self.failed is not None:
+            self._say(f"ERROR: {self.failed}")
 
     def _serve(self, received: Received) -> None:
         started = time.monotonic()
@@ -101,7 +111,9 @@ class _Resident(threading.Thread):
     def _reply(self, message: Message) -> Message:
         run = message.metadata.run_id
         if not is_installed(self.fleet.application(run)):
-            return Message(Error(APP_REFUSED, "the run's application is not the one installed here"), reply_to=message)
+            why = "the run's application is not the one installed here"
+            self._say(f"refused: {why}")
+            return Message(Error(APP_REFUSED, why), reply_to=message)
         try:
             return self._app(message, self.fleet.context(run, self.about.config))
         except (RunOver, Refused, Stopped):
