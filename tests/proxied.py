@@ -1,4 +1,4 @@
-"""`fewbytes deploy` with a proxy between each SuperNode and the SuperLink."""
+"""`fewbytes deploy` with a proxy between each node and the SuperLink."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fewbytes.flower.processes import Processes
 
 
 class ProxiedDeployment(Processes):
-    """A deployment whose SuperNodes reach the SuperLink at addresses of their own, `through[name]`."""
+    """A deployment whose nodes reach the SuperLink at addresses of their own, `through[name]`."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, "127.0.0.1:0", any_app=False)
+    def __init__(self, folder: Path, resident: bool) -> None:
+        super().__init__(folder, "127.0.0.1:0", any_app=False, resident=resident)
         self.through: dict[str, str] = {}
 
-    def start_supernode(
+    def start_node(
         self, name: str, node_config: Mapping[str, str | int], home: Path | None = None, superlink: str | None = None
     ) -> None:
-        super().start_supernode(name, node_config, home, self.through.get(name, superlink))
+        super().start_node(name, node_config, home, self.through.get(name, superlink))
 
 
 Snapshot = tuple[float, list[tuple[int, int]]]
@@ -69,11 +69,13 @@ def deploy(
     up: Faults = NONE,
     down: Faults = NONE,
     watched_by: type[Snapshots] = Snapshots,
+    node: str = "resident",
 ) -> Snapshots:
-    """Run an experiment on Flower's processes in `folder`/run, each client's link with these faults."""
+    """Run an experiment on Flower's processes in `folder`/run, each client's link with these faults; `node`: resident
+    or stock."""
     experiment.task()
-    deployed = Deployment(experiment, folder / "run", places(experiment, None), "127.0.0.1:0", False)
-    deployed.processes = through = ProxiedDeployment(deployed.folder)
+    deployed = Deployment(experiment, folder / "run", places(experiment, None), "127.0.0.1:0", False, node=node)
+    deployed.processes = through = ProxiedDeployment(deployed.folder, node == "resident")
     host, port = through.address.split(":")
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(host, int(port), up, down, seed)) for seed, _ in enumerate(deployed.nodes)]

@@ -34,12 +34,14 @@ AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets
 
 @dataclass(frozen=True)
 class Faults:
-    """What befalls one direction of each connection; numbers of bytes are means, what they come to is drawn."""
+    """What befalls one direction of each connection; numbers of bytes are means, what they come to is drawn, but for
+    `reset_at`."""
 
     rate: float = math.inf  # bytes per second, of all connections together; exact to 2 % up to about 8 MB/s
     delay: float = 0.0  # seconds that each piece of at most 16 kB waits, one after the other
     flip: float = math.inf  # one bit in so many bytes is another
     reset: float = math.inf  # both ends are reset when so many bytes have passed
+    reset_at: float = math.inf  # the same, always after so many
     half_close: float = math.inf  # the direction ends after so many bytes, the other goes on
     stall: float = math.inf  # after so many bytes nothing passes any more, and nobody is told
 
@@ -66,6 +68,7 @@ class Link:
         burst = min(BURST, max(1, round(min(BURST * 10, faults.rate) / 10)))
         flip = self._drawn(faults.flip)
         ends = {name: self._drawn(getattr(faults, name)) for name in ("reset", "half_close", "stall")}
+        ends["reset"] = min(ends["reset"], faults.reset_at)
         end = min(ends, key=lambda name: ends[name])
         while data := bytearray(await reader.read(int(min(burst, ends[end] - passed)))):
             now = time.monotonic()

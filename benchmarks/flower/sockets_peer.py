@@ -101,7 +101,7 @@ def measure(model: str, nodes: int, rounds: int, idle_seconds: float, folder: Pa
         deployment.register(names)
         for i, (name, proxy) in enumerate(zip(names, proxies, strict=True)):
             config = {"partition-id": i, "num-partitions": nodes}
-            deployment.start_supernode(name, config, superlink=f"127.0.0.1:{proxy.port}")
+            deployment.start_node(name, config, superlink=f"127.0.0.1:{proxy.port}")
         wait_online(deployment, nodes)
         time.sleep(2)
         before = snapshot(proxies)

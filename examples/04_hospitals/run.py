@@ -37,8 +37,8 @@ class Hospital:
 
     def reach(self, port: int, other: int) -> None:
         """Reach the server by another port."""
-        script = self.node / "start.sh"
-        script.write_text(script.read_text().replace(f"127.0.0.1:{port}", f"127.0.0.1:{other}"))
+        about = self.node / "node.toml"
+        about.write_text(about.read_text().replace(f"127.0.0.1:{port}", f"127.0.0.1:{other}"))
 
     def start(self) -> None:
         """What somebody types at the site: sh start.sh."""
@@ -98,10 +98,10 @@ def follow(
 ) -> Path:
     """Start the sites when the server waits for them, restart one in the middle; the run's folder, when it is done."""
 
-    def until(holds: Callable[[], object], server_ends: bool = False) -> None:
+    def until(holds: Callable[[], object]) -> None:
         deadline = time.monotonic() + SECONDS
         while not holds():
-            if server.poll() is not None and not server_ends:
+            if server.poll() is not None:
                 raise SystemExit(f"the server has ended with exit code {server.returncode}")
             if time.monotonic() > deadline:
                 raise SystemExit(f"nothing has come of it in {SECONDS} s")
@@ -123,15 +123,8 @@ def follow(
         site = hospitals[REBOOTED]
         site.end(signal.SIGKILL if given.restart == "kill" else signal.SIGTERM)
         print(f"{REBOOTED} is down after round {len(rounds(run))}", flush=True)
-
-        def ended() -> bool:
-            """Flower refuses a killed node for up to a minute: it is started until it stays up."""
-            if site.process.poll() is not None:
-                time.sleep(1)
-                site.start()
-            return server.poll() is not None
-
-        until(ended, server_ends=True)
+        time.sleep(2)
+        site.start()
     server.wait(SECONDS)
     if server.returncode:
         raise SystemExit(f"the server has ended with exit code {server.returncode}")

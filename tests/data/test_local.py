@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pandas
@@ -14,7 +13,6 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from commands import fewbytes
 from flower_grid import MemoryGrid
-from flwr.common.config import parse_config_args
 from places import SITES, TEST, TRAIN, images, options
 from safetensors.torch import load_file
 
@@ -23,6 +21,7 @@ from fewbytes.experiments import app
 from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.flower import apps as flower_apps
 from fewbytes.flower.network import Exchange
+from fewbytes.flower.node_file import NodeFile
 from fewbytes.report import read_runs, write_report
 
 
@@ -303,6 +302,5 @@ def test_a_prepared_host_tells_sizes_unless_it_says_otherwise(places):
     done = fewbytes("deploy", "fedavg", "--dataset", "cells", "--partition", "local", *hosts)
     assert done.returncode == 0, done.stderr
     (folder,) = (places / "runs").iterdir()
-    (command,) = (folder / "deployment" / "nodes" / "south" / "start.sh").read_text().splitlines()[-1:]
     told = {"partition-id": 1, "folder": "runs", "tell": "sizes", "allow": "cells"}
-    assert parse_config_args([shlex.split(command)[-1]]) == told
+    assert NodeFile.read(folder / "deployment" / "nodes" / "south" / "node.toml").config == told

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -21,9 +23,11 @@ import flwr
 import httpx
 import pytest
 import typer
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fewbytes.base.errors import UserError
-from fewbytes.flower import compat
+from fewbytes.flower import compat, fleet
+from fewbytes.flower.held import HOLD_SECONDS
 
 FLOWER = f"flwr {version('flwr')}"
 RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
@@ -62,19 +66,27 @@ def test_the_logger_is_flowers():
     assert logger is logging.getLogger(compat.LOGGER), f"{FLOWER} logs as {logger.name}"
 
 
-def test_replies_are_looked_for_often():
+def test_replies_are_looked_for_often_and_as_long_as_it_takes():
     compat.look_often()
     pull = of_flower("flwr.supercore.inflatable.inflatable_utils", "pull_objects")
-    names = ("initial_backoff", "backoff_cap")
-    found = {name: (pull.__kwdefaults__ or {}).get(name) for name in names}
-    assert found == dict.fromkeys(names, compat.LOOK_SECONDS), f"{FLOWER}: pull_objects waits by other names"
+    wanted = {"initial_backoff": compat.LOOK_SECONDS, "backoff_cap": compat.LOOK_SECONDS, "max_tries_per_object": None}
+    found = {name: (pull.__kwdefaults__ or {}).get(name, "nothing") for name in wanted}
+    assert found == wanted, f"{FLOWER}: pull_objects waits by other names"
     for module in ("flwr.superlink.grid.http_grid", "flwr.supernode.start_client_internal"):
         assert of_flower(module, "pull_objects") is pull, f"{FLOWER}: {module} fetches otherwise"
 
 
-def test_a_node_that_is_gone_has_its_error_code():
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("CLIENT_APP_RAISED_EXCEPTION", compat.APP_RAISED),
+        ("NODE_UNAVAILABLE", compat.NODE_UNAVAILABLE),
+        ("INVALID_FAB", compat.APP_REFUSED),
+    ],
+)
+def test_what_goes_wrong_at_a_node_has_its_error_code(name, code):
     codes = of_flower("flwr.common.constant", "ErrorCode")
-    assert getattr(codes, "NODE_UNAVAILABLE", None) == compat.NODE_UNAVAILABLE, f"{FLOWER} has other error codes"
+    assert getattr(codes, name, None) == code, f"{FLOWER} has other error codes"
 
 
 def test_nodes_have_ids_and_names():
@@ -224,7 +236,7 @@ def test_the_list_of_nodes_is_read():
     status = of_flower("flwr.supercore.constant", "NodeStatus")
     kinds = (status.REGISTERED, status.ONLINE, status.OFFLINE, status.UNREGISTERED)
     text = listed([(i, "me", kind, "", "", "", "", 0.0) for i, kind in enumerate(kinds)], verbose=False)
-    answer = compat.read_answer(b"Loading ...\n" + text.encode(), b"")
+    answer = compat.read_answer(b"Loading ...\n" + text.encode())
     assert compat.failure(answer) == ""
     assert compat.node_statuses(answer) == {"0": "registered", "1": "online", "2": "offline"}
 
@@ -234,13 +246,13 @@ def test_a_runs_status_is_read(details):
     row, status = of_flower("flwr.cli.run_utils", "RunRow"), of_flower("flwr.common.constant", "Status")
     values = {f.name: 0 for f in fields(row)} | {"fab_id": "a/b", "details": details}
     text = of_flower("flwr.cli.ls", "_to_json")([row(**values | {"status_text": f"{status.FINISHED}:failed"})])
-    read = compat.run_status(compat.read_answer(text.encode(), b""))
+    read = compat.run_status(compat.read_answer(text.encode()))
     assert read == ("finished:failed", details.replace("N/A", ""))
 
 
 def test_a_failure_is_read_in_one_line():
     boxed = "Loading project configuration...\n╭─ Error ─╮\n│ No such run. │\n╰────╯".encode()
-    assert "No such run." in compat.failure(compat.read_answer(b"", b"\x1b[31m" + boxed))
+    assert "No such run." in compat.failure(compat.read_answer(b"\x1b[31m" + boxed))
     known = of_flower("flwr.common.constant", "PUBLIC_KEY_ALREADY_IN_USE_MESSAGE")
     assert compat.ALREADY_REGISTERED in known, f"{FLOWER} says it otherwise: {known}"
 
@@ -259,13 +271,152 @@ def test_the_last_words_of_a_process_are_its_exit_message():
     assert compat.last_words(ended.stdout).startswith("the port is taken"), f"{FLOWER} exits with other words"
 
 
-def test_the_process_of_a_client_is_there():
-    assert importlib.util.find_spec(compat.CLIENT_RUNTIME), f"{FLOWER} has no {compat.CLIENT_RUNTIME}"
+# ------------------------------------------------------------------------------------ what a resident node speaks
 
 
-def test_a_supernode_looks_for_messages_as_often_as_planned():
-    source = inspect.getsource(importlib.import_module("flwr.supernode.start_client_internal"))
-    assert f"time.sleep({compat.POLL_SECONDS:g})" in source, f"{FLOWER}: a SuperNode waits otherwise"
+def routes() -> dict[str, str]:
+    """What the SuperLink serves its nodes: method by path."""
+    router = of_flower("flwr.superlink.routers.fleet.router", "router")
+    return {route.path: next(iter(route.methods)) for route in router.routes}
+
+
+@pytest.mark.parametrize("path", [compat.ASKED, compat.CONFIRMED])
+def test_nodes_ask_and_confirm_by_their_paths(path):
+    assert path.startswith(compat.FLEET)
+    assert routes().get(path) == "POST", f"{FLOWER} has no {path}"
+
+
+def test_a_run_leaves_messages_by_its_path():
+    requests = of_flower("flwr.supercore.protobuf.translation", "PROTOBUF_REQUEST_TYPES")
+    kind = requests.get(("POST", compat.LEFT))
+    assert kind is of_flower("flwr.proto.runtime_pb2", "PushAppMessagesRequest"), f"{FLOWER} has no {compat.LEFT}"
+
+
+def test_it_is_read_who_asks_for_which_message():
+    node = of_flower("flwr.proto.node_pb2", "Node")(node_id=2**63 + 7)
+    asks, message = (importlib.import_module(f"flwr.proto.{name}_pb2") for name in ("fleet", "message"))
+    asked = asks.PullMessagesRequest(node=node).SerializeToString()
+    assert compat.node_of(asked) == 2**63 + 7, f"{FLOWER}: a node asks in other words"
+    confirms = message.ConfirmMessageReceivedRequest(node=node, run_id=3, message_object_id="ab")
+    assert compat.confirmed(confirms.SerializeToString()) == (2**63 + 7, "ab")
+    trees = [message.ObjectTree(object_id="ab")]
+    answer = asks.PullMessagesResponse(messages_list=[message.Message()], message_object_trees=trees)
+    assert compat.message_in(answer.SerializeToString()) == "ab", f"{FLOWER} gives messages in other words"
+    assert compat.message_in(asks.PullMessagesResponse().SerializeToString()) == ""
+
+
+def test_it_is_read_for_whom_messages_are_left():
+    runtime, message = (importlib.import_module(f"flwr.proto.{name}_pb2") for name in ("runtime", "message"))
+    left = [message.Message(metadata=message.Metadata(dst_node_id=node)) for node in (7, 8)]
+    assert compat.nodes_for(runtime.PushAppMessagesRequest(messages_list=left).SerializeToString()) == [7, 8]
+
+
+@pytest.mark.parametrize("read", [compat.node_of, compat.message_in, compat.confirmed, compat.nodes_for])
+def test_what_is_no_request_of_flowers_is_refused(read):
+    with pytest.raises(ValueError, match=r"(?i)pars"):
+        read(b"\xff\xff\xff")
+
+
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        ("ActivateNode", "activate-node"), ("DeactivateNode", "deactivate-node"),
+        ("SendNodeHeartbeat", "send-node-heartbeat"), ("PullMessages", "pull-messages"),
+        ("PushMessages", "push-messages"), ("PullObject", "pull-object"), ("PushObject", "push-object"),
+        ("ConfirmMessageReceived", "confirm-message-received"), ("GetRun", "get-run"), ("GetFab", "get-fab"),
+    ],
+)  # fmt: skip
+def test_a_resident_node_has_its_calls(call, path):
+    client = of_flower("flwr.supernode.fleet_http_client", "FleetHttpClient")
+    assert callable(getattr(client, call, None)), f"{FLOWER}: a node's connection has no {call}"
+    assert f"{compat.FLEET}{path}" in routes(), f"{FLOWER} serves no {path}"
+
+
+def test_a_node_may_ask_for_as_long_as_it_is_kept_waiting():
+    of_client = inspect.signature(of_flower("flwr.supercore.protobuf.client", "ProtobufClient").__init__).parameters
+    assert of_client["timeout"].default > HOLD_SECONDS + 5, f"{FLOWER}: a node waits for no answer so long"
+
+
+def test_signs_of_life_are_taken_as_often_as_they_are_given():
+    least, most, patience = (
+        of_flower("flwr.common.constant", f"HEARTBEAT_{name}") for name in ("MIN_INTERVAL", "MAX_INTERVAL", "PATIENCE")
+    )
+    assert least <= fleet.ALIVE_SECONDS <= most, f"{FLOWER} takes no interval of {fleet.ALIVE_SECONDS} s"
+    assert patience >= 2, f"{FLOWER} takes a node for gone at once"
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [("FLEET_RUN_STATUS_NOT_ALLOWED", 403), ("FLEET_GET_RUN_FAILED", 403), ("FLEET_NODE_ACTIVATION_FAILED", 412)],
+)
+def test_what_a_node_is_refused_with_has_its_status(name, status):
+    catalog = of_flower("flwr.supercore.error.catalog", "API_ERROR_MAP")
+    code = getattr(of_flower("flwr.supercore.error", "ApiErrorCode"), name, None)
+    assert code in catalog, f"{FLOWER} has no {name}"
+    assert catalog[code].http_status_code == status, f"{FLOWER} says {name} otherwise"
+
+
+def test_why_a_node_is_refused_is_read():
+    error = of_flower("flwr.supercore.error", "FlowerError")(7, "secret", "seen by all")
+    read = type(error).from_json(json.dumps(error.to_json("in words")))
+    assert (read.message, read.public_details) == ("in words", "seen by all"), f"{FLOWER} tells errors otherwise"
+
+
+def test_a_message_travels_in_pieces_of_the_size_that_is_asked_for():
+    name = "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"
+    code = (
+        "from fewbytes.flower.messages import write_content\n"
+        "from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects\n"
+        "whole = get_all_nested_objects(write_content(b'', bytes(range(256)) * 10_000))\n"
+        "print(max(len(each.deflate()) for each in whole.values()))"
+    )
+    environment = os.environ | compat.ENVIRONMENT
+    longest = int(subprocess.check_output([sys.executable, "-c", code], text=True, env=environment))
+    size = int(compat.ENVIRONMENT[name])
+    assert size <= longest <= size + 1000, f"{FLOWER} does not heed {name}: a piece has {longest} bytes"
+
+
+def message_and_reply(created: float) -> tuple[Message, Message]:
+    """A message as it reaches a node, and the node's reply."""
+    metadata = of_flower("flwr.app.metadata", "Metadata")
+    make = of_flower("flwr.app.message.message", "make_message")
+    about = metadata(
+        run_id=3, message_id="m", src_node_id=1, dst_node_id=7, reply_to_message_id="", group_id="1",
+        created_at=created, ttl=60.0, message_type="train",
+    )  # fmt: skip
+    message = make(metadata=about, content=RecordDict({"a": ConfigRecord({"b": b"x" * 99})}))
+    return message, Message(RecordDict({"c": ConfigRecord({"d": b"y" * 99})}), reply_to=message)
+
+
+def test_a_reply_is_the_same_when_it_is_made_again():
+    """Its id is of what it says, so that the SuperLink knows what it has of it."""
+    ids = set()
+    for _ in range(2):
+        message, reply = message_and_reply(created=1e9)
+        asked = message.metadata
+        reply.metadata.__dict__.update(_created_at=asked.created_at, _ttl=asked.ttl)
+        assert (reply.metadata.created_at, reply.metadata.ttl) == (1e9, 60.0), f"{FLOWER} keeps metadata otherwise"
+        ids.add(reply.object_id)
+    assert len(ids) == 1, f"{FLOWER}: a reply's id changes"
+
+
+def test_a_message_is_taken_apart_and_put_together():
+    inflatable = importlib.import_module("flwr.supercore.inflatable.inflatable_object")
+    whole = of_flower("flwr.supercore.inflatable.inflatable_utils", "pull_and_inflate_object_from_tree")
+    message, _ = message_and_reply(created=1e9)
+    message.metadata.__dict__["_message_id"] = message.object_id
+    with inflatable.no_object_id_recompute():
+        tree, objects = inflatable.get_object_tree(message), inflatable.get_all_nested_objects(message)
+    assert tree.object_id == message.object_id
+    contents = {name: each.deflate() for name, each in objects.items()}
+    again = whole(
+        tree, contents.__getitem__, lambda _: None, return_type=Message,
+        max_tries_per_object=None, initial_backoff=0.1, backoff_cap=0.1,
+    )  # fmt: skip
+    assert again.content == message.content, f"{FLOWER} puts messages together otherwise"
+
+
+# ------------------------------------------------------------------------------------------------ the simulation
 
 
 POOL = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import os
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,10 +48,11 @@ from fewbytes.flower.compat import (
 from fewbytes.flower.processes import Processes, _family, _running
 
 pytestmark = pytest.mark.process
+KINDS = ("resident", "stock")
 HOSTILE = """
 from pathlib import Path
 import os
-if "flwr-clientapp" in " ".join(open("/proc/self/cmdline").read().split(chr(0))):
+if "flwr-serverapp" not in " ".join(open("/proc/self/cmdline").read().split(chr(0))):
     Path({mark!r}).write_text("")
 def grid_asks(grid):
     from flwr.app import Message, RecordDict
@@ -111,16 +114,29 @@ def names(pem: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory) -> Iterator[SimpleNamespace]:
-    """A SuperLink, the registered node hospital-a and a stranger whose key nobody registered."""
-    with Processes(tmp_path_factory.mktemp("running") / "deployment", "127.0.0.1:0") as deployment:
-        deployment.start_superlink(["link.example.org"])
-        deployment.register(["hospital-a"])
-        write_node_key(deployment.folder / "keys", "stranger")
-        for name in ("hospital-a", "stranger"):
-            deployment.start_supernode(name, {"partition-id": 0, "path": "C:\\it's here.toml"})
-        host, port = deployment.address.split(":")
-        yield SimpleNamespace(deployment=deployment, folder=deployment.folder, host=host, port=int(port))
+def of_kind(tmp_path_factory) -> Iterator[Callable[[str], SimpleNamespace]]:
+    """A SuperLink, the registered node hospital-a and a stranger whose key nobody registered; nodes are of a kind."""
+    with ExitStack() as stack:
+
+        @functools.cache
+        def get(kind: str) -> SimpleNamespace:
+            folder = tmp_path_factory.mktemp(kind) / "deployment"
+            deployment = stack.enter_context(Processes(folder, "127.0.0.1:0", resident=kind == "resident"))
+            deployment.start_superlink(["link.example.org"])
+            deployment.register(["hospital-a"])
+            write_node_key(deployment.folder / "keys", "stranger")
+            for name in ("hospital-a", "stranger"):
+                deployment.start_node(name, {"partition-id": 0, "path": "C:\\it's here.toml"})
+            host, port = deployment.address.split(":")
+            return SimpleNamespace(deployment=deployment, folder=deployment.folder, host=host, port=int(port))
+
+        yield get
+
+
+@pytest.fixture(scope="module")
+def running(of_kind) -> SimpleNamespace:
+    """The same with resident nodes."""
+    return of_kind("resident")
 
 
 @pytest.fixture
@@ -204,13 +220,20 @@ def test_only_tls_with_our_authority_is_spoken(running):
     connection.close()
 
 
-def test_a_registered_node_comes_online_and_a_stranger_is_refused(running):
-    deployment = running.deployment
-    assert until(lambda: deployment.ended() and deployment.node_status() == {"hospital-a": "online"})
-    ((name, code, reason),) = deployment.ended()
-    assert (name, code) == ("stranger", 1)
-    assert "Failed to activate SuperNode" in reason
-    assert "Exit Code: 305" in (running.folder / "logs" / "stranger.log").read_text()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_registered_node_comes_online_and_a_stranger_is_refused(kind, of_kind):
+    running = of_kind(kind)
+    deployment, log = running.deployment, running.folder / "logs" / "stranger.log"
+    assert until(lambda: deployment.node_status() == {"hospital-a": "online"})
+    if kind == "stock":
+        assert until(deployment.ended)
+        ((name, code, reason),) = deployment.ended()
+        assert (name, code) == ("stranger", 1)
+        assert "Failed to activate SuperNode" in reason
+        assert "Exit Code: 305" in log.read_text()
+    else:  # it may yet be registered
+        assert until(lambda: "does not take this node yet: this node is not registered there" in log.read_text())
+        assert deployment.ended() == []
     with sqlite3.connect(f"file:{running.folder}/superlink.db?mode=ro", uri=True) as database:
         assert database.execute("select name, status from node").fetchall() == [("hospital-a", "online")]
     database.close()
@@ -219,12 +242,14 @@ def test_a_registered_node_comes_online_and_a_stranger_is_refused(running):
     deployment.register(["hospital-a"])  # though Flower says that its key is already in use
     (running.folder / "lost.json").rename(running.folder / "nodes.json")
     with pytest.raises(UserError, match="hospital-a is running already"):
-        deployment.start_supernode("hospital-a", {})
+        deployment.start_node("hospital-a", {})
     with pytest.raises(UserError, match="no such private key"):
-        deployment.start_supernode("hospital-b", {})
+        deployment.start_node("hospital-b", {})
 
 
-def test_a_run_is_submitted_watched_and_stopped(running, app):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_submitted_watched_and_stopped(kind, of_kind, app):
+    running = of_kind(kind)
     deployment = running.deployment
     assert until(lambda: deployment.node_status() == {"hospital-a": "online"})
     run = deployment.submit(app)
@@ -257,7 +282,7 @@ def test_a_stranger_with_the_certificate_alone_can_do_nothing(running, app, tmp_
     environment = {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(tmp_path)}
     for command in commands:
         done = subprocess.run([*flwr, *in_json(command)[1:]], env=environment, capture_output=True, timeout=60)
-        assert re.search("authenticat|logged in", failure(read_answer(done.stdout, done.stderr))), done.stdout
+        assert re.search("authenticat|logged in", failure(read_answer(done.stdout + done.stderr))), done.stdout
     for claimed in ("", "Bearer ", "Bearer none", "Basic x"):
         status = post(running, "/v1/control/list-runs", {"Authorization": claimed} if claimed else {})
         assert status == 401, claimed
@@ -291,17 +316,20 @@ def test_from_elsewhere_only_nodes_are_heard(tmp_path):
         assert post(here, "/v1/control/list-runs", {"Authorization": f"Bearer {token}"}) == 200
 
 
-def test_a_node_runs_the_installed_application_only(tmp_path, app):
-    with Processes(tmp_path / "deployment", "127.0.0.1:0", any_app=False) as deployment:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_runs_the_installed_application_only(kind, tmp_path, app):
+    resident = kind == "resident"
+    with Processes(tmp_path / "deployment", "127.0.0.1:0", any_app=False, resident=resident) as deployment:
         deployment.start_superlink()
         deployment.register(["a"])
-        deployment.start_supernode("a", {})
+        deployment.start_node("a", {})
         mark = tmp_path / "ran"
         code = (app / "mini" / "apps.py").read_text().replace("while True:", "grid_asks(grid)\n    while True:")
         (app / "mini" / "apps.py").write_text(HOSTILE.format(mark=str(mark)) + code)
         deployment.submit(app)
         log = deployment.folder / "logs" / "a.log"
-        assert until(lambda: "FAB verification failed" in log.read_text() or "could not be verified" in log.read_text())
+        told = "FAB verification failed|could not be verified|refused: the run's application is not the one installed"
+        assert until(lambda: re.search(told, log.read_text()))
     assert not mark.exists()
 
 
@@ -316,24 +344,27 @@ def test_a_second_superlink_is_told_why_not(running, tmp_path):
         second.start_superlink()
 
 
-def test_nothing_is_left_after_the_context_and_its_nodes_return(tmp_path, app):
-    with Processes(tmp_path / "deployment", "127.0.0.1:0") as deployment:
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_left_after_the_context_and_its_nodes_return(kind, tmp_path, app):
+    resident = kind == "resident"
+    with Processes(tmp_path / "deployment", "127.0.0.1:0", resident=resident) as deployment:
         deployment.start_superlink()
         deployment.register(["a"])
-        deployment.start_supernode("a", {})
+        deployment.start_node("a", {})
         run = deployment.submit(app)
         assert until(lambda: deployment.run_status(run)[0] == "running" and deployment.node_status()["a"] == "online")
         family = _family({os.getpid()})
         said = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid, _ in family]
         kinds = {word.split("/")[-1] for words in said for word in words[:4]}
-        assert {"superlink", "flower-supernode", "flower-superexec", "flwr-serverapp"} <= kinds
+        assert {"superlink", "node" if resident else "flower-supernode"} <= kinds
+        assert {"flower-superexec", "flwr-serverapp"} <= kinds
         ours = _family({process.process.pid for process in (deployment._superlink, deployment._nodes["a"])})
-        assert len(ours) >= 5
+        assert len(ours) >= 5 - resident  # which starts nobody
     assert not ours & _running().keys()
     with deployment:
         deployment.start_superlink()
         deployment.register(["a"])
-        deployment.start_supernode("a", {})
+        deployment.start_node("a", {})
         assert until(lambda: deployment.node_status() == {"a": "online"})
         assert deployment.ended() == []
         os.kill(deployment._superlink.process.pid, signal.SIGKILL)
@@ -345,16 +376,17 @@ def test_nothing_is_left_after_the_context_and_its_nodes_return(tmp_path, app):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
-def test_a_kill_leaves_nothing(tmp_path):
+@pytest.mark.parametrize(("kind", "count"), [("resident", 4), ("stock", 5)])
+def test_a_kill_leaves_nothing(kind, count, tmp_path):
     script = f"""
 import os, signal, time
 from pathlib import Path
 from fewbytes.flower.processes import Processes, _family
-with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0") as deployment:
+with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0", resident={kind == "resident"}) as deployment:
     deployment.start_superlink()
     deployment.register(["a"])
-    deployment.start_supernode("a", {{}})
-    while len(family := _family({{os.getpid()}})) < 5:  # itself, two services, each with its executor
+    deployment.start_node("a", {{}})
+    while len(family := _family({{os.getpid()}})) < {count}:  # itself, two services, each of Flower's with its executor
         time.sleep(0.1)
     print(*(f"{{pid}},{{start}}" for pid, start in family), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -362,5 +394,5 @@ with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0") as deployment:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     family = {(int(pid), start) for pid, start in (each.split(",") for each in done.stdout.split())}
-    assert len(family) >= 5
+    assert len(family) >= count
     assert until(lambda: not family & _running().keys())

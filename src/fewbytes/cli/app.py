@@ -175,6 +175,9 @@ def deploy(
     out: Out = Path("runs"),
     hosts: Annotated[str | None, typer.Option(help="Names of the clients' hosts, with commas.", metavar="LIST")] = None,
     address: Annotated[str | None, typer.Option(help="Where the nodes reach this machine.")] = None,
+    node: Annotated[
+        str | None, typer.Option(help="resident (stays warm; the default) or stock (Flower's SuperNode).")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a deployment that ended.")] = None,
     from_round: FromRound = None,
     allow: Allow = None,
@@ -182,8 +185,8 @@ def deploy(
     watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one method on Flower's SuperLink and SuperNodes over TLS, on this machine or on a list of hosts."""
-    from fewbytes.experiments.deploy import LOOPBACK, Deployment, host_names, places, remembered
+    """Run one method on Flower's SuperLink and nodes over TLS, on this machine or on a list of hosts."""
+    from fewbytes.experiments.deploy import KINDS, LOOPBACK, Deployment, host_names, places, remembered
     from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
@@ -195,7 +198,7 @@ def deploy(
     with _standard_output_for(as_json), _naming(allow, resume):
         if resume is not None:
             settings = resumed(resume, settings, from_round)
-            hosts, address = remembered(resume, hosts, address)
+            hosts, address, node = remembered(resume, hosts, address, node)
         elif hosts is not None:
             settings.setdefault("clients", len(host_names(hosts)))
         job = PreparedRun(settings, here=None if hosts is None else ())
@@ -206,7 +209,9 @@ def deploy(
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
             again = resume is not None
-            deployment = Deployment(job.experiment, folder, nodes, address or LOOPBACK, again, from_round)
+            deployment = Deployment(
+                job.experiment, folder, nodes, address or LOOPBACK, again, from_round, node or KINDS[0]
+            )
             if show:
                 deployment.prepare()
             else:
@@ -218,6 +223,26 @@ def deploy(
         printed.print(deployment.commands(), soft_wrap=True)
     else:
         _print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
+
+
+@app.command("node")
+def be_nodes(
+    files: Annotated[list[Path], typer.Argument(help="What each is, as `fewbytes deploy` writes it.", metavar="FILE…")],
+) -> None:
+    """Be the node of a client, or of a few, of a deployment: application and data are loaded once and stay."""
+    from fewbytes.flower import compat
+
+    os.environ.update({**compat.ENVIRONMENT, **os.environ})  # which Flower reads as it is imported
+    from fewbytes.experiments.app import client
+    from fewbytes.flower.node_file import NodeFile
+    from fewbytes.flower.resident import serve
+
+    folders = {path.absolute().parent for path in files}
+    if len(folders) > 1:
+        raise UserError("the files of nodes in one process lie in one folder: start a process for each folder")
+    nodes = [(path.stem, NodeFile.read(path)) for path in files]
+    os.chdir(folders.pop())
+    serve(nodes, client)
 
 
 @app.command()
@@ -290,7 +315,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would cost in bytes and time, from a few real rounds of a few clients."""
-    from fewbytes.experiments.plan import deployment_seconds, make_plan
+    from fewbytes.experiments.plan import EXCHANGE_SECONDS, make_plan
     from fewbytes.experiments.prepared import PreparedRun
 
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
@@ -301,7 +326,7 @@ def plan(
         note(text)
     with console.status(f"running a few rounds of {job.method.method_name} to measure its payloads"):
         how = job.experiment.run
-        exchange = deployment_seconds(job.experiment) if how.engine == "flower-deployment" else 0.0
+        exchange = EXCHANGE_SECONDS if how.engine == "flower-deployment" else 0.0
         made = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget)
     if as_json:
         print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))

@@ -60,8 +60,11 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
         settings["client_data"] = str(node_config["client-data"])
         allowed.append(settings["client_data"])
     config = {k: v for k, v in run_config.items() if k not in ("resume", "from_round", "out")}
-    key = json.dumps([config, me, allowed], sort_keys=True)
+    run = json.dumps(config, sort_keys=True)
+    key = json.dumps([run, me, allowed])
     if key not in _served:
+        for old in [old for old in _served if json.loads(old)[0] != run]:  # one run at a time: a node lives long
+            del _served[old]
         with only_allowed(*allowed, anywhere=False):
             servers = ("resume", "from_round", "out", "names")
             experiment = make_experiment({k: v for k, v in settings.items() if k not in servers})

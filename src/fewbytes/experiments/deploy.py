@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,59 @@ from fewbytes.running.loop import terminating
 from fewbytes.running.watcher import Watcher
 
 LOOPBACK = "127.0.0.1:0"
+KINDS = ("resident", "stock")
+"""Nodes of ours, which stay warm, and Flower's SuperNodes, which start a process a message."""
 PLACES = "places.json"  # in the deployment's folder: --hosts and --address
-ENVIRONMENT = " ".join(f"{name}={value}" for name, value in compat.ENVIRONMENT.items())
+ENVIRONMENT, STOCK_ENVIRONMENT = (
+    " ".join(f"{name}={value}" for name, value in variables.items())
+    for variables in (compat.ENVIRONMENT, compat.SUPERNODE_ENVIRONMENT)
+)
 QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
 
-AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a SuperNode again, and how many there are
+AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a node again, and how many there are
+
+
+START = """#!/bin/sh
+# The node {name}. FEWBYTES_DATA names the folder of its data sets. {about}
+cd "$(dirname "$0")"
+export {environment}
+exec {command}
+"""
+OF_CONFIGURATION = """Of data that are not dealt out
+# the server learns beforehand what tell says: sizes, labels (samples of each class), or nothing;
+# client-data (a folder, a table, or package.module:function) says where they are, if not where
+# the run says. allow names, with commas, what the server may have this node use besides data sets
+# under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here."""
+RESIDENT_NODE = f"What it is stands in node.toml. {OF_CONFIGURATION}"
+STOCK_NODE = f"What it is stands in its command. {OF_CONFIGURATION}"
+UNIT = """# The node {name} as a service: copy this folder to /opt/fewbytes/{name}, set FEWBYTES_DATA below, then
+#   systemctl enable --now /opt/fewbytes/{name}/fewbytes-node.service
+[Unit]
+Description=fewbytes node {name}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+WorkingDirectory=/opt/fewbytes/{name}
+ExecStart=/bin/sh start.sh
+# Environment=FEWBYTES_DATA=/srv/data
+# Environment=PATH=/opt/fewbytes/venv/bin:/usr/bin:/bin
+Restart=always
+RestartSec=5
+
+[Install]
+WantedBy=multi-user.target
+"""
+CONTAINER = """# The node {name} as a container, built in this folder and run with its data beside it:
+#   podman build -t fewbytes-{name} .
+#   podman run -v /srv/data:/data:ro -v fewbytes-{name}:/node/runs fewbytes-{name}
+FROM docker.io/library/python:3.12-slim
+RUN pip install --no-cache-dir fewbytes=={version}
+COPY . /node
+ENV FEWBYTES_DATA=/data
+WORKDIR /node
+CMD ["sh", "start.sh"]
+"""
 
 
 @dataclass(frozen=True)
@@ -51,8 +100,10 @@ def host_names(hosts: str) -> list[str]:
     return names
 
 
-def remembered(folder: Path, hosts: str | None, address: str | None) -> tuple[str | None, str | None]:
-    """Where a deployment's nodes are, `--hosts` and `--address` as they were first given.
+def remembered(
+    folder: Path, hosts: str | None, address: str | None, node: str | None
+) -> tuple[str | None, str | None, str]:
+    """Where a deployment's nodes are, and of which kind: `--hosts`, `--address` and `--node` as they were first given.
 
     Raises UserError if they are given anew and differ: nothing is trained elsewhere than it was begun.
     """
@@ -60,12 +111,13 @@ def remembered(folder: Path, hosts: str | None, address: str | None) -> tuple[st
         there = json.loads((folder / "deployment" / PLACES).read_bytes())
     except (OSError, ValueError):
         raise UserError(f"{folder} is not the folder of a deployment (it has no deployment/{PLACES})") from None
-    for name, given in (("hosts", hosts), ("address", address)):
+    there.setdefault("node", "stock")  # before there was another
+    for name, given in (("hosts", hosts), ("address", address), ("node", node)):
         if given is not None and given != there[name]:
             raise UserError(
                 f"{folder} was deployed with --{name} {there[name]}, not {given}: resume it as it was begun"
             )
-    return there["hosts"], there["address"]
+    return there["hosts"], there["address"], there["node"]
 
 
 def places(experiment: Experiment, hosts: str | None) -> list[Place]:
@@ -82,8 +134,8 @@ def places(experiment: Experiment, hosts: str | None) -> list[Place]:
 class Deployment:
     """A run deployed in `<run folder>/deployment`.
 
-    `address`: host:port where the nodes reach the SuperLink. `resume`, `from_round`: as in `Settings`. Raises UserError
-    for what the user got wrong.
+    `address`: host:port where the nodes reach the SuperLink. `node`: of which KINDS they are. `resume`, `from_round`:
+    as in `Settings`. Raises UserError for what the user got wrong.
     """
 
     def __init__(
@@ -94,9 +146,12 @@ class Deployment:
         address: str,
         resume: bool,
         from_round: int | None = None,
+        node: str = "resident",
     ) -> None:
+        if node not in KINDS:
+            raise UserError(f"--node is {' or '.join(KINDS)}, not {node!r}")
         self.experiment, self.out, self.nodes = experiment, folder.absolute(), nodes
-        self.resume, self.from_round = resume, from_round
+        self.resume, self.from_round, self._kind = resume, from_round, node
         self.folder = self.out / "deployment"
         self._asked = address
         host, colon, port = address.rpartition(":")
@@ -106,8 +161,9 @@ class Deployment:
         if self.remote and port == "0":
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         self.host = host.strip("[]")
-        self.processes = Processes(self.folder, f"0.0.0.0:{port}" if self.remote else address, any_app=False)
-        self._again: dict[str, tuple[int, float]] = {}  # SuperNodes that ended: attempts so far, not before
+        listen = f"0.0.0.0:{port}" if self.remote else address
+        self.processes = Processes(self.folder, listen, False, resident=node == "resident", lasting=self.remote)
+        self._again: dict[str, tuple[int, float]] = {}  # nodes that ended: attempts so far, not before
         self.address = f"{host}:{self.processes.address.rpartition(':')[2]}"
 
     def prepare(self) -> None:
@@ -124,7 +180,7 @@ class Deployment:
         self._write_app()
         hosts = ",".join(place.name for place in self.nodes) if self.remote else None
         with replacing(self.folder / PLACES) as file:
-            file.write(json.dumps({"hosts": hosts, "address": self._asked}).encode())
+            file.write(json.dumps({"hosts": hosts, "address": self._asked, "node": self._kind}).encode())
         self.processes.write_link()
         write_certificates(self.folder / "certificates", ["127.0.0.1", self.host])
         for i, place in enumerate(self.nodes):
@@ -141,7 +197,7 @@ class Deployment:
             register = compat.register_command(self.folder / "keys" / f"{place.name}.pub", place.name)
             lines.append(f"  {shlex.join(register)}")
             if place.here:
-                command = self.processes.supernode_command(place.name, self._node_config(i), port=9094 + i)
+                command = self.processes.node_command(place.name, self._node_config(i), port=9094 + i)
                 lines.append(f"  {compat.HOME}={self.folder}/homes/{place.name} {shlex.join(command)}")
         lines.append(f"  {shlex.join(compat.submit_command(self.folder / 'app'))}")
         return "\n".join([*lines, *self.elsewhere()])
@@ -160,11 +216,12 @@ class Deployment:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
         with terminating(), self.processes:
             self._write()
+            if self.processes.resident:  # they load what they need meanwhile
+                self._start_nodes()
             self.processes.start_superlink([self.host])
             self.processes.register([place.name for place in self.nodes])
-            for i, place in enumerate(self.nodes):
-                if place.here:
-                    self.processes.start_supernode(place.name, self._node_config(i))
+            if not self.processes.resident:
+                self._start_nodes()
             if self.remote:
                 note("\n".join(self.elsewhere()))
             number = self.processes.submit(self.folder / "app")
@@ -174,6 +231,11 @@ class Deployment:
                 if Checkpoints(self.out).rounds():
                     raise type(error)(f"{error}; go on with: fewbytes deploy --resume {self.out}") from None
                 raise
+
+    def _start_nodes(self) -> None:
+        for i, place in enumerate(self.nodes):
+            if place.here:
+                self.processes.start_node(place.name, self._node_config(i))
 
     def _follow(self, number: int, watcher: Watcher, note: Callable[[str], None]) -> None:
         pid, dead, quiet = 0, 0, time.monotonic() + QUIET_SECONDS
@@ -234,7 +296,7 @@ class Deployment:
             raise
 
     def _start_again(self, note: Callable[[str], None], hopeless: bool) -> None:
-        """Start SuperNodes again that have ended; Flower refuses those it still takes for connected, for a minute.
+        """Start nodes again that have ended; Flower refuses those it still takes for connected, for a minute.
 
         Raises FewbytesError when none comes up at all (`hopeless`: nothing has been heard of the run).
         """
@@ -244,14 +306,14 @@ class Deployment:
                 continue
             if not tries:
                 why = f"exit code {ended.exit_code}: {ended.reason}"
-                note(f"the SuperNode {ended.name} has ended ({why}); it is started again")
+                note(f"the node {ended.name} has ended ({why}); it is started again")
             elif hopeless and tries > 2 and len(self._again) == len(self.nodes):
-                raise FewbytesError(f"no SuperNode stays up: {ended.name}: {ended.reason}")
+                raise FewbytesError(f"no node stays up: {ended.name}: {ended.reason}")
             elif tries == TRIES:
-                note(f"the SuperNode {ended.name} does not come up: {ended.reason}")
+                note(f"the node {ended.name} does not come up: {ended.reason}")
             if tries < TRIES:
                 client = [place.name for place in self.nodes].index(ended.name)
-                self.processes.start_supernode(ended.name, self._node_config(client))
+                self.processes.start_node(ended.name, self._node_config(client))
             self._again[ended.name] = (tries + 1, time.monotonic() + AGAIN_SECONDS)
 
     def _events(self) -> Iterator[dict[str, Any] | None]:
@@ -300,24 +362,17 @@ class Deployment:
                 file.write((self.folder / part).read_bytes())
         config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
         config |= _allowed(self.experiment, here=False)
-        command = self.processes.supernode_command(
-            name, config, superlink=self.address, folder=Path("."), port=9094 + client
-        )
-        script = "\n".join(
-            (
-                "#!/bin/sh",
-                f"# The node {name}. FEWBYTES_DATA names the folder of its data sets. Of data that are not dealt out",
-                "# the server learns beforehand what tell= says: sizes, labels (samples of each class), or nothing;",
-                "# client-data= (a folder, a table, or package.module:function) says where they are, if not where",
-                "# the run says. allow= names, with commas, what the server may have this node use besides data sets",
-                "# under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here.",
-                'cd "$(dirname "$0")"',
-                f"export {compat.HOME}=$PWD/flower-home {ENVIRONMENT}",
-                f"exec {shlex.join(command)}",
-            )
-        )
-        with replacing(folder / "start.sh") as file:
-            file.write(script.encode() + b"\n")
+        command = self.processes.node_command(name, config, self.address, folder, port=9094 + client)
+        resident = self.processes.resident
+        about = RESIDENT_NODE if resident else STOCK_NODE
+        environment = f"{compat.HOME}=$PWD/flower-home {ENVIRONMENT if resident else STOCK_ENVIRONMENT}"
+        for part, text in (
+            ("start.sh", START.format(name=name, about=about, environment=environment, command=shlex.join(command))),
+            ("fewbytes-node.service", UNIT.format(name=name)),
+            ("Containerfile", CONTAINER.format(name=name, version=version("fewbytes"))),
+        ):
+            with replacing(folder / part) as file:
+                file.write(text.encode())
 
 
 def _allowed(experiment: Experiment, here: bool) -> dict[str, str]:

@@ -30,15 +30,18 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
     from flwr.supercore.retry import RetryInvoker
 
-REQUIREMENT = "flwr>=1.41,<1.42"
+REQUIREMENT = "flwr>=1.40,<1.43"
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Flower phones home unless told not to before it is imported."""
 ENVIRONMENT = {
     **QUIET,
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds; 1 adds half a second to every message
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; a SuperLink starts little, and looks cost it time
+    "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": "1800000",  # bytes at once; 5 MiB never pass a link that breaks every 2 MB
 }
 """What Flower's processes are started with, but for what a user has set himself."""
+SUPERNODE_ENVIRONMENT = {**ENVIRONMENT, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
+"""The same for a SuperNode, which starts a process for each message."""
 HOME = "FLWR_HOME"
 """The variable that names the folder of a process's own files."""
 LOGGER = "flwr"
@@ -47,6 +50,8 @@ GUARDED = ("-m", "fewbytes.flower.guarded")
 """What Python runs in place of the first two: `fewbytes.flower.guarded`."""
 FLEET = "/v1/fleet/"
 """Below this path lies what nodes need of a SuperLink's port; the rest is for people and for its own processes."""
+ASKED, CONFIRMED, LEFT = f"{FLEET}pull-messages", f"{FLEET}confirm-message-received", "/v1/runtime/push-messages"
+"""The paths by which a node asks for messages, and says that it has one, and by which a run leaves messages."""
 CONNECTION = "fewbytes"
 """What `flwr` calls the SuperLink that `connection_config` describes."""
 DATABASE = "superlink.db"
@@ -55,28 +60,24 @@ DATABASE_KEPT = ("node", "alembic_version")
 """The tables that outlive a deployment: its nodes, and of which version all tables are."""
 RAY_BACKEND = "flwr.server.superlink.fleet.vce.backend.raybackend"
 """The module that runs a simulation on Ray."""
-CLIENT_RUNTIME = "flwr.supernode.runtime.run_clientapp"
-"""The module whose process serves one message on a SuperNode."""
-POLL_SECONDS = 3.0
-"""A SuperNode that found no message looks again after so long."""
 ALREADY_REGISTERED = "already in use"
 """What `failure` says of a node that cannot be registered because its key is."""
-LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
-NODE_UNAVAILABLE = 5  # error code for a node that is gone
+LOOK_SECONDS = 0.1  # between looks for the rest of a reply that is still being uploaded
+APP_RAISED, NODE_UNAVAILABLE, APP_REFUSED = 2, 5, 7
+"""Error codes: an application that raised something, a node that is gone, an application that may not run there."""
 RAY_SECONDS = 5  # that a Ray cluster has to answer: of itself Ray waits for over a minute, then ends the process
 ACTOR_SECONDS = 60.0  # that a message waits for an actor while there is none
 ATTEMPTS = 3  # times a message may lose its actor
 
 
 def look_often() -> None:
-    """Have Flower look for the rest of a reply every LOOK_SECONDS: of itself it waits 1, 2, 4, 8, 10 s, up to as long
-    again as a slow link's upload took."""
+    """Have Flower look for the rest of a reply every LOOK_SECONDS as long as its upload lives: of itself it waits 1, 2,
+    4, 8, 10 s, up to as long again as a slow link's upload took, and looks 500 times at most."""
     from flwr.supercore.inflatable import inflatable_utils
 
     defaults = getattr(inflatable_utils.pull_objects, "__kwdefaults__", None) or {}
-    for name in ("initial_backoff", "backoff_cap"):
-        if name in defaults:
-            defaults[name] = LOOK_SECONDS
+    often = {"initial_backoff": LOOK_SECONDS, "backoff_cap": LOOK_SECONDS, "max_tries_per_object": None}
+    defaults.update({name: value for name, value in often.items() if name in defaults})
 
 
 def connected_nodes(grid: Grid) -> dict[int, str]:
@@ -214,13 +215,16 @@ def lasting_pool(most: int) -> None:
 # ------------------------------------------------------------------------------------------------- commands and files
 
 
-def superlink_command(host: str, port: int, certificates: Path, database: Path, token: Path) -> list[str]:
-    """A SuperLink's command line: TLS, only registered nodes, commands from who knows what the file `token` holds."""
+def superlink_command(host: str, port: int, certificates: Path, database: Path | None, token: Path) -> list[str]:
+    """A SuperLink's command line: TLS, only registered nodes, commands from who knows what the file `token` holds.
+
+    `database`: where it keeps its nodes and what passes through it (None: in memory, which takes a fifth of the time).
+    """
     return [
         sys.executable, *GUARDED, "superlink", str(token),
         "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", f"{certificates}/ca.crt", "--ssl-certfile", f"{certificates}/server.pem",
-        "--ssl-keyfile", f"{certificates}/server.key", "--database", str(database),
+        "--ssl-keyfile", f"{certificates}/server.key", *([] if database is None else ["--database", str(database)]),
         "--disable-runtime-dependency-installation",
     ]  # fmt: skip
 
@@ -321,7 +325,7 @@ def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
             "dependencies": [REQUIREMENT, "fewbytes"],
         },
         "tool": {"flwr": {"app": {
-            "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.41.0",
+            "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.40.0",
             "components": {"serverapp": server, "clientapp": client},
             "config": dict(run_config),
         }}},
@@ -395,6 +399,45 @@ def is_node(scope: Mapping[str, Any]) -> bool:
     return get_linkstate(request).get_node_id_by_public_key(key) is not None
 
 
+def node_of(body: bytes) -> int:
+    """Which node asks for messages. Raises ValueError for a body that does not say."""
+    from flwr.proto.fleet_pb2 import PullMessagesRequest
+
+    return int(_parsed(PullMessagesRequest, body).node.node_id)
+
+
+def message_in(body: bytes) -> str:
+    """Which message an answer holds; empty for none."""
+    from flwr.proto.fleet_pb2 import PullMessagesResponse
+
+    trees = _parsed(PullMessagesResponse, body).message_object_trees
+    return str(trees[0].object_id) if trees else ""
+
+
+def confirmed(body: bytes) -> tuple[int, str]:
+    """Which node confirms which message. Raises ValueError for a body that does not say."""
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+    said = _parsed(ConfirmMessageReceivedRequest, body)
+    return int(said.node.node_id), str(said.message_object_id)
+
+
+def nodes_for(body: bytes) -> list[int]:
+    """For which nodes a run leaves messages. Raises ValueError for a body that does not say."""
+    from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+
+    return [each.metadata.dst_node_id for each in _parsed(PushAppMessagesRequest, body).messages_list]
+
+
+def _parsed(kind: Any, body: bytes) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return kind.FromString(body)
+    except DecodeError as error:
+        raise ValueError(str(error)) from None
+
+
 def run_supernode(is_installed: Callable[[bytes], bool]) -> None:
     """`flower-supernode` that runs only applications whose bundles are what is installed here, and bears bad links.
 
@@ -447,16 +490,23 @@ def _replaced(module: Any, name: str, by: Any) -> Any:
 # ----------------------------------------------------------------------------------------------- answers and last words
 
 
+def flwr_commands() -> Callable[[Sequence[str]], object]:
+    """What runs a `flwr` command's arguments in this process. It may end with SystemExit."""
+    from flwr.cli.app import app
+
+    return app
+
+
 def in_json(command: Sequence[str]) -> list[str]:
     """A `flwr` command that answers with JSON."""
     return [*command, "--format", "json"]
 
 
-def read_answer(output: bytes, errors: bytes) -> dict[str, Any]:
+def read_answer(output: bytes) -> dict[str, Any]:
     """What a command `in_json` answered. Its exit code tells nothing: most failures' is 0."""
     with suppress(ValueError):
         return dict(json.loads(output[output.index(b"{") :]))
-    return {"error-message": plain(errors or output)}
+    return {"error-message": plain(output)}
 
 
 def failure(answer: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.flower import compat
+from fewbytes.flower.held import Held
 
 APPS = 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'
 """All the code of the application that `fewbytes deploy` submits: its file apps.py."""
@@ -106,7 +107,11 @@ def main() -> None:
     if kind == "superlink":
         secret = Path(sys.argv.pop(1))
         token = secret.read_bytes()
-        compat.run_superlink(secret, Gate, lambda said: knows(token, said))
+        compat.run_superlink(
+            secret,
+            lambda app, open_path, is_node: Gate(Held(app, compat), open_path, is_node),
+            lambda said: knows(token, said),
+        )
     else:
         compat.run_supernode(is_installed)
 

@@ -1,0 +1,193 @@
+"""Requests for messages that wait for one, and messages that are given again until they have arrived.
+
+Flower's SuperLink answers a node that asks for messages at once, mostly that there is none, and gives each message
+once: if the answer is lost on a bad link, so is the message. Within `Held` who asks waits until there is a message, so
+that nobody asks in vain, and gets the last one again as long as it has not confirmed it. For each of the SuperLink's
+nodes one request is held, and for nobody else: whom the application does not take for a node is answered at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+HOLD_SECONDS = 20.0
+"""So long who asks for a message is kept waiting: less than nodes, and what lies between, wait for an answer."""
+TIMES = 5
+"""So often a message is given that is not confirmed."""
+HEARD = (200, 403)
+"""With which statuses a node's word is heard that it has a message; the second: the message's run is over."""
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Speech(Protocol):
+    """What is said in the requests that matter here, by path and body."""
+
+    ASKED: str
+    """The path by which a node asks for messages."""
+    CONFIRMED: str
+    """The path by which a node says that it has a message."""
+    LEFT: str
+    """The path by which a run leaves messages for nodes."""
+
+    def node_of(self, body: bytes) -> int:
+        """Which node asks for a message. Raises ValueError for a body that does not say."""
+
+    def message_in(self, body: bytes) -> str:
+        """Which message an answer holds; empty for none."""
+
+    def confirmed(self, body: bytes) -> tuple[int, str]:
+        """Which node confirms which message. Raises ValueError."""
+
+    def nodes_for(self, body: bytes) -> list[int]:
+        """For which nodes messages are left. Raises ValueError."""
+
+
+class _Answer(NamedTuple):
+    """What an application answers to one request."""
+
+    start: MutableMapping[str, Any]
+    body: bytes
+
+
+@dataclass
+class _Waiting:
+    """A node: `come` is set, and another put in its place, when there is a message for it; `anew` when it asks anew;
+    the last answer that held a message, which, and how often it may yet be given."""
+
+    come: asyncio.Event = field(default_factory=asyncio.Event)
+    anew: asyncio.Event = field(default_factory=asyncio.Event)
+    last: _Answer | None = None
+    message: str = ""
+    times: int = 0
+
+    def wake(self) -> None:
+        """Have who is kept waiting look again."""
+        self.come.set()
+        self.come = asyncio.Event()
+
+
+class Held:
+    """An ASGI application: `app`, in which who asks for a message waits until there is one."""
+
+    def __init__(self, app: Callable[..., Any], speech: Speech) -> None:
+        self.app, self.speech = app, speech
+        self._nodes: dict[int, _Waiting] = {}
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        path = scope.get("path")
+        if scope["type"] != "http" or path not in (self.speech.ASKED, self.speech.CONFIRMED, self.speech.LEFT):
+            await self.app(scope, receive, send)
+            return
+        body = await _body(receive)
+        if body is None:
+            return
+        answer = await self._hold(scope, body, receive) if path == self.speech.ASKED else await self._run(scope, body)
+        if answer is None:
+            return
+        with contextlib.suppress(ValueError):
+            if path == self.speech.CONFIRMED and answer.start["status"] in HEARD:
+                node, message = self.speech.confirmed(body)
+                if node in self._nodes and self._nodes[node].message == message:
+                    self._nodes[node].last = None
+            elif path == self.speech.LEFT:
+                for number in self.speech.nodes_for(body):
+                    if number in self._nodes:
+                        self._nodes[number].wake()
+        await send(answer.start)
+        await send({"type": "http.response.body", "body": answer.body})
+
+    async def _hold(self, scope: dict[str, Any], body: bytes, receive: Receive) -> _Answer | None:
+        """The answer with a message, one without when the time is over, or None if who asked has gone.
+
+        The application says each time who may ask: who may not is answered at once.
+        """
+        try:
+            node = self.speech.node_of(body)
+        except ValueError:
+            return await self._run(scope, body)
+        deadline, anew = time.monotonic() + HOLD_SECONDS, asyncio.Event()
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            while True:
+                known = self._nodes.get(node)
+                come = known.come if known is not None else None
+                answer = await self._run(scope, body)
+                if answer.start["status"] != 200:
+                    return answer
+                waiting = self._nodes.setdefault(node, _Waiting())  # only now, when it is known for a node
+                if message := self.speech.message_in(answer.body):
+                    waiting.last, waiting.message, waiting.times = answer, message, TIMES - 1
+                    waiting.wake()  # for if this answer is lost, who asked anew has to have it
+                    return answer
+                if come is None:
+                    continue
+                if anew.is_set():
+                    return answer
+                if waiting.anew is not anew:  # a node has one request: of an older one the link is broken
+                    waiting.anew.set()
+                    waiting.anew = anew
+                if waiting.last is not None and waiting.times:
+                    waiting.times -= 1
+                    return waiting.last
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return answer
+                ends = {gone, *(asyncio.ensure_future(event.wait()) for event in (come, anew))}
+                try:
+                    await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for end in ends - {gone}:
+                        end.cancel()
+                if gone.done():
+                    return None
+        finally:
+            gone.cancel()
+
+    async def _run(self, scope: dict[str, Any], body: bytes) -> _Answer:
+        """What the application answers to a request with that body."""
+        parts: list[bytes] = []
+        start: MutableMapping[str, Any] = {}
+        unread = True
+
+        async def receive() -> MutableMapping[str, Any]:
+            nonlocal unread
+            if unread:
+                unread = False
+                return {"type": "http.request", "body": body, "more_body": False}
+            await asyncio.Event().wait()  # whoever listens for the end of the connection is cancelled
+            raise AssertionError
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            elif message["type"] == "http.response.body":
+                parts.append(message.get("body", b""))
+
+        await self.app({**scope, "state": dict(scope.get("state", {}))}, receive, send)
+        return _Answer(start, b"".join(parts))
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """All of a request's body; None if who sends it is gone before its end."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until who asked is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,38 @@
+"""The file that says what a resident node is: `fewbytes deploy` writes it, `fewbytes node` reads it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import tomli_w
+
+from fewbytes.base.errors import UserError, one_line
+
+
+class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a node's SuperLink is (host:port), the files of the certificate that proves it and of the node's private
+    key, and the node's configuration. Paths are meant from the file's folder."""
+
+    superlink: str
+    ca: str
+    key: str
+    config: dict[str, str | int | float | bool]
+
+    @classmethod
+    def read(cls, path: Path) -> NodeFile:
+        """Raises UserError for a file that cannot be read, or says something else."""
+        try:
+            about = msgspec.toml.decode(path.read_bytes(), type=cls)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: not a node's file, as `fewbytes deploy` writes it: {one_line(error)}") from None
+        if not re.fullmatch(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", about.superlink):
+            raise UserError(
+                f"{path}: superlink is {about.superlink!r}: expected host:port, such as server.example:9092"
+            )
+        return about
+
+    def text(self) -> str:
+        """As it is written."""
+        return tomli_w.dumps(msgspec.structs.asdict(self))

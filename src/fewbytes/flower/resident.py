@@ -1,0 +1,126 @@
+"""Resident nodes: application and data are loaded once, in one process for a client or a few, and stay.
+
+Of what the SuperLink sends nothing runs: a run's application must be the one installed with this package, and that one
+is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
+
+from fewbytes.base.errors import FewbytesError, one_line
+from fewbytes.flower.compat import APP_RAISED, APP_REFUSED, LOGGER
+from fewbytes.flower.fleet import Fleet, Received, Refused, RunOver, Stopped
+from fewbytes.flower.guarded import is_installed
+from fewbytes.flower.node_file import NodeFile
+
+LEAVE_SECONDS = 2.0  # for a node that is to end
+AGAIN_SECONDS = 1.0  # before a SuperLink that has refused something is asked again who this node is
+
+
+def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
+    """Be the nodes of these files, by name, until SIGTERM or SIGINT; paths are meant from the working directory.
+
+    Raises UserError for a key or a certificate that cannot be read, and for a SuperLink that is somebody else.
+    """
+    logging.getLogger(LOGGER).setLevel(logging.ERROR)
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    worker = ThreadPoolExecutor(1)  # torch's count of threads, on which results depend, is a thread's own
+    nodes = [_Resident(name, about, app, worker, stop) for name, about in files]
+    try:
+        for node in nodes:
+            node.start()
+        while not stop.is_set() and any(node.is_alive() for node in nodes):
+            stop.wait(0.5)
+    finally:
+        stop.set()
+        leaving = [threading.Thread(target=node.fleet.leave, daemon=True) for node in nodes]
+        for thread in leaving:
+            thread.start()
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for thread in leaving:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for node in nodes:
+        if node.failed is not None:
+            raise node.failed
+    if any(node.is_alive() for node in nodes):  # in the midst of training or of a request, which cannot be told to end
+        sys.stdout.flush()
+        os._exit(0)
+
+
+class _Resident(threading.Thread):
+    """One node; `failed`: why it ended of its own."""
+
+    def __init__(
+        self, name: str, about: NodeFile, app: ClientApp, worker: ThreadPoolExecutor, stop: threading.Event
+    ) -> None:
+        super().__init__(daemon=True)
+        self.about, self._label, self._app, self._worker = about, name, app, worker
+        key = Path(about.key)
+        self.fleet = Fleet(about.superlink, Path(about.ca), key, key.with_name(f"{key.name}.number"), self._say, stop)
+        self.failed: FewbytesError | None = None
+
+    def run(self) -> None:
+        """Answer messages until the node is to end."""
+        try:
+            while True:
+                self.fleet.connect()
+                with suppress(Refused):  # by a SuperLink that was started anew: connecting says what is the matter
+                    while True:
+                        self._serve(self.fleet.receive())
+                self.fleet.wait(AGAIN_SECONDS)
+        except Stopped:
+            pass
+        except FewbytesError as error:
+            self.failed = error
+        except Exception as error:
+            traceback.print_exc()
+            self.failed = FewbytesError(one_line(error))
+        if self.failed is not None:
+            self._say(f"ERROR: {self.failed}")
+
+    def _serve(self, received: Received) -> None:
+        started = time.monotonic()
+        asked = received.message.metadata
+        try:
+            reply = self._worker.submit(self._reply, received.message).result()
+            seconds = time.monotonic() - started
+            self.fleet.answer(received, reply, seconds)
+        except RunOver:
+            self.fleet.confirm(received)
+            return
+        sent = time.monotonic() - started - seconds
+        self._say(f"round {asked.group_id or 0}: {asked.message_type} took {seconds:.2f} s, its reply {sent:.2f} s")
+
+    def _reply(self, message: Message) -> Message:
+        run = message.metadata.run_id
+        if not is_installed(self.fleet.application(run)):
+            why = "the run's application is not the one installed here"
+            self._say(f"refused: {why}")
+            return Message(Error(APP_REFUSED, why), reply_to=message)
+        try:
+            return self._app(message, self.fleet.context(run, self.about.config))
+        except (RunOver, Refused, Stopped):
+            raise
+        except Exception as error:  # Flower's own node tells the server as much
+            self._say(f"ERROR: {one_line(error)}")
+            return Message(Error(APP_RAISED, one_line(error, 300)), reply_to=message)
+
+    def _say(self, what: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {self._label}: {what}", flush=True)

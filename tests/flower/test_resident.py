@@ -1,0 +1,111 @@
+"""What a resident node is told to be, and what it says of what it cannot be."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+import fewbytes as fb
+from fewbytes.experiments import app
+from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.fleet import Fleet, Stopped
+from fewbytes.flower.node_file import NodeFile
+
+ABOUT = NodeFile("127.0.0.1:1", "certificates/ca.crt", "keys/a", {"partition-id": 0, "tell": "sizes"})
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A node's folder, with its key and the certificate of a SuperLink that is not there."""
+    write_certificates(tmp_path / "certificates", ["127.0.0.1"])
+    write_node_key(tmp_path / "keys", "a")
+    (tmp_path / "node.toml").write_text(ABOUT.text())
+    return tmp_path
+
+
+def fleet(folder: Path, said: list[str] | None = None, stop: threading.Event | None = None) -> Fleet:
+    say = [].append if said is None else said.append
+    key = folder / ABOUT.key
+    return Fleet(ABOUT.superlink, folder / ABOUT.ca, key, folder / "number", say, stop or threading.Event())
+
+
+def test_a_nodes_file_is_read_as_it_was_written(folder):
+    assert NodeFile.read(folder / "node.toml") == ABOUT
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("superlink", "link"), "unknown field `link`|missing required field `superlink`"),
+        (lambda text: text.replace("[config]", "[configuration]"), "`config"),
+        (lambda text: text.replace("127.0.0.1:1", "server"), "'server': expected host:port"),
+        (lambda text: text.replace("127.0.0.1:1", "https://server:1"), "'https://server:1': expected host:port"),
+        (lambda text: text.replace('"keys/a"', "7"), r"Expected `str`, got `int` - at `\$.key`"),
+        (lambda text: text.replace("partition-id = 0", "partition-id = [0]"), "got `array`"),
+        (lambda text: text[:-3], "Invalid|Unterminated|Expected|Unclosed|TOML"),
+        (lambda text: "\udcff", None),
+    ],
+)
+def test_what_is_wrong_with_a_nodes_file_is_told_in_one_line(change, words, folder):
+    path = folder / "node.toml"
+    path.write_bytes(change(path.read_text()).encode(errors="surrogateescape"))
+    with pytest.raises(fb.UserError, match=words) as told:
+        NodeFile.read(path)
+    assert str(path) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_a_nodes_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(fb.UserError, match=r"none\.toml: not a node's file.*No such file"):
+        NodeFile.read(tmp_path / "none.toml")
+
+
+def key_of(kind: str) -> bytes:
+    if kind == "other":
+        return ed25519.Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return {"damaged": b"-----BEGIN OPENSSH PRIVATE KEY-----\nxx\n-----END OPENSSH PRIVATE KEY-----\n", "empty": b""}[
+        kind
+    ]
+
+
+@pytest.mark.parametrize("kind", ["other", "damaged", "empty", "none"])
+def test_a_key_that_is_none_is_named(kind, folder):
+    path = folder / "keys" / "a"
+    path.unlink() if kind == "none" else path.write_bytes(key_of(kind))
+    with pytest.raises(fb.UserError, match=r"keys/a: not a node's private key: ") as told:
+        fleet(folder)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "\udcff", None])
+def test_a_certificate_that_is_none_is_named(text, folder):
+    path = folder / "certificates" / "ca.crt"
+    path.unlink() if text is None else path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(fb.UserError, match=r"ca\.crt: not the certificate of a SuperLink: ") as told:
+        fleet(folder)
+    assert "\n" not in str(told.value)
+
+
+def test_a_node_waits_for_a_superlink_that_is_not_there_and_says_so_once(folder):
+    said, stop = list[str](), threading.Event()
+    threading.Timer(3, stop.set).start()
+    with pytest.raises(Stopped):
+        fleet(folder, said, stop).connect()
+    (line,) = said
+    assert line.startswith("waiting: the SuperLink at 127.0.0.1:1 does not answer (ConnectError: ")
+
+
+def test_a_node_keeps_the_data_of_one_run(monkeypatch):
+    monkeypatch.setattr(app, "_served", {})
+    config = {"method": "fedavg", "dataset": "digits", "clients": 2, "rounds": 1, "parameters.epochs": 1}
+    first = [app._serve_client(config | {"out": out}, {"partition-id": 0}) for out in ("a", "b")]
+    assert first[0] is first[1]
+    other = app._serve_client(config | {"parameters.epochs": 2}, {"partition-id": 0})
+    assert list(app._served.values()) == [other]
