@@ -422,6 +422,7 @@ def test_a_message_is_taken_apart_and_put_together():
 POOL = """
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 import ray
 from fewbytes.flower import compat
@@ -442,6 +443,9 @@ def send(message, client=""):
 def kill_idle_actors():
     for actor in pool.pool:
         ray.kill(actor)
+        with suppress(ray.exceptions.RayActorError):
+            while ray.get(actor.run.remote(None, "go", "", None)):
+                pass  # it takes a moment
 
 compat.lasting_pool(4)
 ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
