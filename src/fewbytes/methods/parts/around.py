@@ -47,6 +47,9 @@ class Around(Method):
     def planned_rounds(self, asked: int) -> int:
         return self.inner.planned_rounds(asked)
 
+    def cohort(self, clients: int) -> int:
+        return self.inner.cohort(clients)
+
     def remodel(self, model: nn.Module, seed: int) -> nn.Module:
         return self.inner.remodel(model, seed)
 

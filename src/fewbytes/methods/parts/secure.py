@@ -216,8 +216,7 @@ class SecureAggregation(Around):
 
     def server(self, problem: Problem) -> Any:
         """The inner method's. Raises UserError if there are too few clients to hide one among."""
-        fraction = getattr(self.inner, "fraction", 1.0)
-        if (cohort := max(1, round(fraction * len(problem.clients)))) < LEAST:
+        if (cohort := self.inner.cohort(len(problem.clients))) < LEAST:
             raise UserError(
                 f"secure aggregation hides a client among others: {LEAST} a round are needed, and there are {cohort}"
             )
