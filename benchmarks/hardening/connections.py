@@ -46,7 +46,9 @@ from replies import MANY, small_task
 import fewbytes as fb
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.flower.apps import client_app, serve_run
+from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.compat import bearing_bad_links
+from fewbytes.flower.fleet import Fleet
 from fewbytes.flower.network import Exchange
 from fewbytes.flower.processes import Processes, _family
 from fewbytes.running.settings import Settings
@@ -115,7 +117,7 @@ def flat(what: str, before: Taken, after: Taken, spare: int = 3) -> list[Figure]
 
 
 class Killing(Counting):
-    """Kills client 1's SuperNode, with all it started, while it uploads its reply of round 2."""
+    """Kills client 1's node, with all it started, while it uploads its reply of round 2."""
 
     def scored(self, row: dict[str, Any]) -> None:
         super().scored(row)
@@ -132,12 +134,16 @@ class Killing(Counting):
                 os.kill(pid, signal.SIGKILL)
 
 
+KIND = os.environ.get("FEWBYTES_NODE", "resident")
+"""Of which kind the nodes of deployments are: resident or stock."""
+
+
 def killed_uploads(times: int) -> list[Figure]:
     """Row 5: a node of a deployment killed while it uploads; and so many uploads to a SuperLink that break off."""
     rounds = 3
     with tempfile.TemporaryDirectory() as name:
         experiment = small(rounds, model="resnet8", engine="flower-deployment", min_replies=0.5, round_timeout=60)
-        seen = deploy(experiment, Path(name), up=Faults(rate=1e6), watched_by=Killing)
+        seen = deploy(experiment, Path(name), up=Faults(rate=1e6), watched_by=Killing, node=KIND)
         done = len([row for row in seen.rows if row["round"] <= rounds])
     assert any("SIGKILL" in note for note in seen.notes), "no node was killed: this measures nothing"
     left = [each["outcome"] for row in seen.rows for each in row.get("left_out", [])]
@@ -359,7 +365,7 @@ def flaps(rounds: int) -> list[Figure]:
     """Row 16: so many rounds of a deployment whose links break."""
     with tempfile.TemporaryDirectory() as name:
         experiment = small(rounds, engine="flower-deployment", round_timeout=60)
-        seen = deploy(experiment, Path(name), watched_by=Flapping)
+        seen = deploy(experiment, Path(name), watched_by=Flapping, node=KIND)
     left = [each for row in seen.rows for each in row.get("left_out", [])]
     done = len([row for row in seen.rows if row["round"] <= rounds])
     what = f"{seen.cut} connections of two nodes reset, links down for 2 s after each round"
@@ -433,11 +439,21 @@ def reconnections(nodes: int) -> list[Figure]:
 
     def node() -> None:
         with httpx.Client(trust_env=False) as client:
-            bearing_bad_links(make_simple_http_retry_invoker()).invoke(
-                lambda: client.post(f"http://127.0.0.1:{proxy.port}")
-            )
 
-    with _served(serve) as address, Proxy(*address) as proxy:
+            def call(_: object = None) -> httpx.Response:
+                return client.post(f"http://127.0.0.1:{proxy.port}")
+
+            if KIND == "resident":
+                fleet._ask(call, None)
+            else:
+                bearing_bad_links(make_simple_http_retry_invoker()).invoke(call)
+
+    with _served(serve) as address, Proxy(*address) as proxy, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_node_key(folder, "a")
+        write_certificates(folder / "certificates", [])
+        ca, key = folder / "certificates" / "ca.crt", folder / "a"
+        fleet = Fleet("127.0.0.1:1", ca, key, folder / "number", lambda _: None, threading.Event())
         with proxy.unplugged():
             waiting = [threading.Thread(target=node, daemon=True) for _ in range(nodes)]
             for thread in waiting:
@@ -500,7 +516,8 @@ def crowded(count: int) -> list[Figure]:
     """Row 17: so many idle and slow sockets to the SuperLink beside the nodes of a deployment."""
     kind = type("Crowding", (Crowding,), {"count": count})
     with tempfile.TemporaryDirectory() as name:
-        seen = deploy(small(2 * CALM + 1, engine="flower-deployment", round_timeout=120), Path(name), watched_by=kind)
+        experiment = small(2 * CALM + 1, engine="flower-deployment", round_timeout=120)
+        seen = deploy(experiment, Path(name), watched_by=kind, node=KIND)
         for each in seen.open:
             each.close()
     took = [row["seconds"] - row["seconds_scoring"] for row in seen.rows]
