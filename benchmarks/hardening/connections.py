@@ -540,6 +540,37 @@ def crowded(count: int) -> list[Figure]:
     ]
 
 
+class Stock(Processes):
+    """Flower's own SuperLink, with all its doors open."""
+
+    def superlink_command(self) -> list[str]:
+        command = super().superlink_command()
+        return ["flower-superlink", *command[command.index("--host") :]]
+
+
+def idle(seconds: int) -> list[Figure]:
+    """Row 17: what a node sends and receives that is asked for nothing, in so many seconds."""
+    found = []
+    for whose, kind in (("this package's", Processes), ("Flower's own", Stock)):
+        with (
+            tempfile.TemporaryDirectory() as name,
+            kind(Path(name), "127.0.0.1:0", any_app=False, resident=KIND == "resident") as link,
+            Proxy(*_address(link)) as proxy,
+        ):
+            link.start_superlink()
+            link.register(["a"])
+            link.start_node("a", {"partition-id": 0}, superlink=f"127.0.0.1:{proxy.port}")
+            while link.node_status() != {"a": "online"}:
+                time.sleep(0.5)
+            time.sleep(10)
+            before, since = sum(proxy.snapshot()), time.monotonic()
+            time.sleep(seconds)
+            rate = (sum(proxy.snapshot()) - before) / (time.monotonic() - since)
+        what = f"an idle node of {whose} SuperLink in {seconds} s, both ways"
+        found.append(Figure(what, f"{rate:.0f} B/s", "at most 350 B/s", rate <= 350))
+    return found
+
+
 def _is_open(here: socket.socket) -> bool:
     here.settimeout(0.01)
     try:

@@ -75,7 +75,11 @@ FAULTS = (
             Measure("connections.reconnections", 100, 100),
         ),
     ),
-    Fault(17, "slow and idle connections", (Measure("connections.crowded", 200, 800, 400),)),
+    Fault(
+        17,
+        "slow and idle connections",
+        (Measure("connections.crowded", 200, 800, 400), Measure("connections.idle", 60, 600, 240)),
+    ),
     Fault(
         18,
         "weeks of work",
