@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-process lint bench hardening clean
+OLDEST_FLOWER := 1.40.0
+
+.PHONY: demo test test-process test-oldest-flower lint bench hardening clean
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fewbytes needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -20,6 +22,12 @@ test: .venv/installed
 test-process: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m process
 
+# all other tests run with the newest that the package takes; this one lies on top of it
+test-oldest-flower: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+		--target .oldest-flower flwr==$(OLDEST_FLOWER)
+	PYTHONPATH=.oldest-flower $(BIN)/python -m pytest -n 2 --dist loadfile tests/flower tests/process/test_deployment.py
+
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,4 +40,4 @@ hardening: .venv/installed
 	$(BIN)/python benchmarks/hardening
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .oldest-flower .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -38,6 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedprox": {},
     "fedadam": {},
     "fedyogi": {},
+    "fedbuff": {"concurrency": 5, "buffer": 3},
     "scaffold": {},
     "fedper": {},
     "ditto": {},

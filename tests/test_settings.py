@@ -39,6 +39,7 @@ OTHER: dict[str, Any] = {
     "max_norm": 1e4,
     "strikes": 4,
     "exclude": "3,7",
+    "speeds": "1,2.5,10",
 }  # fmt: skip
 """Every setting at another value than its default."""
 METHOD: dict[str, Any] = {"method": "fedavg", "parameters": {"batch": 20}}

@@ -2,7 +2,7 @@
 
     python benchmarks/flower/links.py [fedavg fedpurin] [--uplink 1MB/s] [--downlink 1MB/s] [--clients 2] [--rounds 8]
 
-Every SuperNode reaches the SuperLink through a proxy that limits it. Scoring is left out of the measured seconds, as
+Every node reaches the SuperLink through a proxy that limits it. Scoring is left out of the measured seconds, as
 the plan leaves it out; the rounds it takes to the accuracy are those of the run itself.
 """
 
@@ -20,7 +20,7 @@ from proxied import deploy
 from proxy import Faults
 
 from fewbytes.base.units import parse_rate
-from fewbytes.experiments.plan import deployment_seconds, make_plan
+from fewbytes.experiments.plan import EXCHANGE_SECONDS, make_plan
 from fewbytes.experiments.settings import make_experiment, make_method
 
 
@@ -46,8 +46,7 @@ def main() -> None:
         }  # fmt: skip
         experiment = make_experiment(settings)
         task = experiment.task()
-        wait = deployment_seconds(experiment)
-        plan = make_plan(make_method(name, own), task, o.rounds, up, down, wait)
+        plan = make_plan(make_method(name, own), task, o.rounds, up, down, EXCHANGE_SECONDS)
         with tempfile.TemporaryDirectory() as folder:
             seen = deploy(make_experiment(settings), Path(folder), Faults(up), Faults(down))
         kind = "sparse" if name == "fedpurin" else "personalised"

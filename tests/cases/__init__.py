@@ -48,7 +48,7 @@ LEARNING: dict[str, fb.Method | None] = dict.fromkeys(CASES) | {
     }.items()
 }
 """Where a case is too short for its method to learn it, the method that can; None: the case itself."""
-SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl", "fedbn", "scaffold"]
+SCHEDULED = ["fedavg", "fedavg-local-buffers", "fedpurin", "genefl", "fedbn", "scaffold", "fedbuff"]
 """The cases that are also run with clients that come and go."""
 PRESENCE = ((1, None), (1, 2), (1, None), (3, None), (3, 3), (2, None))
 """Of six clients: two leave before the last of four rounds, three come, two of them before the same round."""

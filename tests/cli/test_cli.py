@@ -317,7 +317,7 @@ def test_plan_of_a_deployment_counts_what_flower_takes(tmp_path):
     here = json.loads(fewbytes(*options, cwd=tmp_path).stdout)
     there = json.loads(fewbytes(*options, "--engine", "flower-deployment", cwd=tmp_path).stdout)
     assert here["waiting_seconds"] == 0
-    assert there["waiting_seconds"] > 3  # a SuperNode looks for messages every three seconds
+    assert 0 < there["waiting_seconds"] < 1  # a message of Flower's on its way
     assert there["up"] == here["up"]
 
 

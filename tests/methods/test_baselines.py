@@ -1,4 +1,5 @@
-"""FedProx, SCAFFOLD, FedAdam, FedYogi, Ditto and FedRep: against a second implementation, and what holds in general.
+"""FedProx, SCAFFOLD, FedAdam, FedYogi, FedBuff, Ditto, FedRep: against a second implementation, and what
+holds in general.
 
 The second one is of numpy and float64, written from the papers' equations, on a network of two linear layers. A
 client's batch is all it has, so that an epoch is one step and no order matters.
@@ -83,8 +84,8 @@ def first() -> Weights:
 class Finished:
     """A run of the library: its models, states and cohorts."""
 
-    def __init__(self, method: fb.Method, task: fb.Task, folder, rounds: int = ROUNDS) -> None:
-        result = fb.run(method, task, rounds=rounds, out=folder, workers=1)
+    def __init__(self, method: fb.Method, task: fb.Task, folder, rounds: int = ROUNDS, **settings) -> None:
+        result = fb.run(method, task, rounds=rounds, out=folder, workers=1, **settings)
         self.method, self.folder, checkpoint = method, folder, read_checkpoint(folder)
         self.model = numbers(result.global_model.state_dict()) if result.global_model else {}
         kind = method.state_class("server")
@@ -133,6 +134,29 @@ def test_adaptive_servers(name, tmp_path):
     same(run.server.m, m)
     same(run.server.v, v)
     same(run.model, x)
+
+
+@pytest.mark.parametrize("a", [0.5, 0.0])
+def test_fedbuff(a, tmp_path):
+    """Four clients are always at work, but that who was heard waits for the round's end."""
+    method = fb.FedBuff(**FULL, epochs=2, concurrency=4, buffer=2, server_lr=0.7, discount=a)
+    speeds = [1, 2, 4, 9]
+    run, w, rounds = Finished(method, two_layer_task(), tmp_path, 6, speeds="1,2,4,9"), first(), []
+    now, done = 0, {i: (speed, w, 0) for i, speed in enumerate(speeds)}  # when, what each began with, in which round
+    for t in range(6):
+        changes, heard = [], []
+        for _ in range(2):
+            i = min(done, key=lambda i: done[i][0])
+            now, begun, since = done.pop(i)
+            change = plus(steps(begun, 2, lambda v, i=i: gradient(v, i)), begun, -1)
+            changes.append({name: value / (1 + t - since) ** a for name, value in change.items()})
+            heard.append(i)
+        w = plus(w, mean(changes), 0.7)
+        done |= {i: (now + speeds[i], w, t + 1) for i in heard}
+        rounds.append(heard)
+    assert any(3 in heard for heard in rounds)
+    assert run.cohorts == rounds
+    same(run.model, w)
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
@@ -219,6 +243,29 @@ def test_stragglers_train_for_fewer_epochs():
     assert equal(left(fb.FedProx(**one, stragglers=1.0)), left(fb.FedAvg(**LOCAL)))  # 1 to 1
     many = one | {"epochs": 6}
     assert not equal(left(fb.FedProx(**many, stragglers=1.0)), left(fb.FedProx(**many)))
+
+
+def test_fedbuff_that_waits_for_all_of_equal_speed_is_fedavg_with_a_plain_mean():
+    """All clients at work and in every buffer: none is stale, and eta_g moves as far as it says."""
+    data = tiny_data(3)
+    members = tuple(replace(member, train=member.train.take(torch.arange(16))) for member in data.clients)
+    task = tiny_task(3).with_data(replace(data, clients=members))  # as many samples each
+    everybody = {"concurrency": 3, "buffer": 3}
+    fedbuff, fedavg = (
+        fb.run(method, task, rounds=4, workers=1) for method in (fb.FedBuff(**LOCAL, **everybody), fb.FedAvg(**LOCAL))
+    )
+    expected = state_of(fedavg.global_model)
+    for name, value in state_of(fedbuff.global_model).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
+    assert [row["staleness"] for row in fedbuff.rounds] == [0.0] * 4
+    assert [*fedbuff.rounds[0]["notes"].values()] == ["3 of 3"]  # it waits for the slowest
+    for what in ("uplink_nominal_bytes", "downlink_nominal_bytes", "left_out"):
+        assert abs(fedbuff.summary[what] - fedavg.summary[what]) <= 4 * 3 * 8  # FedAvg says how many samples
+    start, half = task.problem.first_state(), fb.FedBuff(**LOCAL, **everybody, server_lr=0.5)
+    moved = state_of(fb.run(half, task, rounds=1, workers=1).global_model)
+    whole = state_of(fb.run(replace(half, server_lr=1.0), task, rounds=1, workers=1).global_model)
+    for name in ("conv.weight", "fc.bias"):
+        torch.testing.assert_close(moved[name] - start[name], (whole[name] - start[name]) / 2, rtol=1e-4, atol=1e-6)
 
 
 def test_scaffold_s_first_round_is_fedavg_with_a_plain_mean():

@@ -282,7 +282,7 @@ def test_a_stranger_with_the_certificate_alone_can_do_nothing(running, app, tmp_
     environment = {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(tmp_path)}
     for command in commands:
         done = subprocess.run([*flwr, *in_json(command)[1:]], env=environment, capture_output=True, timeout=60)
-        assert re.search("authenticat|logged in", failure(read_answer(done.stdout, done.stderr))), done.stdout
+        assert re.search("authenticat|logged in", failure(read_answer(done.stdout + done.stderr))), done.stdout
     for claimed in ("", "Bearer ", "Bearer none", "Basic x"):
         status = post(running, "/v1/control/list-runs", {"Authorization": claimed} if claimed else {})
         assert status == 401, claimed

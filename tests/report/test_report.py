@@ -510,6 +510,23 @@ def charts_of(text: str) -> dict[str, Any]:
     return dict(json.loads(found[1]))
 
 
+def test_what_was_reached_is_drawn_over_simulated_seconds_where_there_are_any(tmp_path: Path) -> None:
+    plain, timed = make_run(tmp_path / "a"), make_run(tmp_path / "b", "fedbuff")
+    rows = [json.loads(line) for line in (timed / "rounds.jsonl").read_text("utf-8").splitlines()]
+    for row in rows:
+        row["simulated_seconds"] = 2.5 * row["round"]
+    (timed / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    runs = read_runs([plain, timed])
+    text = write_report(runs, tmp_path / "r.html").read_text("utf-8")
+    ((trace,), _) = charts_of(text)["scores-clock"]["global"]
+    assert trace["x"] == [2.5 * t for t in range(1, ROUNDS + 1)]
+    assert trace["y"] == [row["scores"]["accuracy"]["global"] for row in rows]
+    assert str(summary_table(runs).caption) == f"by the simulated clock: fedbuff {2.5 * ROUNDS} s"
+    text = write_report(runs[:1], tmp_path / "r.html").read_text("utf-8")
+    assert "scores-clock" not in charts_of(text)
+    assert "simulated" not in text
+
+
 def test_images_stand_by_class_and_round(tmp_path: Path) -> None:
     run = read_run(show(make_run(tmp_path / "a"), range(1, ROUNDS + 2), ["cat", "dog", "cat"]))
     text = write_report([run], tmp_path / "r.html").read_text("utf-8")

@@ -315,7 +315,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would cost in bytes and time, from a few real rounds of a few clients."""
-    from fewbytes.experiments.plan import deployment_seconds, make_plan
+    from fewbytes.experiments.plan import EXCHANGE_SECONDS, make_plan
     from fewbytes.experiments.prepared import PreparedRun
 
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
@@ -326,7 +326,7 @@ def plan(
         note(text)
     with console.status(f"running a few rounds of {job.method.method_name} to measure its payloads"):
         how = job.experiment.run
-        exchange = deployment_seconds(job.experiment) if how.engine == "flower-deployment" else 0.0
+        exchange = EXCHANGE_SECONDS if how.engine == "flower-deployment" else 0.0
         made = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget)
     if as_json:
         print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))

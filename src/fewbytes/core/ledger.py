@@ -18,7 +18,7 @@ OUTCOMES = ("answered", "unreachable", "late", "failed", "rejected", "surplus", 
 """How an exchange can end: with a reply; the node was not there; nothing came in time; its handler failed; what came
 was refused, before anything used it or because it broke the round, which was then taken again without it; more
 clients were asked than needed and others were faster; or it was not asked, by the operator's wish or after too many
-refused replies."""
+refused replies. Also surplus: who was at work for a stream (`Network.stream`) when the last round ended, or left."""
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,9 @@ class Method(ABC, metaclass=_Terms):
     replies is one `net.mean` or `net.entry_means` a round. Of samples: what a client sends follows from one `site.fit`
     a round, by the terms of `local`, whose hooks see no data; and from how many samples it has."""
 
+    streams: ClassVar[bool] = False
+    """Whether its server takes replies as they come (`Network.stream`): clients are then at work while rounds go by."""
+
     sums: ClassVar[bool] = False
     """Whether its server takes nothing from replies but one mean of them all, weighted by their samples or not at all,
     so that it can be run without seeing any (`fewbytes.methods.parts.secure`)."""
@@ -170,6 +173,10 @@ class Method(ABC, metaclass=_Terms):
         """How many rounds a run of `asked` takes: as many, but for one-shot and staged methods with a number of
         their own."""
         return asked
+
+    def cohort(self, clients: int) -> int:
+        """How many of so many clients answer in a round."""
+        return max(1, round(getattr(self, "fraction", 1.0) * clients))
 
     def model_for(self, shape: tuple[int, ...]) -> str:
         """The name of a model that suits the method and samples of `shape`, where the user names none."""

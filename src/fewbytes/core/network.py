@@ -87,6 +87,9 @@ class Exchanges(Protocol):
     ) -> Iterator[tuple[Id, Any]]:
         """Run a handler on clients; replies in the order asked."""
 
+    def stream(self, function: Callable[..., Any], send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
+        """Keep so many clients at work on a handler; replies as they come."""
+
     def leave(self, function: Callable[..., Any], to: Mapping[Id, Any] | None, send: Any, part: str) -> None:
         """Leave a message with each of some clients' next request, or with everybody's in a part of the network."""
 
@@ -104,7 +107,8 @@ class Network:
     """What a server half may use, and no more. `members`: the clients it sees of the engine's (default: all), and
     what that part of the network is called.
 
-    One call at a time: a call inside a call, or one left unread or half-read, is an error in every engine.
+    One call at a time: a call inside a call, or one left unread or half-read, is an error in every engine. A stream may
+    be left at any reply.
     """
 
     def __init__(self, engine: Exchanges, members: Sequence[Id] | None = None, part: str = "") -> None:
@@ -155,6 +159,21 @@ class Network:
         task's schedule are passed over. Read it to the end: clients run as their replies are read.
         """
         return self._engine.exchange(handler, to, send)
+
+    def stream(
+        self, handler: Callable[[Any, Sent, Site], Reply], send: Sent | None = None, at_once: int = 1
+    ) -> Iterator[tuple[Id, Reply, int]]:
+        """Keep `at_once` clients at work on a handler; yields (client, reply, staleness) as replies come.
+
+        Whoever is asked gets `send`. When the next reply is asked for, the places that are free go to clients drawn at
+        random from those that are not at work and have not answered in this round. Leave it (`break`) with enough
+        replies: who is still at work then stays so, and answers in a later round, in which `staleness` is how many
+        rounds ago it was asked. It ends by itself when nobody is at work or can be asked. A run streams one handler, to
+        which its method alone says (`Method.streams`), and no message waits beside it (`tell`).
+        """
+        if self._members is not None:
+            raise MethodError("a stream is of all clients, not of a part of them (among)")
+        return self._engine.stream(handler, send, at_once)
 
     def tell(
         self,

@@ -27,7 +27,8 @@ from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered
 from fewbytes.core.rules import Rule
 from fewbytes.engines.handlers import Done, SampleCounts, unchanged
-from fewbytes.engines.requests import Request
+from fewbytes.engines.requests import Request, Requests
+from fewbytes.engines.underway import AtWork, UnderWay, Work
 from fewbytes.engines.waiting import Waiting, WaitingMessages
 from fewbytes.wire import Counted, Frame, counted, unpack
 from fewbytes.wire.values import check_finite
@@ -38,7 +39,7 @@ MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the m
 @dataclass
 class Resumed:
     """What a run that goes on takes over from its checkpoint: client states' versions, and the clients that take
-    part; the run's nonce, and how often it has been gone on with."""
+    part; the run's nonce, and how often it has been gone on with; who is at work, and the simulated time."""
 
     nonce: bytes
     starts: int
@@ -46,6 +47,8 @@ class Resumed:
     versions: dict[Id, int]
     known: list[Id]
     waiting: list[Waiting]
+    under_way: UnderWay
+    clock: float
 
 
 class Engine(ABC):
@@ -90,6 +93,10 @@ class Engine(ABC):
         self.released = 0
         """How many noisy means there were since the round began."""
         self._asked = 0
+        self.staleness: list[int] = []
+        """Of the replies of a stream since the round began: how many rounds before each was asked for."""
+        self.clock = 0.0 if resumed is None else resumed.clock
+        """Simulated seconds since the run began, where clients' speeds are simulated."""
         self.t = 0
         self.rng: np.random.Generator = stream(self.problem.seed, "server", 0)
         self.scored = True
@@ -115,6 +122,9 @@ class Engine(ABC):
         self._bounded: dict[Any, tuple[float, int]] = {}
         self._cohorts: dict[float, list[Id]] = {}
         self._waiting = WaitingMessages(self._named, [] if resumed is None else resumed.waiting)
+        self._at_work = AtWork()
+        self._resumed_work = None if resumed is None else resumed.under_way  # until a step begins
+        self._had: set[Id] = set()  # whose part in this round's stream is over
 
     # ---------------------------------------------------------------------------------------------- the loop's side
 
@@ -122,9 +132,13 @@ class Engine(ABC):
         """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
         self.t, self.scored, self.records, self.shown = t, scored, Gathered(self.problem.objective.metrics), {}
         self.left_out, self.notes, self.not_finite, self._cohorts = [], {}, set(), {}
+        self.staleness, self._had = [], set()
         self._last, self._failed = None, False
         self.released = 0
         self.rng = stream(self.problem.seed, "server", t, *names)
+        if self._resumed_work is not None:
+            self._at_work.unpack(self._resumed_work, self, self._named)
+            self._resumed_work = None
 
     def idle(self) -> None:
         """Raises MethodError if a call was left unread or half-read."""
@@ -168,10 +182,14 @@ class Engine(ABC):
             if rounds >= self.policy.strikes:
                 self.not_asked.setdefault(client, f"{rounds} refused replies in a row")
 
-    def go_back(self, versions: Mapping[Id, int], waiting: Iterable[Waiting]) -> None:
-        """Forget what a step that is taken again has done to clients."""
-        self.versions = dict(versions)
-        self._waiting = WaitingMessages(self._named, waiting)
+    def go_back(self, to: Resumed | None) -> None:
+        """Forget what a step that is taken again has done to clients since a checkpoint (None: since the start)."""
+        self._given_up([work.client for work in self._at_work])
+        self._at_work.clear()
+        self.versions, self.clock = ({}, 0.0) if to is None else (dict(to.versions), to.clock)
+        self._waiting = WaitingMessages(self._named, [] if to is None else to.waiting)
+        if to is not None:
+            self._at_work.unpack(to.under_way, self, self._named)
 
     def patient(self, tries: int) -> bool:
         """Wait before a round that too few answered is tried again, the `tries`-th time; False: that will not help."""
@@ -189,6 +207,20 @@ class Engine(ABC):
     def waiting(self) -> list[Waiting]:
         """The messages that wait, for a checkpoint."""
         return self._waiting.packed()
+
+    def under_way(self) -> UnderWay:
+        """Who is at work for a stream, for a checkpoint."""
+        return self._at_work.packed()
+
+    def give_up(self) -> None:
+        """Nobody who is at work for a stream is waited for any more: no round is to come for the replies."""
+        self._give_up({work.client: "still at work when the last round ended" for work in self._at_work}, "surplus")
+
+    def _give_up(self, clients: Mapping[Id, str], outcome: str) -> None:
+        self._given_up(list(clients))
+        for client, why in clients.items():
+            work, request = self._at_work.take(client)
+            self.leave_out(work.handler, client, request, outcome, why, 0)
 
     def arrivals(self, t: int) -> list[Id]:
         """Clients that are there for round t and can be reached, but are not known to the run yet, ascending."""
@@ -235,21 +267,42 @@ class Engine(ABC):
         self, function: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any
     ) -> Iterator[tuple[Id, Any]]:
         """Run a handler on clients; see `Network.call`."""
-        self.idle()
-        if self.released:
-            raise MethodError("nothing is sent after a noisy mean before the round is kept: what is done again counts")
+        self._may_ask()
         asked = [i for i in to if i in self.clients or not self._has_left(i)]
         if len(set(asked)) != len(asked):
             raise MethodError("a client is asked twice in one call")
         unknown = [i for i in asked if i not in self.clients]
         if unknown:
             raise MethodError(f"unknown clients are asked: {unknown[:5]}")
+        if busy := [i for i in asked if i in self._at_work]:
+            raise MethodError(f"clients are asked that are at work for a stream: {busy[:5]}")
         messages: Mapping[Id, Any] = to if isinstance(to, Mapping) else dict.fromkeys(asked, send)
         handler = self._handler(function)
         self._asked = len(asked)
         self._open = handler.name  # from now on, so that a call nobody reads is an error, too
         self._replies = self._read(handler, asked, messages)
         return self._replies
+
+    def _may_ask(self) -> None:
+        self.idle()
+        if self.released:
+            raise MethodError("nothing is sent after a noisy mean before the round is kept: what is done again counts")
+
+    def stream(self, function: Callable[..., Any], send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
+        """Keep clients at work on a handler; see `Network.stream`."""
+        self._may_ask()
+        handler = self._handler(function)
+        if not self.method.streams:
+            raise MethodError(f"{type(self.method).__name__} streams {handler.name!r}, and must say so: streams = True")
+        if self.privacy is not None:
+            raise MethodError("a noisy mean is of a cohort that is asked together, not of a stream: call it")
+        if at_once < 1:
+            raise MethodError(f"a stream keeps at least one client at work, not {at_once}")
+        if self._waiting.handlers():
+            raise MethodError("messages wait for clients' next requests, which a stream does not carry: call them")
+        if other := next((work.handler for work in self._at_work if work.handler != handler.name), None):
+            raise MethodError(f"clients are still at work on {other!r}: a run streams one handler")
+        return self._stream(handler, send, at_once)
 
     def refused(self) -> int:
         """See `Exchanges.refused`."""
@@ -317,11 +370,77 @@ class Engine(ABC):
             raise
         self._open, self._last = None, None
 
+    def _stream(self, handler: Handler, send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
+        for why, outcome in ((self.not_asked, "excluded"), (self.barred, "rejected")):
+            for client in sorted(why.keys() & set(self.clients) - self._had):
+                self._had.add(client)
+                if client in self._at_work:
+                    self._give_up({client: why[client]}, outcome)
+                else:
+                    self.leave_out(handler.name, client, None, outcome, why[client], 0)
+        gone = {work.client: "it has left" for work in self._at_work if work.client not in self.clients}
+        self._give_up(gone, "surplus")
+        able = [i for i in self.clients if i not in self.not_asked]
+        failed = [left for left in self.left_out if left.client in self.barred]
+        rng = stream(self.problem.seed, "server", self.t, "stream")
+        requests = Requests(self, handler, dict.fromkeys(able, send), able)
+        try:
+            self._enough_of(handler, able, failed, at_once)
+            while True:
+                free = [i for i in able if i not in self._at_work and i not in self._had]
+                places = min(at_once - len(self._at_work), len(free))
+                for client in sorted(map(int, rng.choice(free, places, replace=False))) if places > 0 else ():
+                    until = self.clock + self.takes(client)
+                    self._at_work.add(Work(client, handler.name, self.t, self.scored, until, 0), requests)
+                if not len(self._at_work):
+                    return
+                work, reply = self._next(handler)
+                self._had.add(work.client)
+                if isinstance(reply, LeftOut):
+                    failed.append(reply)
+                    self._enough_of(handler, able, failed, at_once)
+                    continue
+                self.staleness.append(self.t - work.round)
+                self._last = work.client
+                self._looks.add(handler.name, self.problem.architecture(work.client), work.client, reply)
+                self.on_reply(work.client)
+                yield work.client, reply, self.staleness[-1]
+        except Exception:  # not the method's, as in `_read`
+            self._failed = True
+            raise
+        finally:  # also where the method has had enough
+            self._last = None
+            requests.close()
+
+    def _enough_of(self, handler: Handler, able: Sequence[Id], failed: list[LeftOut], at_once: int) -> None:
+        if failed:
+            self.enough(handler.name, len(able), failed, min(at_once, len(able)))
+
+    @abstractmethod
+    def _next(self, handler: Handler) -> tuple[Work, Any]:
+        """Wait for one of those who are at work, and enter its exchange in the ledger: what it was at work on, and its
+        reply, or how it was left out."""
+
+    @abstractmethod
+    def _given_up(self, clients: Sequence[Id]) -> None:
+        """The replies of these clients, who are at work, are not waited for any more."""
+
+    def takes(self, client: Id) -> float:
+        """Simulated seconds that a client takes for an exchange, where its speed is simulated."""
+        return 0.0
+
     @abstractmethod
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
         """Send, run, collect; enter each exchange in the ledger; yield replies in the order asked."""
 
     # -------------------------------------------------------------------------------------------- for engines' own use
+
+    def put(self, frame: Frame) -> str:
+        """Store a message's frame where its readers find it, if it does not travel with the request."""
+        return ""
+
+    def free(self, at: str) -> None:
+        """Nobody reads what `put` stored there any more."""
 
     def next_number(self) -> int:
         """A number no job or message of this run has had."""
@@ -349,6 +468,7 @@ class Engine(ABC):
                     raise
             message = next((part.message for part in sent.parts if not part.waited), None)
             admit(value, size, Known(self.problem.layout(client), message, self._samples(client), most))
+        self._keep_sent(handler.name, client, sent)
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version
         self.records.add(client, done.records)
@@ -378,6 +498,7 @@ class Engine(ABC):
         """Enter an exchange that did not end with a valid reply; `length`: bytes that came all the same."""
         self.left_out.append(LeftOut(client, handler, outcome, why))
         down, counts = (0, Counted()) if sent is None else (sent.length, sent.counted)
+        self._keep_sent(handler, client, sent)
         self.ledger.add(Row(self.t, handler, client, down, length, counts, Counted(), outcome))
 
     def enough(self, handler: str, asked: int, failed: list[LeftOut], wanted: int | None = None) -> None:
@@ -395,6 +516,10 @@ class Engine(ABC):
     def called(self, client: Id) -> str:
         """A client as people know it."""
         return f"client {client}"
+
+    def _keep_sent(self, handler: str, client: Id, sent: Request | None) -> None:
+        for part in () if sent is None else sent.parts:
+            self.keep(client, f"{handler}.{part.handler}" if part.waited else handler, "down", part.frame)
 
     def keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:
         """Keep a frame as a file, if asked to."""

@@ -19,11 +19,14 @@ from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
+from fewbytes.core.speeds import Speeds
 from fewbytes.engines.base import Engine, Resumed
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import WorkerPool, attempt, failed
-from fewbytes.engines.requests import Requests
+from fewbytes.engines.requests import Request, Requests
 from fewbytes.engines.store import ClientStore
+from fewbytes.engines.underway import Work
+from fewbytes.wire import Frame
 
 AHEAD = 4  # replies per worker that may wait for their turn
 
@@ -33,7 +36,8 @@ class LocalEngine(Engine):
 
     `workers`: processes (default: one per core; with a GPU, or where processes cannot be forked safely, handlers
     run in this process instead). `store`: the folder of client states. `policy`: how many replies must be finite.
-    `coded`: lossless coding of the frames. A context manager: leaving it ends the workers.
+    `coded`: lossless coding of the frames. `speeds`: how long clients take by a simulated clock (default: all alike).
+    A context manager: leaving it ends the workers.
     """
 
     def __init__(
@@ -46,8 +50,12 @@ class LocalEngine(Engine):
         coded: bool = True,
         frames: Path | None = None,
         resumed: Resumed | None = None,
+        speeds: Speeds | None = None,
     ) -> None:
         super().__init__(method, task, policy or Policy(), coded, frames, resumed)
+        self._seconds = (speeds or Speeds()).seconds(len(self.problem.clients), self.problem.seed)
+        self._jobs: dict[Id, Job] = {}  # of clients that are at work for a stream, once they are to be run
+        self._ended: dict[int, Done] = {}  # what came of jobs, by number, until it is their turn
         self.store = ClientStore(store)
         for client, number in self.versions.items():
             if number:
@@ -71,10 +79,8 @@ class LocalEngine(Engine):
             self.pool.close()
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        if self.pool is None:
-            requests = Requests(self, handler, messages, asked)
-        else:
-            requests = Requests(self, handler, messages, asked, self.pool.exchange.put, self.pool.exchange.free)
+        requests = Requests(self, handler, messages, asked)
+        self.clock += max(map(self.takes, asked), default=0.0)
         failed: list[LeftOut] = []
         too_few: TooFewReplies | None = None  # raised when all jobs are done, so that none is left behind
         for job, done, reply in self._run(handler.name, asked, requests):
@@ -94,13 +100,59 @@ class LocalEngine(Engine):
         if too_few is not None:
             raise too_few
 
+    def _next(self, handler: Handler) -> tuple[Work, Any]:
+        """Who is done first by the simulated clock; of several, who was asked first."""
+        turns = sorted(self._at_work, key=lambda work: work.until)
+        self.clock, client = max(self.clock, turns[0].until), turns[0].client
+        for work in turns if self.pool is not None else turns[:1]:
+            if work.client not in self._jobs and (work is turns[0] or len(self._jobs) < self._ahead()):
+                self._numbers += 1
+                request = self._at_work.request(work.client)
+                job = self._job(self._numbers, handler.name, work.client, request, work.round, work.scored)
+                self._jobs[work.client] = job
+                if self.pool is not None:
+                    self.pool.submit(job)
+        job, request = self._jobs.pop(client), self._at_work.request(client)
+        done, reply = self._run_one(job, request) if self.pool is None else self._done(self.pool, job)
+        work, _ = self._at_work.take(client)
+        try:
+            return work, self.settle(handler, client, request, done, reply)
+        except FrameError as error:
+            self.leave_out(handler.name, client, request, "rejected", str(error), len(reply))
+            return work, self.left_out[-1]
+        finally:
+            if self.pool is not None:
+                self.pool.release(job)
+
+    def _given_up(self, clients: Sequence[Id]) -> None:
+        """What a worker has begun is waited for, as it writes the client's state."""
+        jobs = [self._jobs.pop(client) for client in clients if client in self._jobs]
+        if self.pool is not None:
+            for job in [job for job in jobs if not self.pool.cancel(job)]:
+                self._done(self.pool, job)
+            for job in jobs:
+                self.pool.release(job)
+
+    def takes(self, client: Id) -> float:
+        """As the run's speeds say."""
+        return self._seconds[client]
+
+    def put(self, frame: Frame) -> str:
+        """Where workers read it."""
+        return super().put(frame) if self.pool is None else self.pool.exchange.put(frame)
+
+    def free(self, at: str) -> None:
+        """For other frames."""
+        if self.pool is not None:
+            self.pool.exchange.free(at)
+
     def make_durable(self, before: Mapping[Id, int]) -> None:
         """Those that are new, at once."""
         self.store.make_durable(self.versions.items() - before.items())
 
     def checkpointed(self, kept: Sequence[Mapping[Id, int]]) -> None:
         """Remove other states."""
-        self.store.keep_only(*kept)
+        self.store.keep_only(*kept, busy=self._jobs)
 
     def score_clients(self) -> dict[Id, Scores]:
         """Score the models in the workers."""
@@ -120,44 +172,57 @@ class LocalEngine(Engine):
             yield from self._run_here(name, asked, requests)
             return
         jobs: dict[int, Job] = {}
-        ended: dict[int, Done] = {}
         first = self._numbers + 1
         self._numbers += len(asked)
-        ahead, sent = AHEAD * len(self.pool.pids()), 0
+        ahead, sent = self._ahead(), 0
         for turn in range(len(asked)):
             while sent < min(len(asked), turn + ahead):
-                job = self._job(first + sent, name, asked[sent], requests)
+                request = None if requests is None else requests.write(asked[sent])
+                job = self._job(first + sent, name, asked[sent], request, self.t, self.scored)
                 jobs[job.number] = job
                 self.pool.submit(job)
                 sent += 1
-            number = first + turn
-            while number not in ended:
-                ended.update({done.number: done for done in self.pool.collect()})
-                self._measure()
-            job, done = jobs.pop(number), ended.pop(number)
-            yield job, done, self.pool.reply(job, done)
+            job = jobs.pop(first + turn)
+            yield job, *self._done(self.pool, job)
             self.pool.release(job)
+
+    def _ahead(self) -> int:
+        """How many jobs the workers are given before the first of them is needed."""
+        return 1 if self.pool is None else AHEAD * len(self.pool.pids())
+
+    def _done(self, pool: WorkerPool, job: Job) -> tuple[Done, memoryview]:
+        """What came of a job of the workers', and its reply, which is valid until it is released."""
+        while job.number not in self._ended:
+            self._ended.update({done.number: done for done in pool.collect()})
+            self._measure()
+        done = self._ended.pop(job.number)
+        return done, pool.reply(job, done)
 
     def _run_here(
         self, name: str, asked: list[Id], requests: Requests | None
     ) -> Iterator[tuple[Job, Done, memoryview]]:
         for client in asked:
             self._numbers += 1
-            job = self._job(self._numbers, name, client, requests)
-            sent = [] if requests is None else requests.open[client].parts
-            frames = [memoryview(bytes(part.frame)) for part in sent if part.frame is not None]
-            done, reply = attempt(self.runner, job, frames)
-            if done.error:
-                raise failed(job, done)
-            yield job, done, memoryview(b"" if reply is None else bytes(reply))
-            self._measure()
+            request = None if requests is None else requests.write(client)
+            job = self._job(self._numbers, name, client, request, self.t, self.scored)
+            yield job, *self._run_one(job, request)
 
-    def _job(self, number: int, name: str, client: Id, requests: Requests | None) -> Job:
-        job = Job(number, name, client, self.t, self.scored, self.versions.get(client, 0))
+    def _run_one(self, job: Job, request: Request | None) -> tuple[Done, memoryview]:
+        """Run a job in this process."""
+        sent = [] if request is None else request.parts
+        frames = [memoryview(bytes(part.frame)) for part in sent if part.frame is not None]
+        done, reply = attempt(self.runner, job, frames)
+        if done.error:
+            raise failed(job, done)
+        self._measure()
+        return done, memoryview(b"" if reply is None else bytes(reply))
+
+    def _job(self, number: int, name: str, client: Id, request: Request | None, t: int, scored: bool) -> Job:
+        job = Job(number, name, client, t, scored, self.versions.get(client, 0))
         if self.pool is not None:
             job.reply_to = self.pool.exchange.new()
-        if requests is not None:
-            requests.write(client).fill(job)
+        if request is not None:
+            request.fill(job)
         return job
 
     def _measure(self) -> None:

@@ -100,6 +100,13 @@ class WorkerPool:
         self._queue.append(job)
         self._feed()
 
+    def cancel(self, job: Job) -> bool:
+        """Take a job back, if no worker has been given it yet; whether it was."""
+        waits = job in self._queue
+        if waits:
+            self._queue.remove(job)
+        return waits
+
     def collect(self) -> list[Done]:
         """Wait for jobs to end. Raises MethodError for a handler that raised or keeps killing its worker."""
         done: list[Done] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,15 +76,15 @@ class Sender(Protocol):
     def waiting_for(self, client: Id) -> list[tuple[Handler, Any]]:
         """What waits for a client."""
 
-    def keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:
-        """Keep a frame as a file, if asked to."""
+    def put(self, frame: Frame) -> str:
+        """Store a message's frame where its reader finds it; where that is."""
+
+    def free(self, at: str) -> None:
+        """Give the place back."""
 
 
 class Requests:
-    """The requests of one call: each message packed once, when it is first sent, and dropped with its last reply.
-
-    `put` stores a frame where its reader finds it and `free` gives the place back.
-    """
+    """The requests of one call: each message packed once, when it is first sent, and dropped with its last reply."""
 
     def __init__(
         self,
@@ -92,11 +92,9 @@ class Requests:
         handler: Handler,
         messages: Mapping[Id, Any],
         asked: Sequence[Id],
-        put: Callable[[Frame], str] = lambda frame: "",
-        free: Callable[[str], None] = lambda at: None,
     ) -> None:
         self.open: dict[Id, Request] = {}
-        self._engine, self._put, self._free = engine, put, free
+        self._engine = engine
         self._messages = {
             i: [*((waited, message, True) for waited, message in engine.waiting_for(i) if waited != handler),
                 (handler, messages[i], False)]
@@ -115,15 +113,13 @@ class Requests:
             key = self._key(client, handler, message, waited)
             if key not in self._packed:
                 frame, counted = packed(handler, message, engine.problem.layout(client), engine.coded)
-                at = "" if frame is None else self._put(frame)
+                at = "" if frame is None else engine.put(frame)
                 base = None if frame is None else Base.of(frame.digest, message)
                 number = 0 if frame is None else engine.next_number()
                 self._packed[key] = Packed(
                     handler.name, waited, number, message, frame, counted, base, at, self._uses[key]
                 )
             parts.append(self._packed[key])
-            call = self._messages[client][-1][0].name
-            engine.keep(client, f"{call}.{handler.name}" if waited else call, "down", parts[-1].frame)
         self.open[client] = Request(parts)
         return self.open[client]
 
@@ -132,8 +128,17 @@ class Requests:
         request = self.open.pop(client)
         for part, each in zip(request.parts, self._messages[client], strict=True):
             part.left -= 1
-            if part.left == 0:
-                del self._packed[self._key(client, *each)]
-                if part.at:
-                    self._free(part.at)
+            self._drop(self._key(client, *each))
         return request
+
+    def close(self) -> None:
+        """Of those who were to be asked nobody else will be."""
+        open_now = Counter(self._key(i, *each) for i in self.open for each in self._messages[i])
+        for key, part in list(self._packed.items()):
+            part.left = open_now[key]
+            self._drop(key)
+
+    def _drop(self, key: Any) -> None:
+        """Forget a message that nobody has to answer any more."""
+        if self._packed[key].left == 0 and (at := self._packed.pop(key).at):
+            self._engine.free(at)

@@ -80,12 +80,14 @@ class ClientStore:
         make_durable(*(self.path(client, version) for client, version in states if version))
         make_durable(self.folder)
 
-    def keep_only(self, *kept: Mapping[Id, int]) -> None:
-        """Remove every file but these versions (and what a stopped worker left half-written)."""
+    def keep_only(self, *kept: Mapping[Id, int], busy: Iterable[Id] = ()) -> None:
+        """Remove every file but these versions (and what a stopped worker left half-written). Those of clients who are
+        `busy` stay, as a worker may be writing one."""
         wanted = {self.path(client, version).name for each in kept for client, version in each.items() if version}
         wanted.add(SECRET)
+        theirs = tuple(f"{client}-" for client in busy)
         for file in self.folder.iterdir():
-            if file.name not in wanted and file.suffix != TRAINED:
+            if not (file.name in wanted or file.suffix == TRAINED or file.name.lstrip(".").startswith(theirs)):
                 file.unlink(missing_ok=True)
 
     def keep_only_of(self, client: Id, versions: Iterable[int]) -> None:

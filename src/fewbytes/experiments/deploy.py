@@ -31,7 +31,10 @@ LOOPBACK = "127.0.0.1:0"
 KINDS = ("resident", "stock")
 """Nodes of ours, which stay warm, and Flower's SuperNodes, which start a process a message."""
 PLACES = "places.json"  # in the deployment's folder: --hosts and --address
-ENVIRONMENT = " ".join(f"{name}={value}" for name, value in compat.ENVIRONMENT.items())
+ENVIRONMENT, STOCK_ENVIRONMENT = (
+    " ".join(f"{name}={value}" for name, value in variables.items())
+    for variables in (compat.ENVIRONMENT, compat.SUPERNODE_ENVIRONMENT)
+)
 QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
 
 AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a node again, and how many there are
@@ -159,7 +162,7 @@ class Deployment:
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         self.host = host.strip("[]")
         listen = f"0.0.0.0:{port}" if self.remote else address
-        self.processes = Processes(self.folder, listen, any_app=False, resident=node == "resident")
+        self.processes = Processes(self.folder, listen, False, resident=node == "resident", lasting=self.remote)
         self._again: dict[str, tuple[int, float]] = {}  # nodes that ended: attempts so far, not before
         self.address = f"{host}:{self.processes.address.rpartition(':')[2]}"
 
@@ -360,8 +363,9 @@ class Deployment:
         config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
         config |= _allowed(self.experiment, here=False)
         command = self.processes.node_command(name, config, self.address, folder, port=9094 + client)
-        about = RESIDENT_NODE if self.processes.resident else STOCK_NODE
-        environment = f"{compat.HOME}=$PWD/flower-home {ENVIRONMENT}"
+        resident = self.processes.resident
+        about = RESIDENT_NODE if resident else STOCK_NODE
+        environment = f"{compat.HOME}=$PWD/flower-home {ENVIRONMENT if resident else STOCK_ENVIRONMENT}"
         for part, text in (
             ("start.sh", START.format(name=name, about=about, environment=environment, command=shlex.join(command))),
             ("fewbytes-node.service", UNIT.format(name=name)),

@@ -111,6 +111,8 @@ class Display(Watcher):
                 self.note(f"{self._name}, {when}: {what} ({how_much})")
                 self._noted.add(what)
         for left in row.get("left_out", []):
+            if left["outcome"] == "surplus":  # nothing went wrong
+                continue
             self.note(f"{when}: client {left['client']} {left['outcome']}: {left['why']}")
         if row["scores"]:
             self._when = "after round" if last else "round"

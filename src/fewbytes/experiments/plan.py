@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +16,13 @@ from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
 from fewbytes.experiments.run import run
-from fewbytes.experiments.settings import Experiment
-from fewbytes.flower.compat import CLIENT_RUNTIME, POLL_SECONDS
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.running.loop import HEADROOM
 from fewbytes.running.watcher import Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
-HAND_OVER_SECONDS = 1.8  # measured: installing the app, handing message and reply between SuperNode and client
+EXCHANGE_SECONDS = 0.3
+"""What an exchange with a resident node takes besides moving and training: benchmarks/flower/exchange.py."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,7 @@ class Plan:
         )
         table.add_section()
         if self.waiting_seconds:
-            table.add_row("seconds per round until Flower has started clients", f"{self.waiting_seconds:.2f}", "")
+            table.add_row("seconds per round that messages wait", f"{self.waiting_seconds:.2f}", "")
         table.add_row("seconds per round with training", f"{self.round_seconds:.2f}", "")
         table.add_row("hours in all", f"{self.round_seconds * self.rounds / 3600:.2f}", "")
         table.caption = (
@@ -86,22 +81,6 @@ class Plan:
             f"machine ({self.train_seconds:.2f} s a round)"
         )
         return table
-
-
-def deployment_seconds(experiment: Experiment) -> float:
-    """Seconds an exchange takes on Flower's processes besides moving and training, a client's start measured here."""
-    code = (
-        f"import json, sys; import {CLIENT_RUNTIME}, fewbytes.experiments.app; "
-        "from fewbytes.experiments.settings import make_experiment; make_experiment(json.load(sys.stdin)).task()"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
-    text, taken = json.dumps(experiment.settings()), []
-    for _ in range(2):  # the first may read from the disk
-        started = time.monotonic()
-        subprocess.run([sys.executable, "-c", code], input=text, text=True, check=True, env=environment)
-        taken.append(time.monotonic() - started)
-    # whichever client answers last has just looked
-    return POLL_SECONDS + HAND_OVER_SECONDS + taken[-1]
 
 
 def make_plan(
@@ -115,7 +94,7 @@ def make_plan(
 ) -> Plan:
     """Run a few real rounds on the first few clients and extrapolate; links in bytes per second.
 
-    `exchange_seconds`: what an exchange takes besides (see `deployment_seconds`). `budget`: as in `fewbytes.run`.
+    `exchange_seconds`: what an exchange takes besides. `budget`: as in `fewbytes.run`.
     """
     fraction = getattr(method, "fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
@@ -128,10 +107,10 @@ def make_plan(
         ledger, _ = _probe(method.quick(planned), _scant(task), planned, whole=method.finish_exchanges)
         measured, first = len(task.problem.clients) * planned, 0
     else:
-        measured, first = len(few), PROBED_ROUNDS
+        measured, first = probed.cohort(len(few)), PROBED_ROUNDS
     columns = ledger.columns()
     rows = {name: values[columns["round"] >= first] for name, values in columns.items()}
-    up, cohort, fitting = rows["bytes_up"].sum() / measured, max(1, round(fraction * there)), planned
+    up, cohort, fitting = rows["bytes_up"].sum() / measured, method.cohort(there), planned
     if budget is not None and up and not method.own_rounds:  # as a run ends before a round that might exceed it
         fitting = min(planned, max(1, int(budget / (up * cohort) - (HEADROOM - 1))))
     return Plan(

@@ -53,6 +53,7 @@ class PreparedRun:
         method, rule = self.method, Rule.read(self.experiment.run.aggregate)
         rule.check(method.method_name, method.aggregates, len(self.task.problem.clients))
         self.experiment.policy.check(len(self.task.problem.clients))
+        self.experiment.run.clock(len(self.task.problem.clients), self.experiment.run.engine != "local")
         promised(method, self.task, self.experiment.run, self.experiment.policy)
         method.server(method.adapted(self.task).problem)
 

@@ -23,6 +23,7 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     `rounds` (20), `budget` (most uplink bytes of the whole run, all clients together; it ends before a round that would
     exceed it, see `within`, unless the method has a number of rounds of its own), `stop_when` (likewise ends it where a
     score is reached, "global>=0.9", or none was better for so many scored rounds, "patience=5": see `StopWhen`),
+    `speeds` (simulated seconds that each client takes for an exchange, "1,1,10" or "10x": see `Speeds`),
     `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy),
     `engine` ("local", or "flower-simulation" on Ray: the same results, bit for bit), `workers` (one per core),
     `evaluate_every` (1), `coded` (lossless coding of what travels), `keep_frames`, `keep_checkpoints` (2) and
@@ -45,6 +46,7 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     if not isinstance(task, Task):
         raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
     policy.check(len(task.problem.clients))
+    speeds = settings.clock(len(task.problem.clients), settings.engine != "local")
     task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
     if settings.engine == "flower-simulation":
         from fewbytes.flower.simulation import simulate
@@ -57,6 +59,6 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
         frames = folder / "frames" if settings.keep_frames else None
         resumed = None if checkpoint is None else checkpoint.resumed()
         store = folder / "checkpoint" / "clients"
-        return LocalEngine(method, task, store, settings.workers, policy, settings.coded, frames, resumed)
+        return LocalEngine(method, task, store, settings.workers, policy, settings.coded, frames, resumed, speeds)
 
     return drive(method, task, settings, connect)

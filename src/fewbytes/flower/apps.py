@@ -275,6 +275,7 @@ def serve_run(
     """`serve` for settings that are made already; `exchange`: how messages are handed over."""
     task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
     policy.check(len(task.problem.clients))
+    settings.clock(len(task.problem.clients), on_flower=True)
     promised(method, task, settings, policy)
     how = exchange or Exchange()
 

@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
     from flwr.supercore.retry import RetryInvoker
 
-REQUIREMENT = "flwr>=1.41,<1.42"
+REQUIREMENT = "flwr>=1.40,<1.43"
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 """Flower phones home unless told not to before it is imported."""
 ENVIRONMENT = {
     **QUIET,
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",  # seconds; 1 adds half a second to every message
-    "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": str(1 << 20),  # bytes sent at once; 5 MiB never pass a link that breaks often
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; a SuperLink starts little, and looks cost it time
+    "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": "1800000",  # bytes at once; 5 MiB never pass a link that breaks every 2 MB
 }
 """What Flower's processes are started with, but for what a user has set himself."""
+SUPERNODE_ENVIRONMENT = {**ENVIRONMENT, "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
+"""The same for a SuperNode, which starts a process for each message."""
 HOME = "FLWR_HOME"
 """The variable that names the folder of a process's own files."""
 LOGGER = "flwr"
@@ -45,20 +47,16 @@ GUARDED = ("-m", "fewbytes.flower.guarded")
 FLEET = "/v1/fleet/"
 """Below this path lies what nodes need of a SuperLink's port; the rest is for people and for its own processes."""
 ASKED, CONFIRMED, LEFT = f"{FLEET}pull-messages", f"{FLEET}confirm-message-received", "/v1/runtime/push-messages"
-"""The paths by which a node asks for messages and says that it has one, and by which a run leaves some for nodes."""
+"""The paths by which a node asks for messages, and says that it has one, and by which a run leaves messages."""
 CONNECTION = "fewbytes"
 """What `flwr` calls the SuperLink that `connection_config` describes."""
 DATABASE = "superlink.db"
 DATABASE_FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm")
 DATABASE_KEPT = ("node", "alembic_version")
 """The tables that outlive a deployment: its nodes, and of which version all tables are."""
-CLIENT_RUNTIME = "flwr.supernode.runtime.run_clientapp"
-"""The module whose process serves one message on a SuperNode."""
-POLL_SECONDS = 3.0
-"""A SuperNode that found no message looks again after so long."""
 ALREADY_REGISTERED = "already in use"
 """What `failure` says of a node that cannot be registered because its key is."""
-LOOK_SECONDS = 0.25  # between looks for the rest of a reply that is still being uploaded
+LOOK_SECONDS = 0.1  # between looks for the rest of a reply that is still being uploaded
 APP_RAISED, NODE_UNAVAILABLE, APP_REFUSED = 2, 5, 7
 """Error codes: an application that raised something, a node that is gone, an application that may not run there."""
 
@@ -81,13 +79,16 @@ def connected_nodes(grid: Grid) -> dict[int, str]:
 # ------------------------------------------------------------------------------------------------- commands and files
 
 
-def superlink_command(host: str, port: int, certificates: Path, database: Path, token: Path) -> list[str]:
-    """A SuperLink's command line: TLS, only registered nodes, commands from who knows what the file `token` holds."""
+def superlink_command(host: str, port: int, certificates: Path, database: Path | None, token: Path) -> list[str]:
+    """A SuperLink's command line: TLS, only registered nodes, commands from who knows what the file `token` holds.
+
+    `database`: where it keeps its nodes and what passes through it (None: in memory, which takes a fifth of the time).
+    """
     return [
         sys.executable, *GUARDED, "superlink", str(token),
         "--host", host, "--port", str(port), "--enable-supernode-auth",
         "--ssl-ca-certfile", f"{certificates}/ca.crt", "--ssl-certfile", f"{certificates}/server.pem",
-        "--ssl-keyfile", f"{certificates}/server.key", "--database", str(database),
+        "--ssl-keyfile", f"{certificates}/server.key", *([] if database is None else ["--database", str(database)]),
         "--disable-runtime-dependency-installation",
     ]  # fmt: skip
 
@@ -188,7 +189,7 @@ def app_config(server: str, client: str, run_config: Mapping[str, Any]) -> str:
             "dependencies": [REQUIREMENT, "fewbytes"],
         },
         "tool": {"flwr": {"app": {
-            "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.41.0",
+            "publisher": "fewbytes", "fab-format-version": 1, "flwr-version-target": "1.40.0",
             "components": {"serverapp": server, "clientapp": client},
             "config": dict(run_config),
         }}},
@@ -353,16 +354,23 @@ def _replaced(module: Any, name: str, by: Any) -> Any:
 # ----------------------------------------------------------------------------------------------- answers and last words
 
 
+def flwr_commands() -> Callable[[Sequence[str]], object]:
+    """What runs a `flwr` command's arguments in this process. It may end with SystemExit."""
+    from flwr.cli.app import app
+
+    return app
+
+
 def in_json(command: Sequence[str]) -> list[str]:
     """A `flwr` command that answers with JSON."""
     return [*command, "--format", "json"]
 
 
-def read_answer(output: bytes, errors: bytes) -> dict[str, Any]:
+def read_answer(output: bytes) -> dict[str, Any]:
     """What a command `in_json` answered. Its exit code tells nothing: most failures' is 0."""
     with suppress(ValueError):
         return dict(json.loads(output[output.index(b"{") :]))
-    return {"error-message": plain(errors or output)}
+    return {"error-message": plain(output)}
 
 
 def failure(answer: Mapping[str, Any]) -> str:

@@ -57,6 +57,7 @@ from fewbytes.flower.compat import LOOK_SECONDS
 
 ALIVE_SECONDS = 30.0  # between signs of life; Flower takes a node for gone that has given none for twice as long
 FASTEST, SLOWEST = 0.1, 3.0  # seconds between looks for a message: 3 s are 350 B/s with the signs of life
+SOON = 0.02  # seconds between first looks for the rest of a message that is still being left
 AGAIN_SECONDS = 10.0  # at most between attempts to reach a SuperLink that does not answer
 ATTEMPTS = 5  # to deliver a reply whose upload Flower has given up
 AT_ONCE = 2  # pieces of a reply that are on their way
@@ -180,7 +181,7 @@ class Fleet:
         )
         message = pull_and_inflate_object_from_tree(
             tree, pull, lambda _: None, return_type=Message,
-            max_tries_per_object=None, initial_backoff=FASTEST, backoff_cap=LOOK_SECONDS,
+            max_tries_per_object=None, initial_backoff=SOON, backoff_cap=LOOK_SECONDS,
         )  # fmt: skip
         message.metadata.__dict__["_message_id"] = tree.object_id
         return Received(message, tree)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -30,10 +31,12 @@ from fewbytes.engines.handlers import SCORE, Done, Job, SampleCounts
 from fewbytes.engines.local import memory_bytes
 from fewbytes.engines.requests import Request, Requests
 from fewbytes.engines.store import ClientStore
+from fewbytes.engines.underway import Work
 from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
 from fewbytes.flower.messages import decoded, read_content, seal_of, sealed, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
 from fewbytes.running.settings import Settings
+from fewbytes.wire import Frame
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
@@ -52,6 +55,20 @@ class _Answer(NamedTuple):
     done: Done = Done(0)
     frame: memoryview = memoryview(b"")
     different: bool = False
+
+
+class _Sent(NamedTuple):
+    """A message as Flower took it: its id, and the order in it."""
+
+    id: str
+    order: bytes
+
+
+class _Coming(NamedTuple):
+    """What a client was sent for a stream (None: it could not be), and until when its reply may come."""
+
+    sent: _Sent | None
+    deadline: float
 
 
 @dataclass(frozen=True)
@@ -110,7 +127,9 @@ class FlowerEngine(Engine):
         self._nodes: dict[Id, int] = {}  # the node of each client that can be reached
         self._clients: dict[int, Id] = {}  # the client of each node without a name
         self._agreed: dict[Any, bytes] = {}
-        self._orders: dict[Id, bytes] = {}  # what each client was asked last
+        self._coming: dict[Id, _Coming] = {}  # what was sent to clients that are at work for a stream, in that order
+        self._early: dict[Id, Message] = {}  # replies of some of them that are here
+        self._different = 0  # clients of this step whose nodes run something else
         self._call = 0
         self._cohort: tuple[set[Id], int] = (set(), 0)
         self._heard = False  # whether a client has answered yet
@@ -163,7 +182,7 @@ class FlowerEngine(Engine):
         """
         asked = [i for i in clients if i not in self.sample_counts and not len(self.task.data.clients[i].train)]
         able = [i for i in clients if i not in asked]
-        for client, answer in self._ask("query.data", asked, lambda i: _Question(self._order(self._job("data", i)))):
+        for client, answer in self._ask("query.data", asked, lambda i: self._bare("data", i)):
             if answer.done.error or answer.different:
                 self._pass_over(client, f"it {answer.why}" if answer.different else cleaned(answer.done.error, 1000))
                 continue
@@ -196,7 +215,7 @@ class FlowerEngine(Engine):
         super().begin(t, scored, *names)
         if t:
             self.left_out, self._untold = self._untold, []
-        self._call = 0
+        self._call = self._different = 0
         self._cohort = (set(), 0)
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes(os.getpid()))
 
@@ -236,15 +255,12 @@ class FlowerEngine(Engine):
         return chosen
 
     def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        """As in `Engine`. Raises UserError where too few can answer as nodes run something else than the server, if no
-        client has answered yet; one client's mistake does not stop the others."""
-        places = () if self.frame_folder is None else (self.frame_folder.put, self.frame_folder.remove)
-        requests = Requests(self, handler, messages, asked, *places)
+        """As in `Engine`; one client's mistake does not stop the others."""
+        requests = Requests(self, handler, messages, asked)
         self._call += 1
         cohort, count = self._cohort
         enough = count if set(asked) == cohort else len(asked)
         failed: list[LeftOut] = []
-        different = 0
         shared: dict[int, bytes] = {}  # frames that go to several clients, by their message's number
 
         def question(client: Id) -> _Question:
@@ -257,7 +273,7 @@ class FlowerEngine(Engine):
                 if part.left > 1:
                     shared[part.number] = frame
                 frames.append(frame)
-            return _Question(self._order(job), frames[0] if len(frames) == 1 else b"".join(frames))
+            return _Question(self._order(job, self._call), frames[0] if len(frames) == 1 else b"".join(frames))
 
         for client, answer in self._ask("train.handler", asked, question, enough):
             if answer.outcome == "answered":
@@ -269,17 +285,88 @@ class FlowerEngine(Engine):
             if answer.outcome == "answered":
                 yield client, value
                 continue
-            different += answer.different and client not in self._unable
+            self._different += answer.different and client not in self._unable
             request = requests.take(client) if client in requests.open else None
             self.leave_out(handler.name, client, request, answer.outcome, answer.why, len(answer.frame))
             if answer.outcome != "surplus":
                 failed.append(self.left_out[-1])
-                try:
-                    self.enough(handler.name, len(asked), failed, enough)
-                except TooFewReplies:
-                    if different < len(failed) or self._heard:
-                        raise
-                    raise UserError(f"{self.called(failed[0].client)} {failed[0].why}") from None
+                self.enough(handler.name, len(asked), failed, enough)
+
+    def _next(self, handler: Handler) -> tuple[Work, Any]:
+        """Whose reply comes first; of those that come between two looks, and of what a node has kept since before the
+        server stopped, who was asked first."""
+        deadline = time.monotonic() + self.policy.round_timeout
+        for work in self._at_work:
+            if work.client not in self._coming:
+                sent = self._send("train.handler", work.client, partial(self._of_work, work))
+                self._coming[work.client] = _Coming(sent, deadline)
+        client, answer = self._first_of_work()
+        del self._coming[client]
+        request = self._at_work.request(client)
+        if answer.outcome == "answered":
+            try:
+                value = self._accept(handler, client, request, answer)
+                return self._at_work.take(client)[0], value
+            except FrameError as error:
+                answer = answer._replace(outcome="rejected", why=cleaned(str(error)))
+        self._different += answer.different and client not in self._unable
+        work, _ = self._at_work.take(client)
+        self.leave_out(handler.name, client, request, answer.outcome, answer.why, len(answer.frame))
+        return work, self.left_out[-1]
+
+    def _of_work(self, work: Work, client: Id) -> _Question:
+        """The same whenever it is asked, so that a node that has done it answers with what it has kept."""
+        version = self.versions.get(client, 0)
+        job = Job(self.next_number(), work.handler, client, work.round, work.scored, version)
+        request = self._at_work.request(client)
+        request.fill(job)
+        frames = [bytes(part.frame) for part in request.parts if part.frame is not None and not part.at]
+        return _Question(self._order(job, call=0), b"".join(frames))
+
+    def _first_of_work(self) -> tuple[Id, _Answer]:
+        """What came of the first of those who are at work that has an end."""
+        while True:
+            for client, (sent, _) in self._coming.items():
+                if sent is None:
+                    return client, _Answer("unreachable", "its node is not connected")
+                if client in self._early:
+                    return client, self._answer(client, self._early.pop(client), sent.order)
+            ids = {sent.id: client for client, (sent, _) in self._coming.items() if sent is not None}
+            for looked in (list(ids)[start : start + WINDOW] for start in range(0, len(ids), WINDOW)):
+                found, now = self._pull(looked), time.monotonic()
+                self._early = {ids[number]: reply for number, reply in found.items()}
+                for client in (ids[number] for number in looked if number not in found):
+                    if now >= self._coming[client].deadline:
+                        return client, _Answer("late", f"no reply within {self.policy.round_timeout:g} s")
+                if found:
+                    break
+            else:
+                self._wait(self.poll)
+
+    def _given_up(self, clients: Sequence[Id]) -> None:
+        """Their nodes may go on; what they reply is not looked for."""
+        for client in clients:
+            self._coming.pop(client, None)
+            self._early.pop(client, None)
+
+    def put(self, frame: Frame) -> str:
+        """In a simulation's folder of frames."""
+        return super().put(frame) if self.frame_folder is None else self.frame_folder.put(frame)
+
+    def free(self, at: str) -> None:
+        """Remove it there."""
+        if self.frame_folder is not None:
+            self.frame_folder.remove(at)
+
+    def enough(self, handler: str, asked: int, failed: list[LeftOut], wanted: int | None = None) -> None:
+        """As in `Engine`. Raises UserError where too few can answer as nodes run something else than the server, if no
+        client has answered yet."""
+        try:
+            super().enough(handler, asked, failed, wanted)
+        except TooFewReplies:
+            if self._different < len(failed) or self._heard:
+                raise
+            raise UserError(f"{self.called(failed[0].client)} {failed[0].why}") from None
 
     def _accept(self, handler: Handler, client: Id, request: Request, answer: _Answer) -> Any:
         """The decoded reply, entered in the ledger. Raises FrameError for one that must not reach the method."""
@@ -296,9 +383,7 @@ class FlowerEngine(Engine):
             return {}
         scores = {}
         self._call += 1
-        for client, answer in self._ask(
-            "evaluate.score", self.clients, lambda i: _Question(self._order(self._job(SCORE, i)))
-        ):
+        for client, answer in self._ask("evaluate.score", self.clients, lambda i: self._bare(SCORE, i)):
             if answer.outcome != "answered":
                 self.left_out.append(LeftOut(client, SCORE, answer.outcome, answer.why))
             else:
@@ -310,7 +395,7 @@ class FlowerEngine(Engine):
         if not self.method.has_local_models:
             return
         words = msgspec.json.encode(about)
-        for _ in self._ask("query.save", self.ever(), lambda i: _Question(self._order(self._job("save", i)), words)):
+        for _ in self._ask("query.save", self.ever(), lambda i: self._bare("save", i, words)):
             pass
 
     # ------------------------------------------------------------------------------------------ asking and waiting
@@ -325,27 +410,27 @@ class FlowerEngine(Engine):
         deadline = time.monotonic() + self.policy.round_timeout
         choosing = enough is not None and enough < len(asked)
         ahead = len(asked) if self.ahead is None or choosing else self.ahead
-        ids: dict[Id, str | None] = {}  # what was sent to whom; None: it could not be
+        ids: dict[Id, _Sent | None] = {}  # what was sent to whom; None: it could not be
         early: dict[str, Message] = {}
         surplus = False
         for turn, client in enumerate(asked):
             for coming in asked[len(ids) : turn + ahead]:
                 ids[coming] = self._send(kind, coming, question)
             if choosing and not turn:
-                surplus = self._first(enough or 0, [i for i in ids.values() if i], early, deadline)
+                surplus = self._first(enough or 0, [sent.id for sent in ids.values() if sent], early, deadline)
             wanted = ids[client]
             if wanted is None:
                 yield client, _Answer("unreachable", "its node is not connected")
                 continue
-            while wanted not in early and not surplus:
-                coming_in = [i for c in asked[turn : len(ids)] if (i := ids[c]) and i not in early]
+            while wanted.id not in early and not surplus:
+                coming_in = [s.id for c in asked[turn : len(ids)] if (s := ids[c]) and s.id not in early]
                 early |= self._pull(coming_in[:WINDOW])
-                if wanted in early or time.monotonic() >= deadline:
+                if wanted.id in early or time.monotonic() >= deadline:
                     break
                 self._wait(self.poll)
-            reply = early.pop(wanted, None)
+            reply = early.pop(wanted.id, None)
             if reply is not None:
-                yield client, self._answer(client, reply)
+                yield client, self._answer(client, reply, wanted.order)
             elif surplus:
                 yield client, _Answer("surplus", "others answered first")
             else:
@@ -361,12 +446,13 @@ class FlowerEngine(Engine):
                 return False
             self._wait(self.poll)
 
-    def _send(self, kind: str, client: Id, question: Callable[[Id], _Question]) -> str | None:
+    def _send(self, kind: str, client: Id, question: Callable[[Id], _Question]) -> _Sent | None:
         if client not in self._nodes:
             return None
         asking = question(client)
-        self._orders[client] = msgspec.msgpack.encode(asking.order)
-        return self._push(kind, self._nodes[client], write_content(self._orders[client], asking.frames))
+        order = msgspec.msgpack.encode(asking.order)
+        number = self._push(kind, self._nodes[client], write_content(order, asking.frames))
+        return None if number is None else _Sent(number, order)
 
     def _push(self, kind: str, node: int, content: RecordDict) -> str | None:
         """Send a message; its id, or None if Flower does not take it."""
@@ -382,8 +468,8 @@ class FlowerEngine(Engine):
         if self._stop.wait(seconds):
             raise KeyboardInterrupt
 
-    def _answer(self, client: Id, reply: Message) -> _Answer:
-        """A client's reply, read with suspicion."""
+    def _answer(self, client: Id, reply: Message, order: bytes) -> _Answer:
+        """A client's reply to an order, read with suspicion."""
         if reply.has_error():
             outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
             return _Answer(outcome, f"Flower's error {reply.error.code}: {cleaned(reply.error.reason)}")
@@ -400,7 +486,7 @@ class FlowerEngine(Engine):
             return _Answer("failed", self._difference(client, done.error.removeprefix(DIFFERENT)), different=True)
         if done.error:
             return _Answer("failed", cleaned(done.error), done, frame)
-        if seal_of(reply.content) != sealed(self._orders.get(client, b""), text, frame):
+        if seal_of(reply.content) != sealed(order, text, frame):
             return _Answer("rejected", "it answers another order, of an earlier round or another run", done, frame)
         return _Answer("answered", "", done, frame)
 
@@ -419,12 +505,16 @@ class FlowerEngine(Engine):
     def _job(self, handler: str, client: Id) -> Job:
         return Job(self.next_number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
 
-    def _order(self, job: Job) -> Order:
+    def _bare(self, what: str, client: Id, frames: bytes = b"") -> _Question:
+        """A question without messages."""
+        return _Question(self._order(self._job(what, client), self._call), frames)
+
+    def _order(self, job: Job, call: int) -> Order:
         key = self.problem.architecture(job.client)
         if key not in self._agreed:
             self._agreed[key] = digest(in_common(self.method, self.task, job.client))
         oldest = self._oldest.get(job.client, 0)
-        return Order(self.run, self._agreed[key], job, self._call, oldest, self.coded, self.nonce)
+        return Order(self.run, self._agreed[key], job, call, oldest, self.coded, self.nonce)
 
     def called(self, client: Id) -> str:
         """By number and registered name."""

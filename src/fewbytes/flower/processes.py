@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -26,12 +27,12 @@ from typing import Any, BinaryIO, NamedTuple
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import lock, private_folder
-from fewbytes.flower import compat
+from fewbytes.flower import commands, compat
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
 from fewbytes.flower.node_file import NodeFile
 
 START_SECONDS = 60  # for the SuperLink to answer
-COMMAND_SECONDS = 120  # for a `flwr` command, which takes about one
+COMMAND_SECONDS = 120  # for a `flwr` command; the first loads Flower
 GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
 CA = "certificates/ca.crt"
 
@@ -49,6 +50,7 @@ class Processes:
 
     `any_app`: whether SuperNodes run whatever application is submitted, not only the one installed with this package.
     `resident`: nodes are ours (`fewbytes.flower.resident`), not Flower's SuperNodes; they run no other application.
+    `lasting`: whether the registered nodes outlive a restart; then what passes through lies in a file, not in memory.
 
     In the folder: certificates/ (with the token), keys/, nodes/ (what resident nodes are), flower-home/ and homes/
     (FLWR_HOME of the SuperLink and of each SuperNode), superlink.db and nodes.json (the registered nodes, who outlive a
@@ -57,7 +59,9 @@ class Processes:
     killed. Raises UserError for another address, a folder in use, or without Flower.
     """
 
-    def __init__(self, folder: Path, address: str, any_app: bool = True, resident: bool = False) -> None:
+    def __init__(
+        self, folder: Path, address: str, any_app: bool = True, resident: bool = False, lasting: bool = True
+    ) -> None:
         host, _, port = address.rpartition(":")
         self._host = host.strip("[]")
         if not self._host or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{self._host}]"):
@@ -66,7 +70,9 @@ class Processes:
         self.address = f"{host}:{self._port}"
         self.folder, self._ports, self._any_app, self.resident = folder.absolute(), {self._port}, any_app, resident
         self._token = self.folder / "certificates" / "control.token"
+        self._lasting = lasting
         self._superlink: _Process | None = None
+        self._commands: _Commands | None = None
         self._nodes: dict[str, _Process] = {}
         self._lock: BinaryIO | None = None
 
@@ -88,6 +94,9 @@ class Processes:
             _end([self._superlink] if self._superlink else [])
             compat.purge(self.folder / compat.DATABASE)
             self._nodes, self._superlink = {}, None
+            if self._commands is not None:
+                self._commands.close()
+                self._commands = None
             if self._lock is not None:
                 self._lock.close()
 
@@ -100,9 +109,8 @@ class Processes:
     def superlink_command(self) -> list[str]:
         """The SuperLink's command line."""
         folder = self.folder
-        return compat.superlink_command(
-            self._host, self._port, folder / "certificates", folder / compat.DATABASE, self._token
-        )
+        database = folder / compat.DATABASE if self._lasting else None
+        return compat.superlink_command(self._host, self._port, folder / "certificates", database, self._token)
 
     def node_command(
         self,
@@ -153,6 +161,7 @@ class Processes:
             remedy = f"remove {Path(ca).parent} to have new ones made (every node then needs the new ca.crt)"
             raise UserError(f"{ca} is not a certificate: {remedy}") from None
         self._superlink = _Process(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
+        self._commands = _Commands(home)  # it loads what it needs meanwhile
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.check()
@@ -197,15 +206,13 @@ class Processes:
         new = [name for name in dict.fromkeys(names) if name not in ids]
         for name in new:
             write_node_key(self.folder / "keys", name)
-        for pair in (new[start : start + 2] for start in range(0, len(new), 2)):  # two at a time: a second each
-            key = {name: self.folder / "keys" / f"{name}.pub" for name in pair}
-            answers = self._flwr(*(compat.register_command(key[name], name) for name in pair))
-            for name, answer in zip(pair, answers, strict=True):
-                why = compat.failure(answer)
-                if not why:
-                    ids[name] = compat.registered_id(answer)
-                elif compat.ALREADY_REGISTERED not in why:  # if it is, nodes.json was lost
-                    raise FewbytesError(f"registering {name}: {why}")
+        for name in new:
+            answer = self._flwr(compat.register_command(self.folder / "keys" / f"{name}.pub", name))
+            why = compat.failure(answer)
+            if not why:
+                ids[name] = compat.registered_id(answer)
+            elif compat.ALREADY_REGISTERED not in why:  # if it is, nodes.json was lost
+                raise FewbytesError(f"registering {name}: {why}")
             write_file(self.folder / "nodes.json", json.dumps(ids, indent=1).encode())
 
     def node_status(self) -> dict[str, str]:
@@ -232,7 +239,8 @@ class Processes:
         port = 0 if self.resident else _free_port("127.0.0.1", self._ports)
         self._ports.add(port)
         command = self.node_command(name, node_config, superlink, port=port)
-        self._nodes[name] = _Process(command, home, self.folder / "logs" / f"{name}.log")
+        variables = compat.ENVIRONMENT if self.resident else compat.SUPERNODE_ENVIRONMENT
+        self._nodes[name] = _Process(command, home, self.folder / "logs" / f"{name}.log", variables)
 
     def submit(self, app: Path) -> int:
         """Submit the Flower app in the folder `app`; its run's id. Raises FewbytesError with Flower's message."""
@@ -241,7 +249,7 @@ class Processes:
     def run_status(self, run: int) -> tuple[str, str]:
         """A run's status and details: pending, starting, running, finished:completed, …:failed, …:stopped.
 
-        Takes a second of processor time. Raises FewbytesError with Flower's message.
+        Raises FewbytesError with Flower's message.
         """
         return compat.run_status(self._one(f"run {run}", compat.run_status_command(run)))
 
@@ -254,34 +262,60 @@ class Processes:
         return dict(json.loads(path.read_bytes())) if path.exists() else {}
 
     def _one(self, doing: str, command: Sequence[str]) -> dict[str, Any]:
-        (answer,) = self._flwr(command)
+        answer = self._flwr(command)
         if why := compat.failure(answer):
             raise FewbytesError(f"{doing}: {why}")
         return answer
 
-    def _flwr(self, *commands: Sequence[str]) -> list[dict[str, Any]]:
-        """What `flwr` commands answer that are run at once."""
+    def _flwr(self, command: Sequence[str]) -> dict[str, Any]:
+        """What a `flwr` command answers."""
         self.check()
-        home, pipe = self.folder / "flower-home", subprocess.PIPE
-        running = [_start(compat.in_json(command), home, pipe, pipe) for command in commands]
-        try:
-            return [compat.read_answer(*process.communicate(timeout=COMMAND_SECONDS)) for process in running]
-        except subprocess.TimeoutExpired:
-            raise FewbytesError(f"{' '.join(commands[0])}: no answer in {COMMAND_SECONDS} s") from None
-        finally:
-            for process in running:
-                process.kill()
-                process.communicate()
+        if self._commands is None:
+            self._commands = _Commands(self.folder / "flower-home")
+        return compat.read_answer(self._commands.run(compat.in_json(command)))
+
+
+class _Commands:
+    """A process that runs `flwr` commands (`fewbytes.flower.commands`), with the FLWR_HOME `home`."""
+
+    def __init__(self, home: Path) -> None:
+        command = [sys.executable, "-m", commands.__name__]
+        self.process = _start(command, home, subprocess.PIPE, subprocess.STDOUT, subprocess.PIPE)
+
+    def run(self, command: Sequence[str]) -> bytes:
+        """What a command prints. Raises FewbytesError if it does not in COMMAND_SECONDS, or at all."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        end, said = f"\n{commands.END}\n".encode(), b""
+        deadline = time.monotonic() + COMMAND_SECONDS
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(list(command[1:])).encode() + b"\n")
+            self.process.stdin.flush()
+        while not said.endswith(end):
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            more = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
+            if not more:
+                why = "it has ended: " + compat.last_words(said) if ready else f"no answer in {COMMAND_SECONDS} s"
+                raise FewbytesError(f"{' '.join(command)}: {why}")
+            said += more
+        return said.removesuffix(end)
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.communicate()
 
 
 class _Process:
     """A lasting process that appends to its log."""
 
-    def __init__(self, command: Sequence[str], home: Path, log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], home: Path, log: Path, variables: Mapping[str, str] = compat.ENVIRONMENT
+    ) -> None:
         self.log = log
         with open(log, "ab") as file:
             self._from = file.tell()
-            self.process = _start(command, home, file, subprocess.STDOUT)
+            self.process = _start(command, home, file, subprocess.STDOUT, variables=variables)
 
     def reason(self) -> str:
         """Why it ended: the signal, or what its log says last."""
@@ -290,11 +324,18 @@ class _Process:
         return compat.last_words(self.log.read_bytes()[self._from :][-(1 << 16) :])
 
 
-def _start(command: Sequence[str], home: Path, output: Any, errors: Any) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str],
+    home: Path,
+    output: Any,
+    errors: Any,
+    heard: int = subprocess.DEVNULL,
+    variables: Mapping[str, str] = compat.ENVIRONMENT,
+) -> subprocess.Popen[bytes]:
     """Start one of Flower's commands in a session of its own."""
     # Flower finds flower-superexec, flwr-serverapp and flwr-clientapp on PATH
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environment = {**compat.ENVIRONMENT, **os.environ, compat.HOME: str(home.absolute()), "PATH": path}
+    environment = {**variables, **os.environ, compat.HOME: str(home.absolute()), "PATH": path}
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:
@@ -307,7 +348,7 @@ def _start(command: Sequence[str], home: Path, output: Any, errors: Any) -> subp
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours are never used there
         return subprocess.Popen(
             [_executable(command[0]), *command[1:]], env=environment,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+            stdin=heard, stdout=output, stderr=errors,
             start_new_session=True, preexec_fn=die_with_parent, umask=0o077,
         )  # fmt: skip
 

@@ -56,12 +56,12 @@ def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
             thread.join(max(0.0, deadline - time.monotonic()))
         for number, handler in before.items():
             signal.signal(number, handler)
-    if any(node.is_alive() for node in nodes):  # in the midst of training or of a request, which cannot be told to end
-        sys.stdout.flush()
-        os._exit(0)
     for node in nodes:
         if node.failed is not None:
             raise node.failed
+    if any(node.is_alive() for node in nodes):  # in the midst of training or of a request, which cannot be told to end
+        sys.stdout.flush()
+        os._exit(0)
 
 
 class _Resident(threading.Thread):

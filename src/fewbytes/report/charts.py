@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from fewbytes.report import pieces
 from fewbytes.report.folder import Direction, Row, RunFolder, when
@@ -10,6 +11,7 @@ from fewbytes.report.pieces import Layout, Trace
 from fewbytes.report.records import Probe, Probed
 from fewbytes.report.table import megabytes, percent
 
+Clock = Literal["simulated_seconds"]
 _DASHES = ["solid", "dash", "dot", "dashdot"]
 
 
@@ -18,16 +20,17 @@ def score_axis(metric: str, share: bool) -> Layout:
     return {"title": metric} | ({"tickformat": ".0%"} if share else {})
 
 
-def score_trace(run: RunFolder, metric: str, kind: str | None, index: int, direction: Direction | None) -> Trace:
-    """One kind of a metric over rounds, or over the megabytes so far of one direction."""
+def score_trace(run: RunFolder, metric: str, kind: str | None, index: int, over: Direction | Clock | None) -> Trace:
+    """One kind of a metric over rounds, over the megabytes so far of one direction, or over simulated seconds."""
     so_far, position = 0, {}
     for row in run.rounds:
-        so_far += row[f"{direction}_bytes"] if direction else 0
+        so_far += row[f"{over}_bytes"] if over in ("uplink", "downlink") else 0
         position[id(row)] = so_far
     curve = run.curve(kind, metric)
     rows = [row for row, _ in curve]
+    words = {None: "", "simulated_seconds": "<br>%{x:,.4~g} simulated s"}.get(over, f"<br>%{{customdata[3]}} MB {over}")
     return _line(index, rows) | {
-        "x": [position[id(row)] / 1e6 if direction else row["round"] for row in rows],
+        "x": [row[over or "round"] if over in (None, "simulated_seconds") else position[id(row)] / 1e6 for row in rows],
         "y": [value for _, value in curve],
         "customdata": [
             [pieces.plain(run.label), pieces.plain(kind or ""), when(row), megabytes(position[id(row)])] for row in rows
@@ -35,7 +38,7 @@ def score_trace(run: RunFolder, metric: str, kind: str | None, index: int, direc
         "hovertemplate": "%{customdata[0]}<br><b>%{y:"
         + (".1%" if run.share(metric) else ".4~g")
         + "}</b> %{customdata[1]}<br>%{customdata[2]}"
-        + (f"<br>%{{customdata[3]}} MB {direction}" if direction else "")
+        + words
         + "<extra></extra>",
     }
 

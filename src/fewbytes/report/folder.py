@@ -185,6 +185,11 @@ class RunFolder:
         return max(stated, float(sum(row.get("seconds", 0.0) for row in self.rounds)))
 
     @property
+    def timed(self) -> bool:
+        """Whether its clients' speeds were simulated, and every line says when by that clock it was written."""
+        return bool(self.rounds) and all("simulated_seconds" in row for row in self.rounds)
+
+    @property
     def status(self) -> str:
         """`done`, `running`, `interrupted`, or `unfinished` where the run left no result."""
         return "unfinished" if self.result is None else self.result.get("status", "done")

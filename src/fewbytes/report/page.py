@@ -122,12 +122,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class Scores:
-    """Every kind of score and every metric with its meaning, and the charts' views."""
+    """Every kind of score and every metric with its meaning, the charts' views, and whether one is over simulated
+    seconds."""
 
     metric: str
     meanings: dict[str, str]
     of_metrics: dict[str, str]
     views: dict[str, str]
+    timed: bool
 
 
 @dataclass(frozen=True)
@@ -299,11 +301,21 @@ def _scores(runs: Sequence[RunFolder], charts: Charts) -> Scores | None:
             )
             for view, drawn in lines.items()
         }
+    timed = {view: [line for line in drawn if line[0].timed] for view, drawn in lines.items()}
+    if any(timed.values()):
+        charts["scores-clock"] = {
+            view: (
+                [score_trace(run, metric, kind, index, "simulated_seconds") for run, metric, kind, index in drawn],
+                {"xaxis": {"title": "simulated seconds", "rangemode": "tozero"}, "yaxis": _axis(drawn)},
+            )
+            for view, drawn in timed.items()
+        }
     shown = [line for drawn in lines.values() for line in drawn]
     kinds = _unique(kind for _, _, kind, _ in shown)
     metrics = [metric for metric in _unique(metric for _, metric, _, _ in shown) if metric in METRICS]
     meanings = {kind: KINDS.get(kind, "as the method records it") for kind in kinds}
-    return Scores(_metric(runs), meanings, {metric: METRICS[metric] for metric in metrics}, names)
+    of_metrics = {metric: METRICS[metric] for metric in metrics}
+    return Scores(_metric(runs), meanings, of_metrics, names, any(timed.values()))
 
 
 def _lines(runs: Sequence[RunFolder]) -> tuple[dict[str, str], dict[str, list[Line]]]:

@@ -32,6 +32,7 @@ class Round(TypedDict):
     scores: NotRequired[dict[str, dict[str, float | None]]]
     pooled: NotRequired[dict[str, dict[str, float]]]
     seconds: NotRequired[float]
+    simulated_seconds: NotRequired[float]
     client: NotRequired[int]
     left_out: NotRequired[list[LeftOut]]
     notes: NotRequired[dict[str, str]]

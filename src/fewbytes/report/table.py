@@ -31,8 +31,8 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 def summary_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: final and best score of the method's own kind, final personalised and global score, megabytes
     (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class would score.
-    Under it a line for every run that has further metrics or left clients out, and for what its method noted. At most
-    100 columns wide."""
+    Under it a line for every run that has further metrics or left clients out, for what its method noted, and one of
+    simulated seconds. At most 100 columns wide."""
     metrics = list(dict.fromkeys(run.metric for run in runs))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=10, max_width=26)
@@ -58,6 +58,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     if lines := [
         *_further(runs),
         *_turnovers(runs),
+        *_clocks(runs),
         *left_out.captions(runs),
         *(f"note: {note}" for note in notes.noted(runs)),
     ]:
@@ -98,6 +99,13 @@ def _turnovers(runs: Sequence[RunFolder]) -> list[str]:
                 f"newcomers only from round {run.fact('turnover')}; before: {name}{run.kind} {run.written(before)}"
             )
     return lines
+
+
+def _clocks(runs: Sequence[RunFolder]) -> list[str]:
+    """A line of how long the runs took by the simulated clock, of those that have one."""
+    took = [(run.label, seconds(run.rounds[-1]["simulated_seconds"])) for run in runs if run.timed]
+    named = ", ".join(f"{label} {time} s" if len(runs) > 1 else f"{time} s" for label, time in took)
+    return [f"by the simulated clock: {named}"] if took else []
 
 
 def majority_rows(runs: Sequence[RunFolder]) -> list[tuple[str, dict[str, float | None]]]:

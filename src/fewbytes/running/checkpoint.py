@@ -19,6 +19,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.data.split import transform_name
 from fewbytes.engines.base import Resumed
+from fewbytes.engines.underway import UnderWay
 from fewbytes.engines.waiting import Waiting
 from fewbytes.wire import pack, unpack
 from fewbytes.wire.frame import MAJOR
@@ -39,6 +40,8 @@ class Checkpoint:
     finished: bool
     server: bytes  # the server's state as a frame; empty: none
     waiting: list[Waiting]  # messages that wait for their clients' next request
+    under_way: UnderWay  # clients that are at work for a stream
+    clock: float  # simulated seconds since the run began
     versions: Tensor  # of client states: (client, version) rows, int64
     ledger: bytes
     handlers: list[str]
@@ -49,9 +52,8 @@ class Checkpoint:
     def resumed(self) -> Resumed:
         """What an engine takes over."""
         versions: dict[Id, int] = {int(client): int(number) for client, number in self.versions}
-        return Resumed(
-            self.nonce, self.starts, Ledger.frombytes(self.ledger, self.handlers), versions, self.known, self.waiting
-        )
+        ledger = Ledger.frombytes(self.ledger, self.handlers)
+        return Resumed(self.nonce, self.starts, ledger, versions, self.known, self.waiting, self.under_way, self.clock)
 
 
 class Checkpoints:

@@ -133,6 +133,7 @@ class _Loop:
         self.rule.check(method.method_name, method.aggregates, len(task.problem.clients))
         how += f", aggregate {self.rule}" if self.rule != Rule() else ""
         self.spending = Spending(promised(method, task, settings), self.planned, task.problem.seed, folder)
+        how += f", speeds {settings.speeds}" if settings.speeds is not None else ""
         how += f", dp {self.spending.promise} over {self.planned} rounds" if self.spending.promise is not None else ""
         self.budget, self.stop = (None, None) if method.own_rounds else (settings.budget, stop)
         self.ended_by = self.why = ""  # what ends the run before its last round, and why
@@ -242,6 +243,7 @@ class _Loop:
         self.method.round(self.state, engine.network, t)
 
     def _finish(self, engine: Engine) -> None:
+        engine.give_up()
         engine.deliver()
         self.method.finish(self.state, engine.network)
 
@@ -320,6 +322,9 @@ class _Loop:
             row |= {"left_out": [asdict(left) for left in left_out]} if left_out else {}
             row |= {"notes": engine.notes} if engine.notes else {}
             row |= {"privacy": spent} if spent else {}
+            stale = engine.staleness
+            row |= {"staleness": round(sum(stale) / len(stale), 4)} if stale else {}
+            row |= {"simulated_seconds": round(engine.clock, 4)} if self.settings.speeds is not None else {}
             row |= {"seconds": round(seconds, 4), "seconds_scoring": round(seconds - (exchanged - started), 4)}
             self.rows.append(row)
         gallery.keep(self.folder, t, engine.shown)
@@ -365,13 +370,12 @@ class _Loop:
         """Forget what a step that is taken again has done."""
         if not self.checkpoints.rounds():
             self.state = self.method.server(self.task.problem)
-            engine.go_back({}, [])
+            engine.go_back(None)
             return
         checkpoint = self.checkpoints.read(self.checkpoints.rounds()[-1])
         kind = self.method.state_class("server")
         self.state = None if kind is None else unpack(kind, checkpoint.server, limit=1 << 40)
-        resumed = checkpoint.resumed()
-        engine.go_back(resumed.versions, resumed.waiting)
+        engine.go_back(checkpoint.resumed())
 
     def _note(self, row: dict[str, Any]) -> None:
         """Tell people of the first row that is not finite, and of the first scores if they are not those to stop by."""
@@ -403,6 +407,8 @@ class _Loop:
             finished=phase == "finish",
             server=server,
             waiting=engine.waiting(),
+            under_way=engine.under_way(),
+            clock=engine.clock,
             versions=torch.tensor(sorted(engine.versions.items()), dtype=torch.int64).view(-1, 2),
             ledger=engine.ledger.tobytes(),
             handlers=engine.ledger.handlers,

@@ -13,6 +13,7 @@ from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.units import parse_bytes
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
+from fewbytes.core.speeds import Speeds
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
 
@@ -43,6 +44,11 @@ class Settings(Group):
         "of=samples of each one's samples, kept by the clients.", metavar="TERMS",
         text=Text("terms of a promise", lambda text: str(Privacy.read(text)), str), brief=True,
     )  # fmt: skip
+    speeds: str | None = setting(
+        None, "Simulated seconds that each client takes for an exchange: 1,1,10, a file with one a line, or 10x, from "
+        "1 to 10, dealt out at random.", metavar="TABLE", text=Text("speeds", lambda text: str(Speeds.read(text)), str),
+        brief=True,
+    )  # fmt: skip
     engine: Literal["local", "flower-simulation", "flower-deployment"] = setting(
         "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
     )
@@ -68,6 +74,18 @@ class Settings(Group):
             raise UserError("resume goes on with the run in a folder: say which, out=…")
         if self.from_round is not None and not self.resume:
             raise UserError("from_round goes back in a run that is resumed: say so (resume)")
+        if self.speeds is not None:
+            object.__setattr__(self, "speeds", str(Speeds.read(self.speeds)))  # with what a file says now
+
+    def clock(self, clients: int, on_flower: bool) -> Speeds | None:
+        """How long so many clients take, if that is simulated. Raises UserError for speeds of others, and on Flower."""
+        if self.speeds is None:
+            return None
+        if on_flower:
+            raise UserError("speeds are simulated, and clients on Flower have their own: leave speeds out")
+        speeds = Speeds.read(self.speeds)
+        speeds.check(clients)
+        return speeds
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:

@@ -76,6 +76,7 @@ def summary(
         "uplink_bytes_per_client_round": totals["uplink_bytes"] / exchanges,
         "downlink_bytes_per_client_round": totals["downlink_bytes"] / exchanges,
         "seconds": round(outcome.seconds, 3),
+        **({"simulated_seconds": rows[-1]["simulated_seconds"]} if rows and "simulated_seconds" in rows[-1] else {}),
         "peak_memory_bytes": outcome.peak_memory_bytes,
         "versions": versions(),
     }

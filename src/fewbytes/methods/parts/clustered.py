@@ -52,6 +52,8 @@ class Clustered(Around):
             raise UserError(f"clusters are of a method that has none, like FedAvg(), not of {self.inner!r}")
         if self.inner.own_rounds:
             raise UserError(f"{self.inner.method_name} has rounds of its own, and cannot be run in clusters")
+        if self.inner.streams:
+            raise UserError(f"{self.inner.method_name} takes replies as they come, of all clients: leave clusters out")
         super().__post_init__()
         object.__setattr__(self, "aggregates", self.inner.aggregates)
 

@@ -1,0 +1,66 @@
+"""How long clients take for an exchange, by a simulated clock."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from fewbytes.base.errors import UserError
+
+FORM = "1,1,10 (seconds, one a client), a file with one a line, or 10x"
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Each client's simulated seconds for an exchange; without any, from 1 to `spread`, evenly on a logarithmic scale,
+    dealt out at random. By default all take 1."""
+
+    each: tuple[float, ...] = ()
+    spread: float = 1.0
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """As in FORM; a file is read at once. Raises UserError for anything else."""
+        if spread := re.fullmatch(r"\s*([0-9.]+)\s*x\s*", text):
+            made = cls(spread=_number(spread[1], text))
+            if made.spread >= 1:
+                return made
+            raise UserError(f"speeds are {FORM}, at least 1x; not {text!r}")
+        if not re.fullmatch(r"[\s0-9.,e+-]+", text):
+            try:
+                text = ",".join(Path(text).read_text().split())
+            except (OSError, UnicodeDecodeError):
+                raise UserError(f"speeds are {FORM}; there is no such file as {text!r}") from None
+        return cls(tuple(_number(part, text) for part in text.split(",")))
+
+    def __str__(self) -> str:
+        """As it is read."""
+        numbers = [repr(number).removesuffix(".0") for number in self.each or (self.spread,)]
+        return ",".join(numbers) if self.each else f"{numbers[0]}x"
+
+    def check(self, clients: int) -> None:
+        """Raises UserError where they are not one for each of so many clients."""
+        if self.each and len(self.each) != clients:
+            raise UserError(f"speeds are of {len(self.each)} clients, and there are {clients}: give one for each")
+
+    def seconds(self, clients: int, seed: int) -> tuple[float, ...]:
+        """Those of so many clients; what is random follows from a run's seed."""
+        from fewbytes.base.streams import stream  # imports torch, which reading settings does not need
+
+        if self.each:
+            return self.each
+        steps = [round(self.spread ** (i / max(1, clients - 1)), 3) for i in range(clients)]
+        return tuple(map(float, stream(seed, "speeds").permutation(steps)))
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise UserError(f"speeds are {FORM}, all above 0; not {whole[:80]!r}")
+    return number
