@@ -241,7 +241,7 @@ class Fleet:
         """Send what the SuperLink lacks of a reply of which it says that it lacks nothing: so it says, too, of one that
         has begun to come, for the run has heard of it already, and waits for the rest. That is the last pieces."""
         refused = 0
-        for name in reversed(pieces):
+        for name in reversed([*pieces]):
             refused = 0 if self._taken(run, "", name, pieces[name]) else refused + 1
             if refused == AT_ONCE:  # those before have arrived, or nobody waits for any
                 break
