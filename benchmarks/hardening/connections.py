@@ -113,6 +113,43 @@ def flat(what: str, before: Taken, after: Taken, spare: int = 3) -> list[Figure]
     ]
 
 
+# --------------------------------------------------------------------------------------------- 18: weeks of work
+
+
+class Lasting(Snapshots):
+    """MiB of memory of a node, of the SuperLink and of all that this started, after each round."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.memory: dict[str, list[float]] = {"a node": [], "the SuperLink": [], "it and the run's server": []}
+
+    def scored(self, row: dict[str, Any]) -> None:
+        super().scored(row)
+        flower = self.deployed.processes
+        link, node = flower._superlink.process.pid, flower._nodes["client-0"].process.pid
+        took = taken(node).memory, taken(link, started=False).memory, taken(link).memory
+        for what, each in zip(self.memory, took, strict=True):
+            self.memory[what].append(each)
+
+
+def soak(rounds: int) -> list[Figure]:
+    """Row 18: so many rounds of a deployment of two nodes."""
+    with tempfile.TemporaryDirectory() as name:
+        experiment = small(rounds, engine="flower-deployment", round_timeout=60)
+        seen = deploy(experiment, Path(name), watched_by=Lasting, node=KIND)
+    found, half = [], rounds // 2
+    for what, memory in seen.memory.items():
+        growth = (statistics.median(memory[-5:]) - statistics.median(memory[half : half + 5])) * 100 / half
+        figure = f"{growth:.2f} MiB per 100 rounds"
+        found.append(
+            Figure(
+                f"a deployment, {rounds} rounds, {what}: growth in the second half", figure, "under 1 MB", growth < 0.95
+            )
+        )
+    left = sum(len(row.get("left_out", [])) for row in seen.rows)
+    return [*found, Figure(f"replies lost of {2 * rounds}", str(left), "0", not left)]
+
+
 # ------------------------------------------------------------------------------------------------ 5: killed uploads
 
 

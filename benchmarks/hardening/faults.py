@@ -83,8 +83,11 @@ FAULTS = (
     Fault(
         18,
         "weeks of work",
-        (Measure("replies.soak", 1000, 1000, 400), Measure("replies.soak_flower", 100, 1000, 400)),
-        lacking="a soak of a real deployment",
+        (
+            Measure("replies.soak", 1000, 1000, 400),
+            Measure("replies.soak_flower", 100, 1000, 400),
+            Measure("connections.soak", 200, 2000, 400),
+        ),
     ),
     Fault(
         19,

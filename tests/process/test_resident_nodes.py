@@ -114,7 +114,7 @@ def test_what_is_long_passes_a_link_that_is_reset_after_every_two_megabytes(big,
     (row,) = pq.read_table(tmp_path / "run" / "ledger.parquet").to_pylist()
     for link, size in ((proxy.up, row["bytes_up"]), (proxy.down, row["bytes_down"])):
         assert size > 6 * MB
-        assert link.bytes < 2 * size  # a piece of 1 MiB is lost at most with each reset
+        assert link.bytes < 1.5 * size  # what had begun to come is lost with each reset, and no more
         assert link.struck["reset"] >= size // (2 * MB)
     assert row["outcome"] == "answered"
     assert_equal_to_a_local_run(tmp_path / "run", settings)
