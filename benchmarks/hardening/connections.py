@@ -546,7 +546,7 @@ class Crowding(Counting):
                     here.sendall(request[i : i + 1])
 
 
-CALM = 3  # rounds before the sockets come; as many are beside them
+CALM = 20 if KIND == "resident" else 3  # rounds before the sockets come; as many are beside them
 
 
 def crowded(count: int) -> list[Figure]:
@@ -558,7 +558,7 @@ def crowded(count: int) -> list[Figure]:
         for each in seen.open:
             each.close()
     took = [row["seconds"] - row["seconds_scoring"] for row in seen.rows]
-    free, beside = statistics.fmean(took[1:CALM]), statistics.fmean(took[CALM + 1 : 2 * CALM])
+    free, beside = statistics.median(took[1:CALM]), statistics.median(took[CALM + 1 : 2 * CALM])
     each = (seen.after.memory - seen.before.memory) * 1024 / count
     return [
         Figure(

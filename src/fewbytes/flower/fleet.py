@@ -57,7 +57,7 @@ from fewbytes.base.files import replacing
 from fewbytes.flower.compat import LOOK_SECONDS
 
 ALIVE_SECONDS = 30.0  # between signs of life; Flower takes a node for gone that has given none for twice as long
-FASTEST, SLOWEST = 0.1, 3.0  # seconds between looks for a message: 3 s are 350 B/s with the signs of life
+FASTEST, SLOWEST = 0.1, 4.0  # seconds between looks for a message: 4 s are 300 B/s with the signs of life
 SOON = 0.02  # seconds between first looks for the rest of a message that is still being left
 AGAIN_SECONDS = 10.0  # at most between attempts to reach a SuperLink that does not answer
 ATTEMPTS = 5  # to deliver a reply whose upload Flower has given up
