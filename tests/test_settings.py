@@ -31,7 +31,7 @@ OTHER: dict[str, Any] = {
     "secure_aggregation": True, "secure_range": 8.0,
     "device": "cuda", "rounds": 6, "budget": 10**9, "stop_when": "f1/global>=0.5",
     "aggregate": "trimmed-mean=0.1", "dp": "of=samples,epsilon=8,delta=1e-05,clip=0.5,noise=seeded",
-    "engine": "flower-simulation", "workers": 2,
+    "engine": "flower-simulation", "workers": 2, "ray_address": "auto",
     "evaluate_every": 2, "coding": False, "keep_frames": True, "keep_checkpoints": 5,
     "save_models": False, "min_replies": 0.75, "round_timeout": 9.0, "over_selection": 0.5,
     "connect_timeout": 8.0,
@@ -118,6 +118,7 @@ def test_what_a_setting_cannot_be_is_said_in_one_line(given, says):
         ({"rounds": 0}, "rounds must be at least 1, not 0"),
         ({"workers": 0}, "workers must be at least 1, not 0"),
         ({"engine": "flower-deployment"}, "fewbytes deploy"),
+        ({"ray_address": "auto"}, "ray_address is for engine flower-simulation, not local"),
     ],
 )
 def test_run_refuses_arguments_that_cannot_be(given, says, tmp_path):

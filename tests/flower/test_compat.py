@@ -6,10 +6,12 @@ What `flwr supernode register` and `flwr run` answer is looked at in tests/proce
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -28,6 +30,7 @@ from fewbytes.flower import compat, fleet
 from fewbytes.flower.held import HOLD_SECONDS
 
 FLOWER = f"flwr {version('flwr')}"
+RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
 NODE_CONFIG = {
     "partition-id": 3, "a": "x y", "b": "it's", "c": 'say "x"', "d": "C:\\new\\it's", "e": "k=v.toml", "f.g": "",
 }  # fmt: skip
@@ -418,3 +421,85 @@ def test_the_rest_of_a_reply_is_taken_of_who_no_longer_knows_its_session(kind):
     module, name = kind.split(".")
     source = inspect.getsource(of_flower(f"flwr.supercore.corestate.{module}", name).store_object)
     assert "if not session_id" in source, f"{FLOWER}: a reply whose node was started anew as it came is lost"
+
+
+# ------------------------------------------------------------------------------------------------ the simulation
+
+
+POOL = """
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import import_module
+import ray
+from fewbytes.flower import compat
+
+class Actor:
+    def __init__(self):
+        self.count = 0
+    def run(self, app_fn, message, client, context):
+        self.count += 1
+        if message == "die":
+            os._exit(1)
+        return client, self.count, context
+
+def send(message, client=""):
+    function = lambda actor, *job: actor.run.remote(*job)
+    return pool.fetch_result_and_return_actor_to_pool(pool.submit(function, (None, message, client, None)))[0]
+
+def kill_idle_actors():
+    for actor in pool.pool:
+        ray.kill(actor)
+        with suppress(ray.exceptions.RayActorError):
+            while ray.get(actor.run.remote(None, "go", "", None)):
+                pass  # it takes a moment
+
+compat.lasting_pool(4)
+ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+pool = import_module(compat.RAY_BACKEND).BasicActorPool(ray.remote(Actor), {"num_cpus": 1}, {})
+pool.add_actors_to_pool(pool.actors_capacity)
+with ThreadPoolExecutor(pool.num_actors) as threads:
+    assert len(list(threads.map(send, ["go"] * 20, map(str, range(20))))) == 20
+print("actors", pool.num_actors)
+while len(pool.pool) < 4:
+    send("go")
+kill_idle_actors()
+print("of four that are dead:", send("go"))
+try:
+    send("die")
+except ray.exceptions.RayActorError as error:
+    print(type(error).__name__)
+print("after that:", send("go") > 0, pool.num_actors)
+ray.shutdown()
+"""
+
+
+@RAY
+@pytest.mark.process
+def test_a_simulations_pool_loses_no_message_with_an_actor():
+    done = subprocess.run([sys.executable, "-c", POOL], capture_output=True, text=True, timeout=120)
+    said = [line for line in done.stdout.splitlines() if "raylet" not in line]
+    wanted = ["actors 4", "of four that are dead: 1", "ActorDiedError", "after that: True 4"]
+    assert said == wanted, f"{FLOWER}: {done.stderr}"
+
+
+@RAY
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        (
+            "ray://head:10001",
+            "ray_address is where a Ray cluster is, not 'ray://head:10001': give host:port of its head",
+        ),
+        ("head", "ray_address is where a Ray cluster is, not 'head': give host:port"),
+        ("127.0.0.1:{port}", "no Ray cluster answers at 127.0.0.1:{port}: give host:port of its head"),
+        ("no-such-host.invalid:6379", "no Ray cluster answers at no-such-host.invalid:6379"),
+    ],
+)
+def test_where_no_ray_cluster_is_one_line_says_so(address, says, monkeypatch):
+    monkeypatch.setattr(compat, "RAY_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(UserError) as error:
+            compat.ray_cluster(address.format(port=port))
+    assert str(error.value).startswith(says.format(port=port))

@@ -120,7 +120,7 @@ def test_what_is_long_passes_a_link_that_is_reset_after_every_two_megabytes(big,
     assert_equal_to_a_local_run(tmp_path / "run", settings)
 
 
-# ------------------------------------------------------------------ one process of two nodes, and a SuperLink of theirs
+# ----------------------------------------------------------- one process of two nodes, and a SuperLink of theirs
 
 SMALL = {
     "method": "fedavg", "dataset": "digits", "clients": 2, "samples": "40/10", "rounds": 4, "min_replies": 1,

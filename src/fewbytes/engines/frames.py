@@ -7,6 +7,7 @@ import os
 import re
 import uuid
 from pathlib import Path
+from typing import Protocol
 
 from fewbytes.base.errors import FrameError
 from fewbytes.wire import Frame
@@ -24,13 +25,23 @@ def shared_memory() -> Path | None:
     return SHARED if status.f_bavail * status.f_frsize > ROOM else None
 
 
+class FramePlace(Protocol):
+    """Where two ends hand frames over by name."""
+
+    def put(self, frame: Frame | bytes) -> str:
+        """Store a frame; returns its name."""
+
+    def get(self, name: str) -> memoryview:
+        """A stored frame, as a view that outlives its name. Raises FrameError if there is none."""
+
+
 class FrameFolder:
     """A folder of frames by name; whoever knows the folder may put and take. Names from outside are checked."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def put(self, frame: Frame | bytes) -> str:
+    def put(self, frame: Frame | bytes | memoryview) -> str:
         """Store a frame; returns its name."""
         name = uuid.uuid4().hex
         with open(self.folder / name, "wb") as file:

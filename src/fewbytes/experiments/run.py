@@ -25,7 +25,8 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     score is reached, "global>=0.9", or none was better for so many scored rounds, "patience=5": see `StopWhen`),
     `speeds` (simulated seconds that each client takes for an exchange, "1,1,10" or "10x": see `Speeds`),
     `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy),
-    `engine` ("local", or "flower-simulation" on Ray: the same results, bit for bit), `workers` (one per core),
+    `engine` ("local", or "flower-simulation" on Ray: the same results, bit for bit), `ray_address` (with it, a
+    Ray cluster to run on), `workers` (one per core),
     `evaluate_every` (1), `coded` (lossless coding of what travels), `keep_frames`, `keep_checkpoints` (2) and
     `save_models`. The others are `out`, the run folder (default: a temporary one that lives as long as the result),
     `resume` (go on from the last checkpoint in `out`), `from_round` (or from the one after that round, if it is kept),

@@ -27,9 +27,10 @@ from fewbytes.base.named import only_allowed
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
-from fewbytes.engines.frames import FrameFolder
+from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
 from fewbytes.engines.pool import unable
+from fewbytes.flower.cluster import FarFrames, FarNode, Home
 from fewbytes.flower.messages import decoded, read_content, sealed, split_frames, write_content
 from fewbytes.flower.network import Exchange, FlowerEngine
 from fewbytes.flower.node import DIFFERENT, TELL, Node, Order
@@ -70,19 +71,23 @@ def client_app(
     return _register(_Shared(_Client(method, task, folder)), app)
 
 
-def simulated_client_app(method: Method, task: Task, folder: Path, frame_folder: FrameFolder) -> ClientApp:
-    """As `client_app`, where server and nodes end together and frames are handed over in a folder."""
-    return _register(_Shared(_Client(method, task, folder, frame_folder)))
+def simulated_client_app(
+    method: Method, task: Task, folder: Path, frame_folder: FrameFolder, home: Home | None = None
+) -> ClientApp:
+    """As `client_app`, where server and nodes end together and frames are handed over in a folder, which is where
+    `home` is if there are several hosts."""
+    return _register(_Shared(_Client(method, task, folder, frame_folder, home)))
 
 
 @dataclass
 class _Client:
-    """What a client app is made of; `frame_folder` is where a simulation hands frames over."""
+    """What a client app is made of; `frame_folder` is where a simulation hands frames over, at `home`."""
 
     method: Method
     task: Task | Callable[[Context], Task]
     folder: Path | str | None
     frame_folder: FrameFolder | None = None
+    home: Home | None = None
 
 
 def _register(shared: _Shared, app: ClientApp | None = None) -> ClientApp:
@@ -97,13 +102,16 @@ def _register(shared: _Shared, app: ClientApp | None = None) -> ClientApp:
         return Served(f"{shared.key} {me}", client.method, made[me])
 
     app = _SharedApp(shared) if app is None else app
-    return make_client_app(find, client.folder, client.frame_folder, app)
+    place: FramePlace | None = client.frame_folder
+    if client.home is not None and client.frame_folder is not None:
+        place = client.home.reach(client.frame_folder)
+    return make_client_app(find, client.folder, place, app)
 
 
 def make_client_app(
     find: Callable[[Context], Served],
     folder: Path | str | None = None,
-    frame_folder: FrameFolder | None = None,
+    frame_folder: FramePlace | None = None,
     app: ClientApp | None = None,
 ) -> ClientApp:
     """A ClientApp that serves the handlers of the method that `find` finds for a context."""
@@ -138,7 +146,7 @@ def _served(
     context: Context,
     find: Callable[[Context], Served],
     folder: Path | str | None,
-    frame_folder: FrameFolder | None,
+    frame_folder: FramePlace | None,
 ) -> tuple[Done, bytes]:
     job, here = order.job, context.node_config.get("partition-id")
     if here is not None and int(here) != job.client:
@@ -151,7 +159,10 @@ def _served(
         for old in [place for place in _nodes if place[2] != order.run]:  # one run at a time
             del _nodes[old]
         threads = int(context.node_config.get("threads", 1))
-        _nodes[where] = Node(method, task, base, order.run, threads, replies=frame_folder is None)
+        if isinstance(frame_folder, FarFrames):
+            _nodes[where] = FarNode(method, task, frame_folder.keeper, order.run, threads)
+        else:
+            _nodes[where] = Node(method, task, base, order.run, threads, replies=frame_folder is None)
     node = _nodes[where]
     with nullcontext() if allowed is None else only_allowed(*allowed, anywhere=False):
         if kind == "query.data":

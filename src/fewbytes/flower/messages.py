@@ -11,7 +11,7 @@ from blake3 import blake3
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fewbytes.base.errors import FrameError
-from fewbytes.engines.frames import FrameFolder
+from fewbytes.engines.frames import FramePlace
 from fewbytes.wire import Frame
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def split_frames(blob: memoryview, lengths: Sequence[int]) -> list[memoryview]:
     return [blob[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
-def read_content(content: RecordDict, frame_folder: FrameFolder | None = None) -> tuple[bytes, memoryview]:
+def read_content(content: RecordDict, frame_folder: FramePlace | None = None) -> tuple[bytes, memoryview]:
     """Undo `write_content`; an empty view for no frame. Raises FrameError for anything else."""
     try:
         record = content.config_records["fewbytes"]

@@ -20,7 +20,8 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.frames import FrameFolder, shared_memory
 from fewbytes.flower.apps import make_server_app, simulated_client_app
-from fewbytes.flower.compat import LOGGER
+from fewbytes.flower.cluster import connect, start_keeper
+from fewbytes.flower.compat import LOGGER, lasting_pool
 from fewbytes.flower.network import Exchange
 from fewbytes.running.loop import terminating
 from fewbytes.running.result import Result
@@ -30,7 +31,8 @@ AHEAD = 16  # messages a worker of the simulation has waiting: its dispatcher lo
 
 
 def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:
-    """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent."""
+    """Run on Flower's simulation: a Ray actor a worker, every client a node. Raises UserError if Ray is absent, or
+    there is no cluster at `settings.ray_address`."""
     if importlib.util.find_spec("ray") is None:
         raise UserError("Flower's simulation needs Ray: pip install 'fewbytes[simulation]'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -38,6 +40,10 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     from flwr.simulation import run_simulation
 
     logging.getLogger(LOGGER).setLevel(logging.ERROR)
+    address = None if settings.ray_address == "local" else settings.ray_address
+    cores = available_cores() if address is None else connect(address)
+    count = min(settings.workers or cores, len(task.problem.clients))
+    lasting_pool(count)
     scratch = ScratchFolder("run") if settings.out is None else None
     folder = Path(settings.out or "") if scratch is None else scratch.path / "run"
     settings = replace(settings, out=folder)
@@ -45,7 +51,7 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     frame_folder = FrameFolder(frames.path)
     stop, ended = threading.Event(), threading.Event()
     outcome: list[Result | BaseException] = []
-    count = min(settings.workers or available_cores(), len(task.problem.clients))
+    home = None if address is None else start_keeper(folder.absolute().parent, frame_folder)
 
     def main(serve: Callable[..., Result], _: Mapping[str, Any]) -> None:
         try:
@@ -58,11 +64,11 @@ def simulate(method: Method, task: Task, settings: Settings, policy: Policy) -> 
 
     backend: Any = {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        "init_args": {"num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
+        "init_args": {"address": "local", "num_cpus": count, "log_to_driver": False, "logging_level": logging.ERROR},
     }
     with terminating(stop):  # an interrupt inside Flower would shut Ray down while its threads use it: a crash
         try:
-            client = simulated_client_app(method, task, folder.absolute().parent, frame_folder)
+            client = simulated_client_app(method, task, folder.absolute().parent, frame_folder, home)
             run_simulation(make_server_app(main), client, len(task.problem.clients), backend_config=backend)
         except KeyboardInterrupt:  # the second
             ended.wait(30)

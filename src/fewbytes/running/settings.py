@@ -53,6 +53,10 @@ class Settings(Group):
         "local", "local, or flower-simulation (Ray); plan: or flower-deployment.", metavar="NAME"
     )
     workers: Count | None = setting(None, "Worker processes (default: one per core).", resumable=True)
+    ray_address: str | None = setting(
+        None, "With flower-simulation: the Ray cluster to run on, host:port of its head, or auto; or local, this host "
+        "alone (the default).", metavar="ADDRESS", resumable=True,
+    )  # fmt: skip
     evaluate_every: Count = setting(1, "Score the models every so many rounds.")
     coded: bool = setting(True, "Lossless coding of what travels.", key="coding", option="--coding/--no-coding")
     keep_frames: bool = setting(False, "Keep every frame as a file, for `fewbytes inspect`.", option="--keep-frames")
@@ -70,6 +74,8 @@ class Settings(Group):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.ray_address is not None and self.engine != "flower-simulation":
+            raise UserError(f"ray_address is for engine flower-simulation, not {self.engine}")
         if self.resume and self.out is None:
             raise UserError("resume goes on with the run in a folder: say which, out=…")
         if self.from_round is not None and not self.resume:
