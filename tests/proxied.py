@@ -20,7 +20,7 @@ class ProxiedDeployment(Processes):
     """A deployment whose nodes reach the SuperLink at addresses of their own, `through[name]`."""
 
     def __init__(self, folder: Path, resident: bool) -> None:
-        super().__init__(folder, "127.0.0.1:0", any_app=False, resident=resident)
+        super().__init__(folder, "127.0.0.1:0", any_app=False, resident=resident, lasting=False)
         self.through: dict[str, str] = {}
 
     def start_node(

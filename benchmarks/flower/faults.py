@@ -1,124 +1,183 @@
-"""Faults in a real deployment: SuperNodes killed with SIGKILL, flipped bits, a SuperLink killed and the run resumed.
+"""What befalls the nodes and links of a real deployment, one after another, and what becomes of the run.
 
-    python benchmarks/flower/faults.py
+    python benchmarks/flower/faults.py [--node stock] [FAULT ...]
 
-Part one: five clients on digits; a SuperNode is killed in each of three rounds and one client's reply has a bit flipped
-in a fourth. Part two: the SuperLink is killed in the middle, then `fewbytes deploy --resume`. Takes about six minutes:
-Flower takes a dead node for alive for a minute.
+Each row is a deployment of two clients, FedAvg, a model of 14 MB, three rounds, over TLS and a proxy a node. It is
+equal if the server's model and the clients' states are those of the local engine, bit for bit. Seconds are those of the
+rounds, and those beyond the row without a fault; bytes are what passed the proxies beyond what the ledger counts.
+Prints the table of docs/flower.md.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
-import re
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import fewbytes as fb
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+import pyarrow.parquet as pq
+import torch
+from proxied import Snapshots, deploy
+from proxy import NONE, Faults
+from runs import configured, fingerprint
+
+from fewbytes.base.errors import FewbytesError
 from fewbytes.experiments.deploy import Deployment, places
-from fewbytes.experiments.settings import make_experiment, make_method
+from fewbytes.experiments.settings import Experiment, make_experiment
+from fewbytes.flower.processes import _family
 
-FLIPPING = """
-from flwr.clientapp import ClientApp
-from fewbytes.experiments.app import client as honest, server
-
-class Flipping(ClientApp):
-    def __call__(self, message, context):
-        reply = honest(message, context)
-        if context.node_config["partition-id"] == 4 and message.metadata.group_id == "8":
-            record = reply.content.config_records["fewbytes"]
-            data = bytearray(record["frame"])
-            data[len(data) // 2] ^= 1
-            record["frame"] = bytes(data)
-        return reply
-
-client = Flipping()
-__all__ = ["client", "server"]
-"""
-KILLED = {2: 1, 3: 2, 4: 3}  # round: client
+MB = 1_000_000
+ROUNDS = 3
 
 
-class Killer(fb.Watcher):
-    """Kills a SuperNode when its round's first reply is in."""
+def wide(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
+    """A model of 14 MB."""
+    layers = torch.nn.Linear(64, 1850), torch.nn.ReLU(), torch.nn.Linear(1850, 1850), torch.nn.ReLU()
+    return torch.nn.Sequential(torch.nn.Flatten(), *layers, torch.nn.Linear(1850, classes))
 
-    def __init__(self, deployed: Deployment) -> None:
-        self.deployed, self.round, self.killed = deployed, 1, set[int]()
 
-    def replied(self, client: int) -> None:
-        victim = KILLED.get(self.round)
-        if victim is not None and self.round not in self.killed:
-            self.killed.add(self.round)
-            process = self.deployed.processes._nodes[f"client-{victim}"].process
-            print(f"round {self.round}: SIGKILL to the SuperNode of client {victim}", flush=True)
-            process.send_signal(signal.SIGKILL)
+SETTINGS = {
+    "method": "fedavg", "dataset": "digits", "model": "faults:wide", "clients": 2, "samples": "40/10",
+    "rounds": ROUNDS, "evaluate_every": 1000, "save_models": False, "min_replies": 1, "round_timeout": 300,
+    "parameters": {"epochs": 5, "lr": 0.05, "batch": 20}, "engine": "flower-deployment",
+}  # fmt: skip
+
+
+def kill(process: Any) -> None:
+    """SIGKILL to a process and all it started."""
+    for pid, _ in _family({process.pid}):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class Killing(Snapshots):
+    """Kills client 1's node in the second round, when `share` of its message has come down, or of its reply gone up."""
+
+    way, share = "up", 0.5
 
     def scored(self, row: dict[str, Any]) -> None:
-        self.round = row["round"] + 1
-        left = [(x["client"], x["outcome"]) for x in row.get("left_out", [])]
-        print(f"round {row['round']}: {row['accuracy']}, {row['seconds']:.0f} s, left out {left}", flush=True)
+        super().scored(row)
+        if row["round"] == 1 and row["phase"] == "round":
+            link = getattr(self.proxies[1], self.way)
+            threading.Thread(target=self._kill, args=(link, link.bytes * (1 + self.share)), daemon=True).start()
+
+    def _kill(self, link: Any, far: float) -> None:
+        while link.bytes < far:
+            time.sleep(0.005)
+        kill(self.deployed.processes._nodes["client-1"].process)
 
 
-def nodes_killed(folder: Path) -> None:
-    own = {"epochs": 2, "lr": 0.1, "batch": 20, "momentum": 0.9}
-    settings = {
-        "method": "fedavg", "clients": 5, "rounds": 10, "parameters": own, "engine": "flower-deployment",
-        "min_replies": 0.2,
-    }  # fmt: skip
-    experiment = make_experiment(settings)
-    task = experiment.task()
-    deployed = Deployment(experiment, folder / "run", places(experiment, None), "127.0.0.1:0", False)
-    write = deployed._write
-    deployed._write = lambda: (write(), (deployed.folder / "app" / "apps.py").write_text(FLIPPING))  # type: ignore[method-assign]
-    deployed.execute(Killer(deployed), lambda text: print(f"note: {text[:150]}", flush=True))
-    result = json.loads((folder / "run" / "result.json").read_text())
-    clean = fb.run(make_method("fedavg", own), task, rounds=10)
-    print(
-        f"status {result['status']}, {result['left_out']} left out; global accuracy {result['accuracy']['final']:.1%}, "
+class Training(Killing):
+    """The same as it trains."""
+
+    way, share = "down", 0.995
+
+
+class LinkKilling(Snapshots):
+    """Kills the SuperLink in the second round."""
+
+    def scored(self, row: dict[str, Any]) -> None:
+        super().scored(row)
+        if row["round"] == 1 and row["phase"] == "round" and not hasattr(self, "before"):
+            self.before = True
+            kill(self.deployed.processes._superlink.process)
+
+
+Fault = tuple[str, Faults, Faults, type[Snapshots]]
+FAULTS: dict[str, Fault] = {
+    "none": ("none", NONE, NONE, Snapshots),
+    "training": ("a node killed (kill -9) as it trains, and started again", NONE, NONE, Training),
+    "upload": ("a node killed half-way through its upload, and started again", Faults(rate=4 * MB), NONE, Killing),
+    "superlink": ("the SuperLink killed in round 2, then `deploy --resume`", NONE, NONE, LinkKilling),
+    "reset": ("links reset after every 2 MB, both ways", Faults(reset_at=2 * MB), Faults(reset_at=2 * MB), Snapshots),
+    "flip": ("a bit flipped in every 3 MB, both ways", Faults(flip=3 * MB), Faults(flip=3 * MB), Snapshots),
+    "half": (
+        "links half-closed after some 3 MB, both ways",
+        Faults(half_close=3 * MB),
+        Faults(half_close=3 * MB),
+        Snapshots,
+    ),
+    "stall": ("links that fall silent after some 8 MB up", Faults(stall=8 * MB), NONE, Snapshots),
+    "slow": ("links of 1 MB/s up, 2 MB/s down", Faults(rate=MB), Faults(rate=2 * MB), Snapshots),
+}
+
+
+def deployed(experiment: Experiment, folder: Path, fault: Fault, node: str) -> Snapshots:
+    """A deployment with the fault; resumed, as its user would, if it ends."""
+    _, up, down, watched_by = fault
+    seen: list[Snapshots] = []
+
+    def watch(*arguments: Any) -> Snapshots:
+        seen.append(watched_by(*arguments))
+        return seen[0]
+
+    try:
+        deploy(experiment, folder, up, down, watch, node)  # type: ignore[arg-type]
+    except FewbytesError as error:
+        if "--resume" not in str(error):
+            raise
+        again = Deployment(experiment, folder / "run", places(experiment, None), "127.0.0.1:0", True, node=node)
+        again.execute(Rest(seen[0]), seen[0].note)
+    return seen[0]
+
+
+class Rest(Snapshots):
+    """What is left of a run is seen by who saw its beginning."""
+
+    def __init__(self, before: Snapshots) -> None:
+        super().__init__(before.deployed, before.proxies)
+        self.rows, self.notes = before.rows, before.notes
+
+
+def row(name: str, node: str, folder: Path, same: Callable[[Path], bool], before: float) -> float:
+    """Measure a fault and print its row; its seconds."""
+    seen = deployed(make_experiment(SETTINGS), folder, FAULTS[name], node)
+    ledger = pq.read_table(folder / "run" / "ledger.parquet").to_pylist()
+    seconds = sum(each["seconds"] for each in seen.rows)
+    missed = sum(each["outcome"] != "answered" for each in ledger)
+    sent, passed = (
+        sum(each["bytes_up"] + each["bytes_down"] for each in ledger),
+        sum(sum(p.snapshot()) for p in seen.proxies),
     )
-    print(f"without any fault {clean.accuracy:.1%}")
-    page = (folder / "run" / "report.html").read_text()
-    print("the report says:", *re.findall(r"[0-9]+ of [0-9]+ exchanges[^<]*", page))
+    struck = sum((p.up.struck.total() + p.down.struck.total() for p in seen.proxies), 0)
+    what = FAULTS[name][0] + (f" ({struck})" if struck else "")
+    later = f" ({seconds - before:+.1f})" if before else ""
+    over = "" if name == "superlink" else f"{passed / sent - 1:.0%}"  # it is resumed without proxies
+    cells = what, f"{missed} of {2 * ROUNDS}", "yes" if same(folder / "run") else "no", f"{seconds:.1f} s{later}", over
+    print(f"| {' | '.join(cells)} |", flush=True)
+    return seconds
 
 
-def superlink_killed(folder: Path) -> None:
-    options = ["fedpurin", "--clients", "3", "--rounds", "4", "--set", "batch=20"]
-    command = [sys.executable, "-m", "fewbytes"]
-    process = subprocess.Popen(
-        [*command, "deploy", *options, "--out", str(folder / "there")], stderr=subprocess.PIPE, text=True
-    )
-    while not any(len(p.read_text().splitlines()) == 2 for p in (folder / "there").glob("*/rounds.jsonl")):
-        time.sleep(0.1)
-    (run,) = (folder / "there").iterdir()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                b"flower-superlink" in (entry / "cmdline").read_bytes()
-                and str(run).encode() in (entry / "cmdline").read_bytes()
-            ):
-                os.kill(int(entry.name), signal.SIGKILL)
-        except OSError:
-            continue
-    errors = process.communicate()[1]
-    print(f"SuperLink killed after round 2: exit code {process.returncode}: {errors.strip().splitlines()[-1]}")
-    started = time.monotonic()
-    subprocess.run([*command, "deploy", "--resume", str(run)], check=True, capture_output=True)
-    print(f"resumed and ended in {time.monotonic() - started:.0f} s")
-    subprocess.run([*command, "run", *options, "--out", str(folder / "here")], check=True, capture_output=True)
-    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-    from runs import fingerprint
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help=", ".join(FAULTS))
+    parser.add_argument("--node", default="resident", choices=("resident", "stock"))
+    o = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        here = fingerprint(configured(Path(name) / "here", **SETTINGS | {"engine": "local"}))
 
-    there, here = fingerprint(run), fingerprint(next((folder / "here").iterdir()))
-    print("equal to an uninterrupted local run:", {name: there[name] == here[name] for name in here})
+        def same(run: Path) -> bool:
+            there = fingerprint(run)
+            return all(there[part] == here[part] for part in ("server", "states"))
+
+        print("| fault (how often) | replies missed | equal | seconds of the rounds | bytes beyond the frames |")
+        print("| --- | --- | --- | --- | --- |")
+        before = 0.0
+        for fault in ["none", *(o.faults or [each for each in FAULTS if each != "none"])]:
+            seconds = row(fault, o.node, Path(name) / fault, same, before)
+            before = before or seconds
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as name:
-        if "superlink" not in sys.argv:
-            nodes_killed(Path(name))
-        superlink_killed(Path(name))
+    main()

@@ -3,7 +3,8 @@
     python benchmarks/hardening [4 19]  (0: what guarding a run costs)
 
 Each function runs in a process of its own with a limit of time. Results are kept in docs/hardening.json, of which the
-page is made: rows that are not named stay as they were. FEWBYTES_LONG=1 measures more of everything, in hours.
+page is made: rows that are not named stay as they were. FEWBYTES_LONG=1 measures more of everything, in hours;
+FEWBYTES_NODE=stock deploys with Flower's SuperNodes instead of resident nodes.
 `--measure durability.kills 4` calls one function with a count and prints its figures as JSON.
 """
 

@@ -46,7 +46,9 @@ from replies import MANY, small_task
 import fewbytes as fb
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.flower.apps import client_app, serve_run
+from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.compat import bearing_bad_links
+from fewbytes.flower.fleet import Fleet
 from fewbytes.flower.network import Exchange
 from fewbytes.flower.processes import Processes, _family
 from fewbytes.running.settings import Settings
@@ -111,11 +113,48 @@ def flat(what: str, before: Taken, after: Taken, spare: int = 3) -> list[Figure]
     ]
 
 
+# --------------------------------------------------------------------------------------------- 18: weeks of work
+
+
+class Lasting(Snapshots):
+    """MiB of memory of a node, of the SuperLink and of all that this started, after each round."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.memory: dict[str, list[float]] = {"a node": [], "the SuperLink": [], "it and the run's server": []}
+
+    def scored(self, row: dict[str, Any]) -> None:
+        super().scored(row)
+        flower = self.deployed.processes
+        link, node = flower._superlink.process.pid, flower._nodes["client-0"].process.pid
+        took = taken(node).memory, taken(link, started=False).memory, taken(link).memory
+        for what, each in zip(self.memory, took, strict=True):
+            self.memory[what].append(each)
+
+
+def soak(rounds: int) -> list[Figure]:
+    """Row 18: so many rounds of a deployment of two nodes."""
+    with tempfile.TemporaryDirectory() as name:
+        experiment = small(rounds, engine="flower-deployment", round_timeout=60)
+        seen = deploy(experiment, Path(name), watched_by=Lasting, node=KIND)
+    found, half = [], rounds // 2
+    for what, memory in seen.memory.items():
+        growth = (statistics.median(memory[-5:]) - statistics.median(memory[half : half + 5])) * 100 / half
+        figure = f"{growth:.2f} MiB per 100 rounds"
+        found.append(
+            Figure(
+                f"a deployment, {rounds} rounds, {what}: growth in the second half", figure, "under 1 MB", growth < 0.95
+            )
+        )
+    left = sum(len(row.get("left_out", [])) for row in seen.rows)
+    return [*found, Figure(f"replies lost of {2 * rounds}", str(left), "0", not left)]
+
+
 # ------------------------------------------------------------------------------------------------ 5: killed uploads
 
 
 class Killing(Counting):
-    """Kills client 1's SuperNode, with all it started, while it uploads its reply of round 2."""
+    """Kills client 1's node, with all it started, while it uploads its reply of round 2."""
 
     def scored(self, row: dict[str, Any]) -> None:
         super().scored(row)
@@ -132,12 +171,16 @@ class Killing(Counting):
                 os.kill(pid, signal.SIGKILL)
 
 
+KIND = os.environ.get("FEWBYTES_NODE", "resident")
+"""Of which kind the nodes of deployments are: resident or stock."""
+
+
 def killed_uploads(times: int) -> list[Figure]:
     """Row 5: a node of a deployment killed while it uploads; and so many uploads to a SuperLink that break off."""
     rounds = 3
     with tempfile.TemporaryDirectory() as name:
         experiment = small(rounds, model="resnet8", engine="flower-deployment", min_replies=0.5, round_timeout=60)
-        seen = deploy(experiment, Path(name), up=Faults(rate=1e6), watched_by=Killing)
+        seen = deploy(experiment, Path(name), up=Faults(rate=1e6), watched_by=Killing, node=KIND)
         done = len([row for row in seen.rows if row["round"] <= rounds])
     assert any("SIGKILL" in note for note in seen.notes), "no node was killed: this measures nothing"
     left = [each["outcome"] for row in seen.rows for each in row.get("left_out", [])]
@@ -359,7 +402,7 @@ def flaps(rounds: int) -> list[Figure]:
     """Row 16: so many rounds of a deployment whose links break."""
     with tempfile.TemporaryDirectory() as name:
         experiment = small(rounds, engine="flower-deployment", round_timeout=60)
-        seen = deploy(experiment, Path(name), watched_by=Flapping)
+        seen = deploy(experiment, Path(name), watched_by=Flapping, node=KIND)
     left = [each for row in seen.rows for each in row.get("left_out", [])]
     done = len([row for row in seen.rows if row["round"] <= rounds])
     what = f"{seen.cut} connections of two nodes reset, links down for 2 s after each round"
@@ -433,11 +476,21 @@ def reconnections(nodes: int) -> list[Figure]:
 
     def node() -> None:
         with httpx.Client(trust_env=False) as client:
-            bearing_bad_links(make_simple_http_retry_invoker()).invoke(
-                lambda: client.post(f"http://127.0.0.1:{proxy.port}")
-            )
 
-    with _served(serve) as address, Proxy(*address) as proxy:
+            def call(_: object = None) -> httpx.Response:
+                return client.post(f"http://127.0.0.1:{proxy.port}")
+
+            if KIND == "resident":
+                fleet._ask(call, None)
+            else:
+                bearing_bad_links(make_simple_http_retry_invoker()).invoke(call)
+
+    with _served(serve) as address, Proxy(*address) as proxy, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_node_key(folder, "a")
+        write_certificates(folder / "certificates", [])
+        ca, key = folder / "certificates" / "ca.crt", folder / "a"
+        fleet = Fleet("127.0.0.1:1", ca, key, folder / "number", lambda _: None, threading.Event())
         with proxy.unplugged():
             waiting = [threading.Thread(target=node, daemon=True) for _ in range(nodes)]
             for thread in waiting:
@@ -493,18 +546,19 @@ class Crowding(Counting):
                     here.sendall(request[i : i + 1])
 
 
-CALM = 3  # rounds before the sockets come; as many are beside them
+CALM = 20 if KIND == "resident" else 3  # rounds before the sockets come; as many are beside them
 
 
 def crowded(count: int) -> list[Figure]:
     """Row 17: so many idle and slow sockets to the SuperLink beside the nodes of a deployment."""
     kind = type("Crowding", (Crowding,), {"count": count})
     with tempfile.TemporaryDirectory() as name:
-        seen = deploy(small(2 * CALM + 1, engine="flower-deployment", round_timeout=120), Path(name), watched_by=kind)
+        experiment = small(2 * CALM + 1, engine="flower-deployment", round_timeout=120)
+        seen = deploy(experiment, Path(name), watched_by=kind, node=KIND)
         for each in seen.open:
             each.close()
     took = [row["seconds"] - row["seconds_scoring"] for row in seen.rows]
-    free, beside = statistics.fmean(took[1:CALM]), statistics.fmean(took[CALM + 1 : 2 * CALM])
+    free, beside = statistics.median(took[1:CALM]), statistics.median(took[CALM + 1 : 2 * CALM])
     each = (seen.after.memory - seen.before.memory) * 1024 / count
     return [
         Figure(
@@ -521,6 +575,37 @@ def crowded(count: int) -> list[Figure]:
             None,
         ),
     ]
+
+
+class Stock(Processes):
+    """Flower's own SuperLink, with all its doors open."""
+
+    def superlink_command(self) -> list[str]:
+        command = super().superlink_command()
+        return ["flower-superlink", *command[command.index("--host") :]]
+
+
+def idle(seconds: int) -> list[Figure]:
+    """Row 17: what a node sends and receives that is asked for nothing, in so many seconds."""
+    found = []
+    for whose, kind in (("this package's", Processes), ("Flower's own", Stock)):
+        with (
+            tempfile.TemporaryDirectory() as name,
+            kind(Path(name), "127.0.0.1:0", any_app=False, resident=KIND == "resident") as link,
+            Proxy(*_address(link)) as proxy,
+        ):
+            link.start_superlink()
+            link.register(["a"])
+            link.start_node("a", {"partition-id": 0}, superlink=f"127.0.0.1:{proxy.port}")
+            while link.node_status() != {"a": "online"}:
+                time.sleep(0.5)
+            time.sleep(10)
+            before, since = sum(proxy.snapshot()), time.monotonic()
+            time.sleep(seconds)
+            rate = (sum(proxy.snapshot()) - before) / (time.monotonic() - since)
+        what = f"an idle node of {whose} SuperLink in {seconds} s, both ways"
+        found.append(Figure(what, f"{rate:.0f} B/s", "at most 350 B/s", rate <= 350))
+    return found
 
 
 def _is_open(here: socket.socket) -> bool:

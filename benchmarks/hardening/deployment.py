@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-import sqlite3
 import ssl
 import subprocess
 import sys
@@ -36,9 +35,9 @@ from safetensors.torch import save
 
 import fewbytes as fb
 from fewbytes.experiments import app
-from fewbytes.flower.compat import DATABASE
 from fewbytes.flower.messages import read_content, seal_of, write_content
 from fewbytes.flower.processes import Processes
+from fewbytes.wire.frame import MAGIC, MAJOR
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
 HOUR = 3600  # seconds
@@ -210,18 +209,17 @@ def _refused(doing: Callable[[], object]) -> str:
 
 
 def kept(_: int) -> list[Figure]:
-    """What a deployment on this machine leaves: rows in the SuperLink's database, and files that others can read."""
+    """What a deployment on this machine leaves: files of its SuperLink with frames, and files that others can read."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)  # as a home directory may be
         command = [sys.executable, "-m", "fewbytes", "deploy", "fedavg", "--clients", "2", "--rounds", "1"]
         subprocess.run([*command, "--out", name], check=True, capture_output=True)
         (folder,) = Path(name).iterdir()
-        with closing(sqlite3.connect(folder / "deployment" / DATABASE)) as database:
-            tables = ("message_ins", "message_res", "objects", "run", "fab")
-            rows = sum(database.execute(f"select count(*) from {table}").fetchone()[0] for table in tables)
+        frame = MAGIC + bytes([MAJOR])
+        files = [path for path in (folder / "deployment").rglob("*") if path.is_file() and frame in path.read_bytes()]
         open_to_all = [path for path in folder.iterdir() if path.stat().st_mode & 0o077]
         private = [path.name for path in open_to_all if path.name in ("checkpoint", "deployment", "models", "frames")]
     return [
-        Figure("messages and parts of them left in the SuperLink's database", str(rows), "0", not rows),
+        Figure("files of the deployment in which a message is left", str(len(files)), "0", not files),
         Figure("folders of states, models and keys that others can enter", str(len(private)), "0", not private),
     ]

@@ -75,12 +75,19 @@ FAULTS = (
             Measure("connections.reconnections", 100, 100),
         ),
     ),
-    Fault(17, "slow and idle connections", (Measure("connections.crowded", 200, 800, 400),)),
+    Fault(
+        17,
+        "slow and idle connections",
+        (Measure("connections.crowded", 200, 800, 400), Measure("connections.idle", 60, 600, 240)),
+    ),
     Fault(
         18,
         "weeks of work",
-        (Measure("replies.soak", 1000, 1000, 400), Measure("replies.soak_flower", 100, 1000, 400)),
-        lacking="a soak of a real deployment",
+        (
+            Measure("replies.soak", 1000, 1000, 400),
+            Measure("replies.soak_flower", 100, 1000, 400),
+            Measure("connections.soak", 200, 2000, 400),
+        ),
     ),
     Fault(
         19,

@@ -416,6 +416,13 @@ def test_a_message_is_taken_apart_and_put_together():
     assert again.content == message.content, f"{FLOWER} puts messages together otherwise"
 
 
+@pytest.mark.parametrize("kind", ["sql_corestate.SqlCoreState", "in_memory_corestate.InMemoryCoreState"])
+def test_the_rest_of_a_reply_is_taken_of_who_no_longer_knows_its_session(kind):
+    module, name = kind.split(".")
+    source = inspect.getsource(of_flower(f"flwr.supercore.corestate.{module}", name).store_object)
+    assert "if not session_id" in source, f"{FLOWER}: a reply whose node was started anew as it came is lost"
+
+
 # ------------------------------------------------------------------------------------------------ the simulation
 
 

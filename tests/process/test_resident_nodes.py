@@ -114,8 +114,8 @@ def test_what_is_long_passes_a_link_that_is_reset_after_every_two_megabytes(big,
     (row,) = pq.read_table(tmp_path / "run" / "ledger.parquet").to_pylist()
     for link, size in ((proxy.up, row["bytes_up"]), (proxy.down, row["bytes_down"])):
         assert size > 6 * MB
-        assert link.bytes < 2 * size  # a piece of 1 MiB is lost at most with each reset
-        assert link.struck["reset"] >= size // (2 * MB)
+        assert link.bytes < 1.5 * size  # what had begun to come is lost with each reset, and no more
+        assert link.struck["reset"] > 1
     assert row["outcome"] == "answered"
     assert_equal_to_a_local_run(tmp_path / "run", settings)
 
@@ -144,6 +144,8 @@ class Place:
         self.run, self.log = folder / "run", folder / "nodes.log"
         self.experiment = make_experiment(SMALL)
         self.made = self.deployment(resume=False)
+        folder = self.made.folder  # its SuperLink has a file, as one for other hosts
+        self.made.processes = Processes(folder, "127.0.0.1:0", any_app=False, resident=True)
         self.made.prepare()
         self.flower = self.made.processes
 

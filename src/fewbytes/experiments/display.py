@@ -31,7 +31,10 @@ def note(text: str) -> None:
 
 
 class Display(Watcher):
-    """A live line: rounds done, scores by their kinds and megabytes so far; at the end what result.json says."""
+    """A live line: rounds done, scores by their kinds and megabytes so far; at the end what result.json says.
+
+    Where there is no terminal, lines now and then; of a deployment, of which logs are kept, one a round.
+    """
 
     def __init__(self, name: str, folder: Path, command: str = "run") -> None:
         self._command = command
@@ -58,7 +61,10 @@ class Display(Watcher):
 
     def waiting(self, there: int, wanted: int) -> None:
         """Show how many clients are connected."""
-        self._progress.update(self._bar, text=f"waiting for clients: {there} of {wanted} are connected")
+        text = f"waiting for clients: {there} of {wanted} are connected"
+        self._progress.update(self._bar, text=text)
+        if not console.is_terminal:
+            console.print(f"{self._name}: {text}")
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
         """Set the length of the line."""
@@ -116,7 +122,8 @@ class Display(Watcher):
             self._spent = f"  epsilon {row['privacy']['epsilon']:.2f}"
         self._progress.update(self._bar, completed=done)
         self._show()
-        due = row["scores"] if last else done % max(1, self._rounds // 5) == 0 or done == 1
+        often = 1 if self._command == "deploy" else max(1, self._rounds // 5)
+        due = row["scores"] if last else done % often == 0 or done == 1
         if due and not console.is_terminal:
             console.print(f"{self._name}: {self._text(done)}")
 

@@ -35,6 +35,7 @@ from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ObjectTree,
     PushObjectRequest,
+    PushObjectResponse,
 )
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
@@ -56,7 +57,7 @@ from fewbytes.base.files import replacing
 from fewbytes.flower.compat import LOOK_SECONDS
 
 ALIVE_SECONDS = 30.0  # between signs of life; Flower takes a node for gone that has given none for twice as long
-FASTEST, SLOWEST = 0.1, 3.0  # seconds between looks for a message: 3 s are 350 B/s with the signs of life
+FASTEST, SLOWEST = 0.1, 4.0  # seconds between looks for a message: 4 s are 300 B/s with the signs of life
 SOON = 0.02  # seconds between first looks for the rest of a message that is still being left
 AGAIN_SECONDS = 10.0  # at most between attempts to reach a SuperLink that does not answer
 ATTEMPTS = 5  # to deliver a reply whose upload Flower has given up
@@ -218,11 +219,13 @@ class Fleet:
             request = PushMessagesRequest(
                 node=self._node, messages_list=[head], message_object_trees=[tree], clientapp_runtime_list=[seconds]
             )
-            for _ in range(ATTEMPTS):
+            pieces, tries = objects, 0
+            while tries < ATTEMPTS:
                 answer = self._ask(self._client.PushMessages, request)
                 if not (missing := set(answer.objects_to_push)):
                     self._send_rest(asked.run_id, objects)
                     break
+                tries = tries + 1 if len(missing) == len(pieces) else 0
                 pieces = {name: piece for name, piece in objects.items() if name in missing}
                 if self._sent(asked.run_id, answer.session_id, pieces):
                     break
@@ -233,25 +236,38 @@ class Fleet:
         self._confirm(received.message.metadata.run_id, received.tree.object_id)
 
     def _sent(self, run: int, session: str, pieces: Mapping[str, Any]) -> bool:
-        """Send the pieces, AT_ONCE at a time; whether the SuperLink has taken each."""
+        """Send the pieces, AT_ONCE at a time, until one is refused; whether each has been taken for certain."""
+        certain = True
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return all(list(pool.map(lambda name: self._taken(run, session, name, pieces[name]), pieces)))
+            for taken in pool.map(lambda name: self._taken(run, session, name, pieces[name]), pieces):
+                certain = certain and taken is True
+                if taken is False:  # and so would all others be: the session is over
+                    break
+        return certain
 
     def _send_rest(self, run: int, pieces: Mapping[str, Any]) -> None:
         """Send what the SuperLink lacks of a reply of which it says that it lacks nothing: so it says, too, of one that
         has begun to come, for the run has heard of it already, and waits for the rest. That is the last pieces."""
         refused = 0
-        for name in reversed(list(pieces)):
-            refused = 0 if self._taken(run, "", name, pieces[name]) else refused + 1
+        for name in reversed([*pieces]):
+            refused = refused + 1 if self._taken(run, "", name, pieces[name]) is False else 0
             if refused == AT_ONCE:  # those before have arrived, or nobody waits for any
                 break
 
-    def _taken(self, run: int, session: str, name: str, piece: Any) -> bool:
-        """Send a piece; whether the SuperLink has taken it. `session`: empty for any that waits for it."""
+    def _taken(self, run: int, session: str, name: str, piece: Any) -> bool | None:
+        """Send a piece; whether the SuperLink has taken it, or None where it was refused when it was sent again, for an
+        answer was lost: it may have been taken before. `session`: empty for any that waits for it."""
         request = PushObjectRequest(
             node=self._node, run_id=run, object_id=name, object_content=piece.deflate(), session_id=session
         )
-        return bool(self._ask(self._client.PushObject, request).stored)
+        sent = 0
+
+        def send(request: PushObjectRequest) -> PushObjectResponse:
+            nonlocal sent
+            sent += 1
+            return self._client.PushObject(request)
+
+        return bool(self._ask(send, request).stored) or (None if sent > 1 else False)
 
     def _confirm(self, run: int, message: str) -> None:
         request = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=message)

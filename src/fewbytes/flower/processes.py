@@ -161,7 +161,7 @@ class Processes:
             remedy = f"remove {Path(ca).parent} to have new ones made (every node then needs the new ca.crt)"
             raise UserError(f"{ca} is not a certificate: {remedy}") from None
         self._superlink = _Process(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
-        self._commands = _Commands(home)  # it loads what it needs meanwhile
+        self._commands = self._commands or _Commands(home)  # it loads what it needs meanwhile
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.check()
