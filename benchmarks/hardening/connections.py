@@ -47,8 +47,8 @@ import fewbytes as fb
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.certificates import write_certificates, write_node_key
-from fewbytes.flower.compat import bearing_bad_links
 from fewbytes.flower.fleet import Fleet
+from fewbytes.flower.inside import bearing_bad_links
 from fewbytes.flower.network import Exchange
 from fewbytes.flower.processes import Processes, _family
 from fewbytes.running.settings import Settings

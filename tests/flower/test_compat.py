@@ -1,4 +1,5 @@
-"""What `fewbytes.flower.compat` takes for granted of Flower, thing by thing: a new version that breaks one fails here.
+"""What `fewbytes.flower.compat`, and beside it `inside`, `fleet` and `actors`, take for granted of Flower, thing by
+thing: a new version that breaks one fails here.
 
 What `flwr supernode register` and `flwr run` answer is looked at in tests/process/test_deployment.py, on real ones.
 """
@@ -26,7 +27,7 @@ import typer
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fewbytes.base.errors import UserError
-from fewbytes.flower import compat, fleet
+from fewbytes.flower import actors, compat, fleet, inside
 from fewbytes.flower.held import HOLD_SECONDS
 
 FLOWER = f"flwr {version('flwr')}"
@@ -162,10 +163,10 @@ def test_a_node_tries_again_where_the_link_failed_and_not_where_the_certificate_
     invoker = of_flower("flwr.supernode.fleet_http_connection", "make_simple_http_retry_invoker")()
     invoker.wait_function = lambda seconds: None
     if tried == 2:
-        assert compat.bearing_bad_links(invoker).invoke(call) == "heard"
+        assert inside.bearing_bad_links(invoker).invoke(call) == "heard"
     else:
         with pytest.raises(httpx.ConnectError):
-            compat.bearing_bad_links(invoker).invoke(call)
+            inside.bearing_bad_links(invoker).invoke(call)
     assert len(tries) == tried
 
 
@@ -280,38 +281,38 @@ def routes() -> dict[str, str]:
     return {route.path: next(iter(route.methods)) for route in router.routes}
 
 
-@pytest.mark.parametrize("path", [compat.ASKED, compat.CONFIRMED])
+@pytest.mark.parametrize("path", [inside.ASKED, inside.CONFIRMED])
 def test_nodes_ask_and_confirm_by_their_paths(path):
-    assert path.startswith(compat.FLEET)
+    assert path.startswith(inside.FLEET)
     assert routes().get(path) == "POST", f"{FLOWER} has no {path}"
 
 
 def test_a_run_leaves_messages_by_its_path():
     requests = of_flower("flwr.supercore.protobuf.translation", "PROTOBUF_REQUEST_TYPES")
-    kind = requests.get(("POST", compat.LEFT))
-    assert kind is of_flower("flwr.proto.runtime_pb2", "PushAppMessagesRequest"), f"{FLOWER} has no {compat.LEFT}"
+    kind = requests.get(("POST", inside.LEFT))
+    assert kind is of_flower("flwr.proto.runtime_pb2", "PushAppMessagesRequest"), f"{FLOWER} has no {inside.LEFT}"
 
 
 def test_it_is_read_who_asks_for_which_message():
     node = of_flower("flwr.proto.node_pb2", "Node")(node_id=2**63 + 7)
     asks, message = (importlib.import_module(f"flwr.proto.{name}_pb2") for name in ("fleet", "message"))
     asked = asks.PullMessagesRequest(node=node).SerializeToString()
-    assert compat.node_of(asked) == 2**63 + 7, f"{FLOWER}: a node asks in other words"
+    assert inside.node_of(asked) == 2**63 + 7, f"{FLOWER}: a node asks in other words"
     confirms = message.ConfirmMessageReceivedRequest(node=node, run_id=3, message_object_id="ab")
-    assert compat.confirmed(confirms.SerializeToString()) == (2**63 + 7, "ab")
+    assert inside.confirmed(confirms.SerializeToString()) == (2**63 + 7, "ab")
     trees = [message.ObjectTree(object_id="ab")]
     answer = asks.PullMessagesResponse(messages_list=[message.Message()], message_object_trees=trees)
-    assert compat.message_in(answer.SerializeToString()) == "ab", f"{FLOWER} gives messages in other words"
-    assert compat.message_in(asks.PullMessagesResponse().SerializeToString()) == ""
+    assert inside.message_in(answer.SerializeToString()) == "ab", f"{FLOWER} gives messages in other words"
+    assert inside.message_in(asks.PullMessagesResponse().SerializeToString()) == ""
 
 
 def test_it_is_read_for_whom_messages_are_left():
     runtime, message = (importlib.import_module(f"flwr.proto.{name}_pb2") for name in ("runtime", "message"))
     left = [message.Message(metadata=message.Metadata(dst_node_id=node)) for node in (7, 8)]
-    assert compat.nodes_for(runtime.PushAppMessagesRequest(messages_list=left).SerializeToString()) == [7, 8]
+    assert inside.nodes_for(runtime.PushAppMessagesRequest(messages_list=left).SerializeToString()) == [7, 8]
 
 
-@pytest.mark.parametrize("read", [compat.node_of, compat.message_in, compat.confirmed, compat.nodes_for])
+@pytest.mark.parametrize("read", [inside.node_of, inside.message_in, inside.confirmed, inside.nodes_for])
 def test_what_is_no_request_of_flowers_is_refused(read):
     with pytest.raises(ValueError, match=r"(?i)pars"):
         read(b"\xff\xff\xff")
@@ -329,7 +330,7 @@ def test_what_is_no_request_of_flowers_is_refused(read):
 def test_a_resident_node_has_its_calls(call, path):
     client = of_flower("flwr.supernode.fleet_http_client", "FleetHttpClient")
     assert callable(getattr(client, call, None)), f"{FLOWER}: a node's connection has no {call}"
-    assert f"{compat.FLEET}{path}" in routes(), f"{FLOWER} serves no {path}"
+    assert f"{inside.FLEET}{path}" in routes(), f"{FLOWER} serves no {path}"
 
 
 def test_a_node_may_ask_for_as_long_as_it_is_kept_waiting():
@@ -432,7 +433,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 import ray
-from fewbytes.flower import compat
+from fewbytes.flower import actors
 
 class Actor:
     def __init__(self):
@@ -454,9 +455,9 @@ def kill_idle_actors():
             while ray.get(actor.run.remote(None, "go", "", None)):
                 pass  # it takes a moment
 
-compat.lasting_pool(4)
+actors.lasting_pool(4)
 ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-pool = import_module(compat.RAY_BACKEND).BasicActorPool(ray.remote(Actor), {"num_cpus": 1}, {})
+pool = import_module(actors.RAY_BACKEND).BasicActorPool(ray.remote(Actor), {"num_cpus": 1}, {})
 pool.add_actors_to_pool(pool.actors_capacity)
 with ThreadPoolExecutor(pool.num_actors) as threads:
     assert len(list(threads.map(send, ["go"] * 20, map(str, range(20))))) == 20
@@ -497,9 +498,9 @@ def test_a_simulations_pool_loses_no_message_with_an_actor():
     ],
 )
 def test_where_no_ray_cluster_is_one_line_says_so(address, says, monkeypatch):
-    monkeypatch.setattr(compat, "RAY_SECONDS", 0.5)
+    monkeypatch.setattr(actors, "RAY_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(UserError) as error:
-            compat.ray_cluster(address.format(port=port))
+            actors.ray_cluster(address.format(port=port))
     assert str(error.value).startswith(says.format(port=port))

@@ -24,7 +24,7 @@ from flower_grid import CLIENTS, Exchanges, MemoryGrid, left_out, rounds_of, run
 from flwr.app import Message
 
 from fewbytes.experiments import app
-from fewbytes.flower import compat
+from fewbytes.flower import compat, inside
 from fewbytes.flower.apps import FOLDERS, client_app
 from fewbytes.flower.compat import app_config
 from fewbytes.flower.guarded import APPS, Gate, is_installed, knows
@@ -242,7 +242,7 @@ def test_the_gate_opens_to_other_machines_for_nodes_alone(client, path, open_to_
         sent.append(event)
 
     scope = {"type": "http", "path": path, "client": (client, 1), "headers": []}
-    asyncio.run(Gate(within, compat.FLEET, lambda scope: False)(scope, None, send))
+    asyncio.run(Gate(within, inside.FLEET, lambda scope: False)(scope, None, send))
     assert reached == ([path] if open_to_it else [])
     assert [event["status"] for event in sent if "status" in event] == ([] if open_to_it else [403])
 
@@ -270,7 +270,7 @@ def test_much_is_read_of_nodes_alone_and_from_nobody_without_end(header, strange
             sent.append(event)
 
         scope = {"type": "http", "path": "/v1/fleet/push-object", "client": ("192.0.2.7", 1), "headers": [header]}
-        asyncio.run(Gate(within, compat.FLEET, lambda scope, known=known: known)(scope, None, send))
+        asyncio.run(Gate(within, inside.FLEET, lambda scope, known=known: known)(scope, None, send))
         assert [event["status"] for event in sent if "status" in event] == wanted
         assert len(reached) == (not wanted)
 

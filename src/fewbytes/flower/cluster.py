@@ -22,7 +22,8 @@ from fewbytes.core.problem import Id, Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
 from fewbytes.engines.handlers import Done
 from fewbytes.engines.store import SECRET, TRAINED, ClientStore
-from fewbytes.flower.compat import QUIET, ray_cluster
+from fewbytes.flower.actors import ray_cluster
+from fewbytes.flower.compat import QUIET
 from fewbytes.flower.node import Node, Order
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire import Frame

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fewbytes.flower import compat
+from fewbytes.flower import inside
 from fewbytes.flower.held import Held
 
 APPS = 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'
@@ -107,13 +107,13 @@ def main() -> None:
     if kind == "superlink":
         secret = Path(sys.argv.pop(1))
         token = secret.read_bytes()
-        compat.run_superlink(
+        inside.run_superlink(
             secret,
-            lambda app, open_path, is_node: Gate(Held(app, compat), open_path, is_node),
+            lambda app, open_path, is_node: Gate(Held(app, inside), open_path, is_node),
             lambda said: knows(token, said),
         )
     else:
-        compat.run_supernode(is_installed)
+        inside.run_supernode(is_installed)
 
 
 if __name__ == "__main__":

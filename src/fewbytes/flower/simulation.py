@@ -19,9 +19,10 @@ from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.frames import FrameFolder, shared_memory
+from fewbytes.flower.actors import lasting_pool
 from fewbytes.flower.apps import make_server_app, simulated_client_app
 from fewbytes.flower.cluster import connect, start_keeper
-from fewbytes.flower.compat import LOGGER, lasting_pool
+from fewbytes.flower.compat import LOGGER
 from fewbytes.flower.network import Exchange
 from fewbytes.running.loop import terminating
 from fewbytes.running.result import Result

@@ -1,0 +1,147 @@
+"""What a simulation takes for granted of Ray and of Flower's pool of Ray's actors beyond their public interfaces.
+
+As with `fewbytes.flower.compat`, `tests/flower/test_compat.py` tells which version has changed it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import threading
+import time
+from collections import defaultdict
+from contextlib import suppress
+from typing import Any
+
+from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.flower.compat import replaced
+
+RAY_BACKEND = "flwr.server.superlink.fleet.vce.backend.raybackend"
+"""The module that runs a simulation on Ray."""
+RAY_SECONDS = 5  # that a Ray cluster has to answer: of itself Ray waits for over a minute, then ends the process
+ACTOR_SECONDS = 60.0  # that a message waits for an actor while there is none
+ATTEMPTS = 3  # times a message may lose its actor
+
+
+def ray_cluster(address: str) -> str:
+    """Where the Ray cluster is, host:port, that `address`, the same or "auto", means. Raises UserError if none is, or
+    this host has no part in it."""
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray._private.services import canonicalize_bootstrap_address, get_node_to_connect_for_driver
+    from ray.core.generated.gcs_service_pb2 import CheckAliveRequest
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    remedy = "give host:port of its head, as `ray start --head` prints it, or auto on one of its hosts"
+    if not re.fullmatch(r"auto|[^/\s]+:[0-9]{1,5}", address):
+        raise UserError(f"ray_address is where a Ray cluster is, not {address!r}: {remedy}")
+    try:
+        place = canonicalize_bootstrap_address(address)
+        if place is None:
+            raise UserError(f"no Ray cluster runs on this host: {remedy}")
+        stub = NodeInfoGcsServiceStub(init_grpc_channel(place))
+        stub.CheckAlive(CheckAliveRequest(), timeout=RAY_SECONDS, wait_for_ready=True)
+    except (OSError, ValueError, grpc.RpcError):
+        raise UserError(f"no Ray cluster answers at {address}: {remedy}") from None
+    try:
+        client = importlib.import_module("ray._raylet").GcsClient(address=place)
+        get_node_to_connect_for_driver(client, timeout_seconds=RAY_SECONDS)
+    except RuntimeError:
+        raise UserError(f"this host has no part in the Ray cluster: `ray start --address={place}` here first") from None
+    return str(place)
+
+
+def lasting_pool(most: int) -> None:
+    """Have a simulation use at most so many actors, and lose no message with one of them.
+
+    What an actor that died was doing another one does, up to ATTEMPTS times; a new one takes its place where Ray finds
+    room. Flower of itself gives the dead one the next messages, which fail, and a message also to an actor that has no
+    room yet. Two messages to one client never run at once, also on two hosts.
+    """
+    import ray
+    from flwr.simulation.ray_transport.ray_actor import BasicActorPool
+    from ray.exceptions import RayActorError
+
+    class LastingPool(BasicActorPool):
+        """Flower's pool: `pool` are its idle actors, `num_actors` counts those that work, too, and those to come."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.actors_capacity = min(self.actors_capacity, most)
+            self._coming: dict[Any, Any] = {}  # actors by the object that is there when they are
+            self._changed = threading.Condition()
+            self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by client
+
+        def add_actors_to_pool(self, num_actors: int) -> None:
+            with self._changed:
+                self._await([self._new() for _ in range(num_actors)])
+                self.num_actors += num_actors
+
+        def _new(self) -> Any:
+            create: Any = self.create_actor_fn
+            return create()
+
+        def _await(self, actors: list[Any]) -> None:
+            self._coming |= {actor.__ray_ready__.remote(): actor for actor in actors}
+
+        def submit(self, actor_fn: Any, job: Any) -> Any:
+            return actor_fn, job  # by the next, which may have to do it again
+
+        def fetch_result_and_return_actor_to_pool(self, future: Any) -> Any:
+            actor_fn, job = future
+            with self._turns[job[2]]:
+                for _ in range(ATTEMPTS - 1):
+                    with suppress(RayActorError):
+                        return self._done(actor_fn, job)
+                return self._done(actor_fn, job)
+
+        def _done(self, actor_fn: Any, job: Any) -> Any:
+            """What comes of a job on an idle actor, which is idle again afterwards unless it has died."""
+            actor = self._idle()
+            try:
+                _, message, context = ray.get(actor_fn(actor, *job))
+            except RayActorError:
+                ray.kill(actor)  # if it is only out of reach
+                with self._changed:  # idle ones may have died with it
+                    self._await([self._new(), *self.pool])
+                    self.pool.clear()
+                raise
+            except BaseException:
+                self._give_back(actor)
+                raise
+            self._give_back(actor)
+            return message, context
+
+        def _give_back(self, actor: Any) -> None:
+            with self._changed:
+                self.pool.append(actor)
+                self._changed.notify()
+
+        def add_actor_back_to_pool(self, future: Any) -> None:
+            pass  # it is back
+
+        def _arrive(self, word: Any, actor: Any) -> None:
+            try:
+                ray.get(word)
+                self.pool.append(actor)
+            except RayActorError:
+                self._await([self._new()])
+
+        def _idle(self) -> Any:
+            """An actor that is alive and has nothing to do. Raises FewbytesError where there is none."""
+            with self._changed:
+                deadline = time.monotonic() + ACTOR_SECONDS
+                while True:
+                    if self._coming:
+                        there, _ = ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)
+                        for each in there:
+                            self._arrive(each, self._coming.pop(each))
+                    if self.pool:
+                        return self.pool.pop()
+                    if self.num_actors > len(self._coming):
+                        deadline = time.monotonic() + ACTOR_SECONDS  # somebody works
+                    elif time.monotonic() > deadline:
+                        raise FewbytesError(f"no host of the Ray cluster had a free processor for {ACTOR_SECONDS:g} s")
+                    self._changed.wait(0.1)
+
+    replaced(importlib.import_module(RAY_BACKEND), "BasicActorPool", LastingPool)
