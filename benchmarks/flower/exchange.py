@@ -1,10 +1,11 @@
 """Seconds an exchange takes on a real deployment, resident nodes against stock ones, beside the same without Flower.
 
-    python benchmarks/flower/exchange.py [--mb 1 50] [--exchanges 10] [--kinds resident stock]
+    python benchmarks/flower/exchange.py [--mb 1 50] [--exchanges 10] [--kinds resident stock] [--rate 8MB/s]
 
 One client on this machine, over TLS with node authentication, FedAvg on a layer of so many MB that is sent uncoded each
-way. The floor is the same round in this process (training, packing, hashing) and the same bytes through a TLS socket on
-loopback, once each way. What a run takes before its first exchange, and what its first takes more, is told apart.
+way. The floor is the same round in this process (training, packing, hashing) and moving: the same bytes through a TLS
+socket on loopback, once each way; with `--rate`, for which a proxy limits the link each way, at that rate. What a run
+takes before its first exchange, and what its first takes more, is told apart.
 """
 
 from __future__ import annotations
@@ -23,7 +24,13 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from proxied import Snapshots, deploy
+from proxy import Faults
+
 import fewbytes as fb
+from fewbytes.base.units import parse_rate
 from fewbytes.experiments.deploy import KINDS, Deployment, places
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.certificates import write_certificates
@@ -49,11 +56,13 @@ def layer50() -> torch.nn.Module:
     return Layer(mb=50)
 
 
-class Seconds(fb.Watcher):
+class Seconds(Snapshots):
     """When the run started, and the seconds of each round without scoring."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:
         self.begun, self.before, self.rounds = time.monotonic(), 0.0, list[float]()
+
+    def note(self, text: str) -> None: ...
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
         self.before = time.monotonic() - self.begun
@@ -64,16 +73,18 @@ class Seconds(fb.Watcher):
 
 
 def settings(mb: int, rounds: int, **others: Any) -> dict[str, Any]:
-    own = {"epochs": 1, "batch": 20, "lr": 0.1}
+    own = {"epochs": 1, "batch": 20, "lr": 0.1, "weight_decay": 0.01}  # changes all: Flower sends what it has once
     return {
         "method": "fedavg", "clients": 1, "dataset": "digits", "part": 0.1, "model": f"exchange:layer{mb}",
         "rounds": rounds, "coding": False, "evaluate_every": 10**6, "save_models": False, "parameters": own, **others,
     }  # fmt: skip
 
 
-def deployed(mb: int, rounds: int, kind: str) -> Seconds:
+def deployed(mb: int, rounds: int, kind: str, rate: float | None) -> Seconds:
     experiment = make_experiment(settings(mb, rounds, engine="flower-deployment"))
     with tempfile.TemporaryDirectory() as folder:
+        if rate is not None:
+            return deploy(experiment, Path(folder), Faults(rate), Faults(rate), Seconds, kind)
         nodes = places(experiment, None)
         run = Deployment(experiment, Path(folder) / "run", nodes, "127.0.0.1:0", False, node=kind)
         seen = Seconds()
@@ -133,6 +144,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, nargs="+", default=[1, 50], choices=[1, 50])
     parser.add_argument("--exchanges", type=int, default=10)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--rate", type=parse_rate, help="of the link, each way; exact up to 8MB/s")
     o = parser.parse_args()
     here_folder = str(Path(__file__).parent)
     sys.path.insert(0, here_folder)
@@ -143,9 +155,9 @@ def main() -> None:
     )
     for mb in o.mb:
         local = statistics.median(here(mb, o.exchanges + 1).rounds[1:])
-        floor = local + through_tls(mb * 1_000_000, o.exchanges)
+        floor = local + (through_tls(mb * 1_000_000, o.exchanges) if o.rate is None else 2e6 * mb / o.rate)
         for kind in o.kinds:
-            seen = deployed(mb, o.exchanges + 1, kind)
+            seen = deployed(mb, o.exchanges + 1, kind, o.rate)
             times = seen.rounds[1:]
             median = statistics.median(times)
             print(

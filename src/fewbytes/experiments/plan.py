@@ -21,7 +21,7 @@ from fewbytes.running.loop import HEADROOM
 from fewbytes.running.watcher import Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
-EXCHANGE_SECONDS = 0.3
+EXCHANGE_SECONDS = 0.2
 """What an exchange with a resident node takes besides moving and training: benchmarks/flower/exchange.py."""
 
 
