@@ -2,9 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-OLDEST_FLOWER := 1.40.0
+FLOWERS := 1.40.0 1.42.0
 
-.PHONY: demo test test-process test-oldest-flower lint bench hardening clean
+.PHONY: demo test test-process test-flowers lint bench hardening clean
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fewbytes needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -22,11 +22,14 @@ test: .venv/installed
 test-process: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m process
 
-# all other tests run with the newest that the package takes; this one lies on top of it
-test-oldest-flower: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
-		--target .oldest-flower flwr==$(OLDEST_FLOWER)
-	PYTHONPATH=.oldest-flower $(BIN)/python -m pytest -n 2 --dist loadfile tests/flower tests/process/test_deployment.py
+# the oldest and the newest version that the package takes, each laid over the one that is installed
+test-flowers: .venv/installed
+	for version in $(FLOWERS); do \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+			--target .flowers/$$version flwr==$$version && \
+		PYTHONPATH=.flowers/$$version $(BIN)/python -m pytest -n 2 --dist loadfile \
+			tests/flower tests/process/test_deployment.py || exit 1; \
+	done
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -40,4 +43,4 @@ hardening: .venv/installed
 	$(BIN)/python benchmarks/hardening
 
 clean:
-	rm -rf .venv .oldest-flower .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .flowers .mypy_cache .pytest_cache .ruff_cache .hypothesis
