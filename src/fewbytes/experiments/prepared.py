@@ -177,14 +177,12 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
 
 @contextlib.contextmanager
 def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
-    """Remove the folder that was made for a run, if the run was refused before it began; that above it, if empty."""
+    """Remove the folder that was made for a run, if the run was refused before it began."""
     try:
         yield
     except UserError:
         if made is not None and not (run / "config.toml").exists():
             shutil.rmtree(made)
-            with contextlib.suppress(OSError):
-                made.parent.rmdir()
         raise
 
 
