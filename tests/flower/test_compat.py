@@ -456,7 +456,7 @@ def kill_idle_actors():
                 pass  # it takes a moment
 
 actors.lasting_pool(4)
-ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+ray.init("local", num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 pool = import_module(actors.RAY_BACKEND).BasicActorPool(ray.remote(Actor), {"num_cpus": 1}, {})
 pool.add_actors_to_pool(pool.actors_capacity)
 with ThreadPoolExecutor(pool.num_actors) as threads:

@@ -63,7 +63,7 @@ def test_what_is_wrong_with_a_nodes_file_is_told_in_one_line(change, words, fold
 
 
 def test_a_nodes_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(fb.UserError, match=r"none\.toml: not a node's file.*No such file"):
+    with pytest.raises(fb.UserError, match=r"none\.toml: there is no such file"):
         NodeFile.read(tmp_path / "none.toml")
 
 
@@ -109,3 +109,22 @@ def test_a_node_keeps_the_data_of_one_run(monkeypatch):
     assert first[0] is first[1]
     other = app._serve_client(config | {"parameters.epochs": 2}, {"partition-id": 0})
     assert list(app._served.values()) == [other]
+
+
+@pytest.mark.parametrize("me", ["'x'", "-1", None])
+def test_whose_data_a_node_has_is_a_number(me, tmp_path):
+    path = tmp_path / "node.toml"
+    config = "" if me is None else f"partition-id = {me}\n"
+    path.write_text(f'superlink = "127.0.0.1:1"\nca = "ca"\nkey = "key"\n[config]\n{config}')
+    with pytest.raises(fb.UserError, match="partition-id is .*: expected the number of the client"):
+        NodeFile.read(path)
+
+
+def test_what_a_file_names_lies_beside_it(tmp_path):
+    (tmp_path / "scans").mkdir()
+    config = {"partition-id": 0, "folder": "runs", "client-data": "scans"}
+    placed = NodeFile("127.0.0.1:1", "ca.crt", "keys/a", config).placed(tmp_path)
+    assert (placed.ca, placed.key) == (str(tmp_path / "ca.crt"), str(tmp_path / "keys" / "a"))
+    assert placed.config == config | {"folder": str(tmp_path / "runs"), "client-data": str(tmp_path / "scans")}
+    elsewhere = NodeFile("127.0.0.1:1", "ca.crt", "a", config | {"client-data": "hospital.data:load"}).placed(tmp_path)
+    assert elsewhere.config["client-data"] == "hospital.data:load"

@@ -237,11 +237,12 @@ def be_nodes(
     from fewbytes.flower.node_file import NodeFile
     from fewbytes.flower.resident import serve
 
-    folders = {path.absolute().parent for path in files}
-    if len(folders) > 1:
-        raise UserError("the files of nodes in one process lie in one folder: start a process for each folder")
-    nodes = [(path.stem, NodeFile.read(path)) for path in files]
-    os.chdir(folders.pop())
+    paths = [path.absolute() for path in files]
+    if len(set(paths)) < len(paths):
+        raise UserError("a node's file is named twice")
+    names = [path.parent.name if path.stem == "node" else path.stem for path in paths]
+    nodes = [(name, NodeFile.read(path).placed(path.parent)) for name, path in zip(names, paths, strict=True)]
+    os.chdir(paths[0].parent)
     serve(nodes, client)
 
 

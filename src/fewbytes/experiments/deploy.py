@@ -54,7 +54,7 @@ OF_CONFIGURATION = """Of data that are not dealt out
 RESIDENT_NODE = f"What it is stands in node.toml. {OF_CONFIGURATION}"
 STOCK_NODE = f"What it is stands in its command. {OF_CONFIGURATION}"
 UNIT = """# The node {name} as a service: copy this folder to /opt/fewbytes/{name}, set FEWBYTES_DATA below, then
-#   systemctl enable --now /opt/fewbytes/{name}/fewbytes-node.service
+#   systemctl enable --now /opt/fewbytes/{name}/fewbytes-{name}.service
 [Unit]
 Description=fewbytes node {name}
 After=network-online.target
@@ -71,12 +71,12 @@ RestartSec=5
 [Install]
 WantedBy=multi-user.target
 """
-CONTAINER = """# The node {name} as a container, built in this folder and run with its data beside it:
-#   podman build -t fewbytes-{name} .
-#   podman run -v /srv/data:/data:ro -v fewbytes-{name}:/node/runs fewbytes-{name}
+CONTAINER = """# The node {name} as a container: built once, run in this folder, whose key stays out of the image.
+#   podman build -t fewbytes-node .
+#   podman run -d --restart=always -v /srv/data:/data:ro -v "$PWD":/node fewbytes-node
+# Where no index has the package: COPY a wheel of it, which `pip wheel .` makes of its source, and install that.
 FROM docker.io/library/python:3.12-slim
 RUN pip install --no-cache-dir fewbytes=={version}
-COPY . /node
 ENV FEWBYTES_DATA=/data
 WORKDIR /node
 CMD ["sh", "start.sh"]
@@ -368,7 +368,7 @@ class Deployment:
         environment = f"{compat.HOME}=$PWD/flower-home {ENVIRONMENT if resident else STOCK_ENVIRONMENT}"
         for part, text in (
             ("start.sh", START.format(name=name, about=about, environment=environment, command=shlex.join(command))),
-            ("fewbytes-node.service", UNIT.format(name=name)),
+            (f"fewbytes-{name}.service", UNIT.format(name=name)),
             ("Containerfile", CONTAINER.format(name=name, version=version("fewbytes"))),
         ):
             with replacing(folder / part) as file:

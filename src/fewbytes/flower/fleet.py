@@ -278,6 +278,7 @@ class Fleet:
         """Say that this node goes, if the SuperLink is there to hear it."""
         with suppress(httpx.HTTPError, RuntimeError):
             if self._node is not None:
+                self._say("goes, as it was told to")
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
 
     def _alive(self) -> bool:
@@ -314,6 +315,7 @@ class Fleet:
                     raise RunOver(said) from None
                 why = WHY.get(status) or said or f"HTTP status {status}"
                 failed += status == httpx.codes.INTERNAL_SERVER_ERROR
+                wait = FASTEST if failed == 1 else wait  # it is there again, however long it was not
                 if status < 500 or failed == FAILURES:
                     raise Refused(why) from None
             except (httpx.RequestError, ValueError) as error:  # the second: an answer that says nothing

@@ -472,7 +472,10 @@ class FlowerEngine(Engine):
         """A client's reply to an order, read with suspicion."""
         if reply.has_error():
             outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
-            return _Answer(outcome, f"Flower's error {reply.error.code}: {cleaned(reply.error.reason)}")
+            why = f"Flower's error {reply.error.code}: {cleaned(reply.error.reason)}"
+            return _Answer(
+                outcome, why if outcome == "failed" else "its node has gone, or has been silent for a minute"
+            )
         try:
             text, frame = read_content(reply.content, self.frame_folder)
             if self.frame_folder is not None and "name" in reply.content.config_records["fewbytes"]:

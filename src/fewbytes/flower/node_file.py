@@ -25,13 +25,26 @@ class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
         """Raises UserError for a file that cannot be read, or says something else."""
         try:
             about = msgspec.toml.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            raise UserError(f"{path}: there is no such file") from None
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: not a node's file, as `fewbytes deploy` writes it: {one_line(error)}") from None
         if not re.fullmatch(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", about.superlink):
             raise UserError(
                 f"{path}: superlink is {about.superlink!r}: expected host:port, such as server.example:9092"
             )
+        me = about.config.get("partition-id")
+        if not isinstance(me, int) or me < 0:
+            raise UserError(f"{path}: partition-id is {me!r}: expected the number of the client whose data are here")
         return about
+
+    def placed(self, folder: Path) -> NodeFile:
+        """The same with paths that do not depend on the working directory, where the file lies in a folder."""
+        config = dict(self.config)
+        for key in ("folder", "client-data"):
+            if key in config and (key == "folder" or (folder / str(config[key])).exists()):
+                config[key] = str(folder / str(config[key]))
+        return NodeFile(self.superlink, str(folder / self.ca), str(folder / self.key), config)
 
     def text(self) -> str:
         """As it is written."""

@@ -32,7 +32,7 @@ AGAIN_SECONDS = 1.0  # before a SuperLink that has refused something is asked ag
 
 
 def serve(files: Sequence[tuple[str, NodeFile]], app: ClientApp) -> None:
-    """Be the nodes of these files, by name, until SIGTERM or SIGINT; paths are meant from the working directory.
+    """Be the nodes of these files, by name, until SIGTERM or SIGINT.
 
     Raises UserError for a key or a certificate that cannot be read, and for a SuperLink that is somebody else.
     """
