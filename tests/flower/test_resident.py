@@ -116,7 +116,7 @@ def test_whose_data_a_node_has_is_a_number(me, tmp_path):
     path = tmp_path / "node.toml"
     config = "" if me is None else f"partition-id = {me}\n"
     path.write_text(f'superlink = "127.0.0.1:1"\nca = "ca"\nkey = "key"\n[config]\n{config}')
-    with pytest.raises(fb.UserError, match="partition-id is .*: expected the number of the client"):
+    with pytest.raises(fb.UserError, match=r"partition-id is .*: expected the number of the client"):
         NodeFile.read(path)
 
 
