@@ -110,12 +110,13 @@ class _EventLog(Watcher):
     """Writes what happens as lines of JSON for `fewbytes deploy` to read, and a line a round to the log."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / EVENTS
+        path = folder / EVENTS
+        # kept open: what is left of a server that lost its SuperLink does not write to who goes on with the run
+        self._file = open(path, "a", buffering=1) if path.parent.is_dir() else None  # noqa: SIM115
 
     def write(self, event: str, **what: Any) -> None:
-        if self._path.parent.is_dir():
-            with open(self._path, "a") as file:
-                file.write(json.dumps({"event": event, **what}) + "\n")
+        if self._file is not None:
+            self._file.write(json.dumps({"event": event, **what}) + "\n")
 
     def waiting(self, there: int, wanted: int) -> None:
         self.write("waiting", there=there, wanted=wanted)

@@ -173,6 +173,7 @@ class Deployment:
 
     def _write(self) -> None:
         """The app, the certificates, a folder for each node on another host; nothing of a stopped run's SuperLink."""
+        self._end_server()
         (self.out / EVENTS).unlink(missing_ok=True)
         if not self.remote:  # a new SuperLink: an old one takes its nodes for connected for a minute more
             for name in (*compat.DATABASE_FILES, "nodes.json"):
@@ -187,6 +188,15 @@ class Deployment:
             write_node_key(self.folder / "keys", place.name)
             if not place.here:
                 self._write_node(i, place.name)
+
+    def _end_server(self) -> None:
+        """End what is left of a deployment that was killed: its server outlives it while it looks for its SuperLink."""
+        path = self.out / EVENTS
+        for line in path.read_text().splitlines() if path.exists() else []:
+            pid = int(json.loads(line).get("pid", 0))
+            with suppress(OSError):
+                if pid and compat.SERVER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)  # its checkpoints are whole
 
     def commands(self) -> str:
         """What to run where, for people."""

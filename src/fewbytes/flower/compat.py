@@ -40,6 +40,8 @@ HOME = "FLWR_HOME"
 """The variable that names the folder of a process's own files."""
 LOGGER = "flwr"
 COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
+SERVER = "flwr-serverapp"
+"""What the process is called that runs a run's server."""
 GUARDED = ("-m", "fewbytes.flower.guarded")
 """What Python runs in place of the first two: `fewbytes.flower.guarded`."""
 CONNECTION = "fewbytes"

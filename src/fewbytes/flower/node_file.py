@@ -33,7 +33,7 @@ class NodeFile(msgspec.Struct, forbid_unknown_fields=True):
             raise UserError(
                 f"{path}: superlink is {about.superlink!r}: expected host:port, such as server.example:9092"
             )
-        me = about.config.get("partition-id")
+        me = about.config.get("partition-id", 0)  # a node's registered name, too, says whose data it has
         if not isinstance(me, int) or me < 0:
             raise UserError(f"{path}: partition-id is {me!r}: expected the number of the client whose data are here")
         return about
