@@ -26,6 +26,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from flower_grid import CLIENTS, MemoryGrid, handler_of, left_out, rounds_of, run
 from flwr.app import Array, ArrayRecord, Message
 
+from fewbytes.experiments.app import EVENTS, _EventLog
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.messages import read_content, sealed
 from fewbytes.flower.network import Exchange
@@ -555,3 +556,13 @@ def test_a_run_name_that_is_no_folder_is_refused_by_the_node(name, tmp_path):
 def test_a_policy_out_of_range_is_told(policy):
     with pytest.raises(fb.UserError, match=next(iter(policy))):
         fb.Policy(**policy)
+
+
+def test_a_server_that_outlives_its_deployment_says_nothing_to_the_next(tmp_path):
+    (tmp_path / EVENTS).parent.mkdir()
+    old = _EventLog(tmp_path)
+    old.write("started")
+    (tmp_path / EVENTS).unlink()
+    _EventLog(tmp_path).write("waiting")
+    old.write("interrupted")
+    assert [json.loads(line)["event"] for line in (tmp_path / EVENTS).read_text().splitlines()] == ["waiting"]
