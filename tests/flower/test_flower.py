@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import json
 import logging
 import time
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -560,9 +562,10 @@ def test_a_policy_out_of_range_is_told(policy):
 
 def test_a_server_that_outlives_its_deployment_says_nothing_to_the_next(tmp_path):
     (tmp_path / EVENTS).parent.mkdir()
-    old = _EventLog(tmp_path)
-    old.write("started")
-    (tmp_path / EVENTS).unlink()
-    _EventLog(tmp_path).write("waiting")
-    old.write("interrupted")
+    with closing(_EventLog(tmp_path)) as old:
+        old.write("started")
+        (tmp_path / EVENTS).unlink()
+        with closing(_EventLog(tmp_path)) as new:
+            new.write("waiting")
+        old.write("interrupted")
     assert [json.loads(line)["event"] for line in (tmp_path / EVENTS).read_text().splitlines()] == ["waiting"]

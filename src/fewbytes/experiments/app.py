@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,23 +84,23 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
     folder = (
         Path(out) if out else default_folder() / "runs" / f"{stamp}-{short_name(str(settings.get('method', 'run')))}"
     )
-    events = _EventLog(folder)
-    try:
-        experiment = make_experiment(settings)
-        method, task = experiment.made(), experiment.task(here=())
-        serve(
-            method, task, experiment.run_settings(task, folder, resume, events, from_round),
-            experiment.policy, names.split(",") if names else (),
-        )  # fmt: skip
-        page = write_report(read_runs([folder]), folder / "report.html")
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            events.write("interrupted")
-        else:
-            events.write("failed", error=str(error) or type(error).__name__, mine=isinstance(error, UserError))
-        raise
-    events.write("ended")
-    print(f"report: {page}", flush=True)
+    with closing(_EventLog(folder)) as events:
+        try:
+            experiment = make_experiment(settings)
+            method, task = experiment.made(), experiment.task(here=())
+            serve(
+                method, task, experiment.run_settings(task, folder, resume, events, from_round),
+                experiment.policy, names.split(",") if names else (),
+            )  # fmt: skip
+            page = write_report(read_runs([folder]), folder / "report.html")
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                events.write("interrupted")
+            else:
+                events.write("failed", error=str(error) or type(error).__name__, mine=isinstance(error, UserError))
+            raise
+        events.write("ended")
+        print(f"report: {page}", flush=True)
 
 
 client = make_client_app(lambda context: _serve_client(context.run_config, context.node_config))
@@ -113,6 +114,11 @@ class _EventLog(Watcher):
         path = folder / EVENTS
         # kept open: what is left of a server that lost its SuperLink does not write to who goes on with the run
         self._file = open(path, "a", buffering=1) if path.parent.is_dir() else None  # noqa: SIM115
+
+    def close(self) -> None:
+        """No more is to come."""
+        if self._file is not None:
+            self._file.close()
 
     def write(self, event: str, **what: Any) -> None:
         if self._file is not None:
