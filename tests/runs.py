@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +44,27 @@ def fingerprint(folder: Path) -> dict:
         "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},
         "gallery": {p.name: p.read_bytes() for p in (folder / "gallery").glob("*")},
     }
+
+
+class StopAfter(fb.Watcher):
+    """Stops a run after a round, as Ctrl-C does."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def scored(self, row: dict) -> None:
+        if row["round"] == self.after:
+            raise KeyboardInterrupt
+
+
+def until(holds: Callable[[], object], seconds: float = 60) -> bool:
+    """Whether something holds within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def configured(folder: Path, method: str, **settings) -> Path:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 from cases import late_task, tiny_data, tiny_task
-from runs import fingerprint
+from runs import StopAfter, fingerprint
 
 import fewbytes as fb
 from fewbytes.core.speeds import Speeds
@@ -171,21 +171,12 @@ def test_any_number_of_workers_gives_the_same(tmp_path, monkeypatch):
     assert fingerprint(tmp_path / "3") == fingerprint(tmp_path / "1") == fingerprint(tmp_path / "none")
 
 
-class Stop(fb.Watcher):
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def scored(self, row):
-        if row["round"] == self.after:
-            raise KeyboardInterrupt
-
-
 def test_stopped_after_every_round_it_is_the_same_and_so_is_one_that_goes_back(tmp_path):
     task = tiny_task(clients=6)
     run(tmp_path / "whole", task=task, speeds="10x", workers=2)
     for t in range(1, ROUNDS + 1):
         with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "run", task=task, speeds="10x", workers=1 + t % 3, watcher=Stop(t), resume=t > 1)
+            run(tmp_path / "run", task=task, speeds="10x", workers=1 + t % 3, watcher=StopAfter(t), resume=t > 1)
         assert read_checkpoint(tmp_path / "run").under_way.work
     run(tmp_path / "run", task=task, speeds="10x", resume=True)
     assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
@@ -195,7 +186,7 @@ def test_stopped_after_every_round_it_is_the_same_and_so_is_one_that_goes_back(t
 
 def test_a_run_is_not_gone_on_with_by_other_speeds(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", speeds="10x", watcher=Stop(2))
+        run(tmp_path / "run", speeds="10x", watcher=StopAfter(2))
     with pytest.raises(fb.UserError, match="another configuration"):
         run(tmp_path / "run", speeds="11x", resume=True)
 
@@ -235,7 +226,7 @@ def test_a_run_whose_clients_all_fail_ends_in_one_line(tmp_path):
 def test_who_is_excluded_or_leaves_while_at_work_is_named(tmp_path):
     method = Streamed(at_once=4, buffer=1)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "two", method, speeds="1,100,1,1", watcher=Stop(2))
+        run(tmp_path / "two", method, speeds="1,100,1,1", watcher=StopAfter(2))
     result = run(tmp_path / "two", method, speeds="1,100,1,1", resume=True, policy=fb.Policy(exclude="1"))
     assert left_out(result)[:1] == [(1, "excluded")]
     down = result.ledger.columns()["bytes_down"][result.ledger.columns()["client"] == 1]

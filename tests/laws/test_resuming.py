@@ -10,20 +10,9 @@ from pathlib import Path
 
 import pytest
 from cases import CASES, task_of, tiny_task
-from runs import ROUNDS, fingerprint
+from runs import ROUNDS, StopAfter, fingerprint
 
 import fewbytes as fb
-
-
-class Stop(fb.Watcher):
-    """Stops a run after the given round."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def scored(self, row):
-        if row["round"] == self.after:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -31,7 +20,9 @@ def test_stopped_after_every_round_and_resumed_by_other_workers_it_is_the_same(n
     method, task, folder = CASES[name], task_of(name), tmp_path / "run"
     for t in range(1, method.planned_rounds(ROUNDS) + 1):
         with pytest.raises(KeyboardInterrupt):
-            fb.run(method, task, rounds=ROUNDS, out=folder, workers=3 if t == 1 else 1, watcher=Stop(t), resume=t > 1)
+            fb.run(
+                method, task, rounds=ROUNDS, out=folder, workers=3 if t == 1 else 1, watcher=StopAfter(t), resume=t > 1
+            )
         assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
     fb.run(method, task, rounds=ROUNDS, out=folder, workers=1, resume=True)
     assert fingerprint(folder) == uninterrupted(name)

@@ -12,13 +12,13 @@ import sqlite3
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from runs import until
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
 
@@ -31,6 +31,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.flower import children
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.compat import (
     ENVIRONMENT,
@@ -45,7 +46,7 @@ from fewbytes.flower.compat import (
     stop_command,
     submit_command,
 )
-from fewbytes.flower.processes import Processes, _family, _running
+from fewbytes.flower.processes import Processes
 
 pytestmark = pytest.mark.process
 KINDS = ("resident", "stock")
@@ -74,15 +75,6 @@ def main(grid, context):
     while True:
         time.sleep(0.1)
 """
-
-
-def until(holds: Callable[[], object], seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True
 
 
 def post(at: SimpleNamespace, path: str, headers: dict[str, str]) -> int:
@@ -353,14 +345,14 @@ def test_nothing_is_left_after_the_context_and_its_nodes_return(kind, tmp_path, 
         deployment.start_node("a", {})
         run = deployment.submit(app)
         assert until(lambda: deployment.run_status(run)[0] == "running" and deployment.node_status()["a"] == "online")
-        family = _family({os.getpid()})
+        family = children.family_of({os.getpid()})
         said = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid, _ in family]
         kinds = {word.split("/")[-1] for words in said for word in words[:4]}
         assert {"superlink", "node" if resident else "flower-supernode"} <= kinds
         assert {"flower-superexec", "flwr-serverapp"} <= kinds
-        ours = _family({process.process.pid for process in (deployment._superlink, deployment._nodes["a"])})
+        ours = children.family_of({process.process.pid for process in (deployment._superlink, deployment._nodes["a"])})
         assert len(ours) >= 5 - resident  # which starts nobody
-    assert not ours & _running().keys()
+    assert not ours & children.running().keys()
     with deployment:
         deployment.start_superlink()
         deployment.register(["a"])
@@ -381,12 +373,14 @@ def test_a_kill_leaves_nothing(kind, count, tmp_path):
     script = f"""
 import os, signal, time
 from pathlib import Path
-from fewbytes.flower.processes import Processes, _family
+from fewbytes.flower import children
+from fewbytes.flower.processes import Processes
 with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0", resident={kind == "resident"}) as deployment:
     deployment.start_superlink()
     deployment.register(["a"])
     deployment.start_node("a", {{}})
-    while len(family := _family({{os.getpid()}})) < {count}:  # itself, two services, each of Flower's with its executor
+    # itself, two services, each of Flower's with its executor
+    while len(family := children.family_of({{os.getpid()}})) < {count}:
         time.sleep(0.1)
     print(*(f"{{pid}},{{start}}" for pid, start in family), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -395,4 +389,4 @@ with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0", resident={kind == "reside
     assert done.returncode == -signal.SIGKILL, done.stderr
     family = {(int(pid), start) for pid, start in (each.split(",") for each in done.stdout.split())}
     assert len(family) >= count
-    assert until(lambda: not family & _running().keys())
+    assert until(lambda: not family & children.running().keys())

@@ -172,6 +172,7 @@ def test_the_example_app_runs_as_its_readme_says(component, tmp_path):
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "FLWR_HOME": str(tmp_path / "home"),
         "FEWBYTES_HOME": str(tmp_path / "fewbytes"), "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ADDRESS": "local",  # not a cluster that somebody left on this machine
         "FLWR_LOCAL_CONTROL_API_PORT": free_port(), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": free_port(),
     }  # fmt: skip
     out = tmp_path / "run"
@@ -224,6 +225,22 @@ def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(
     assert (folder / "report.html").exists()
     assert fewbytes("run", *options, "--out", tmp_path / "here").returncode == 0
     assert fingerprint(folder) == fingerprint(next((tmp_path / "here").iterdir()))
+
+
+def test_a_deployment_that_was_killed_is_gone_on_with_at_once(tmp_path):
+    """Its server outlives it by some seconds, and holds the run."""
+    command = [*FEWBYTES, "deploy", "fedavg", "--clients", "2", "--rounds", "3", "--set", "epochs=100"]
+    process = subprocess.Popen([*command, "--out", str(tmp_path)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 150
+    while not any(len(p.read_text().splitlines()) == 1 for p in tmp_path.glob("*/rounds.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    (folder,) = tmp_path.iterdir()
+    resumed = fewbytes("deploy", "--resume", str(folder), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert (json.loads(resumed.stdout)["status"], json.loads(resumed.stdout)["rounds"]) == ("done", 3)
 
 
 @pytest.mark.parametrize("who", ["deploy", "server"])

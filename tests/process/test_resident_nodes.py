@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from runs import configured, fingerprint
+from runs import configured, fingerprint, until
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
 
@@ -26,7 +26,8 @@ from proxy import Faults
 from fewbytes.experiments.deploy import Deployment, places
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.certificates import write_node_key
-from fewbytes.flower.processes import Processes, _family
+from fewbytes.flower.children import family_of
+from fewbytes.flower.processes import Processes
 
 pytestmark = pytest.mark.process
 MB = 1_000_000
@@ -71,7 +72,7 @@ def uploaded(folder: Path, client: int) -> int:
 
 
 def kill(process: subprocess.Popen) -> None:
-    for pid, _ in _family({process.pid}):
+    for pid, _ in family_of({process.pid}):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -126,15 +127,6 @@ SMALL = {
     "method": "fedavg", "dataset": "digits", "clients": 2, "samples": "40/10", "rounds": 4, "min_replies": 1,
     "engine": "flower-deployment", "parameters": {"epochs": 60, "lr": 0.05, "batch": 20},
 }  # fmt: skip
-
-
-def until(holds: Callable[[], object], seconds: float = 60) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 class Place:

@@ -10,19 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import private_folder, replacing
+from fewbytes.base.files import replacing
 from fewbytes.experiments.app import EVENTS
+from fewbytes.experiments.hosts import ENVIRONMENT, allowed, write_host
 from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
 from fewbytes.flower.guarded import APPS
 from fewbytes.flower.processes import Processes
-from fewbytes.models.hugging_face import PREFIX
 from fewbytes.running.checkpoint import Checkpoints
 from fewbytes.running.loop import terminating
 from fewbytes.running.watcher import Watcher
@@ -31,56 +30,9 @@ LOOPBACK = "127.0.0.1:0"
 KINDS = ("resident", "stock")
 """Nodes of ours, which stay warm, and Flower's SuperNodes, which start a process a message."""
 PLACES = "places.json"  # in the deployment's folder: --hosts and --address
-ENVIRONMENT, STOCK_ENVIRONMENT = (
-    " ".join(f"{name}={value}" for name, value in variables.items())
-    for variables in (compat.ENVIRONMENT, compat.SUPERNODE_ENVIRONMENT)
-)
 QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
 
 AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a node again, and how many there are
-
-
-START = """#!/bin/sh
-# The node {name}. FEWBYTES_DATA names the folder of its data sets. {about}
-cd "$(dirname "$0")"
-export {environment}
-exec {command}
-"""
-OF_CONFIGURATION = """Of data that are not dealt out
-# the server learns beforehand what tell says: sizes, labels (samples of each class), or nothing;
-# client-data (a folder, a table, or package.module:function) says where they are, if not where
-# the run says. allow names, with commas, what the server may have this node use besides data sets
-# under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here."""
-RESIDENT_NODE = f"What it is stands in node.toml. {OF_CONFIGURATION}"
-STOCK_NODE = f"What it is stands in its command. {OF_CONFIGURATION}"
-UNIT = """# The node {name} as a service: copy this folder to /opt/fewbytes/{name}, set FEWBYTES_DATA below, then
-#   systemctl enable --now /opt/fewbytes/{name}/fewbytes-{name}.service
-[Unit]
-Description=fewbytes node {name}
-After=network-online.target
-Wants=network-online.target
-
-[Service]
-WorkingDirectory=/opt/fewbytes/{name}
-ExecStart=/bin/sh start.sh
-# Environment=FEWBYTES_DATA=/srv/data
-# Environment=PATH=/opt/fewbytes/venv/bin:/usr/bin:/bin
-Restart=always
-RestartSec=5
-
-[Install]
-WantedBy=multi-user.target
-"""
-CONTAINER = """# The node {name} as a container: built once, run in this folder, whose key stays out of the image.
-#   podman build -t fewbytes-node .
-#   podman run -d --restart=always -v /srv/data:/data:ro -v "$PWD":/node fewbytes-node
-# Where no index has the package: COPY a wheel of it, which `pip wheel .` makes of its source, and install that.
-FROM docker.io/library/python:3.12-slim
-RUN pip install --no-cache-dir fewbytes=={version}
-ENV FEWBYTES_DATA=/data
-WORKDIR /node
-CMD ["sh", "start.sh"]
-"""
 
 
 @dataclass(frozen=True)
@@ -187,16 +139,16 @@ class Deployment:
         for i, place in enumerate(self.nodes):
             write_node_key(self.folder / "keys", place.name)
             if not place.here:
-                self._write_node(i, place.name)
+                write_host(self.processes, self.experiment, i, place.name, self.address)
 
     def _end_server(self) -> None:
         """End what is left of a deployment that was killed: its server outlives it while it looks for its SuperLink."""
-        path = self.out / EVENTS
-        for line in path.read_text().splitlines() if path.exists() else []:
-            pid = int(json.loads(line).get("pid", 0))
+        home = f"{compat.HOME}={self.folder / 'flower-home'}\0".encode()
+        for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if pid and compat.SERVER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)  # its checkpoints are whole
+                command, environment = ((place / name).read_bytes() for name in ("cmdline", "environ"))
+                if compat.SERVER.encode() in command and home in environment + b"\0":
+                    os.kill(int(place.name), signal.SIGKILL)  # its checkpoints are whole
 
     def commands(self) -> str:
         """What to run where, for people."""
@@ -345,7 +297,7 @@ class Deployment:
     def _node_config(self, client: int) -> dict[str, str | int]:
         config: dict[str, str | int] = {"partition-id": client, "folder": str(self.out.parent)}
         config["tell"] = "labels"  # to their own machine
-        return config | _allowed(self.experiment, here=True)
+        return config | allowed(self.experiment, here=True)
 
     def _write_app(self) -> None:
         app = self.folder / "app"
@@ -360,45 +312,6 @@ class Deployment:
         ):
             with replacing(app / name) as file:
                 file.write(text.encode())
-
-    def _write_node(self, client: int, name: str) -> None:
-        """What a host needs: the certificate that proves the SuperLink, the node's key, a script."""
-        folder = self.folder / "nodes" / name
-        private_folder(folder)
-        for part in (f"keys/{name}", "certificates/ca.crt"):
-            (folder / part).parent.mkdir(parents=True, exist_ok=True)
-            with replacing(folder / part) as file:
-                os.fchmod(file.fileno(), 0o600)
-                file.write((self.folder / part).read_bytes())
-        config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
-        config |= _allowed(self.experiment, here=False)
-        command = self.processes.node_command(name, config, self.address, folder, port=9094 + client)
-        resident = self.processes.resident
-        about = RESIDENT_NODE if resident else STOCK_NODE
-        environment = f"{compat.HOME}=$PWD/flower-home {ENVIRONMENT if resident else STOCK_ENVIRONMENT}"
-        for part, text in (
-            ("start.sh", START.format(name=name, about=about, environment=environment, command=shlex.join(command))),
-            (f"fewbytes-{name}.service", UNIT.format(name=name)),
-            ("Containerfile", CONTAINER.format(name=name, version=version("fewbytes"))),
-        ):
-            with replacing(folder / part) as file:
-                file.write(text.encode())
-
-
-def _allowed(experiment: Experiment, here: bool) -> dict[str, str]:
-    """What a node's configuration allows the server to name: what the user has named for this experiment.
-
-    `here`: whether the node is on this machine, where paths are the user's.
-    """
-    data, model = experiment.data, experiment.model
-    models = [part.partition("@")[0] for part in (model.model or "").split("+")]
-    code = [name for name in (experiment.method, *models) if ":" in name and "=" not in name]
-    places = [data.dataset, data.public, data.client_data, data.tokenizer, model.weights]
-    places += [part.removeprefix(PREFIX) for part in models if part.startswith(PREFIX)]
-    named = [str(place) for place in places if place and place != "digits" and not str(place).isdecimal()]
-    named = [str(Path(place).absolute()) if here and Path(place).exists() else place for place in named]
-    allowed = dict.fromkeys([*(name for name in code if not name.startswith(("torchvision:", PREFIX))), *named])
-    return {"allow": ",".join(allowed)} if allowed else {}
 
 
 def _alive(pid: int) -> bool:

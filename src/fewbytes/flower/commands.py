@@ -6,12 +6,52 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
+from fewbytes.base.errors import FewbytesError
 from fewbytes.flower import compat
+from fewbytes.flower.children import start
 
 END = "-- end of the answer --"
+COMMAND_SECONDS = 120  # for a command; the first loads Flower
+
+
+class Commands:
+    """A process that runs `flwr` commands (`fewbytes.flower.commands`), with the FLWR_HOME `home`."""
+
+    def __init__(self, home: Path) -> None:
+        command = [sys.executable, "-m", __name__]
+        self.process = start(command, home, subprocess.PIPE, subprocess.STDOUT, subprocess.PIPE)
+
+    def run(self, command: Sequence[str]) -> bytes:
+        """What a command prints. Raises FewbytesError if it does not in COMMAND_SECONDS, or at all."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        end, said = f"\n{END}\n".encode(), b""
+        deadline = time.monotonic() + COMMAND_SECONDS
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(list(command[1:])).encode() + b"\n")
+            self.process.stdin.flush()
+        while not said.endswith(end):
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            more = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
+            if not more:
+                why = "it has ended: " + compat.last_words(said) if ready else f"no answer in {COMMAND_SECONDS} s"
+                raise FewbytesError(f"{' '.join(command)}: {why}")
+            said += more
+        return said.removesuffix(end)
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.communicate()
 
 
 def main() -> None:

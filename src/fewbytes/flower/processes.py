@@ -7,33 +7,26 @@ and runs submitted, shares the port: it is open to this machine only, and there 
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import secrets
-import select
-import shutil
-import signal
 import socket
 import ssl
-import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import lock, private_folder
-from fewbytes.flower import commands, compat
+from fewbytes.flower import compat
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
+from fewbytes.flower.children import Child, end, executable, free_port, listen, why_of
+from fewbytes.flower.commands import Commands
 from fewbytes.flower.node_file import NodeFile
 
 START_SECONDS = 60  # for the SuperLink to answer
-COMMAND_SECONDS = 120  # for a `flwr` command; the first loads Flower
-GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
 CA = "certificates/ca.crt"
 
 
@@ -66,19 +59,19 @@ class Processes:
         self._host = host.strip("[]")
         if not self._host or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{self._host}]"):
             raise UserError(f"address {address!r}: expected host:port, such as 127.0.0.1:8000 or [::1]:8000")
-        self._port = int(port) or _free_port(self._host)
+        self._port = int(port) or free_port(self._host)
         self.address = f"{host}:{self._port}"
         self.folder, self._ports, self._any_app, self.resident = folder.absolute(), {self._port}, any_app, resident
         self._token = self.folder / "certificates" / "control.token"
         self._lasting = lasting
-        self._superlink: _Process | None = None
-        self._commands: _Commands | None = None
-        self._nodes: dict[str, _Process] = {}
+        self._superlink: Child | None = None
+        self._commands: Commands | None = None
+        self._nodes: dict[str, Child] = {}
         self._lock: BinaryIO | None = None
 
     def __enter__(self) -> Processes:
         for command in compat.COMMANDS:
-            _executable(command)
+            executable(command)
         private_folder(self.folder)
         (self.folder / "logs").mkdir(exist_ok=True)
         self._lock = lock(self.folder / "lock")
@@ -89,9 +82,9 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         try:
-            _end(list(self._nodes.values()))  # first, for they sign off
+            end(list(self._nodes.values()))  # first, for they sign off
         finally:
-            _end([self._superlink] if self._superlink else [])
+            end([self._superlink] if self._superlink else [])
             compat.purge(self.folder / compat.DATABASE)
             self._nodes, self._superlink = {}, None
             if self._commands is not None:
@@ -150,9 +143,9 @@ class Processes:
         local = self.local_address.rpartition(":")[0].strip("[]")
         write_certificates(self.folder / "certificates", [local, *hosts])
         try:
-            _listen(self._host, self._port).close()
+            listen(self._host, self._port).close()
         except OSError as error:
-            raise UserError(f"the SuperLink cannot listen on {self.address}: {_why(error)}") from None
+            raise UserError(f"the SuperLink cannot listen on {self.address}: {why_of(error)}") from None
         home, ca = self.folder / "flower-home", str(self.folder / "certificates" / "ca.crt")
         self.write_link()
         try:
@@ -160,8 +153,8 @@ class Processes:
         except ssl.SSLError:
             remedy = f"remove {Path(ca).parent} to have new ones made (every node then needs the new ca.crt)"
             raise UserError(f"{ca} is not a certificate: {remedy}") from None
-        self._superlink = _Process(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
-        self._commands = self._commands or _Commands(home)  # it loads what it needs meanwhile
+        self._superlink = Child(self.superlink_command(), home, self.folder / "logs" / "superlink.log")
+        self._commands = self._commands or Commands(home)  # it loads what it needs meanwhile
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.check()
@@ -236,11 +229,11 @@ class Processes:
             raise UserError(f"the node {name} is running already" if key.exists() else f"{key}: no such private key")
         home = home or self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
-        port = 0 if self.resident else _free_port("127.0.0.1", self._ports)
+        port = 0 if self.resident else free_port("127.0.0.1", self._ports)
         self._ports.add(port)
         command = self.node_command(name, node_config, superlink, port=port)
         variables = compat.ENVIRONMENT if self.resident else compat.SUPERNODE_ENVIRONMENT
-        self._nodes[name] = _Process(command, home, self.folder / "logs" / f"{name}.log", variables)
+        self._nodes[name] = Child(command, home, self.folder / "logs" / f"{name}.log", variables)
 
     def submit(self, app: Path) -> int:
         """Submit the Flower app in the folder `app`; its run's id. Raises FewbytesError with Flower's message."""
@@ -271,148 +264,5 @@ class Processes:
         """What a `flwr` command answers."""
         self.check()
         if self._commands is None:
-            self._commands = _Commands(self.folder / "flower-home")
+            self._commands = Commands(self.folder / "flower-home")
         return compat.read_answer(self._commands.run(compat.in_json(command)))
-
-
-class _Commands:
-    """A process that runs `flwr` commands (`fewbytes.flower.commands`), with the FLWR_HOME `home`."""
-
-    def __init__(self, home: Path) -> None:
-        command = [sys.executable, "-m", commands.__name__]
-        self.process = _start(command, home, subprocess.PIPE, subprocess.STDOUT, subprocess.PIPE)
-
-    def run(self, command: Sequence[str]) -> bytes:
-        """What a command prints. Raises FewbytesError if it does not in COMMAND_SECONDS, or at all."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        end, said = f"\n{commands.END}\n".encode(), b""
-        deadline = time.monotonic() + COMMAND_SECONDS
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(list(command[1:])).encode() + b"\n")
-            self.process.stdin.flush()
-        while not said.endswith(end):
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            more = os.read(self.process.stdout.fileno(), 1 << 16) if ready else b""
-            if not more:
-                why = "it has ended: " + compat.last_words(said) if ready else f"no answer in {COMMAND_SECONDS} s"
-                raise FewbytesError(f"{' '.join(command)}: {why}")
-            said += more
-        return said.removesuffix(end)
-
-    def close(self) -> None:
-        """End it."""
-        self.process.kill()
-        self.process.communicate()
-
-
-class _Process:
-    """A lasting process that appends to its log."""
-
-    def __init__(
-        self, command: Sequence[str], home: Path, log: Path, variables: Mapping[str, str] = compat.ENVIRONMENT
-    ) -> None:
-        self.log = log
-        with open(log, "ab") as file:
-            self._from = file.tell()
-            self.process = _start(command, home, file, subprocess.STDOUT, variables=variables)
-
-    def reason(self) -> str:
-        """Why it ended: the signal, or what its log says last."""
-        if (self.process.returncode or 0) < 0:
-            return f"killed by {signal.Signals(-self.process.returncode).name}"
-        return compat.last_words(self.log.read_bytes()[self._from :][-(1 << 16) :])
-
-
-def _start(
-    command: Sequence[str],
-    home: Path,
-    output: Any,
-    errors: Any,
-    heard: int = subprocess.DEVNULL,
-    variables: Mapping[str, str] = compat.ENVIRONMENT,
-) -> subprocess.Popen[bytes]:
-    """Start one of Flower's commands in a session of its own."""
-    # Flower finds flower-superexec, flwr-serverapp and flwr-clientapp on PATH
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environment = {**variables, **os.environ, compat.HOME: str(home.absolute()), "PATH": path}
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def die_with_parent() -> None:
-        if sys.platform == "linux":
-            libc.prctl(1, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours are never used there
-        return subprocess.Popen(
-            [_executable(command[0]), *command[1:]], env=environment,
-            stdin=heard, stdout=output, stderr=errors,
-            start_new_session=True, preexec_fn=die_with_parent, umask=0o077,
-        )  # fmt: skip
-
-
-def _end(ending: list[_Process]) -> None:
-    """SIGTERM, and SIGKILL for what has not gone in time, to the processes and (Linux) all they started."""
-    alive = [each.process for each in ending if each.process.poll() is None]
-    family = _family({process.pid for process in alive})
-    for process in alive:
-        process.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
-    while any(process.poll() is None for process in alive) or family & _running().keys():
-        if time.monotonic() > deadline:
-            for process in alive:
-                process.kill()
-            for pid, _ in family & _running().keys():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-
-
-def _running() -> dict[tuple[int, str], int]:
-    """Every running process, by its id and start time, and its parent's id; nothing where there is no /proc."""
-    running = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent, *fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            if state not in "ZX":
-                running[int(path.parent.name), fields[17]] = int(parent)
-    return running
-
-
-def _family(pids: set[int]) -> set[tuple[int, str]]:
-    """The processes of these ids and all they started."""
-    running, family = _running(), set[tuple[int, str]]()
-    while more := {each for each, parent in running.items() if each[0] in pids or parent in pids} - family:
-        family |= more
-        pids = {pid for pid, _ in more}
-    return family
-
-
-def _executable(command: str) -> str:
-    """Where a command is. Raises UserError if it is nowhere."""
-    beside = Path(sys.executable).parent / command
-    path = str(beside) if beside.exists() else shutil.which(command)
-    if path is None:
-        raise UserError(f"{command} not found: a deployment needs Flower: pip install '{compat.REQUIREMENT}'")
-    return path
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-
-
-def _free_port(host: str, taken: Iterable[int] = ()) -> int:
-    while True:
-        try:
-            with _listen(host, 0) as free:
-                port = int(free.getsockname()[1])
-        except OSError as error:
-            raise UserError(f"cannot listen on {host}: {_why(error)}") from None
-        if port not in taken:
-            return port
-
-
-def _why(error: OSError) -> str:
-    return str(error.strerror).partition(" (")[0].lower()

@@ -1,0 +1,102 @@
+"""What a node on another host is given: the folder that goes there, and what the server may name there."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from importlib.metadata import version
+from pathlib import Path
+
+from fewbytes.base.files import private_folder, replacing
+from fewbytes.core.problem import Id
+from fewbytes.experiments.settings import Experiment
+from fewbytes.flower import compat
+from fewbytes.flower.processes import CA, Processes
+from fewbytes.models.hugging_face import PREFIX
+
+ENVIRONMENT, STOCK_ENVIRONMENT = (
+    " ".join(f"{name}={value}" for name, value in variables.items())
+    for variables in (compat.ENVIRONMENT, compat.SUPERNODE_ENVIRONMENT)
+)
+START = """#!/bin/sh
+# The node {name}. FEWBYTES_DATA names the folder of its data sets. {about}
+cd "$(dirname "$0")"
+export {environment}
+exec {command}
+"""
+OF_CONFIGURATION = """Of data that are not dealt out
+# the server learns beforehand what tell says: sizes, labels (samples of each class), or nothing;
+# client-data (a folder, a table, or package.module:function) says where they are, if not where
+# the run says. allow names, with commas, what the server may have this node use besides data sets
+# under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here."""
+RESIDENT_NODE = f"What it is stands in node.toml. {OF_CONFIGURATION}"
+STOCK_NODE = f"What it is stands in its command. {OF_CONFIGURATION}"
+UNIT = """# The node {name} as a service: copy this folder to /opt/fewbytes/{name}, set FEWBYTES_DATA below, then
+#   systemctl enable --now /opt/fewbytes/{name}/fewbytes-{name}.service
+[Unit]
+Description=fewbytes node {name}
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+WorkingDirectory=/opt/fewbytes/{name}
+ExecStart=/bin/sh start.sh
+# Environment=FEWBYTES_DATA=/srv/data
+# Environment=PATH=/opt/fewbytes/venv/bin:/usr/bin:/bin
+Restart=always
+RestartSec=5
+
+[Install]
+WantedBy=multi-user.target
+"""
+CONTAINER = """# The node {name} as a container: built once, run in this folder, whose key stays out of the image.
+#   podman build -t fewbytes-node .
+#   podman run -d --restart=always -v /srv/data:/data:ro -v "$PWD":/node fewbytes-node
+# Where no index has the package: COPY a wheel of it, which `pip wheel .` makes of its source, and install that.
+FROM docker.io/library/python:3.12-slim
+RUN pip install --no-cache-dir fewbytes=={version}
+ENV FEWBYTES_DATA=/data
+WORKDIR /node
+CMD ["sh", "start.sh"]
+"""
+
+
+def write_host(processes: Processes, experiment: Experiment, client: Id, name: str, address: str) -> None:
+    """What a host needs whose node is a client's: the certificate that proves the SuperLink at that address, the node's
+    key, what the node is, and what starts it."""
+    folder = processes.folder / "nodes" / name
+    private_folder(folder)
+    for part in (f"keys/{name}", CA):
+        (folder / part).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / part) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write((processes.folder / part).read_bytes())
+    config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
+    command = processes.node_command(
+        name, config | allowed(experiment, here=False), address, folder, port=9094 + client
+    )
+    about = RESIDENT_NODE if processes.resident else STOCK_NODE
+    environment = f"{compat.HOME}=$PWD/flower-home {ENVIRONMENT if processes.resident else STOCK_ENVIRONMENT}"
+    for part, text in (
+        ("start.sh", START.format(name=name, about=about, environment=environment, command=shlex.join(command))),
+        (f"fewbytes-{name}.service", UNIT.format(name=name)),
+        ("Containerfile", CONTAINER.format(name=name, version=version("fewbytes"))),
+    ):
+        with replacing(folder / part) as file:
+            file.write(text.encode())
+
+
+def allowed(experiment: Experiment, here: bool) -> dict[str, str]:
+    """What a node's configuration allows the server to name: what the user has named for this experiment.
+
+    `here`: whether the node is on this machine, where paths are the user's.
+    """
+    data, model = experiment.data, experiment.model
+    models = [part.partition("@")[0] for part in (model.model or "").split("+")]
+    code = [name for name in (experiment.method, *models) if ":" in name and "=" not in name]
+    places = [data.dataset, data.public, data.client_data, data.tokenizer, model.weights]
+    places += [part.removeprefix(PREFIX) for part in models if part.startswith(PREFIX)]
+    named = [str(place) for place in places if place and place != "digits" and not str(place).isdecimal()]
+    named = [str(Path(place).absolute()) if here and Path(place).exists() else place for place in named]
+    names = dict.fromkeys([*(name for name in code if not name.startswith(("torchvision:", PREFIX))), *named])
+    return {"allow": ",".join(names)} if names else {}

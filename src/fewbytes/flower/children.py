@@ -1,0 +1,137 @@
+"""Processes that end with the one that started them, and what they need of this machine: commands, free ports."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fewbytes.base.errors import UserError
+from fewbytes.flower import compat
+
+GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
+
+
+class Child:
+    """A lasting process that appends to its log."""
+
+    def __init__(
+        self, command: Sequence[str], home: Path, log: Path, variables: Mapping[str, str] = compat.ENVIRONMENT
+    ) -> None:
+        self.log = log
+        with open(log, "ab") as file:
+            self._from = file.tell()
+            self.process = start(command, home, file, subprocess.STDOUT, variables=variables)
+
+    def reason(self) -> str:
+        """Why it ended: the signal, or what its log says last."""
+        if (self.process.returncode or 0) < 0:
+            return f"killed by {signal.Signals(-self.process.returncode).name}"
+        return compat.last_words(self.log.read_bytes()[self._from :][-(1 << 16) :])
+
+
+def start(
+    command: Sequence[str],
+    home: Path,
+    output: Any,
+    errors: Any,
+    heard: int = subprocess.DEVNULL,
+    variables: Mapping[str, str] = compat.ENVIRONMENT,
+) -> subprocess.Popen[bytes]:
+    """Start one of Flower's commands in a session of its own."""
+    # Flower finds flower-superexec, flwr-serverapp and flwr-clientapp on PATH
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    environment = {**variables, **os.environ, compat.HOME: str(home.absolute()), "PATH": path}
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def die_with_parent() -> None:
+        if sys.platform == "linux":
+            libc.prctl(1, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours are never used there
+        return subprocess.Popen(
+            [executable(command[0]), *command[1:]], env=environment,
+            stdin=heard, stdout=output, stderr=errors,
+            start_new_session=True, preexec_fn=die_with_parent, umask=0o077,
+        )  # fmt: skip
+
+
+def end(ending: list[Child]) -> None:
+    """SIGTERM, and SIGKILL for what has not gone in time, to the processes and (Linux) all they started."""
+    alive = [each.process for each in ending if each.process.poll() is None]
+    family = family_of({process.pid for process in alive})
+    for process in alive:
+        process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(process.poll() is None for process in alive) or family & running().keys():
+        if time.monotonic() > deadline:
+            for process in alive:
+                process.kill()
+            for pid, _ in family & running().keys():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def running() -> dict[tuple[int, str], int]:
+    """Every running process, by its id and start time, and its parent's id; nothing where there is no /proc."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent, *fields = path.read_text(errors="replace").rpartition(")")[2].split()
+            if state not in "ZX":
+                found[int(path.parent.name), fields[17]] = int(parent)
+    return found
+
+
+def family_of(pids: set[int]) -> set[tuple[int, str]]:
+    """The processes of these ids and all they started."""
+    there, family = running(), set[tuple[int, str]]()
+    while more := {each for each, parent in there.items() if each[0] in pids or parent in pids} - family:
+        family |= more
+        pids = {pid for pid, _ in more}
+    return family
+
+
+def executable(command: str) -> str:
+    """Where a command is. Raises UserError if it is nowhere."""
+    beside = Path(sys.executable).parent / command
+    path = str(beside) if beside.exists() else shutil.which(command)
+    if path is None:
+        raise UserError(f"{command} not found: a deployment needs Flower: pip install '{compat.REQUIREMENT}'")
+    return path
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises OSError."""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def free_port(host: str, taken: Iterable[int] = ()) -> int:
+    """A port of the host on which nobody listens, and none of those taken. Raises UserError."""
+    while True:
+        try:
+            with listen(host, 0) as free:
+                port = int(free.getsockname()[1])
+        except OSError as error:
+            raise UserError(f"cannot listen on {host}: {why_of(error)}") from None
+        if port not in taken:
+            return port
+
+
+def why_of(error: OSError) -> str:
+    """In few words."""
+    return str(error.strerror).partition(" (")[0].lower()
