@@ -24,8 +24,9 @@ OTHER: dict[str, Any] = {
     "text": "words", "length": 64, "tokenizer": "cut",
     "schema": {"target": ["y"], "learns": "numbers", "numbers": {"y": [0.5, 2.0]}},
     "client_data": "sites", "class_names": ["a b", 'c", d'], "partition": "shards", "clients": 7, "alpha": 0.25,
-    "classes_per_client": 3, "shards_per_client": 4, "main_share": 0.9, "samples": [50, 10],
-    "partition_options": {"min_samples": 3}, "newcomers": 2, "arrival": 3, "stay": True, "known_classes": [0, 4],
+    "classes_per_client": 3, "shards_per_client": 4, "main_share": 0.9, "shots": 5, "samples": [50, 10],
+    "test": "held-classes", "partition_options": {"min_samples": 3},
+    "newcomers": 2, "arrival": 3, "stay": True, "known_classes": [0, 4],
     "newcomer_classes": [1], "metrics": ["f1", "auc"], "class_weights": "1,2", "model": "mlp", "lora": "rank=4",
     "weights": "w.pt", "normalise": "imagenet", "kgf": 4, "clusters": 3, "seed": 5, "precision": "bf16",
     "secure_aggregation": True, "secure_range": 8.0,
@@ -41,16 +42,25 @@ OTHER: dict[str, Any] = {
     "exclude": "3,7",
     "speeds": "1,2.5,10",
 }  # fmt: skip
-"""Every setting at another value than its default."""
+"""Every setting at another value than its default, but for those of which each excludes others."""
+ROUNDED: dict[str, dict[str, Any]] = {
+    "uplink_bits": {"uplink_bits": 0.5, "coding": True},
+    "uplink_step": {"uplink_step": 0.25, "coding": True},
+    "downlink_bits": {"downlink_bits": 2.0, "coding": True},
+}
 METHOD: dict[str, Any] = {"method": "fedavg", "parameters": {"batch": 20}}
 
 
-def test_every_setting_survives_a_config_file_and_flowers_run_config(tmp_path):
-    assert OTHER.keys() == DECLARED.keys()
-    experiment = make_experiment(METHOD | OTHER)
+def test_every_setting_is_tried_here():
+    assert OTHER.keys() | ROUNDED.keys() == DECLARED.keys()
+
+
+@pytest.mark.parametrize("more", [{}, *ROUNDED.values()])
+def test_every_setting_survives_a_config_file_and_flowers_run_config(more, tmp_path):
+    experiment = make_experiment(METHOD | OTHER | more)
     (tmp_path / "config.toml").write_text(experiment.toml())
     assert make_experiment(read_experiment(tmp_path / "config.toml")).settings() == experiment.settings()
-    assert experiment.settings().keys() == {"method", "parameters", *OTHER}
+    assert experiment.settings().keys() == {"method", "parameters", *OTHER, *more}
 
     def flat(table: dict[str, Any], above: str = "") -> dict[str, Any]:  # as Flower hands it to an app
         pairs: dict[str, Any] = {}
@@ -101,6 +111,10 @@ def test_help_groups_the_options_and_shows_their_defaults():
         ({"class_names": "a,b"}, "class_names is a list, not 'a,b'"),
         ({"dataset": 3}, "dataset must be text, not 3"),
         ({"public": 1.5}, "public must be text or a whole number of at least 1, not 1.5"),
+        ({"uplink_bits": 0.1}, "uplink_bits is a number from 0.3 to 8"),
+        ({"downlink_bits": 9.0}, "downlink_bits must be in [0.3, 8], not 9.0"),
+        ({"uplink_bits": 0.5, "uplink_step": 1.0}, "uplink_bits and uplink_step say the same in two ways"),
+        ({"uplink_step": 1.0, "coding": False}, "what is rounded is coded"),
         ({"method": None}, "name a method"),
     ],
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 import fewbytes as fb
 from fewbytes.data import Partition, crop_flip, federate, load_dataset, with_transforms
+from fewbytes.experiments.prepared import begun
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.kgf import Kernels
 from fewbytes.reproduce import TABLES, read_table
@@ -59,6 +60,10 @@ def make_task(args: argparse.Namespace, partition: str, row: str) -> fb.Task:
     return fb.Task.on(with_transforms(data, crop_flip), build, seed=args.seed)
 
 
+def found(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -78,12 +83,12 @@ def main() -> None:
         base = 0.0
         for row in args.rows or chosen:
             folder = args.out / f"{partition}-{row.replace(', ', '-').replace(' ', '')}-{args.seed}"
-            if not (folder / "result.json").exists():
+            if not (folder / "result.json").exists() or found(folder)["status"] != "done":
                 fb.run(
                     chosen[row], make_task(args, partition, row), rounds=args.rounds, out=folder, workers=args.workers,
-                    evaluate_every=5, save_models=False, resume=(folder / "checkpoint" / "run.state").exists(),
+                    evaluate_every=5, save_models=False, resume=begun(folder),
                 )  # fmt: skip
-            result = json.loads((folder / "result.json").read_text())
+            result = found(folder)
             up, down = (result[f"{way}_bytes"] / result["rounds"] / 1e6 for way in ("uplink", "downlink"))
             base = up if row == "fedavg" else base
             rows = [

@@ -23,6 +23,7 @@ from torch import nn
 
 import fewbytes as fb
 from fewbytes.data import Partition, federate, load_dataset
+from fewbytes.experiments.prepared import begun
 from fewbytes.methods.parts.one_shot import Uploads
 from fewbytes.models.build import ModelBuilder
 from fewbytes.reproduce import TABLES, read_table
@@ -142,12 +143,13 @@ def accuracy(args: argparse.Namespace, name: str, alpha: float, seed: int) -> di
             cls = type(name, (base,), {"round": trained(args.out / f"{args.dataset}-alpha{alpha}-seed{seed}-ensemble")})
             method = cls(**({} if name == "fedavg" else make_method(args, name).parameters))
         fb.run(
-            method, task, rounds=1, out=folder, resume=(folder / "checkpoint" / "run.state").exists(),
+            method, task, rounds=1, out=folder, resume=begun(folder),
             workers=args.workers, save_models=False,
         )  # fmt: skip
     result = found(folder)
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    before = [row["scores"]["accuracy"]["global"] for row in rows if row["phase"] == "round" and row["scores"]]
+    scores = [row["scores"].get("accuracy", {}) for row in rows if row["phase"] == "round"]
+    before = [each["global"] for each in scores if "global" in each]
     return {
         "accuracy": 100 * result["score"]["all"]["global"]["final"],
         "before": 100 * before[-1] if before else float("nan"),

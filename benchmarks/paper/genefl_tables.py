@@ -3,8 +3,9 @@
     python benchmarks/paper/genefl_tables.py --split shards --out runs/genefl
     python benchmarks/paper/genefl_tables.py --split dirichlet --alpha 0.1 --out runs/genefl
 
-CIFAR-10: half of the classes is the known clients', half the newcomers'. All methods run inside the same clusters, with
-SGD 0.01, momentum 0.9 and batches of 64. A run that is finished in --out is not run again.
+CIFAR-10: half of the classes is the known clients', half the newcomers'. Clients are tested on images of all classes
+that they hold, 200 drawn of them (`--test own-share`: of their share of the test set). All methods run inside the same
+clusters, with SGD 0.01, momentum 0.9 and batches of 64. A run that is finished in --out is not run again.
 
 `known` is the mean over the last rounds before the newcomers come of the cohort's own models after local training
 (`received`: of what the server sent them, before it). `+0` is the newcomers' after their first local training, `+r`
@@ -21,6 +22,7 @@ from statistics import fmean
 
 import fewbytes as fb
 from fewbytes.data import ClientData, FederatedData, Partition, federate, load_dataset
+from fewbytes.experiments.prepared import begun
 from fewbytes.experiments.settings import make_method
 from fewbytes.models.build import ModelBuilder
 
@@ -37,6 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--split", choices=["shards", "dirichlet"], default="shards")
     parser.add_argument("--shards", type=int, default=4, help="s, of each client")
     parser.add_argument("--alpha", type=float, default=0.1)
+    parser.add_argument("--test", choices=["held-classes", "own-share"], default="held-classes")
     parser.add_argument("--model", default="resnet18:width=8")
     parser.add_argument("--clients", type=int, default=20, help="known ones")
     parser.add_argument("--newcomers", type=int, help="default: as many")
@@ -60,8 +63,8 @@ def make_task(args: argparse.Namespace) -> fb.Task:
     """Known clients and newcomers, cut down to a part of their samples."""
     dataset = load_dataset("cifar10")
     partition = Partition(
-        args.split, args.clients, alpha=args.alpha, shards_per_client=args.shards, newcomers=args.newcomers,
-        arrival=args.rounds + 1,
+        args.split, args.clients, alpha=args.alpha, shards_per_client=args.shards, test=args.test,
+        newcomers=args.newcomers, arrival=args.rounds + 1,
     )  # fmt: skip
     data = federate(dataset, partition, args.seed)
     most = [args.samples] * args.clients + [args.new_samples] * args.newcomers
@@ -77,7 +80,8 @@ def rows_of(args: argparse.Namespace, spec: str) -> list[dict]:
     """Run a method, or read what an earlier run found: the lines of rounds.jsonl."""
     name, _, settings = spec.partition(":")
     kind = f"{args.split}{args.shards if args.split == 'shards' else args.alpha:g}"
-    folder = args.out / f"{kind}-{args.model.replace(':', '_')}-seed{args.seed}-{spec.replace(':', '-')}"
+    place = f"{kind}-{args.test}-{args.model.replace(':', '_')}-seed{args.seed}-{spec.replace(':', '-')}"
+    folder = args.out / place
     result = folder / "result.json"
     if not result.exists() or json.loads(result.read_text())["status"] != "done":
         parameters = {"fraction": args.fraction, "epochs": args.epochs, "lr": 0.01, "batch": 64, "momentum": 0.9}
@@ -86,7 +90,7 @@ def rows_of(args: argparse.Namespace, spec: str) -> list[dict]:
         method = make_method(name, parameters | own)
         fb.run(
             method if own else fb.Clustered(method, args.clusters), make_task(args), rounds=args.rounds + args.more,
-            out=folder, workers=args.workers, resume=(folder / "checkpoint" / "run.state").exists(), save_models=False,
+            out=folder, workers=args.workers, resume=begun(folder), save_models=False,
         )  # fmt: skip
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 

@@ -40,6 +40,7 @@ LEARNING: dict[str, fb.Method | None] = dict.fromkeys(CASES) | {
         "fusefl": {"ccvr_samples": 0},  # which would make a good classifier of features that are drawn at random
         "fusefl-moving": {"ccvr_samples": 0},
         "dense": {"epochs": 4, "server_epochs": 5},
+        "coboosting": {"epochs": 4, "server_epochs": 5, "server_lr": 0.1},
         "feddafl": {"epochs": 4, "server_steps": 20, "student_steps": 5},
         "fedadi": {"epochs": 4, "server_epochs": 4, "pixel_steps": 5, "server_steps": 5},
         "fedgh": {"epochs": 5, "batch": 20},
@@ -121,6 +122,13 @@ class TinyNet(nn.Module):
         }
 
 
+class Chain(nn.Sequential):
+    """A convolution and a classifier with nothing to be learnt between them."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(4 * 16, 3))
+
+
 class Grouped(nn.Sequential):
     """Of three convolutions the last alone can have generated kernels."""
 
@@ -193,7 +201,9 @@ def late_task() -> fb.Task:
 
 
 def task_of(name: str, clients: int = 4) -> fb.Task:
-    """The task a case runs on: a different model on every client where the method takes that."""
+    """The task a case runs on: a different model on every client where the method takes that, or one it needs."""
     if isinstance(CASES[name], ANY_MODELS):
         return fb.Task.on(tiny_data(clients), lambda client: OwnNet(2 + client))
+    if isinstance(CASES[name], fb.FedMA):
+        return fb.Task.on(tiny_data(clients), Chain)
     return tiny_task(clients)

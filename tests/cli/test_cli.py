@@ -310,6 +310,37 @@ def test_plan_measures_real_payloads(tmp_path):
     assert (json.loads(done.stdout)["rounds"], json.loads(done.stdout)["asked"]) == (3, 10)
 
 
+def test_compare_rounds_what_can_be_rounded(tmp_path, monkeypatch, capsys):
+    options = [
+        "--model",
+        "mlp",
+        "--clients",
+        "3",
+        "--rounds",
+        "2",
+        "--uplink-bits",
+        "0.5",
+        "--set",
+        "batch=20",
+        "--json",
+    ]
+    code, out, errors = ended(capsys, monkeypatch, tmp_path, "compare", "fedavg", "fedpurin", "dgc", *options)
+    assert code == 0, errors
+    fedavg, fedpurin, dgc = json.loads(out)
+    for result in (fedavg, fedpurin):
+        assert result["uplink_bits"] == "0.5"
+        assert 0 < result["uplink_bits_per_value"] < 2
+        assert result["uplink_bytes"] < result["uplink_nominal_bytes"] / 16
+    assert not {"uplink_bits", "uplink_bits_per_value"} & dgc.keys()
+    said = "dgc: its clients send no dense or masked values to round: it runs without uplink_bits"
+    assert said in " ".join(errors.split())
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "<h2>Rounding</h2>" in (folder / "report.html").read_text()
+    code, out, _ = ended(capsys, monkeypatch, tmp_path, "plan", "fedavg", *options)
+    plan = json.loads(out)
+    assert (code, plan["up"] < plan["nominal_up"] / 16, 0 < plan["uplink_rounding_error"] < 1) == (0, True, True)
+
+
 @pytest.mark.process
 def test_plan_of_a_deployment_counts_what_flower_takes(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
@@ -386,6 +417,10 @@ MISTAKES = {
         ["run", "fedavg", "--shards-per-client", "3"],
         "shards_per_client is for partition shards, and dirichlet",
     ),
+    "shots that the partition does not use": (
+        ["run", "fedavg", "--partition", "iid", "--shots", "3"],
+        "shots is for partition balanced, and iid",
+    ),
     "more clusters than clients": (["run", "genefl", "--clients", "3"], "clusters is 4, more than the 3 clients"),
     "more clusters than clients, of any method": (
         ["run", "fedavg", "--clients", "3", "--clusters", "4"],
@@ -430,6 +465,16 @@ MISTAKES = {
     "classes that are no numbers": (["run", "fedavg", "--newcomers", "2", "--known-classes", "cat"], "0,1,2"),
     "known classes without newcomers": (["run", "fedavg", "--known-classes", "0,1"], "newcomers"),
     "rate that is none": (["plan", "fedavg", "--uplink", "fast"], "1MB/s"),
+    "rounding where nothing is rounded": (
+        ["run", "dgc", "--uplink-bits", "0.5"],
+        "dgc: its clients send no dense or masked values",
+    ),
+    "rounding of what is summed unseen": (
+        ["compare", "fedavg", "--secure-aggregation", "--uplink-bits", "0.5"],
+        "leave out uplink_bits",
+    ),
+    "rounding by two measures": (["run", "fedavg", "--uplink-bits", "0.5", "--uplink-step", "1"], "leave one out"),
+    "rounding finer than numbers are": (["run", "fedavg", "--uplink-bits", "16"], "a number from 0.3 to 8"),
     "a budget in words": (["run", "fedavg", "--budget", "lots"], "200MB"),
     "no budget": (["compare", "--budget", "0"], "200MB"),
     "a budget below nothing": (["compare", "all", "--budget=-5MB"], "200MB"),

@@ -28,6 +28,7 @@ from fewbytes.core.training import batches, fit
 from fewbytes.engines.local import LocalEngine
 from fewbytes.engines.store import ClientStore
 from fewbytes.methods.parts.averaging import Model, Trained
+from fewbytes.wire import unpack
 
 
 @fb.payload
@@ -254,13 +255,13 @@ def test_the_store_keeps_versions_until_told(tmp_path):
     store = ClientStore(tmp_path)
     for version in (1, 2):
         store.save(Count(version * 5), 3, version)
-    assert store.load(Count, 3, 1).asked == 5
+    assert unpack(Count, store.parsed(3, 1), limit=100).asked == 5
     (tmp_path / ".3-9.state.77.tmp").write_bytes(b"half")
     store.keep_only({3: 2})
     assert [p.name for p in tmp_path.iterdir()] == ["3-2.state"]
     (tmp_path / "3-2.state").write_bytes((tmp_path / "3-2.state").read_bytes()[:-3])
     with pytest.raises(fb.FrameError):
-        store.load(Count, 3, 2)
+        store.parsed(3, 2)
 
 
 def test_scratch_folders_go_with_their_process(tmp_path):

@@ -10,6 +10,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -258,6 +259,24 @@ def test_pathological_partition(seed: int, classes: int, clients: int, data: st.
 
 
 @quick
+@given(labels=labelled, clients=st.integers(1, 7), seed=seeds, shots=st.integers(1, 3))
+def test_balanced_parts_have_as_many_of_each_class(labels: np.ndarray, clients: int, seed: int, shots: int) -> None:
+    parts = partition.balanced(labels, clients, RandomState(seed))
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    sizes = np.array([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
+    assert np.ptp(sizes, axis=0).max() <= 1
+    assert np.ptp(sizes.sum(1)) <= 1
+    assert_same(parts, partition.balanced(labels, clients, RandomState(seed)))
+    if np.bincount(labels).min() < clients * shots:
+        with pytest.raises(UserError, match=f"samples, too few for {shots} shots of {clients} clients"):
+            partition.balanced(labels, clients, RandomState(seed), shots)
+        return
+    few = partition.balanced(labels, clients, RandomState(seed), shots)
+    assert all((np.bincount(labels[part]) == shots).all() for part in few)
+    assert len(set(np.concatenate(few))) == clients * shots * (labels.max() + 1)
+
+
+@quick
 @given(labels=labelled, tests=labelled, clients=st.integers(1, 5), seed=seeds)
 def test_test_parts_follow_the_training_shares(labels: np.ndarray, tests: np.ndarray, clients: int, seed: int) -> None:
     parts = partition.shards(labels, clients, 2, RandomState(seed))
@@ -303,11 +322,52 @@ def test_federate_by_name(name: str) -> None:
     assert parts(made) != parts(federate(data, Partition(name, 5), seed=4))
 
 
+def test_a_few_shots_of_each_class_are_tested_on_all_of_the_clients_share() -> None:
+    made = federate(dataset(TEN, TEN[:100]), Partition("balanced", 2, shots=3), seed=1)
+    for client in made.clients:
+        assert client.train.labels.bincount().tolist() == [3] * 10
+        assert client.test.labels.bincount().tolist() == [5] * 10
+        assert client.train.labels.diff().abs().sum() > 9  # not class by class
+
+
 def test_samples_cut_the_parts_of_other_partitions() -> None:
     made = federate(dataset(TEN, TEN[:100]), Partition("shards", 5, samples=(30, 7)))
     assert [len(client.train) for client in made.clients] == [30] * 5
     assert max(len(client.test) for client in made.clients) <= 7
     assert min(len(set(client.train.labels.tolist())) for client in made.clients) > 1  # not just the first label
+
+
+@pytest.mark.parametrize("samples", [None, (20, 15)])
+@pytest.mark.parametrize("newcomers", [0, 2])
+@pytest.mark.parametrize("name", [*PARTITIONS, "flwr:IidPartitioner"])
+def test_held_classes_are_tested_on_whole(name: str, newcomers: int, samples: tuple[int, int] | None) -> None:
+    if name.startswith("flwr:"):
+        pytest.importorskip("flwr_datasets")
+    data, tests = dataset(TEN, TEN[:100]), TEN[:100]
+    how = Partition(name, 4, alpha=0.8, samples=samples, newcomers=newcomers, partition_options=(
+        {"min_samples": 21} if name == "dirichlet" and not samples else {}
+    ))  # fmt: skip
+    made, own = federate(data, replace(how, test="held-classes"), seed=3), federate(data, how, seed=3)
+    for client, like in zip(made.clients, own.clients, strict=True):
+        assert np.array_equal(rows(client.train), rows(like.train))  # who trains on what is as ever
+        theirs = np.flatnonzero(np.isin(tests, client.train.labels))
+        tested = rows(client.test)
+        assert len(set(tested)) == len(tested) == min(len(theirs), 15 if samples else 100)
+        assert set(tested) <= set(theirs)
+        if len(tested) < len(theirs):
+            assert sorted(tested) != sorted(theirs[: len(tested)])  # drawn, not the first of the data set
+    assert made.test.labels.tolist() == own.test.labels.tolist()
+    again = federate(data, replace(how, test="held-classes"), seed=3)
+    assert all(np.array_equal(rows(a.test), rows(b.test)) for a, b in zip(made.clients, again.clients, strict=True))
+
+
+def test_held_classes_need_classes() -> None:
+    numbers = Split.of((torch.rand(40, 2), torch.rand(40)))
+    data = Dataset("prices", numbers, numbers, ("price",), ("samples",))
+    with pytest.raises(UserError, match="held-classes goes by classes, and prices holds numbers: leave it out"):
+        federate(data, Partition("iid", 2, test="held-classes"))
+    with pytest.raises(UserError, match="test is one of own-share, held-classes"):
+        Partition(test="held-class")  # type: ignore[arg-type]
 
 
 def test_federate_partition_takes_index_lists() -> None:
@@ -336,6 +396,8 @@ def test_federate_partition_takes_index_lists() -> None:
         ({"partition": "pathological", "classes_per_client": 10, "clients": 50}, "40 samples for 50 clients"),
         ({"partition": "shards", "clients": 100, "shards_per_client": 5}, "cannot be cut from 400"),
         ({"partition": "shards", "shards_per_client": 0}, "shards_per_client must be at least 1, not 0"),
+        ({"partition": "balanced", "shots": 9}, "class 0 has 40 samples, too few for 9 shots of 10 clients"),
+        ({"partition": "balanced", "shots": 0}, "shots must be at least 1, not 0"),
         ({"partition": "iid", "samples": (41, 5)}, "client 0 has 40 training samples, fewer than 41"),
         ({"samples": (0, 5)}, "two positive numbers"),
         ({"seed": -1}, "seed -1"),
@@ -957,6 +1019,53 @@ def test_downloads_once(hub: Hub) -> None:
     assert hub.asked == ["some/pets", "*.parquet"]
     load_dataset("some/pets/cats")
     assert hub.asked[2:] == ["some/pets", "cats/*.parquet"]
+
+
+PAPERS: dict[str, dict[str, Any]] = {
+    "fashion_mnist": {
+        "repo": "zalando-datasets/fashion_mnist", "place": "fashion_mnist", "mode": "L", "size": (28, 28),
+    },
+    "cifar100": {
+        "repo": "uoft-cs/cifar100", "place": "cifar100", "image": "img", "labels": ("fine_label", "coarse_label"),
+    },
+    "svhn": {"repo": "ufldl-stanford/svhn", "place": "cropped_digits", "splits": ("train", "test", "extra")},
+    "tiny_imagenet": {"repo": "zh-plus/tiny-imagenet", "place": "data", "splits": ("train", "valid"), "size": (64, 64)},
+    "flowers102": {"repo": "nelorth/oxford-flowers", "place": "data", "size": (70, 64)},
+}  # fmt: skip
+"""The papers' data sets as they lie on the hub, where that is not what most have."""
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_papers_data_sets_by_name(name: str, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    as_most = {"splits": ("train", "test"), "image": "image", "labels": ("label",), "mode": "RGB", "size": (32, 32)}
+    form = SimpleNamespace(**as_most | PAPERS[name])
+    names = {column: ["zebra", "ant", "moth"] for column in form.labels}  # in the order of labels, not of the alphabet
+
+    def images(number: int, split: str) -> list[dict[str, Any]]:
+        sizes = [form.size if i % 2 == 0 else form.size[:: -1 if name == "flowers102" else 1] for i in range(number)]
+        base = 20 * form.splits.index(split)
+        odd = {1: "L"} if name == "tiny_imagenet" else {}  # which has grey images among the coloured
+        return structs(*(png(base + i, odd.get(i, form.mode), size) for i, size in enumerate(sizes)))
+
+    def snapshot_download(repo: str, *, local_dir: Path, **asked: Any) -> None:
+        hub.asked.append((repo, asked["allow_patterns"]))
+        for split, number in zip(form.splits, (5, 3, 9), strict=False):
+            columns = {column: [(i + k) % 3 for i in range(number)] for k, column in enumerate(form.labels)}
+            path = local_dir / form.place / f"{split}-00000-of-00001-96eeec628415add6.parquet"
+            write_parquet(path, images(number, split), columns, form.image, names)
+
+    monkeypatch.setattr(hub, "HfApi", lambda: SimpleNamespace(dataset_info=lambda *_, **__: SimpleNamespace(sha="abc")))
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    size = 64 if name == "flowers102" else None  # whose images differ in size
+    data = load_dataset(name, size)
+    assert hub.asked == [(form.repo, "cropped_digits/*.parquet" if name == "svhn" else "*.parquet")]
+    assert data.classes == ("zebra", "ant", "moth")
+    assert data.train.shape == data.test.shape == ({"L": 1, "RGB": 3}[form.mode], *(2 * (size or form.size[0],)))
+    assert (reds(data.train), reds(data.test)) == ({i: i % 3 for i in range(5)}, {20 + i: i % 3 for i in range(3)})
+    (kept,) = (tmp_path / "cache" / "hub").iterdir()
+    monkeypatch.setenv("FEWBYTES_DATA", str(tmp_path))
+    kept.rename(tmp_path / "mine")  # and whoever has the files already names their folder
+    assert everything(load_dataset("mine", size)) == everything(data)
 
 
 @pytest.mark.parametrize(

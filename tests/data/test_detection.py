@@ -147,6 +147,38 @@ def test_crowds_flat_boxes_and_empty_images(folder: Path, caplog: pytest.LogCapt
     assert detection.average_precision(true_boxes(data.test), data.test)["mAP"] == pytest.approx(1)
 
 
+def test_coco_2017_as_it_is_downloaded(folder: Path) -> None:
+    plain = load_dataset(str(folder), SIZE)
+
+    def as_published(file: dict[str, Any]) -> None:
+        file["info"], file["licenses"] = {"year": 2017}, [{"id": 1, "name": "a licence"}]
+        for image in file["images"]:
+            image |= {"license": 1, "coco_url": "http://images.cocodataset.org/x.jpg", "date_captured": "2013-11-14"}
+        for annotation in file["annotations"]:
+            annotation["segmentation"] = [[1.0, 2.0, 3.5, 2.0, 3.5, 4.0]]
+        crowd = {"segmentation": {"counts": [272, 2, 4], "size": [96, 128]}, "iscrowd": 1, "area": 600}
+        file["annotations"].append({**file["annotations"][0], **crowd, "bbox": [10.5, 20.25, 30.0, 20.0], "id": 9001})
+        file["categories"] = [{**category, "supercategory": "thing"} for category in file["categories"]]
+
+    for split in ("train", "val"):
+        edit(folder, as_published, split)
+        annotations = folder / "annotations"
+        (annotations / f"instances_{split}.json").rename(annotations / f"instances_{split}2017.json")
+        for other in ("captions", "person_keypoints"):
+            (annotations / f"{other}_{split}2017.json").write_text("{}")
+        (folder / split).rename(folder / f"{split}2017")
+    data = load_dataset(str(folder), SIZE)
+    assert data.classes == plain.classes
+    for ours, theirs in ((data.train, plain.train), (data.test, plain.test)):
+        assert np.array_equal(ours.x, theirs.x)
+        assert torch.equal(ours.labels, theirs.labels)
+        assert torch.equal(ours.targets, theirs.targets)
+    assert data.test.learnt is not None
+    assert data.test.learnt.truth is not None
+    assert [o["iscrowd"] for o in data.test.learnt.truth["annotations"]].count(1) == 1
+    assert detection.average_precision(true_boxes(data.test), data.test)["mAP"] == pytest.approx(1)
+
+
 def edit(folder: Path, change: Callable[[dict[str, Any]], Any], split: str = "train") -> None:
     path = folder / "annotations" / f"instances_{split}.json"
     file = json.loads(path.read_text())

@@ -283,6 +283,7 @@ def test_nodes_whose_data_are_not_the_servers_are_told_of_it_where_data_are_deal
         ({"dataset": "digits"}, "it has benign, malignant, the run 0, 1, 2"),
         ({"alpha": 0.1}, "alpha says how a data set is dealt out"),
         ({"shards_per_client": 3}, "shards_per_client says how a data set is dealt out"),
+        ({"test": "held-classes"}, "test says how a data set is dealt out"),
         ({"samples": "5/5"}, "samples says how a data set is dealt out"),
         ({"newcomers": 1, "rounds": 4}, "newcomers says how a data set is dealt out"),
         ({"public": 10}, "holds nothing out"),

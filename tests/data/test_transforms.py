@@ -18,7 +18,18 @@ from torch import Tensor, nn
 import fewbytes as fb
 from fewbytes.base.errors import UserError
 from fewbytes.core.training import fit
-from fewbytes.data import ClientData, Dataset, FederatedData, Split, chain, crop_flip, stamp_shapes, with_transforms
+from fewbytes.data import (
+    ClientData,
+    Dataset,
+    FederatedData,
+    Split,
+    chain,
+    crop_flip,
+    flip_rotate15_crop,
+    rotate20_flip,
+    stamp_shapes,
+    with_transforms,
+)
 from fewbytes.data.transforms import COLOURS, SHAPES, draw_shapes
 from fewbytes.experiments import loading
 from fewbytes.experiments.settings import make_experiment
@@ -72,6 +83,45 @@ def test_padding_of_a_crop_is_four_pixels_and_less_on_small_images(side: int, pa
     got = crop_flip(torch.ones(500, 1, side, side), torch.zeros(500, dtype=torch.long))
     assert got.sum((1, 2, 3)).min() == (side - pad) ** 2
     assert got.sum((1, 2, 3)).max() == side**2
+
+
+def angles(x: Tensor) -> Tensor:
+    """Of images (n, 1, side, side) of a bright bar on black, by how many degrees each bar is turned, clockwise."""
+    ys, xs = torch.meshgrid(*(torch.arange(x.shape[2]) - (x.shape[2] - 1) / 2,) * 2, indexing="ij")
+    yy, xx, xy = (x[:, 0] * product for product in (ys * ys, xs * xs, xs * ys))
+    return torch.rad2deg(torch.atan2(2 * xy.sum((1, 2)), (xx - yy).sum((1, 2))) / 2)
+
+
+@pytest.mark.parametrize(("transform", "most"), [(flip_rotate15_crop, 15), (rotate20_flip, 20)])
+def test_images_are_turned_by_up_to_so_many_degrees_both_ways_alike(transform: Any, most: int) -> None:
+    torch.manual_seed(0)
+    bars = torch.zeros(2000, 1, 65, 65)
+    bars[:, :, 31:34, 10:55] = 1
+    turned = angles(transform(bars, torch.zeros(2000, dtype=torch.long)))
+    if transform is rotate20_flip:  # a crop may move a bar, but not turn it
+        assert turned.abs().max() < most + 0.5
+    shares = torch.histc(turned, 4, min=-most, max=most) / 2000
+    assert (shares - 0.25).abs().max() < 0.05
+
+
+def test_turned_images_are_their_own_pixels_about_the_middle_and_black_outside() -> None:
+    torch.manual_seed(0)
+    x = images(200, height=24, width=40)
+    got = rotate20_flip(x, torch.zeros(200, dtype=torch.long))
+    for image, before in zip(got, x, strict=True):
+        assert set(image.unique().tolist()) <= {0.0, *before.unique().tolist()}
+        assert torch.equal(image[:, 11:13, 19:21].sort().values, before[:, 11:13, 19:21].sort().values)
+    white = rotate20_flip(torch.ones(200, 1, 24, 40), torch.zeros(200, dtype=torch.long))
+    assert 0.8 < white.mean() < 1
+
+
+def test_images_are_mirrored_half_of_the_time() -> None:
+    torch.manual_seed(0)
+    x = torch.zeros(1000, 1, 64, 64)
+    x[:, :, :, :32] = 1
+    for transform in (flip_rotate15_crop, rotate20_flip):
+        left = transform(x, torch.zeros(1000, dtype=torch.long))[:, 0, 32, 16]
+        assert 430 < left.sum() < 570
 
 
 # The backdoor's shapes ------------------------------------------------------------------------------------------------
@@ -167,7 +217,9 @@ def test_grey_images_get_the_colours_luminance() -> None:
 # What holds for all ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transform", [crop_flip, stamp_shapes, chain(crop_flip, stamp_shapes)])
+@pytest.mark.parametrize(
+    "transform", [crop_flip, flip_rotate15_crop, rotate20_flip, stamp_shapes, chain(crop_flip, stamp_shapes)]
+)
 def test_transforms_repeat_from_a_seed_and_leave_their_input_and_its_format(transform: Any) -> None:
     labels = torch.arange(16) % 10
     for channels in (1, 3):
@@ -323,7 +375,10 @@ def test_settings_say_who_gets_which_transform_and_are_told_only_if_not_the_defa
         ({"backdoor": 4}, "backdoor is a number of clients, 0 to 3 here, not 4"),
         ({"backdoor": -1}, "backdoor is a number of clients, 0 to 3 here, not -1"),
         ({"backdoor": "some"}, "backdoor"),
-        ({"augment": "crop_flip"}, "augment is one of none, crop-flip, not 'crop_flip'"),
+        (
+            {"augment": "crop_flip"},
+            "augment is one of none, crop-flip, .*, not 'crop_flip'",
+        ),
         ({"dataset": "digits", "backdoor": 1}, "backdoor draws shapes of 11 x 11 pixels, images are 8 x 8"),
         ({"dataset": "flat", "backdoor": 1}, r"backdoor needs images .*samples have shape \(5,\)"),
         ({"dataset": "flat", "augment": "crop-flip"}, r"crop-flip needs images .*samples have shape \(5,\)"),

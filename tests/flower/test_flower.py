@@ -20,6 +20,7 @@ from runs import ROUNDS, fingerprint
 import fewbytes as fb
 from fewbytes.engines.handlers import Done
 from fewbytes.experiments.display import PLAIN
+from fewbytes.experiments.settings import make_experiment
 from fewbytes.report import read_run, write_report
 from fewbytes.running.settings import Settings
 
@@ -319,6 +320,23 @@ def test_nodes_that_come_and_go_are_waited_for_only_while_they_are_due(name, sch
         assert wanted["models"].keys() - made["models"].keys() == {f"client-{i}.safetensors" for i in (1, 4)}
     wanted = wanted | {"models": {key: wanted["models"][key] for key in made["models"]}}
     assert made == wanted
+
+
+def test_clients_tested_on_all_of_their_classes_score_alike_in_both_engines(tmp_path):
+    """And a run so tested is not gone on with by another test."""
+    given = {"method": "fedavg", "dataset": "digits", "clients": 4, "model": "mlp", "parameters": {"batch": 50}}
+    own, held = (make_experiment(given | {"test": test}) for test in ("own-share", "held-classes"))
+    assert "test" not in own.settings()
+    assert held.settings()["test"] == "held-classes"
+    task, method = held.task(), held.made()
+    local = fb.run(method, task, rounds=2, out=tmp_path / "local")
+    grid = MemoryGrid(client_app(method, held.task(), tmp_path / "nodes"), CLIENTS)
+    settings = Settings(rounds=2, out=tmp_path / "flower")
+    result = serve_run(grid, method, task, settings, fb.Policy(), exchange=Exchange(poll=0.001))
+    assert result.summary["score"] == local.summary["score"]
+    assert fingerprint(tmp_path / "flower") == fingerprint(tmp_path / "local")
+    with pytest.raises(fb.UserError, match="of another configuration"):
+        fb.run(method, own.task(), rounds=2, out=tmp_path / "local", resume=True)
 
 
 def test_newcomers_are_waited_for_when_nobody_else_is_left(tmp_path):

@@ -9,6 +9,7 @@ from fewbytes.base.errors import FrameError
 from fewbytes.engines.frames import FrameFolder
 from fewbytes.engines.store import ClientStore
 from fewbytes.flower.cluster import Keeper
+from fewbytes.wire import unpack
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_clients_files_are_lent_and_kept_and_nobody_elses(keeper, tmp_path):
     assert lent[f"{folder}/secret"].tobytes() == store.secret()
     new = {f"{folder}/1-3.state": lent[f"{folder}/1-2.state"], "models/client-1.safetensors": b"a model"}
     keeper.keep("run", 1, new, range(2, 4))
-    assert store.load(Note, 1, 3).text == "1 2"
+    assert unpack(Note, store.parsed(1, 3), limit=100).text == "1 2"
     assert [store.path(1, version).exists() for version in (1, 2, 3)] == [False, True, True]
-    assert store.load(Note, 11, 1).text == "11 1"
+    assert unpack(Note, store.parsed(11, 1), limit=100).text == "11 1"
     assert (tmp_path / "run" / "models" / "client-1.safetensors").read_bytes() == b"a model"

@@ -87,7 +87,7 @@ def test_one_block_is_isolated_networks_whose_features_are_summed(tmp_path):
 
 
 def test_epochs_are_shared_out_over_the_stages():
-    from fewbytes.methods.fusefl import stage_epochs
+    from fewbytes.methods.parts.one_shot import stage_epochs
 
     for total in (4, 7, 10, 200):
         for blocks in (1, 2, 4):

@@ -20,6 +20,7 @@ from fewbytes.data import ClientData, Dataset, FederatedData, Split, load_datase
 from fewbytes.data.public import reshaped
 from fewbytes.experiments.plan import make_plan
 from fewbytes.experiments.settings import make_experiment
+from fewbytes.methods.coboosting import boosted, diversified, hard_loss, weighted
 from fewbytes.methods.parts.distillation import (
     Generator,
     ImagePool,
@@ -47,7 +48,7 @@ from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import fingerprint, read_checkpoint
 from fewbytes.wire import unpack
 
-DISTILLED = ["feddf", "dense", "feddafl", "fedadi"]
+DISTILLED = ["feddf", "dense", "coboosting", "feddafl", "fedadi"]
 
 
 # Equations ------------------------------------------------------------------------------------------------------------
@@ -92,6 +93,57 @@ def test_the_terms_of_dense(vectors):
         same(adversarial_loss(teacher, student, t, masked=False), vectors[f"gen/adv_unmasked_T{t}"])
     x, mean, variance = (vectors[name] for name in ("bn_input", "bn_running_mean", "bn_running_var"))
     same(statistics_loss(x, mean, variance), vectors["gen/bn_one_layer"])
+
+
+@pytest.mark.golden
+def test_the_terms_of_co_boosting(vectors):
+    members, teacher, labels = vectors["teacher_logits"], vectors["ensemble_logits"], vectors["labels"]
+    for h in temperatures(vectors, "coboost/hard_ce_hs"):
+        same(hard_loss(teacher, labels, h), vectors[f"coboost/hard_ce_hs{h}"])
+    mu, decay, epoch = vectors["coboost/mu_decay_epoch"].tolist()
+    w = boosted(vectors["coboost/w_before"], members, labels, mu * decay**epoch)
+    torch.testing.assert_close(w, vectors["coboost/w_after"], rtol=1e-6, atol=1e-9)  # mu is given in float32
+    same(weighted(members, vectors["coboost/w_after"]), vectors["coboost/weighted_logits_after"])
+    x, a, u = (vectors[f"coboost/ods_{name}"] for name in ("x", "A", "u"))
+    same(diversified(x, lambda x: x @ a.T, u, 8 / 255), vectors["coboost/ods_x_perturbed"])
+
+
+def test_what_is_hard_for_the_ensemble_counts_more_but_its_hardness_has_no_gradient():
+    logits = torch.tensor([[4.0, 0.0], [0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    y, p = torch.zeros(2, dtype=torch.int64), torch.tensor([1 / (1 + math.exp(-4)), 0.5], dtype=torch.float64)
+    same(hard_loss(logits, y, 0.0), F.cross_entropy(logits, y))
+    loss = hard_loss(logits, y, 2.0)
+    same(loss.detach(), ((1 - p) ** 2 * -p.log()).mean())
+    same(torch.autograd.grad(loss, logits)[0][:, 0], -((1 - p) ** 3) / 2)
+
+
+def test_weights_move_to_the_members_that_are_right_and_never_all_vanish():
+    right = torch.tensor([[3.0, 0.0], [0.0, 3.0]])
+    logits, y, w = torch.stack([right, -right, right]), torch.tensor([0, 1]), torch.full((3,), 1 / 3)
+    for _ in range(40):
+        w = boosted(w, logits, y, 0.01)
+    assert w[1] == 0
+    assert w[0] > 0.6 < w[2]
+    random = torch.Generator().manual_seed(0)
+    for _ in range(100):  # of a single member the gradient is but rounding
+        assert boosted(torch.tensor([1e-3]), torch.randn(1, 2, 2, generator=random), y, 0.01) > 0
+
+
+def test_co_boosting_makes_images_harder_for_the_ensemble_than_they_begin():
+    task = tiny_task()
+    teacher = ensemble({0: task.problem.first_state()}, task.problem).requires_grad_(False)
+    student, y = task.problem.first_model(), torch.arange(64) % 3
+
+    def loss(steps: int) -> float:
+        torch.manual_seed(0)
+        method = dataclasses.replace(CASES["coboosting"], generator_steps=steps, generator_lr=0.01)
+        images = method.generate(student, teacher, y, (1, 4, 4))
+        with torch.no_grad():
+            apart = adversarial_loss(teacher(images), student.eval()(images), 3.0, masked=False)
+            return float(hard_loss(teacher(images), y, 1.0) + apart)
+
+    with torch.random.fork_rng():
+        assert loss(60) < loss(1)
 
 
 @pytest.mark.golden
@@ -376,7 +428,7 @@ def test_distillation_that_was_interrupted_starts_again_without_the_clients(name
     assert resumed.accuracy == resumed.rounds[-1]["scores"]["accuracy"]["global"]
 
 
-@pytest.mark.parametrize("name", ["dense", "feddafl", "fedadi"])
+@pytest.mark.parametrize("name", ["dense", "coboosting", "feddafl", "fedadi"])
 def test_only_images_can_be_made(name):
     data = [(torch.randn(20, 4), torch.arange(20) % 2)] * 2
     task = fb.Task.of(lambda: nn.Linear(4, 2), zip(data, data, strict=True), data[0])
@@ -394,7 +446,7 @@ def test_a_plan_is_of_the_one_round_and_distils_nothing(monkeypatch):
     assert plan.train_seconds > 0
 
 
-@pytest.mark.parametrize("name", ["dense", "fedadi"])
+@pytest.mark.parametrize("name", ["dense", "coboosting", "fedadi"])
 def test_several_cores_give_the_same_each_time(name, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     method = dataclasses.replace(CASES[name], server_batch=128)

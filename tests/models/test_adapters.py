@@ -21,6 +21,7 @@ import fewbytes as fb
 from fewbytes.base.language import read_tokenizer
 from fewbytes.base.state import frozen_digest, mark_trained, state_of, trained_entries
 from fewbytes.core.objective import NextToken
+from fewbytes.engines.handlers import UP_BITS
 from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.models.adapters import Lora
@@ -72,6 +73,14 @@ def test_adapters_alone_travel(place, kind):
             assert a_client_and_round == pytest.approx(4 * values, rel=0.02)
         assert isinstance(task.problem.objective, NextToken)
         assert result.rounds[-1]["scores"]["perplexity"]["personalised"] < TOKENS
+
+
+def test_adapters_may_be_rounded(place):
+    result = fb.run(fb.FedAvg(**METHOD), task_of(place), rounds=2, workers=1, uplink_bits=2)
+    exact = fb.run(fb.FedAvg(**METHOD), task_of(place), rounds=2, workers=1)
+    assert all(row["measured"][UP_BITS] < 4 for row in result.rounds)  # tables are large beside so few values
+    assert 4 * result.summary["uplink_bytes"] < exact.summary["uplink_bytes"]
+    assert result.rounds[-1]["scores"]["perplexity"]["personalised"] < TOKENS
 
 
 def test_adapters_begin_as_if_there_were_none_and_are_drawn_by_the_seed(place):

@@ -106,7 +106,7 @@ class WithBackbone(TinyNet):
         return {"backbone": self.backbone, **super().units()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "fedma"])  # takes chains alone
 def test_a_backbone_never_travels_and_never_changes(name, tmp_path):
     task = fb.Task.on(tiny_data(), WithBackbone)
     result = fb.run(CASES[name], task, rounds=2, out=tmp_path / "run", workers=1)

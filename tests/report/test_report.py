@@ -510,6 +510,27 @@ def charts_of(text: str) -> dict[str, Any]:
     return dict(json.loads(found[1]))
 
 
+def test_what_was_rounded_is_drawn_over_rounds(tmp_path: Path) -> None:
+    plain, lossy = make_run(tmp_path / "a"), make_run(tmp_path / "b", "fedpurin", config='uplink_bits = "0.5"')
+    rows = [json.loads(line) for line in (lossy / "rounds.jsonl").read_text("utf-8").splitlines()]
+    for row in rows[1:]:  # as if in the first nothing had been
+        row["measured"] = {"uplink bits a value": 0.5 + row["round"], "uplink rounding error": 0.125, "another": 1.0}
+    rows[1]["measured"]["uplink rounding error"] = float("nan")  # which only a stranger's node says
+    (lossy / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    runs = read_runs([plain, lossy])
+    charts = charts_of(write_report(runs, tmp_path / "r.html").read_text("utf-8"))
+    ((bits,), _), ((error,), layout) = (charts[f"rounded-{name}-uplink"]["all"] for name in ("bits", "error"))
+    rounds = list(range(3, ROUNDS + 1))
+    assert (bits["x"], bits["y"], error["y"]) == (rounds, [0.5 + t for t in rounds], [0.125] * len(rounds))
+    assert layout["yaxis"]["title"] == "uplink rounding error"
+    assert {trace["meta"] for trace in (bits, error)} == {1}  # the second of the runs
+    assert str(summary_table(runs).caption) == "uplink rounded: fedpurin to 5.00 bits a value, error 0.12"
+    assert "fedpurin (0.5 bits)" in list(summary_table(runs).columns[0].cells)[1]
+    text = write_report(runs[:1], tmp_path / "r.html").read_text("utf-8")
+    assert "rounded-bits-uplink" not in charts_of(text)
+    assert "<h2>Rounding</h2>" not in text
+
+
 def test_what_was_reached_is_drawn_over_simulated_seconds_where_there_are_any(tmp_path: Path) -> None:
     plain, timed = make_run(tmp_path / "a"), make_run(tmp_path / "b", "fedbuff")
     rows = [json.loads(line) for line in (timed / "rounds.jsonl").read_text("utf-8").splitlines()]

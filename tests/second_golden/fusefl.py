@@ -441,8 +441,12 @@ def losses_inputs(r: Generator) -> Arrays:
         "bn_running_var": r.uniform(0.5, 2, 3),
         "images": r.random((9, 1, 6, 5)),
     }
+    v |= {"coboost/w_before": np.array([0.3, 0.002, 0.999]), "coboost/mu_decay_epoch": np.array([0.02, 0.9, 3])}
+    v |= {"coboost/ods_A": r.standard_normal((6, 8)), "coboost/ods_x": r.standard_normal((9, 8))}
+    v |= {"coboost/ods_u": r.uniform(-1, 1, (9, 6))}
     named = ["kd/kl_batchmean_times_T2_T2", "kd/kl_batchmean_times_T2_T7", "feddf/avg_losses_T2"]
-    return {**v, **dict.fromkeys([*named, "gen/adv_masked_T2", "gen/adv_masked_T5", "adi/js_T3"])}
+    named += ["gen/adv_masked_T2", "gen/adv_masked_T5", "adi/js_T3", "coboost/hard_ce_hs1", "coboost/hard_ce_hs3"]
+    return {**v, **dict.fromkeys(named)}
 
 
 @archive("fusefl/baseline_losses", losses_inputs)
@@ -473,6 +477,19 @@ def losses(v: Arrays) -> Arrays:
         }
     rows, b = np.arange(len(p)), v["bn_input"]
     out |= {"gen/ce": -np.log(p[rows, v["labels"]]).mean(), "dafl/one_hot": -np.log(p.max(1)).mean()}
+    own = p[rows, v["labels"]]
+    for h in endings(v, "coboost/hard_ce_hs"):
+        out[f"coboost/hard_ce_hs{h}"] = ((1 - own) ** int(h) * -np.log(own)).mean()
+    w, (mu, decay, epoch) = v["coboost/w_before"], v["coboost/mu_decay_epoch"].astype(float)
+    q = soft(np.tensordot(w / w.sum(), each, 1)) - np.eye(p.shape[1])[v["labels"]]
+    slope = ((each - np.tensordot(w / w.sum(), each, 1)) * q).sum(2).mean(1) / w.sum()
+    w = np.clip(w - mu * decay**epoch * np.sign(slope), 0, 1)
+    out |= {"coboost/w_grad": slope, "coboost/w_after": w}
+    out["coboost/weighted_logits_after"] = np.tensordot(w / w.sum(), each, 1)
+    at, u = v["coboost/ods_x"], v["coboost/ods_u"]
+    s = soft(at @ v["coboost/ods_A"].T, 4)
+    slope = (s * (u - (s * u).sum(1, keepdims=True))) @ v["coboost/ods_A"]
+    out["coboost/ods_x_perturbed"] = at + 8 / 255 * np.sign(slope)
     out["gen/bn_one_layer"] = np.linalg.norm(b.var((0, 2, 3)) - v["bn_running_var"]) + np.linalg.norm(
         b.mean((0, 2, 3)) - v["bn_running_mean"]
     )

@@ -18,6 +18,7 @@ from payloads import Album, Choice, Directions, Few, Parcel, Rounded
 from test_wire import same, take_apart, tensor
 from torch import Tensor
 
+from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.wire import (
     Base,
@@ -26,6 +27,7 @@ from fewbytes.wire import (
     Frame,
     Images,
     Layout,
+    Lossy,
     Masked,
     Packages,
     Quantised,
@@ -88,9 +90,11 @@ class Example:
     layout: Layout | None = None
     base: Base | None = None
     coded: bool = False
+    rate: Rate | None = None  # of what is rounded, which is all but an entry "exact"
 
     def pack(self) -> Frame:
-        return pack(self.value, layout=self.layout, base=self.base, coded=self.coded)
+        lossy = None if self.rate is None else Lossy(self.rate, lambda path, name: name == "exact")
+        return pack(self.value, layout=self.layout, base=self.base, coded=self.coded, lossy=lossy)
 
 
 def numbers(dtype: torch.dtype, n: int, shift: int = 0) -> Tensor:
@@ -104,6 +108,13 @@ def numbers(dtype: torch.dtype, n: int, shift: int = 0) -> Tensor:
 def scattered(n: int, every: int) -> Tensor:
     """A mask of about one in `every` places, with long gaps and short."""
     return (torch.arange(n) * torch.arange(n) + 3 * (torch.arange(n) // 7)) % every == 0
+
+
+def whole_steps() -> Tensor:
+    """2000 numbers whose mean square is 1, in sixteenths: steps of that much lose nothing of them."""
+    least = [17, 15] * 128 + [16] * 743 + [32] * 250
+    mixed = torch.tensor(least + [0] * (2000 - len(least)))[torch.arange(2000) * 7919 % 2000]
+    return mixed * (1 - 2 * (torch.arange(2000) ** 2 // 3 % 2)) / 16
 
 
 def examples() -> dict[str, Example]:
@@ -135,6 +146,14 @@ def examples() -> dict[str, Example]:
     )
     random = torch.arange(2000) ** 3 * 40503 // 4096 % 256 < 9
     signs = {"w": ((torch.arange(2000) ** 2 // 3 % 7 - 3).sign()).to(torch.int8).reshape(40, 50)}
+
+    steps, at = whole_steps(), torch.arange(1024)
+    few_ones = ((at % 4 == 0) * (1 - 2 * (at // 4 % 3 // 2))).float()  # whose root mean square is 0.5
+    moves = {"w": steps.view(20, 10, 2, 5), "exact": numbers(torch.float32, 9), "n": torch.tensor(7)}
+    apart = {"w": torch.stack([steps, steps + 1], 1).view(40, 50, 2)}
+
+    def rounded(value: Any, step: float, **options: Any) -> Example:
+        return Example(value, **{"coded": True, "rate": Rate(step=step), **options})
 
     at = torch.arange(16)
     colours = torch.stack([at * at, 3 * at, 90 - at])[:, :, None] + at * torch.tensor([1, 5, 2])[:, None, None]
@@ -188,6 +207,17 @@ def examples() -> dict[str, Example]:
         "packages-named": Example(Parcel(parcel), coded=True),
         "signs": Example(Directions(Signs(signs, torch.tensor([0.375]))), wide),
         "signs-named": Example(Directions(Signs({"a": signs["w"][:3], "none": signs["w"][:0]}, torch.tensor([2.0])))),
+        "rounded-fine": rounded(Model(Dense(moves)), 1 / 16, layout=Layout.of(moves)),
+        "rounded-named": rounded(Model(Dense({"w": few_ones, "": steps[:0]})), 2.0),
+        "rounded-reply": rounded(
+            Model(Dense({"w": weights["w"] + steps.view(40, 50)})),
+            1 / 16,
+            layout=wide,
+            base=Base(bytes(range(32)), weights),
+        ),
+        "rounded-update": rounded(
+            Update(3, Masked.of(apart, {"w": torch.arange(4000).view(40, 50, 2) % 2 == 0})), 1 / 16
+        ),
         "fields": Example(
             Fields(
                 nothing=None,
@@ -259,7 +289,8 @@ def test_the_frames_show_every_coding() -> None:
         None,
         [0],
     ]
-    assert numbers == {(0, None), (1, None), (1, 0), (1, 1), (2, None), (2, 0), (2, 1)}
+    plain = {(0, None), (1, None), (1, 0), (1, 1), (2, None), (2, 0), (2, 1)}
+    assert numbers == plain | {(3, None), (3, 0), (3, 1), (3, 2)}
     assert masks == {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)}
 
 

@@ -36,6 +36,7 @@ from payloads import Album, Choice, Directions, Few, Parcel, Rounded
 from torch import Tensor
 
 from fewbytes.base.errors import MethodError
+from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.wire import (
     Base,
@@ -47,6 +48,7 @@ from fewbytes.wire import (
     FrameError,
     Images,
     Layout,
+    Lossy,
     Masked,
     Packages,
     Quantised,
@@ -807,6 +809,18 @@ def cases() -> dict[str, Case]:
     parcel_layout = Layout.of(convolution)
     signs = {"w": weights["w"], "v": wide["v"], "b": torch.zeros(3)}
     signs_layout = Layout.of(signs)
+    spiky, spiky_layout = (
+        {**convolution, "steps": torch.tensor(7)},
+        Layout.of({**convolution, "steps": torch.tensor(7)}),
+    )
+    spiky["b"] = spiky["b"] * torch.cat([torch.tensor([400.0]), torch.ones(29)])
+    spiky_base = Base(blake3(b"message").digest(), {"c": 0.9 * convolution["c"], "b": spiky["b"]})
+    part_of = Part(Masked.of(spiky, {"c": torch.from_numpy(rng.random((10, 20, 3, 3)) < 0.7)}))
+
+    def rounded_to(step: float, value: Any, layout: Layout | None = None, base: Base | None = None) -> Case:
+        lossy = Lossy(Rate(step=step), lambda path, name: name == "b" and base is not None)
+        return Case(type(value), bytes(pack(value, layout=layout, base=base, lossy=lossy)), layout, base)
+
     photos, drawings = Album(Images(photographs(5, 3, 8))), Album(Images(photographs(5, 2, 8)))
     return {
         "dense": Case(Whole, bytes(pack(dense, layout=layout)), layout),
@@ -834,6 +848,10 @@ def cases() -> dict[str, Case]:
         "packages": Case(Parcel, bytes(pack(parcel, layout=parcel_layout)), parcel_layout),
         "signs": Case(Directions, bytes(pack(Directions(Signs.of(signs)), layout=signs_layout)), signs_layout),
         "signs without layout": Case(Directions, bytes(pack(Directions(Signs.of(signs)), coded=False))),
+        "rounded": rounded_to(0.1, Whole(Dense(spiky)), spiky_layout),
+        "rounded based": rounded_to(0.3, Whole(Dense(spiky)), spiky_layout, spiky_base),
+        "rounded without layout": rounded_to(0.01, Whole(Dense({"c": spiky["c"][:8], "h": spiky["b"].half()}))),
+        "rounded masked": rounded_to(0.5, part_of, base=spiky_base),
         "everything": Case(Everything, bytes(pack(EXAMPLE, layout=layout)), layout),
     }
 
@@ -868,6 +886,10 @@ def test_the_cases_are_what_they_are_for() -> None:
     assert header_of("images") == [[5, 3, 8, 8], None]
     assert header_of("images grey") == [[5, 2, 8, 8], None]
     assert header_of("images uncoded") == [[5, 3, 8, 8], [0]]
+    assert header_of("rounded")[1][0][:2] == [3, b"\1\1"]
+    assert [group[:2] for group in header_of("rounded without layout")[1]] == [[3, b"\1"]] * 2
+    assert header_of("rounded based")[1][0][:2] == [3, b"\2\0"]
+    assert header_of("rounded masked")[2][:2] == [3, b"\2"]
     assert all(400 < len(case.frame) < 2500 for case in cases().values())
 
 
@@ -1103,6 +1125,7 @@ def test_no_node_of_a_header_can_be_another(name: str) -> None:
         "everything", "dense without layout", "masked uncoded", "masked nearly full", "bits without layout",
         "quantised without layout", "images", "images grey",
         "few without layout", "few kernels", "signs without layout", "packages",
+        "rounded", "rounded based", "rounded without layout", "rounded masked",
     ],
 )  # fmt: skip
 def test_any_node_of_a_header_is_accepted_or_refused(name: str) -> None:

@@ -28,6 +28,11 @@ SENT, WHOLE, PART = "as sent", "the model's", "of the model"
 """Of a reply's wire values, as in `theta: Annotated[Dense, SENT]`: they hold, all so marked together, every entry of
 the message; every entry of the client's model; or some of these; each in its type and shape, and no other."""
 
+EXACT = "exact"
+"""Of wire values of a message or reply: a run that rounds what travels leaves these as they are."""
+ANEW = "made anew"
+"""Of the same: they do not go on from round to round, so what rounding them loses is not sent later."""
+
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 

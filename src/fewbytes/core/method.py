@@ -6,14 +6,16 @@ import dataclasses
 import inspect
 import typing
 from abc import ABC, ABCMeta, abstractmethod
+from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import check_ranges
+from fewbytes.base.rate import Way
 from fewbytes.base.state import State
-from fewbytes.core.network import Network, required
+from fewbytes.core.network import Handler, Network, required
 from fewbytes.core.objective import Objective
 from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.problem import Id, Problem, Task
@@ -191,6 +193,14 @@ class Method(ABC, metaclass=_Terms):
     def own_rounds(self) -> bool:
         """Whether a run takes a number of rounds of its own, whatever is asked."""
         return self.planned_rounds(1) == self.planned_rounds(2)
+
+    def roundable(self, way: Way) -> bool:
+        """Whether values travel that way that a run may round (`uplink_bits`, `downlink_bits`)."""
+        for name in dir(type(self)):
+            with suppress(MethodError, TypeError):  # it is no handler
+                if Handler.of(getattr(type(self), name)).roundable(way):
+                    return True
+        return False
 
     def state_class(self, half: Literal["server", "client"]) -> type[Any] | None:
         """The class of the state that `server` or `client` makes, by its return type; None for no state.

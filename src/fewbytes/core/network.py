@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from fewbytes.base.errors import FewbytesError, MethodError
+from fewbytes.base.ranges import EXACT
+from fewbytes.base.rate import Way
 from fewbytes.base.state import EntryMeans, Mean, State
 from fewbytes.core import gallery
 from fewbytes.core.aggregation import RobustMean, norm_clipped
@@ -19,7 +22,9 @@ from fewbytes.core.privacy import Bytes, ClientPrivacy, PrivateMean
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import Rule
 from fewbytes.core.site import Site
+from fewbytes.wire.dense import Dense
 from fewbytes.wire.fields import check_fields
+from fewbytes.wire.masked import Masked
 
 Sent = TypeVar("Sent")
 Reply = TypeVar("Reply")
@@ -54,6 +59,20 @@ class Handler:
                 check_fields(kind)
         return cls(name, *(None if kind is type(None) else kind for kind in kinds))
 
+    def roundable(self, way: Way) -> bool:
+        """Whether a run that rounds what travels that way finds something to round in its messages or replies."""
+        kind = self.reply if way == "uplink" else self.message
+        hints = {} if kind is None else typing.get_type_hints(kind, include_extras=True)
+        return any(_rounded(kind) for kind in hints.values() if EXACT not in getattr(kind, "__metadata__", ()))
+
+
+def _rounded(kind: Any, within: tuple[Any, ...] = ()) -> bool:
+    """Whether values of a type, which may be one of those it is met `within`, hold Dense or Masked ones."""
+    if kind in (Dense, Masked):
+        return True
+    parts = typing.get_type_hints(kind).values() if dataclasses.is_dataclass(kind) else typing.get_args(kind)
+    return kind not in within and any(_rounded(part, (*within, kind)) for part in parts)
+
 
 def required(kind: Any) -> Any:
     """The type T of `T | None`, or the type itself."""
@@ -83,9 +102,9 @@ class Exchanges(Protocol):
         """Count a noisy mean: how many clients were asked for it, and what its noise is drawn from."""
 
     def exchange(
-        self, function: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any
+        self, function: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any, part: str
     ) -> Iterator[tuple[Id, Any]]:
-        """Run a handler on clients; replies in the order asked."""
+        """Run a handler on clients, in a part of the network; replies in the order asked."""
 
     def stream(self, function: Callable[..., Any], send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
         """Keep so many clients at work on a handler; replies as they come."""
@@ -158,7 +177,7 @@ class Network:
         `to`: clients that all get `send`, or a mapping from client to its own message; those that have left by the
         task's schedule are passed over. Read it to the end: clients run as their replies are read.
         """
-        return self._engine.exchange(handler, to, send)
+        return self._engine.exchange(handler, to, send, self._part)
 
     def stream(
         self, handler: Callable[[Any, Sent, Site], Reply], send: Sent | None = None, at_once: int = 1

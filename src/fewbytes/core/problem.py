@@ -21,16 +21,8 @@ from fewbytes.core.detection import Detection
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
 from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.training import Loss, Precision, arithmetic, check_device
-from fewbytes.data.split import (
-    ClientData,
-    FederatedData,
-    NamedTensors,
-    Split,
-    Transform,
-    check_finite,
-    classes_in,
-    widest,
-)
+from fewbytes.data.clients import ClientData, FederatedData
+from fewbytes.data.split import NamedTensors, Split, Transform, check_finite, classes_in, widest
 from fewbytes.data.transforms import with_transforms
 from fewbytes.models.adapters import Lora
 from fewbytes.models.pretrained import Pretrained
@@ -171,6 +163,14 @@ class Problem:
             self._kept[key] = Layout.of(self.first_state(client))
         layout: Layout = self._kept[key]
         return layout
+
+    def statistics(self, client: Id) -> frozenset[str]:
+        """What buffers of the client's model are called in their modules, such as batch normalisation's statistics."""
+        key = ("statistics", self.architecture(client))
+        if key not in self._kept:
+            self._kept[key] = frozenset(name.rpartition(".")[2] for name, _ in self.model(client).named_buffers())
+        names: frozenset[str] = self._kept[key]
+        return names
 
 
 class Terms(TypedDict, total=False):

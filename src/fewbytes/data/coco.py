@@ -27,8 +27,9 @@ from PIL import Image
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
+from fewbytes.data.clients import Dataset
 from fewbytes.data.images import cache_folder, open_image
-from fewbytes.data.split import Dataset, Split, Targets
+from fewbytes.data.split import Split, Targets
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from PIL import Image
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.named import check_fetched, elsewhere, places
 from fewbytes.data.cifar import cifar_files
+from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.coco import SIZE, is_coco, read_coco
 from fewbytes.data.decoding import decoded
 from fewbytes.data.folders import TEST_NAMES, holds_classes, subfolders
@@ -26,7 +27,7 @@ from fewbytes.data.masks import holds_masks, read_masks
 from fewbytes.data.own import is_function, own_data
 from fewbytes.data.schema import Schema
 from fewbytes.data.sources import source
-from fewbytes.data.split import Dataset, Split, split_off_test
+from fewbytes.data.split import Split
 from fewbytes.data.tables import SUFFIXES, is_table, read_table, table_files
 
 HUB = {
@@ -34,6 +35,9 @@ HUB = {
     "fashion_mnist": "zalando-datasets/fashion_mnist",
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
+    "svhn": "ufldl-stanford/svhn/cropped_digits",
+    "tiny_imagenet": "zh-plus/tiny-imagenet",
+    "flowers102": "nelorth/oxford-flowers",
 }
 """Short names of data sets on the Hugging Face hub; `owner/name` (and `owner/name/configuration`) works for others."""
 

@@ -10,12 +10,15 @@ from numpy.random import RandomState
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.streams import stream
+from fewbytes.data.clients import ClientData, Dataset, FederatedData
 from fewbytes.data.partition import (
     Indices,
+    balanced,
     dirichlet,
     dirichlet_fixed,
     flower,
     flower_by_name,
+    held_classes,
     iid,
     main_category,
     match_test,
@@ -23,24 +26,27 @@ from fewbytes.data.partition import (
     shards,
 )
 from fewbytes.data.settings import Partition
-from fewbytes.data.split import ClientData, Dataset, FederatedData, Split
+from fewbytes.data.split import Split
 
 
 def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> FederatedData:
     """`dataset` over clients; a client's test samples follow its training labels, the server tests on `dataset.test`.
 
+    With `partition.test` held-classes a client's are all test samples of the classes it trains on (GENE-FL).
     `partition.partition` is one of PARTITIONS (`dirichlet` takes the option `min_samples`) or `flwr:<Name>`, a
     flwr-datasets partitioner, made with its options (`num_partitions`, `partition_by`, `alpha` and `seed` are filled
     in). `samples` is (train, test) per client: with `dirichlet` every client draws exactly that many (FedPURIN's
     split), with any other partition its parts are cut down to at most that many, and having fewer training samples is
-    an error. The result depends on the arguments only. Raises UserError for a wrong argument or a client without
-    training samples.
+    an error; held-classes are cut down likewise. The result depends on the arguments only. Raises UserError for a
+    wrong argument, a client without training samples, or held-classes where no classes are learnt.
 
     `newcomers`: so many further clients come in round `arrival` (default: 2); the others leave before it, unless they
     `stay` (GENE-FL, Guo et al. 2025). Newcomers hold samples of `newcomer_classes`, the others and the server's test
     set those of `known_classes`; where one list is given the other holds the rest, and without any a seeded permutation
     of the classes is cut in half (the known half is the larger). Each half is partitioned by itself, in the same way.
     """
+    if partition.test == "held-classes" and dataset.learns != "classes":
+        raise UserError(f"test held-classes goes by classes, and {dataset.name} holds {dataset.learns}: leave it out")
     groups = len(dataset.classes if dataset.groups is None else dataset.groups)
     clients, newcomers, arrival = partition.clients, partition.newcomers, partition.arrival or 2
 
@@ -49,7 +55,11 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
         train, test = _of_classes(dataset.train, classes), _of_classes(dataset.test, classes)
         half, labels = replace(partition, clients=clients), (dataset.train.labels, dataset.test.labels)
         _check(half, seed, len(train))
-        mine, own = _dealt(labels[0].numpy()[train], labels[1].numpy()[test], classes, half, seed)
+        y, tests = labels[0].numpy()[train], labels[1].numpy()[test]
+        mine, own = _dealt(y, tests, classes, half, seed)
+        if half.test == "held-classes":
+            most = half.samples[1] if half.samples else None
+            own = [part[:most] for part in held_classes(y, mine, tests, RandomState(seed))]
         return [train[part] for part in mine], [test[part] for part in own]
 
     if not newcomers:
@@ -123,6 +133,8 @@ def _dealt(
         train = dirichlet(labels, clients, partition.alpha, rng, **options)
     elif name == "iid":
         train = iid(labels, clients, rng)
+    elif name == "balanced":
+        train = balanced(labels, clients, rng, partition.shots)
     elif name == "pathological":
         train = pathological(labels, clients, partition.classes_per_client, rng)
     elif name == "main-category":

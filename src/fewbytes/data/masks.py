@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from fewbytes.base.errors import UserError
+from fewbytes.data.clients import Dataset
 from fewbytes.data.folders import SUFFIXES, TEST_NAMES
 from fewbytes.data.images import open_image, squared
-from fewbytes.data.split import IGNORED_PIXEL, Dataset, Split, Targets
+from fewbytes.data.split import IGNORED_PIXEL, Split, Targets
 
 GROUPS = ("samples",)
 """The labels of images with masks, which are dealt out alike."""

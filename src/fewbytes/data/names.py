@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fewbytes.data.clients import ClientData, Dataset, FederatedData
 from fewbytes.data.datasets import client_folders, holds_table, load_dataset
 from fewbytes.data.federated import federate, federate_local, federate_partition
 from fewbytes.data.masks import masks_of_boxes
@@ -9,12 +10,21 @@ from fewbytes.data.own import is_function, own_data
 from fewbytes.data.public import with_public
 from fewbytes.data.schema import Schema
 from fewbytes.data.settings import PARTITIONS, Partition
-from fewbytes.data.split import ClientData, Dataset, FederatedData, Kind, Split, Targets, Transform
+from fewbytes.data.split import Kind, Split, Targets, Transform
 from fewbytes.data.tables import table
 from fewbytes.data.text import holds_text, load_text
-from fewbytes.data.transforms import chain, crop_flip, stamp_shapes, with_transforms
+from fewbytes.data.transforms import (
+    AUGMENTATIONS,
+    chain,
+    crop_flip,
+    flip_rotate15_crop,
+    rotate20_flip,
+    stamp_shapes,
+    with_transforms,
+)
 
 __all__ = [
+    "AUGMENTATIONS",
     "PARTITIONS",
     "ClientData",
     "Dataset",
@@ -31,6 +41,7 @@ __all__ = [
     "federate",
     "federate_local",
     "federate_partition",
+    "flip_rotate15_crop",
     "holds_table",
     "holds_text",
     "is_function",
@@ -38,6 +49,7 @@ __all__ = [
     "load_text",
     "masks_of_boxes",
     "own_data",
+    "rotate20_flip",
     "stamp_shapes",
     "table",
     "with_public",

@@ -9,7 +9,8 @@ from typing import Any
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.named import imported
-from fewbytes.data.split import Dataset, Split, check_finite, classes_in, widest
+from fewbytes.data.clients import Dataset
+from fewbytes.data.split import Split, check_finite, classes_in, widest
 
 NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 

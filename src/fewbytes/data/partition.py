@@ -196,6 +196,24 @@ def iid(labels: Indices, clients: int, rng: RandomState) -> list[Indices]:
     return np.array_split(rng.permutation(len(labels)), clients)
 
 
+def balanced(labels: Indices, clients: int, rng: RandomState, shots: int | None = None) -> list[Indices]:
+    """Every client gets as many samples of a class as the others, `shots` if given, else all but for remainders.
+
+    Then a client has at most one more of a class, and at most one more in all, than another. Disjoint, and without
+    `shots` exhaustive. Source: Fed-KGF (Li et al. 2024); with `shots` FedKTL's client of few samples (Zhang et al.
+    2024). Raises UserError if a class has too few samples for the shots.
+    """
+    pools = _by_class(labels)
+    for pool in pools:
+        if shots is not None and len(pool) < clients * shots:
+            raise UserError(
+                f"class {labels[pool[0]]} has {len(pool)} samples, too few for {shots} shots of {clients} clients: "
+                "lower shots, or use fewer clients"
+            )
+    drawn = np.concatenate([rng.permutation(pool)[: None if shots is None else clients * shots] for pool in pools])
+    return _shuffled([[drawn[i::clients]] for i in range(clients)], rng)
+
+
 def match_test(
     train_labels: Indices, parts: Sequence[Indices], test_labels: Indices, rng: RandomState
 ) -> list[Indices]:
@@ -214,6 +232,16 @@ def match_test(
             for part, piece in zip(dealt, _cut(members, column / column.sum()), strict=True):
                 part.append(piece)
     return _shuffled(dealt, rng)
+
+
+def held_classes(
+    train_labels: Indices, parts: Sequence[Indices], test_labels: Indices, rng: RandomState
+) -> list[Indices]:
+    """Every client's are all test samples of the classes it trains on, shuffled, so that clients share samples.
+
+    Source: PACFL (Vahidian et al. 2023), as GENE-FL, which builds on it.
+    """
+    return [rng.permutation(np.flatnonzero(np.isin(test_labels, train_labels[part]))) for part in parts]
 
 
 def flower(labels: Indices, partitioner: Any) -> list[Indices]:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.streams import stream
+from fewbytes.data.clients import Dataset
 from fewbytes.data.datasets import load_dataset
-from fewbytes.data.split import Dataset, Split
+from fewbytes.data.split import Split
 
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
 CHUNK = 1000  # images converted at a time

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.ranges import Count, Positive, Share, Whole
 from fewbytes.base.settings import Group, setting, whole_numbers
 
-PARTITIONS = ("dirichlet", "iid", "main-category", "pathological", "shards")
+PARTITIONS = ("balanced", "dirichlet", "iid", "main-category", "pathological", "shards")
 """The partitions `federate` knows by name, besides `flwr:<Name>`."""
 USED_BY = {
     "alpha": ("dirichlet", "flwr:<Partitioner>"),
     "classes_per_client": ("pathological",),
     "shards_per_client": ("shards",),
     "main_share": ("main-category",),
+    "shots": ("balanced",),
 }
 """The partitions that use a setting that not all do."""
 CLASSES = whole_numbers(",", "a list of class numbers, like 0,1,2")
@@ -40,10 +41,19 @@ class Partition(Group):
     main_share: Share = setting(
         0.8, "For main-category: part of a client's samples that is of its main classes.", brief=True
     )
+    shots: Count | None = setting(
+        None, "For balanced: training samples a client has of each class (default: all there are).", brief=True
+    )
     samples: tuple[Count, Count] | None = setting(
         None, "Fixed samples per client, e.g. 500/100.", metavar="TRAIN/TEST",
         text=whole_numbers("/", "training/test samples per client, like 500/100"),
     )  # fmt: skip
+    test: Literal["own-share", "held-classes"] = setting(
+        "own-share",
+        "What a client is tested on: own-share of the test set, or held-classes, all of it of classes it holds.",
+        metavar="NAME",
+        brief=True,
+    )
     partition_options: dict[str, Any] = setting(
         {}, "An option of a flwr: partitioner.", option="--partition-option", metavar="KEY=VALUE"
     )

@@ -23,10 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.folders import TEST_NAMES
 from fewbytes.data.schema import Schema
 from fewbytes.data.sources import holds_images
-from fewbytes.data.split import COLUMNS, Dataset, Split, Targets, listed, no_column, split_off_test
+from fewbytes.data.split import COLUMNS, Split, Targets, listed, no_column
 
 SUFFIXES = (".csv", ".parquet")
 TARGETS = ("target", "label", "labels")

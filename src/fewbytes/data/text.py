@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.language import padding_token
+from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.datasets import find, not_found
 from fewbytes.data.folders import TEST_NAMES
 from fewbytes.data.sources import source
-from fewbytes.data.split import IGNORED_TOKEN, Dataset, NamedTensors, Split, Targets, no_column, split_off_test
+from fewbytes.data.split import IGNORED_TOKEN, NamedTensors, Split, Targets, no_column
 
 TABLES = (".parquet", ".csv", ".jsonl", ".json")
 TEST_SHARE = 10  # one block of so many is for testing

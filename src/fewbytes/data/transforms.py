@@ -16,7 +16,8 @@ from PIL import Image, ImageColor, ImageDraw
 from torch import Tensor
 
 from fewbytes.base.errors import UserError
-from fewbytes.data.split import ClientData, FederatedData, Split, Transform, transform_name
+from fewbytes.data.clients import ClientData, FederatedData
+from fewbytes.data.split import Split, Transform, transform_name
 
 SIZE = 10
 """Shapes reach from their corner to this many pixels right of it and below, both ends included."""
@@ -46,15 +47,32 @@ def crop_flip(x: Tensor, labels: Tensor) -> Tensor:
     The padding is 4 pixels, but at most an eighth of the height. Source: the usual augmentation of CIFAR. Raises
     UserError if samples are not images.
     """
-    _check_images(x, "crop-flip")
-    n, _, height, width = x.shape
-    pad = min(4, height // 8)
-    top, left = torch.randint(2 * pad + 1, (2, n))
-    windows = F.pad(x, (pad,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # (n, C, tops, lefts, height, width)
-    x = windows.permute(0, 2, 3, 1, 4, 5)[torch.arange(n), top, left]
-    mirrored = torch.rand(n) < 0.5
-    x[mirrored] = x[mirrored].flip(3)
-    return x
+    return _mirrored(_cropped(_images(x, "crop-flip")))
+
+
+def flip_rotate15_crop(x: Tensor, labels: Tensor) -> Tensor:
+    """Each image mirrored with probability 1/2, turned by up to 15 degrees either way, and cropped as by `crop_flip`.
+
+    Source: FedPURIN's code on CIFAR-100. Raises UserError if samples are not images.
+    """
+    return _cropped(_rotated(_mirrored(_images(x, "flip-rotate15-crop")), 15))
+
+
+def rotate20_flip(x: Tensor, labels: Tensor) -> Tensor:
+    """Each image turned by up to 20 degrees either way, and mirrored with probability 1/2.
+
+    Source: FuseFL's code on Tiny-ImageNet. Raises UserError if samples are not images.
+    """
+    return _mirrored(_rotated(_images(x, "rotate20-flip"), 20))
+
+
+AUGMENTATIONS: dict[str, Transform | None] = {
+    "none": None,
+    "crop-flip": crop_flip,
+    "flip-rotate15-crop": flip_rotate15_crop,
+    "rotate20-flip": rotate20_flip,
+}
+"""What the setting `augment` names."""
 
 
 def stamp_shapes(x: Tensor, labels: Tensor) -> Tensor:
@@ -65,7 +83,7 @@ def stamp_shapes(x: Tensor, labels: Tensor) -> Tensor:
     FuseFL's backdoored clients. Raises UserError if samples are not images of one or three channels, or are smaller
     than a shape.
     """
-    _check_images(x, "backdoor")
+    _images(x, "backdoor")
     n, channels, height, width = x.shape
     if min(height, width) <= SIZE:
         raise UserError(
@@ -132,9 +150,34 @@ def with_transforms(data: FederatedData, augment: Transform | None = None, backd
     return replace(data, clients=tuple(changed(i, c) for i, c in enumerate(data.clients)))
 
 
-def _check_images(x: Tensor, what: str) -> None:
+def _images(x: Tensor, what: str) -> Tensor:
     if x.dim() != 4:
         raise UserError(f"{what} needs images (channels, height, width), samples have shape {tuple(x.shape[1:])}")
+    return x
+
+
+def _cropped(x: Tensor) -> Tensor:
+    n, _, height, width = x.shape
+    pad = min(4, height // 8)
+    top, left = torch.randint(2 * pad + 1, (2, n))
+    windows = F.pad(x, (pad,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # (n, C, tops, lefts, height, width)
+    return windows.permute(0, 2, 3, 1, 4, 5)[torch.arange(n), top, left]
+
+
+def _mirrored(x: Tensor) -> Tensor:
+    mirrored = torch.rand(len(x)) < 0.5
+    return torch.where(mirrored.to(x.device).view(-1, 1, 1, 1), x.flip(3), x)
+
+
+def _rotated(x: Tensor, most: float) -> Tensor:
+    """Each image turned about its middle by at most so many degrees, uniformly: the nearest pixels, and black where
+    there is none."""
+    n, _, height, width = x.shape
+    angle = torch.deg2rad(most * (2 * torch.rand(n) - 1))
+    cos, sin, none = angle.cos(), angle.sin(), torch.zeros(n)
+    turns = torch.stack([cos, -sin * height / width, none, sin * width / height, cos, none], 1).view(n, 2, 3)
+    places = F.affine_grid(turns.to(x.device), list(x.shape), align_corners=False)
+    return torch.empty_like(x).copy_(F.grid_sample(x, places, mode="nearest", align_corners=False))  # in x's format
 
 
 @cache

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from fewbytes.base.errors import FrameError, MethodError, one_line
+from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.base.files import private_folder, replacing
+from fewbytes.base.rate import ALL, Rate
 from fewbytes.base.streams import stream
-from fewbytes.core.admission import Known, Looks, admit, norm
+from fewbytes.core.admission import Known, admit, norm
 from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
@@ -24,22 +25,27 @@ from fewbytes.core.network import Handler, Network
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.privacy import Bytes, ClientPrivacy
 from fewbytes.core.problem import Id, Task
-from fewbytes.core.records import Gathered
+from fewbytes.core.records import Gathered, Records
 from fewbytes.core.rules import Rule
-from fewbytes.engines.handlers import Done, SampleCounts, unchanged
+from fewbytes.core.uplink import Uplink
+from fewbytes.engines.blame import Blame
+from fewbytes.engines.downlink import Downlink, Heard, Line
+from fewbytes.engines.handlers import UP_BITS, Done, SampleCounts, unchanged
 from fewbytes.engines.requests import Request, Requests
 from fewbytes.engines.underway import AtWork, UnderWay, Work
 from fewbytes.engines.waiting import Waiting, WaitingMessages
 from fewbytes.wire import Counted, Frame, counted, unpack
 from fewbytes.wire.values import check_finite
 
+SHORTEST = 1e-3  # seconds that an exchange takes to move, where clocks say less
 MARGIN = 64 << 20  # bytes of arrays a reply may hold beyond sixteen times the model
 
 
 @dataclass
 class Resumed:
     """What a run that goes on takes over from its checkpoint: client states' versions, and the clients that take
-    part; the run's nonce, and how often it has been gone on with; who is at work, and the simulated time."""
+    part; the run's nonce, and how often it has been gone on with; who is at work, and the simulated time; what rounded
+    messages were last, and which clients hold."""
 
     nonce: bytes
     starts: int
@@ -49,13 +55,16 @@ class Resumed:
     waiting: list[Waiting]
     under_way: UnderWay
     clock: float
+    lines: list[Line]
+    heard: dict[Id, Heard]
 
 
 class Engine(ABC):
     """Runs a method's calls on clients; an engine adds how messages get to the clients and replies back.
 
     `policy`: how many must answer. `coded`: lossless coding of the frames. `frames`: a folder that every frame is kept
-    in. `resumed`: what is taken over from a checkpoint.
+    in. `resumed`: what is taken over from a checkpoint. `uplink`, `downlink`: how much is kept of the values in
+    replies, and in messages.
     """
 
     def __init__(
@@ -66,9 +75,11 @@ class Engine(ABC):
         coded: bool = True,
         frames: Path | None = None,
         resumed: Resumed | None = None,
+        uplink: Uplink | None = None,
+        downlink: Rate = ALL,
     ) -> None:
         self.method, self.task, self.problem = method, task, task.problem
-        self.policy, self.coded = policy, coded
+        self.policy, self.coded, self.uplink = policy, coded, uplink or Uplink()
         self.network = Network(self)
         """What the method's server half is given."""
         self.clients: list[Id] = self.problem.clients_in(1) if resumed is None else list(resumed.known)
@@ -102,8 +113,8 @@ class Engine(ABC):
         self.scored = True
         self.not_asked: dict[Id, str] = dict.fromkeys(policy.excluded, "by the operator's wish (exclude)")
         """Clients that are passed over, and why."""
-        self.barred: dict[Id, str] = {}
-        """Whose replies broke the step that is taken, why: it is taken again without them."""
+        self.blame = Blame(task.problem)
+        """Whose replies broke the step that is taken."""
         self.on_reply: Callable[[Id], None] = lambda client: None
         """Called after every exchange (for a progress display)."""
         self.sample_counts: dict[Id, tuple[SampleCounts, SampleCounts]] = {}
@@ -116,15 +127,15 @@ class Engine(ABC):
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None
         self._replies: Iterator[tuple[Id, Any]] = iter(())  # of the open call
-        self._last: Id | None = None  # whose reply was last read of it
-        self._failed = False  # the engine itself, or a client's handler, in this step
-        self._looks = Looks()  # of the step's replies
         self._bounded: dict[Any, tuple[float, int]] = {}
         self._cohorts: dict[float, list[Id]] = {}
         self._waiting = WaitingMessages(self._named, [] if resumed is None else resumed.waiting)
         self._at_work = AtWork()
         self._resumed_work = None if resumed is None else resumed.under_way  # until a step begins
         self._had: set[Id] = set()  # whose part in this round's stream is over
+        self.downlink = Downlink(downlink, task.problem, coded)
+        if resumed is not None:
+            self.downlink.go_back(resumed.lines, resumed.heard)
 
     # ---------------------------------------------------------------------------------------------- the loop's side
 
@@ -133,7 +144,8 @@ class Engine(ABC):
         self.t, self.scored, self.records, self.shown = t, scored, Gathered(self.problem.objective.metrics), {}
         self.left_out, self.notes, self.not_finite, self._cohorts = [], {}, set(), {}
         self.staleness, self._had = [], set()
-        self._last, self._failed = None, False
+        self.blame.begin()
+        self.downlink.begin()
         self.released = 0
         self.rng = stream(self.problem.seed, "server", t, *names)
         if self._resumed_work is not None:
@@ -153,31 +165,17 @@ class Engine(ABC):
         with suppress(Exception):
             for _ in self._replies:
                 pass
-        self._open, self._last = None, None
+        self._open, self.blame.last = None, None
 
     def blamed(self, error: Exception) -> list[Id]:
-        """The clients whose replies must have made the method's server half raise `error`, from now on `barred`: those
-        of another shape than most of the step's, or whose was being read. None if it was no reply."""
-        last = self._last
-        failed = self._failed
-        self.abandon()
-        if failed:
-            return []
-        unlike = [*self._looks.odd(), *self._looks.strange()]
-        odd = sorted({i for i in unlike if i not in self.barred})
-        blamed = odd or ([] if last is None else [last])
-        self.barred |= dict.fromkeys(blamed, f"its reply broke the round: {one_line(error)}"[:300])
-        return blamed
-
-    def strange(self) -> dict[Id, str]:
-        """The clients whose replies were in this step of other types than the others', why: from now on `barred`."""
-        strange = {i: why for i, why in self._looks.strange().items() if i not in self.barred}
-        self.barred |= strange
-        return strange
+        """Whose replies made the method's server half raise `error`; what is still on its way is received."""
+        last, failed = self.blame.last, self.blame.failed
+        self.abandon()  # before it is told who is to blame: by then all replies have been looked at
+        return [] if failed else self.blame.of(error, last)
 
     def fresh(self) -> None:
         """A new step begins, of which nobody's reply has broken anything yet."""
-        self.barred, self._looks = {}, Looks()
+        self.blame.fresh()
         for client, rounds in self.ledger.refused_in_a_row().items():
             if rounds >= self.policy.strikes:
                 self.not_asked.setdefault(client, f"{rounds} refused replies in a row")
@@ -188,6 +186,7 @@ class Engine(ABC):
         self._at_work.clear()
         self.versions, self.clock = ({}, 0.0) if to is None else (dict(to.versions), to.clock)
         self._waiting = WaitingMessages(self._named, [] if to is None else to.waiting)
+        self.downlink.go_back([] if to is None else to.lines, {} if to is None else to.heard)
         if to is not None:
             self._at_work.unpack(to.under_way, self, self._named)
 
@@ -264,7 +263,7 @@ class Engine(ABC):
         return sorted(int(i) for i in self.rng.choice(self.clients, count, replace=False))
 
     def exchange(
-        self, function: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any
+        self, function: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any, part: str = ""
     ) -> Iterator[tuple[Id, Any]]:
         """Run a handler on clients; see `Network.call`."""
         self._may_ask()
@@ -276,11 +275,15 @@ class Engine(ABC):
             raise MethodError(f"unknown clients are asked: {unknown[:5]}")
         if busy := [i for i in asked if i in self._at_work]:
             raise MethodError(f"clients are asked that are at work for a stream: {busy[:5]}")
+        own = isinstance(to, Mapping)
         messages: Mapping[Id, Any] = to if isinstance(to, Mapping) else dict.fromkeys(asked, send)
         handler = self._handler(function)
         self._asked = len(asked)
         self._open = handler.name  # from now on, so that a call nobody reads is an error, too
-        self._replies = self._read(handler, asked, messages)
+        if not own and self.downlink.rounds(handler, send):
+            able = [i for i in asked if i not in self.not_asked and i not in self.blame.barred]
+            self.downlink.to_all(handler, send, able, part)
+        self._replies = self._read(handler, asked, messages, own)
         return self._replies
 
     def _may_ask(self) -> None:
@@ -349,29 +352,31 @@ class Engine(ABC):
     def _named(self, name: str) -> Handler:
         return self._handler(getattr(self.method, name))
 
-    def _read(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
+    def _read(
+        self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any], own: bool
+    ) -> Iterator[tuple[Id, Any]]:
         for client in asked:
             if client in self.not_asked:
                 self.leave_out(handler.name, client, None, "excluded", self.not_asked[client], 0)
         asked = [i for i in asked if i not in self.not_asked]
-        barred = [i for i in asked if i in self.barred]
+        barred = [i for i in asked if i in self.blame.barred]
         for client in barred:
-            self.leave_out(handler.name, client, None, "rejected", self.barred[client], 0)
+            self.leave_out(handler.name, client, None, "rejected", self.blame.barred[client], 0)
         try:
             if barred:
                 self.enough(handler.name, len(asked), self.left_out[-len(barred) :])
-            for client, reply in self._exchange(handler, [i for i in asked if i not in self.barred], messages):
-                self._last = client
-                self._looks.add(handler.name, self.problem.architecture(client), client, reply)
+            able = [i for i in asked if i not in self.blame.barred]
+            for client, reply in self._exchange(handler, able, messages, own):
+                self.blame.read(handler, client, reply)
                 self.on_reply(client)
                 yield client, reply
         except Exception:  # not the method's: what that raises does not come by here
-            self._failed, self._open, self._last = True, None, None
+            self.blame.failed, self.blame.last, self._open = True, None, None
             raise
-        self._open, self._last = None, None
+        self._open, self.blame.last = None, None
 
     def _stream(self, handler: Handler, send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
-        for why, outcome in ((self.not_asked, "excluded"), (self.barred, "rejected")):
+        for why, outcome in ((self.not_asked, "excluded"), (self.blame.barred, "rejected")):
             for client in sorted(why.keys() & set(self.clients) - self._had):
                 self._had.add(client)
                 if client in self._at_work:
@@ -381,7 +386,7 @@ class Engine(ABC):
         gone = {work.client: "it has left" for work in self._at_work if work.client not in self.clients}
         self._give_up(gone, "surplus")
         able = [i for i in self.clients if i not in self.not_asked]
-        failed = [left for left in self.left_out if left.client in self.barred]
+        failed = [left for left in self.left_out if left.client in self.blame.barred]
         rng = stream(self.problem.seed, "server", self.t, "stream")
         requests = Requests(self, handler, dict.fromkeys(able, send), able)
         try:
@@ -401,15 +406,14 @@ class Engine(ABC):
                     self._enough_of(handler, able, failed, at_once)
                     continue
                 self.staleness.append(self.t - work.round)
-                self._last = work.client
-                self._looks.add(handler.name, self.problem.architecture(work.client), work.client, reply)
+                self.blame.read(handler, work.client, reply)
                 self.on_reply(work.client)
                 yield work.client, reply, self.staleness[-1]
         except Exception:  # not the method's, as in `_read`
-            self._failed = True
+            self.blame.failed = True
             raise
         finally:  # also where the method has had enough
-            self._last = None
+            self.blame.last = None
             requests.close()
 
     def _enough_of(self, handler: Handler, able: Sequence[Id], failed: list[LeftOut], at_once: int) -> None:
@@ -430,8 +434,11 @@ class Engine(ABC):
         return 0.0
 
     @abstractmethod
-    def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        """Send, run, collect; enter each exchange in the ledger; yield replies in the order asked."""
+    def _exchange(
+        self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any], own: bool
+    ) -> Iterator[tuple[Id, Any]]:
+        """Send, run, collect; enter each exchange in the ledger; yield replies in the order asked. `own`: messages are
+        clients' own, not one for all."""
 
     # -------------------------------------------------------------------------------------------- for engines' own use
 
@@ -451,9 +458,12 @@ class Engine(ABC):
         """What waits for a client, in the order its handlers are to run."""
         return self._waiting.of(client)
 
-    def settle(self, handler: Handler, client: Id, sent: Request, done: Done, reply: memoryview) -> Any:
-        """The decoded reply; its exchange is entered in the ledger. Raises FrameError, entering nothing, for one that
-        must not reach the method: damaged, far larger than the model, or with numbers that are not finite."""
+    def settle(
+        self, handler: Handler, client: Id, sent: Request, done: Done, reply: memoryview, moving: float | None = None
+    ) -> Any:
+        """The decoded reply; its exchange, which moved for so many seconds (None: that is not known), is entered in the
+        ledger. Raises FrameError, entering nothing, for one that must not reach the method: damaged, far larger than
+        the model, or with numbers that are not finite."""
         value = None
         unchanged(*(part.base for part in sent.parts))
         if handler.reply is not None:
@@ -471,11 +481,18 @@ class Engine(ABC):
         self._keep_sent(handler.name, client, sent)
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version
+        self.downlink.arrived(client, sent.stands)
         self.records.add(client, done.records)
+        self.records.add(client, Records(measures=sent.measured))
         for part in sent.parts:
             self._waiting.delivered(part.handler, client)
         row = Row(self.t, handler.name, client, sent.length, len(reply), sent.counted, counted(value))
         self.ledger.add(row)
+        moved = sent.length + len(reply)
+        self.uplink.saw(client, done.seconds, done.rounded, None if moving is None else moved / max(moving, SHORTEST))
+        if self.uplink.picks and client in (picked := self.records.measures.get(UP_BITS, {})):
+            ends = dict.fromkeys(f"{end:.2g}" for end in (min(picked.values()), max(picked.values())))
+            self.note("clients sent what their links move while they train", f"{' to '.join(ends)} bits a value")
         return value
 
     def _samples(self, client: Id) -> int | None:
@@ -518,8 +535,9 @@ class Engine(ABC):
         return f"client {client}"
 
     def _keep_sent(self, handler: str, client: Id, sent: Request | None) -> None:
-        for part in () if sent is None else sent.parts:
-            self.keep(client, f"{handler}.{part.handler}" if part.waited else handler, "down", part.frame)
+        for n, part in enumerate(() if sent is None else sent.parts):
+            beside = part.handler if part.waited else f"missed-{n}" if part.kind == "missed" else ""
+            self.keep(client, f"{handler}.{beside}" if beside else handler, "down", part.frame)
 
     def keep(self, client: Id, handler: str, way: str, frame: memoryview | Frame | None) -> None:
         """Keep a frame as a file, if asked to."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import time
+import typing
+from collections.abc import Mapping, Sequence, Set
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from torch import nn
+from torch import Tensor, nn
 
-from fewbytes.base.errors import MethodError
+from fewbytes.base.errors import FrameError, MethodError
+from fewbytes.base.ranges import ANEW, EXACT
+from fewbytes.base.rate import Rate
+from fewbytes.base.state import State
 from fewbytes.base.streams import seed_all, untouched
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
@@ -19,22 +26,44 @@ from fewbytes.core.records import Records
 from fewbytes.core.site import Site
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
-from fewbytes.wire import Base, Counted, Frame, Layout, counted, pack, unpack
+from fewbytes.wire import Base, Counted, Frame, Layout, Lossy, counted, pack, payload, unpack
 
 SCORE, SAVE = ":score", ":save"  # what an engine asks of a client besides the method's own handlers
+UP_BITS, UP_ERROR = "uplink bits a value", "uplink rounding error"  # of a rounded reply; squared, of the squared norm
+DOWN_BITS, DOWN_ERROR = "downlink bits a value", "downlink rounding error"  # of a rounded message
+LIMIT = 1 << 40  # bytes of a stored state
 
 
 SampleCounts = list[int] | int | None
 """How many samples a split of a client's has, as its node says: of each class, in all, or nothing."""
 
 
+@payload
+class Kept:
+    """What is kept of a client where what travels is rounded: the method's own state, as a frame (empty: none); what
+    rounding its replies has lost so far, by field and name; and by handler the last of the rounded messages, a frame
+    that is not coded."""
+
+    state: bytes
+    lost: dict[str, dict[str, Tensor]]
+    heard: dict[str, bytes]
+
+
+Kind = Literal["", "first", "next", "missed"]
+
+
 class Part(msgspec.Struct, array_like=True):
-    """A message that comes with a job: for which handler, its number, where its frame lies and how long that is."""
+    """A message that comes with a job: for which handler, its number, where its frame lies and how long that is.
+
+    `kind`: whether it is the first of those that are coded against one another, in full, or the next, against the one
+    that the client holds; or one that was missed, by which the client gets there; empty: none of that.
+    """
 
     handler: str
     number: int
     at: str
     length: int
+    kind: Kind = ""
 
 
 class Job(msgspec.Struct, array_like=True):
@@ -47,13 +76,15 @@ class Job(msgspec.Struct, array_like=True):
     scored: bool
     version: int  # of the client's state; 0: none yet
     waited: list[Part] = []  # messages that waited for this request, whose handlers run first
+    missed: list[Part] = []  # what the message is coded against, one after another
     message: Part | None = None  # the message to answer; None: nothing was sent
     reply_to: str = ""  # where a long reply may be written
+    rate: Rate = Rate()  # how much is kept of the reply's values
 
     @property
     def parts(self) -> list[Part]:
         """All messages, in the order of their frames."""
-        return [*self.waited, *([] if self.message is None else [self.message])]
+        return [*self.waited, *self.missed, *([] if self.message is None else [self.message])]
 
 
 class Done(msgspec.Struct, array_like=True):
@@ -68,6 +99,20 @@ class Done(msgspec.Struct, array_like=True):
     error: str = ""
     trace: str = ""
     sample_counts: tuple[SampleCounts, SampleCounts] | None = None  # of a client's training and test split
+    seconds: float = 0.0  # that the job took
+    rounded: int = 0  # values of the reply that were
+
+
+Marks = dict[str, tuple[Any, ...]]
+"""How each field of a payload is marked (`fewbytes.base.ranges`)."""
+
+
+class Received(NamedTuple):
+    """A message as a client has it: what replies are coded against, and what it keeps of it (empty: nothing)."""
+
+    message: Any
+    base: Base
+    held: bytes
 
 
 class Runner:
@@ -80,12 +125,13 @@ class Runner:
             task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
         self._models: dict[Any, nn.Module] = {}
         self._handlers: dict[str, Handler] = {}
-        self._messages: dict[int, tuple[Any, Base]] = {}  # of the last job, by number: the next may get the same
+        self._messages: dict[int, Received] = {}  # of the last job, by number: the next may get the same
 
     def run(self, job: Job, frames: Sequence[memoryview]) -> tuple[Done, Frame | None]:
         """Run one job; the new state is stored before this returns. `frames`: of the job's messages."""
+        started = time.monotonic()
         layout = self.task.problem.layout(job.client)
-        state = self._state(job)
+        state, lost, heard = self._state(job)
         done = Done(job.number, version=job.version)
         if job.handler == SCORE:
             site = self._site(job, SCORE, done)
@@ -93,23 +139,33 @@ class Runner:
             if model is not None and len(site.test):
                 done.scores = site.scores(model)
             return done, None
-        received = self._received(job, frames, layout)
+        received = self._received(job, frames, layout, heard)
         for part in job.waited:
-            getattr(self.method, part.handler)(state, received[part.number][0], self._site(job, part.handler, done))
+            getattr(self.method, part.handler)(
+                state, received[part.number].message, self._site(job, part.handler, done)
+            )
         handler = self._handler(job.handler)
-        message = None if job.message is None else received[job.message.number][0]
+        message = None if job.message is None else received[job.message.number].message
         reply = getattr(self.method, handler.name)(state, message, self._site(job, handler.name, done))
-        bases = [base for _, base in received.values()]
+        bases = [each.base for each in received.values()]
         unchanged(*bases)
         frame: Frame | None = None
         if handler.reply is not None:
             if type(reply) is not handler.reply:
                 raise MethodError(f"it must reply a {handler.reply.__name__}, it replied a {type(reply).__name__}")
-            frame = pack(reply, layout=layout, base=Base.together(bases), coded=self.coded)
+            statistics = self.task.problem.statistics(job.client)
+            lossy = lossy_for(job.rate, handler.reply, statistics, lost, averaged=True) if job.rate else None
+            frame = pack(reply, layout=layout, base=Base.together(bases), coded=self.coded, lossy=lossy)
+            if lossy is not None and lossy.values:
+                done.rounded = lossy.values
+                done.records.measures |= {UP_BITS: lossy.bits_a_value, UP_ERROR: lossy.nmse}
+                lost = lossy.residual
         done.records.check()
-        if state is not None:
+        if state is not None or lost or heard:
             done.version = job.version + 1
-            self.store.save(state, job.client, done.version)
+            own = b"" if state is None else bytes(pack(state, coded=False))
+            self.store.save(Kept(own, lost, heard) if lost or heard else state, job.client, done.version)
+        done.seconds = time.monotonic() - started
         return done, frame
 
     def _site(self, job: Job, handler: str, done: Done) -> Site:
@@ -126,38 +182,106 @@ class Runner:
         site = Site(self.task, client, t, SAVE, scored=False)
         with untouched():  # a process of the user's own may be the one
             seed_all(site.seed)
-            model = self.method.local_model(self._state(Job(0, SAVE, client, t, False, version)), site)
+            model = self.method.local_model(self._state(Job(0, SAVE, client, t, False, version))[0], site)
         if model is not None:
             save_model(model, folder / f"client-{client}.safetensors", about)
 
-    def _state(self, job: Job) -> Any:
-        if self.state_class is None:
-            return None
+    def _state(self, job: Job) -> tuple[Any, dict[str, State], dict[str, bytes]]:
+        """The client's state, what rounding its replies has lost so far, and what it has heard."""
         if job.version:
-            return self.store.load(self.state_class, job.client, job.version)
+            return self._stored(job.client, job.version)
+        if self.state_class is None:
+            return None, {}, {}
         site = Site(self.task, job.client, 0, "client", self._models)
         seed_all(site.seed)
-        return self.method.client(site)
+        return self.method.client(site), {}, {}
+
+    def _stored(self, client: Id, version: int) -> tuple[Any, dict[str, State], dict[str, bytes]]:
+        """The same of a version that was stored, of a round that rounded or one that did not."""
+        parsed = self.store.parsed(client, version)
+        kind: Any = self.state_class
+        if parsed.header.kind != Kept.__name__:
+            return unpack(kind, parsed, limit=LIMIT), {}, {}
+        kept = unpack(Kept, parsed, limit=LIMIT)
+        return unpack(kind, kept.state, limit=LIMIT) if kept.state else None, kept.lost, kept.heard
 
     def _handler(self, name: str) -> Handler:
         if name not in self._handlers:
             self._handlers[name] = Handler.of(getattr(self.method, name))
         return self._handlers[name]
 
-    def _received(self, job: Job, frames: Sequence[memoryview], layout: Layout) -> dict[int, tuple[Any, Base]]:
-        """The messages by number, each decoded once however many clients it goes to, and what replies are coded
-        against."""
+    def _received(
+        self, job: Job, frames: Sequence[memoryview], layout: Layout, heard: dict[str, bytes]
+    ) -> dict[int, Received]:
+        """The messages by number, each decoded once however many clients it goes to; `heard` becomes what the client
+        holds once it has them."""
         known, self._messages = self._messages, {}
+        there = job.message is not None and job.message.number in known  # then all before it needs no decoding
         for part, frame in zip(job.parts, frames, strict=True):
             kind = self._handler(part.handler).message
             if kind is None:
                 raise MethodError("it is sent a message, but its type hints say None")
+            if part.kind == "missed":
+                if not there:
+                    heard[part.handler] = _next(kind, frame, layout, heard.get(part.handler)).held
+                continue
             if part.number in known:
                 self._messages[part.number] = known[part.number]
+            elif part.kind == "next":
+                self._messages[part.number] = _next(kind, frame, layout, heard.get(part.handler))
             else:
-                received = unpack(kind, frame, layout=layout)
-                self._messages[part.number] = received, Base.of(bytes(frame[-32:]), received)
+                message = unpack(kind, frame, layout=layout)
+                kept = held(message, layout) if part.kind else b""
+                base = Base.of(bytes(frame[-32:] if not kept else kept[-32:]), message)
+                self._messages[part.number] = Received(message, base, kept)
+            if part.kind:
+                heard[part.handler] = self._messages[part.number].held
         return self._messages
+
+
+def held(message: Any, layout: Layout) -> bytes:
+    """A message as who holds it keeps it: a frame that is not coded, whose digest names it at both ends."""
+    return bytes(pack(message, layout=layout, coded=False))
+
+
+def holding(kind: type[Any], frame: bytes, layout: Layout) -> Base:
+    """What the next message is coded against, of what `held` made."""
+    return Base.of(frame[-32:], unpack(kind, frame, layout=layout, limit=LIMIT))
+
+
+def _next(kind: type[Any], frame: memoryview, layout: Layout, before: bytes | None) -> Received:
+    if before is None:
+        raise FrameError("base", "the message is coded against one that this client does not hold: send in full")
+    message = unpack(kind, frame, layout=layout, base=holding(kind, before, layout))
+    kept = held(message, layout)
+    return Received(message, Base.of(kept[-32:], message), kept)
+
+
+def lossy_for(rate: Rate, kind: type, statistics: Set[str], lost: Mapping[str, State], averaged: bool = False) -> Lossy:
+    """How values of a message or reply are rounded: not a model's `statistics`, nor what the method marks EXACT; what
+    is `lost` by now is sent, and kept, but for what is marked ANEW. `averaged`: as in `Lossy`."""
+    marks = _marks(kind)
+    residual = {path: dict(state) for path, state in lost.items()}
+    return Lossy(rate, partial(_spared, marks, statistics), partial(_lasts, marks), residual, averaged)
+
+
+@cache
+def _marks(kind: type) -> Marks:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {field: getattr(hint, "__metadata__", ()) for field, hint in hints.items()}
+
+
+def _spared(marks: Marks, statistics: Set[str], path: str, name: str) -> bool:
+    return EXACT in marks[_field(path)] or name.rpartition(".")[2] in statistics
+
+
+def _lasts(marks: Marks, path: str) -> bool:
+    return ANEW not in marks[_field(path)]
+
+
+def _field(path: str) -> str:
+    """The payload's own field that a path leads into, as in Reply.field[0].part."""
+    return re.split(r"[.\[]", path)[1]
 
 
 def unchanged(*bases: Base | None) -> None:

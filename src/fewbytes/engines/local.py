@@ -13,6 +13,7 @@ import torch
 
 from fewbytes.base.cores import available_cores
 from fewbytes.base.errors import FrameError
+from fewbytes.base.rate import ALL, Rate
 from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
@@ -20,6 +21,7 @@ from fewbytes.core.network import Handler
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.speeds import Speeds
+from fewbytes.core.uplink import Uplink
 from fewbytes.engines.base import Engine, Resumed
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import WorkerPool, attempt, failed
@@ -37,6 +39,7 @@ class LocalEngine(Engine):
     `workers`: processes (default: one per core; with a GPU, or where processes cannot be forked safely, handlers
     run in this process instead). `store`: the folder of client states. `policy`: how many replies must be finite.
     `coded`: lossless coding of the frames. `speeds`: how long clients take by a simulated clock (default: all alike).
+    `uplink`, `downlink`: how much is kept of the values in replies, and in messages (default: all).
     A context manager: leaving it ends the workers.
     """
 
@@ -51,8 +54,10 @@ class LocalEngine(Engine):
         frames: Path | None = None,
         resumed: Resumed | None = None,
         speeds: Speeds | None = None,
+        uplink: Uplink | None = None,
+        downlink: Rate = ALL,
     ) -> None:
-        super().__init__(method, task, policy or Policy(), coded, frames, resumed)
+        super().__init__(method, task, policy or Policy(), coded, frames, resumed, uplink, downlink)
         self._seconds = (speeds or Speeds()).seconds(len(self.problem.clients), self.problem.seed)
         self._jobs: dict[Id, Job] = {}  # of clients that are at work for a stream, once they are to be run
         self._ended: dict[int, Done] = {}  # what came of jobs, by number, until it is their turn
@@ -78,8 +83,10 @@ class LocalEngine(Engine):
         if self.pool is not None:
             self.pool.close()
 
-    def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
-        requests = Requests(self, handler, messages, asked)
+    def _exchange(
+        self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any], own: bool
+    ) -> Iterator[tuple[Id, Any]]:
+        requests = Requests(self, handler, messages, asked, own)
         self.clock += max(map(self.takes, asked), default=0.0)
         failed: list[LeftOut] = []
         too_few: TooFewReplies | None = None  # raised when all jobs are done, so that none is left behind
@@ -218,7 +225,7 @@ class LocalEngine(Engine):
         return done, memoryview(b"" if reply is None else bytes(reply))
 
     def _job(self, number: int, name: str, client: Id, request: Request | None, t: int, scored: bool) -> Job:
-        job = Job(number, name, client, t, scored, self.versions.get(client, 0))
+        job = Job(number, name, client, t, scored, self.versions.get(client, 0), rate=self.uplink.rate(client))
         if self.pool is not None:
             job.reply_to = self.pool.exchange.new()
         if request is not None:

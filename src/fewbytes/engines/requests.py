@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fewbytes.core.network import Handler
-from fewbytes.core.problem import Id, Problem
-from fewbytes.engines.handlers import Job, Part, packed
+from fewbytes.core.problem import Id
+from fewbytes.engines.downlink import Downlink, Heard, Leg, Stand
+from fewbytes.engines.handlers import Job, Kind, Part
 from fewbytes.wire import Base, Counted, Frame
 
 
@@ -26,6 +27,9 @@ class Packed:
     base: Base | None
     at: str
     left: int  # clients that have not answered yet
+    kind: Kind  # as in `Part`
+    stand: Stand | None  # where a client is that has it
+    measured: dict[str, float]  # by rounding
 
     @property
     def length(self) -> int:
@@ -34,7 +38,7 @@ class Packed:
 
     def part(self) -> Part:
         """What a job says of it."""
-        return Part(self.handler, self.number, self.at, self.length)
+        return Part(self.handler, self.number, self.at, self.length, self.kind)
 
 
 @dataclass
@@ -58,17 +62,37 @@ class Request:
         """What the reply is coded against."""
         return Base.together([part.base for part in self.parts if part.base is not None])
 
+    @property
+    def stands(self) -> Heard:
+        """Where a client is once it has all of it."""
+        return {part.handler: part.stand for part in self.parts if part.stand is not None}
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """What rounding measured of it."""
+        return {name: value for part in self.parts for name, value in part.measured.items()}
+
     def fill(self, job: Job) -> None:
         """Say in a job which frames come with it."""
+        own = [part.part() for part in self.parts if not part.waited and part.frame is not None]
         job.waited = [part.part() for part in self.parts if part.waited]
-        job.message = next((part.part() for part in self.parts if not part.waited and part.frame is not None), None)
+        job.missed, job.message = own[:-1], own[-1] if own else None
+
+
+class _Leg(NamedTuple):
+    """One frame of a client's request, by what all that are equal have in common."""
+
+    key: Hashable
+    leg: Leg
+    handler: Handler
+    message: Any
+    waited: bool
 
 
 class Sender(Protocol):
     """What requests need of an engine."""
 
-    problem: Problem
-    coded: bool
+    downlink: Downlink
 
     def next_number(self) -> int:
         """A number no message of this run has had."""
@@ -92,33 +116,33 @@ class Requests:
         handler: Handler,
         messages: Mapping[Id, Any],
         asked: Sequence[Id],
+        own: bool = False,
     ) -> None:
         self.open: dict[Id, Request] = {}
         self._engine = engine
-        self._messages = {
-            i: [*((waited, message, True) for waited, message in engine.waiting_for(i) if waited != handler),
-                (handler, messages[i], False)]
-            for i in asked
-        }  # fmt: skip
-        self._uses = Counter(self._key(i, *each) for i, several in self._messages.items() for each in several)
+        self._legs: dict[Id, list[_Leg]] = {}
+        for i in asked:
+            waiting = [(waited, message, True) for waited, message in engine.waiting_for(i) if waited != handler]
+            self._legs[i] = [
+                _Leg((waited, leg.key), leg, to, message, waited)
+                for to, message, waited in [*waiting, (handler, messages[i], False)]
+                for leg in engine.downlink.legs(to, message, i, own or waited)
+            ]
+        self._uses = Counter(leg.key for legs in self._legs.values() for leg in legs)
         self._packed: dict[Any, Packed] = {}
-
-    def _key(self, client: Id, handler: Handler, message: Any, waited: bool) -> Any:
-        return handler.name, waited, id(message), self._engine.problem.architecture(client)
 
     def write(self, client: Id) -> Request:
         """The client's request, its messages packed and put where their reader finds them."""
         engine, parts = self._engine, []
-        for handler, message, waited in self._messages[client]:
-            key = self._key(client, handler, message, waited)
+        for key, leg, handler, message, waited in self._legs[client]:
             if key not in self._packed:
-                frame, counted = packed(handler, message, engine.problem.layout(client), engine.coded)
+                frame, counted, base, measured = leg.made()
                 at = "" if frame is None else engine.put(frame)
-                base = None if frame is None else Base.of(frame.digest, message)
                 number = 0 if frame is None else engine.next_number()
                 self._packed[key] = Packed(
-                    handler.name, waited, number, message, frame, counted, base, at, self._uses[key]
-                )
+                    handler.name, waited, number, message, frame, counted, base, at, self._uses[key], leg.kind,
+                    leg.stand, measured,
+                )  # fmt: skip
             parts.append(self._packed[key])
         self.open[client] = Request(parts)
         return self.open[client]
@@ -126,14 +150,14 @@ class Requests:
     def take(self, client: Id) -> Request:
         """The client's request, once its reply is here (or will not come)."""
         request = self.open.pop(client)
-        for part, each in zip(request.parts, self._messages[client], strict=True):
+        for part, leg in zip(request.parts, self._legs[client], strict=True):
             part.left -= 1
-            self._drop(self._key(client, *each))
+            self._drop(leg.key)
         return request
 
     def close(self) -> None:
         """Of those who were to be asked nobody else will be."""
-        open_now = Counter(self._key(i, *each) for i in self.open for each in self._messages[i])
+        open_now = Counter(leg.key for i in self.open for leg in self._legs[i])
         for key, part in list(self._packed.items()):
             part.left = open_now[key]
             self._drop(key)

@@ -11,7 +11,7 @@ from typing import Any
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.files import lock, make_durable, private_folder, replacing
 from fewbytes.core.problem import Id
-from fewbytes.wire import Parsed, pack, unpack
+from fewbytes.wire import Parsed, pack
 
 SECRET, TRAINED = "secret", ".trained"  # files that are kept however often a run begins again
 
@@ -54,9 +54,9 @@ class ClientStore:
         """The file of a client's state; versions count from 1."""
         return self.folder / f"{client}-{version}.state"
 
-    def load(self, kind: type[Any], client: Id, version: int) -> Any:
-        """A client's state. Raises FrameError if the file is damaged, OSError if it is gone."""
-        return unpack(kind, self.path(client, version).read_bytes(), limit=1 << 40)
+    def parsed(self, client: Id, version: int) -> Parsed:
+        """A client's state, to be unpacked. Raises FrameError if the file is damaged, OSError if it is gone."""
+        return Parsed(self.path(client, version).read_bytes())
 
     def check(self, client: Id, version: int) -> None:
         """Raises UserError if a client's state is gone or damaged."""

@@ -23,6 +23,8 @@ from fewbytes.methods import METHODS, method_class, short_name
 from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.report import choices, read_runs, write_report
 from fewbytes.running.recorders import watcher_of
+from fewbytes.running.rounding import unrounded
+from fewbytes.running.settings import ROUNDING
 
 TERMS: dict[str, Any] = {"model": SMALL_RESNET, "rounds": 6, "public": 100}
 """Settings of the experiment where all methods are compared, unless they are given: a model that every method can
@@ -148,9 +150,9 @@ def _some(names: list[str], settings: dict[str, Any]) -> list[tuple[str, Prepare
     own = _per_method(names, settings.pop("parameters", {}))
     choosy = (name for name in names if method_class(name).model_for is not Method.model_for)
     leader = next(choosy, names[0])  # says the model, if nobody does
-    first = PreparedRun({**settings, "method": leader, "parameters": own[leader]})
+    first = PreparedRun(_own(settings, leader, own[leader]))
     settings |= _settled(first)
-    others = {n: PreparedRun({**settings, "method": n, "parameters": own[n]}, first.task) for n in names if n != leader}
+    others = {n: PreparedRun(_own(settings, n, own[n]), first.task) for n in names if n != leader}
     jobs = [first if name == leader else others[name] for name in names]
     _note_unequal_training(jobs)
     return list(zip(map(short_name, names), jobs, strict=True))
@@ -167,19 +169,28 @@ def _all(settings: dict[str, Any]) -> list[tuple[str, PreparedRun | str]]:
     leader = next(name for name in names if not make_method(name, {}).own_rounds)  # newcomers may come to it
     rounds = make_experiment({**settings, "method": leader}).run.rounds
     parameters = equal_parameters(leader, rounds, training) | own[leader]
-    first = PreparedRun({**settings, "method": leader, "parameters": parameters})
+    first = PreparedRun(_own(settings, leader, parameters))
     settings |= _settled(first)
     note(_terms(names, rounds, training))
     jobs: list[tuple[str, PreparedRun | str]] = list(broken.items())
     for name in names:
         parameters = equal_parameters(name, rounds, training) | own[name]
         try:
-            jobs.append(
-                (short_name(name), PreparedRun({**settings, "method": name, "parameters": parameters}, first.task))
-            )
+            jobs.append((short_name(name), PreparedRun(_own(settings, name, parameters), first.task)))
         except UserError as error:
             jobs.append((short_name(name), str(error)))
     return jobs
+
+
+def _own(settings: dict[str, Any], name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The settings of one method's run: those of all, without what rounds values if none travel that can be."""
+    method = make_method(name, {})
+    for way, keys in ROUNDING.items():
+        without = [key for key in keys if key in settings]
+        if without and (why := unrounded(method, way)):
+            note(f"{short_name(name)}: {why}: it runs without {' and '.join(without)}")
+            settings = {key: value for key, value in settings.items() if key not in without}
+    return {**settings, "method": name, "parameters": parameters}
 
 
 def _settled(first: PreparedRun) -> dict[str, Any]:

@@ -34,8 +34,11 @@ class DataSettings(Group):
     public: str | Count | None = setting(
         None, "For servers that distil: a data set, or a number of samples held out.", metavar="NAME"
     )
-    augment: Literal["none", "crop-flip"] = setting(
-        "none", "Change training images at random: none, or crop-flip.", metavar="NAME", brief=True
+    augment: Literal["none", "crop-flip", "flip-rotate15-crop", "rotate20-flip"] = setting(
+        "none",
+        "Change training images at random: none, crop-flip, flip-rotate15-crop or rotate20-flip.",
+        metavar="NAME",
+        brief=True,
     )
     backdoor: int = setting(
         0, "Stamp a shape, by label, on the training images of the first so many clients.", brief=True

@@ -72,6 +72,8 @@ class Loading:
         dataset, public = self._part(self._loaded(how.dataset)), None
         self._meaning(dataset)
         agreed = self._agreed() | {"data set (dealt out; --partition local leaves each node its own)": _words(dataset)}
+        if self.partition.test != "own-share":
+            agreed["test"] = self.partition.test
         if how.public is not None:
             dataset, public = with_public(dataset, str(how.public), seed, how.image_size)
         if self.model.normalise == "data" and dataset.learns != "boxes":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from rich.table import Table
@@ -18,6 +20,7 @@ from fewbytes.core.problem import Task
 from fewbytes.experiments.run import run
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.running.loop import HEADROOM
+from fewbytes.running.rounding import rounded
 from fewbytes.running.watcher import Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
@@ -30,6 +33,7 @@ class Plan:
     """The cost of one client's round (bytes, seconds on this machine's core), and of the whole run.
 
     `clients`: how many are there in a round, on average. `asked`: the rounds asked for; a budget may make them fewer.
+    The last two: of a run that rounds what clients send, as in result.json.
     """
 
     clients: int
@@ -46,6 +50,10 @@ class Plan:
     downlink: float
     waiting_seconds: float = 0.0
     over_budget: bool = False
+    uplink_bits_per_value: float | None = None
+    uplink_rounding_error: float | None = None
+    downlink_bits_per_value: float | None = None
+    downlink_rounding_error: float | None = None
 
     @property
     def round_seconds(self) -> float:
@@ -60,6 +68,11 @@ class Plan:
             column.justify = "right"
         table.add_row("MB per client and round", f"{self.up / mb:.3f}", f"{self.down / mb:.3f}")
         table.add_row("  as papers count", f"{self.nominal_up / mb:.3f}", f"{self.nominal_down / mb:.3f}")
+        bits = self.uplink_bits_per_value, self.downlink_bits_per_value
+        errors = self.uplink_rounding_error, self.downlink_rounding_error
+        if bits != (None, None):
+            table.add_row("  bits for each value that is rounded", *("" if b is None else f"{b:.2f}" for b in bits))
+            table.add_row("  rounding error, of the squared norm", *("" if e is None else f"{e:.2g}" for e in errors))
         total = self.cohort * self.rounds / mb
         table.add_row(
             f"MB in all: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
@@ -91,10 +104,12 @@ def make_plan(
     downlink: float,
     exchange_seconds: float = 0.0,
     budget: int | None = None,
+    rounding: Mapping[str, Any] = MappingProxyType({}),
 ) -> Plan:
     """Run a few real rounds on the first few clients and extrapolate; links in bytes per second.
 
-    `exchange_seconds`: what an exchange takes besides. `budget`: as in `fewbytes.run`.
+    `exchange_seconds`: what an exchange takes besides. `budget`: as in `fewbytes.run`. `rounding`: a run's
+    settings of that name (`Settings.rounding`).
     """
     fraction = getattr(method, "fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
@@ -102,15 +117,16 @@ def make_plan(
     small = task.with_data(replace(task.data, clients=few, presence=None))
     planned = method.planned_rounds(rounds)
     there = round(fmean(len(task.problem.clients_in(t)) for t in range(1, planned + 1)))
-    ledger, seconds = _probe(probed, small, PROBED_ROUNDS, whole=False)
+    ledger, rows = _probe(probed, small, PROBED_ROUNDS, rounding, whole=False)
+    seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
     if method.own_rounds:  # what is sent may depend on the number of clients: all of them, with little to train on
-        ledger, _ = _probe(method.quick(planned), _scant(task), planned, whole=method.finish_exchanges)
+        ledger, rows = _probe(method.quick(planned), _scant(task), planned, rounding, whole=method.finish_exchanges)
         measured, first = len(task.problem.clients) * planned, 0
     else:
         measured, first = probed.cohort(len(few)), PROBED_ROUNDS
     columns = ledger.columns()
-    rows = {name: values[columns["round"] >= first] for name, values in columns.items()}
-    up, cohort, fitting = rows["bytes_up"].sum() / measured, method.cohort(there), planned
+    moved = {name: values[columns["round"] >= first] for name, values in columns.items()}
+    up, cohort, fitting = moved["bytes_up"].sum() / measured, method.cohort(there), planned
     if budget is not None and up and not method.own_rounds:  # as a run ends before a round that might exceed it
         fitting = min(planned, max(1, int(budget / (up * cohort) - (HEADROOM - 1))))
     return Plan(
@@ -120,14 +136,15 @@ def make_plan(
         asked=planned,
         probed=len(few),
         up=up,
-        down=rows["bytes_down"].sum() / measured,
-        nominal_up=(rows["value_bytes_up"] + (rows["mask_bits_up"] + 7) // 8).sum() / measured,
-        nominal_down=(rows["value_bytes_down"] + (rows["mask_bits_down"] + 7) // 8).sum() / measured,
+        down=moved["bytes_down"].sum() / measured,
+        nominal_up=(moved["value_bytes_up"] + (moved["mask_bits_up"] + 7) // 8).sum() / measured,
+        nominal_down=(moved["value_bytes_down"] + (moved["mask_bits_down"] + 7) // 8).sum() / measured,
         train_seconds=fmean(seconds[1:] or seconds) / len(few),
         uplink=uplink,
         downlink=downlink,
         over_budget=bool(budget is not None and up * cohort * fitting > budget),
-        waiting_seconds=exchange_seconds * len(rows["bytes_up"]) / measured,
+        waiting_seconds=exchange_seconds * len(moved["bytes_up"]) / measured,
+        **rounded([row for row in rows if row["round"] >= first]),
     )
 
 
@@ -145,8 +162,10 @@ class _Enough(Exception):
     """The last round that is measured is over."""
 
 
-def _probe(method: Method, task: Task, rounds: int, whole: bool) -> tuple[Ledger, list[float]]:
-    """The exchanges of a run, and the seconds of each round without scoring.
+def _probe(
+    method: Method, task: Task, rounds: int, rounding: Mapping[str, Any], whole: bool
+) -> tuple[Ledger, list[dict[str, Any]]]:
+    """The exchanges of a run, and its lines of rounds.jsonl.
 
     Unless `whole`, the run ends with its rounds: what methods do afterwards may take a server hours.
     """
@@ -160,9 +179,8 @@ def _probe(method: Method, task: Task, rounds: int, whole: bool) -> tuple[Ledger
         with suppress(_Enough):
             run(
                 method, task, rounds=rounds, out=folder, workers=1, evaluate_every=10**6, save_models=False,
-                watcher=Stop(),
+                watcher=Stop(), **rounding,
             )  # fmt: skip
         checkpoint = read_checkpoint(Path(folder))
     rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
-    seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
-    return Ledger.frombytes(checkpoint.ledger, checkpoint.handlers), seconds
+    return Ledger.frombytes(checkpoint.ledger, checkpoint.handlers), rows

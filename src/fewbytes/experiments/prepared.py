@@ -23,6 +23,8 @@ from fewbytes.models.hugging_face import PREFIX, other_tokenizer
 from fewbytes.models.kgf import generated, left_alone
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
+from fewbytes.running.rounding import check_rounding
+from fewbytes.running.settings import ROUNDING
 from fewbytes.running.spending import promised
 from fewbytes.running.watcher import Watcher, together
 
@@ -52,6 +54,7 @@ class PreparedRun:
         """Raises UserError for what a run cannot begin with, before anybody hears of it."""
         method, rule = self.method, Rule.read(self.experiment.run.aggregate)
         rule.check(method.method_name, method.aggregates, len(self.task.problem.clients))
+        check_rounding(method, self.experiment.run)
         self.experiment.policy.check(len(self.task.problem.clients))
         self.experiment.run.clock(len(self.task.problem.clients), self.experiment.run.engine != "local")
         promised(method, self.task, self.experiment.run, self.experiment.policy)
@@ -161,6 +164,9 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
         raise UserError(f"{folder} was made from Python: go on with fewbytes.run(..., out=..., resume=True)")
     parameters = settings.get("parameters", {}) | given.get("parameters", {})
     made = make_experiment(settings).settings()
+    for keys in ROUNDING.values():  # of one way, one takes the place of another
+        if given.keys() & set(keys):
+            settings = {key: value for key, value in settings.items() if key not in keys}
     new = make_experiment(settings | given | {"method": made["method"], "parameters": parameters}).settings()
     new["method"] = given.get("method", made["method"])
     free = {key for key in given if key in DECLARED and DECLARED[key].about.resumable}

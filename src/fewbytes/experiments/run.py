@@ -25,6 +25,8 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     score is reached, "global>=0.9", or none was better for so many scored rounds, "patience=5": see `StopWhen`),
     `speeds` (simulated seconds that each client takes for an exchange, "1,1,10" or "10x": see `Speeds`),
     `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy),
+    `uplink_bits` or `uplink_step` (to about how many bits a value, or what steps, clients round what they send) and
+    `downlink_bits` (the server: see docs/lossy.md),
     `engine` ("local", or "flower-simulation" on Ray: the same results, bit for bit), `ray_address` (with it, a
     Ray cluster to run on), `workers` (one per core),
     `evaluate_every` (1), `coded` (lossless coding of what travels), `keep_frames`, `keep_checkpoints` (2) and
@@ -60,6 +62,18 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
         frames = folder / "frames" if settings.keep_frames else None
         resumed = None if checkpoint is None else checkpoint.resumed()
         store = folder / "checkpoint" / "clients"
-        return LocalEngine(method, task, store, settings.workers, policy, settings.coded, frames, resumed, speeds)
+        return LocalEngine(
+            method,
+            task,
+            store,
+            settings.workers,
+            policy,
+            settings.coded,
+            frames,
+            resumed,
+            speeds,
+            settings.uplink(),
+            settings.downlink(),
+        )
 
     return drive(method, task, settings, connect)

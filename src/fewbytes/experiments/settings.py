@@ -20,10 +20,10 @@ from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.training import check_device
 from fewbytes.data import (
+    AUGMENTATIONS,
     FederatedData,
     Partition,
     client_folders,
-    crop_flip,
     is_function,
     with_transforms,
 )
@@ -79,6 +79,9 @@ class Experiment:
                 raise UserError(
                     "clusters are found by what each client tells of its data: leave secure_aggregation out"
                 )
+            if self.run.rounding:
+                named = " and ".join(self.run.rounding)
+                raise UserError(f"secure aggregation sums whole numbers, of which none is rounded: leave out {named}")
             return SecureAggregation(method, self.model.secure_range)
         if clusters is None:
             return method
@@ -110,8 +113,7 @@ class Experiment:
         data, agreed = loading.federated(here)
         self.data, self.model = loading.data, loading.model
         detects = data.learns == "boxes"
-        augment = {"none": None, "crop-flip": crop_flip}[self.data.augment]
-        data = with_transforms(data, augment, self.data.backdoor)
+        data = with_transforms(data, AUGMENTATIONS[self.data.augment], self.data.backdoor)
         shape, classes = data.test.shape, len(data.classes)
         usual = self.made().model_for(shape)
         usual = convolutional(usual, shape) if self.model.kgf else usual

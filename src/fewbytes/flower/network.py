@@ -47,7 +47,7 @@ CLOCKS = 3700.0  # seconds: clocks that are an hour apart, or set back or on by 
 class _Answer(NamedTuple):
     """What came of asking a client: `outcome` is one of `fewbytes.core.network.OUTCOMES`; `frame` is the reply's.
 
-    `different`: its node runs something else than the server.
+    `different`: its node runs something else than the server. `elapsed`: seconds since it was asked, if known.
     """
 
     outcome: str
@@ -55,6 +55,7 @@ class _Answer(NamedTuple):
     done: Done = Done(0)
     frame: memoryview = memoryview(b"")
     different: bool = False
+    elapsed: float | None = None
 
 
 class _Sent(NamedTuple):
@@ -114,7 +115,7 @@ class FlowerEngine(Engine):
     ) -> None:
         folder = Path(settings.out or "")
         frames = folder / "frames" if settings.keep_frames else None
-        super().__init__(method, task, policy, settings.coded, frames, resumed)
+        super().__init__(method, task, policy, settings.coded, frames, resumed, settings.uplink(), settings.downlink())
         if names and len(names) != len(self.problem.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(self.problem.clients)} clients")
         self._folder = folder
@@ -130,6 +131,9 @@ class FlowerEngine(Engine):
         self._coming: dict[Id, _Coming] = {}  # what was sent to clients that are at work for a stream, in that order
         self._early: dict[Id, Message] = {}  # replies of some of them that are here
         self._different = 0  # clients of this step whose nodes run something else
+        self._pushed: dict[str, float] = {}  # when messages were sent, by Flower's ids
+        self._looked: set[str] = set()  # to what there was no reply yet at the last look
+        self._elapsed: dict[str, float] = {}  # seconds until replies came, where that is known
         self._call = 0
         self._cohort: tuple[set[Id], int] = (set(), 0)
         self._heard = False  # whether a client has answered yet
@@ -254,9 +258,11 @@ class FlowerEngine(Engine):
         self._cohort = (set(chosen), count)
         return chosen
 
-    def _exchange(self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any]) -> Iterator[tuple[Id, Any]]:
+    def _exchange(
+        self, handler: Handler, asked: list[Id], messages: Mapping[Id, Any], own: bool
+    ) -> Iterator[tuple[Id, Any]]:
         """As in `Engine`; one client's mistake does not stop the others."""
-        requests = Requests(self, handler, messages, asked)
+        requests = Requests(self, handler, messages, asked, own)
         self._call += 1
         cohort, count = self._cohort
         enough = count if set(asked) == cohort else len(asked)
@@ -317,7 +323,8 @@ class FlowerEngine(Engine):
     def _of_work(self, work: Work, client: Id) -> _Question:
         """The same whenever it is asked, so that a node that has done it answers with what it has kept."""
         version = self.versions.get(client, 0)
-        job = Job(self.next_number(), work.handler, client, work.round, work.scored, version)
+        rate = self.uplink.rate(client)
+        job = Job(self.next_number(), work.handler, client, work.round, work.scored, version, rate=rate)
         request = self._at_work.request(client)
         request.fill(job)
         frames = [bytes(part.frame) for part in request.parts if part.frame is not None and not part.at]
@@ -373,7 +380,8 @@ class FlowerEngine(Engine):
         job_version, done = self.versions.get(client, 0), answer.done
         if done.version not in (job_version, job_version + 1):
             raise FrameError("header", f"it is of state version {done.version}, asked was version {job_version}")
-        value = self.settle(handler, client, request, done, answer.frame)
+        moving = None if answer.elapsed is None else answer.elapsed - done.seconds
+        value = self.settle(handler, client, request, done, answer.frame, moving)
         self._heard = True
         return value
 
@@ -458,11 +466,20 @@ class FlowerEngine(Engine):
         """Send a message; its id, or None if Flower does not take it."""
         ttl = self.policy.round_timeout + CLOCKS  # by Flower's clocks; who is late is told by ours, which never jumps
         message = Message(content, node, kind, ttl=ttl, group_id=str(self.t))
-        return next(iter(self.grid.push_messages([message])), None)
+        pushed = time.monotonic()
+        number = next(iter(self.grid.push_messages([message])), None)
+        if number is not None:
+            self._pushed[number] = pushed
+        return number
 
     def _pull(self, ids: Sequence[str]) -> dict[str, Message]:
         """The replies that are there, by the ids of what they answer."""
-        return {m.metadata.reply_to_message_id: m for m in self.grid.pull_messages(ids)} if ids else {}
+        found = {m.metadata.reply_to_message_id: m for m in self.grid.pull_messages(ids)} if ids else {}
+        now = time.monotonic()
+        for number in found.keys() & self._looked:  # of what was not there at the last look it is known when it came
+            self._elapsed[number] = now - self._pushed[number]
+        self._looked = set(ids) - found.keys()
+        return found
 
     def _wait(self, seconds: float) -> None:
         if self._stop.wait(seconds):
@@ -491,7 +508,9 @@ class FlowerEngine(Engine):
             return _Answer("failed", cleaned(done.error), done, frame)
         if seal_of(reply.content) != sealed(order, text, frame):
             return _Answer("rejected", "it answers another order, of an earlier round or another run", done, frame)
-        return _Answer("answered", "", done, frame)
+        asked = reply.metadata.reply_to_message_id
+        self._pushed.pop(asked, None)
+        return _Answer("answered", "", done, frame, elapsed=self._elapsed.pop(asked, None))
 
     def _difference(self, client: Id, text: str) -> str:
         """What a node has else than this server, in one line."""
@@ -506,7 +525,9 @@ class FlowerEngine(Engine):
         return f"runs something else than this server: {'; '.join(differing)}"[:1000]
 
     def _job(self, handler: str, client: Id) -> Job:
-        return Job(self.next_number(), handler, client, self.t, self.scored, self.versions.get(client, 0))
+        version = self.versions.get(client, 0)
+        rate = self.uplink.rate(client)
+        return Job(self.next_number(), handler, client, self.t, self.scored, version, rate=rate)
 
     def _bare(self, what: str, client: Id, frames: bytes = b"") -> _Question:
         """A question without messages."""

@@ -178,7 +178,8 @@ class Node:
 
     def _digest(self, order: Order, frames: Sequence[memoryview]) -> bytes:
         job = order.job
-        what = (order.agreed, order.coded, job.handler, job.client, job.round, order.call, job.scored, job.version)
+        asked = (job.handler, job.client, job.round, order.call, job.scored, job.version, job.rate)
+        what = (order.agreed, order.coded, *asked)
         return blake3(msgspec.msgpack.encode(what) + b"".join(bytes(frame[-32:]) for frame in frames)).digest()
 
     def _path(self, client: Id) -> Path:

@@ -13,19 +13,15 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Several
-from fewbytes.core.method import Method
-from fewbytes.core.network import Network
-from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.site import Site
-from fewbytes.core.training import Local, prepared
+from fewbytes.core.training import prepared
 from fewbytes.methods.parts.distillation import (
     Generator,
     ImagePool,
@@ -38,24 +34,14 @@ from fewbytes.methods.parts.distillation import (
     shuffled,
     step,
 )
-from fewbytes.methods.parts.one_shot import (
-    LONG,
-    Trained,
-    Uploads,
-    check_images,
-    distil,
-    shorter,
-    student_of,
-    train_once,
-)
+from fewbytes.methods.parts.one_shot import Distilled, Uploads, check_images, shorter
 from fewbytes.models import LogitMean
 
 
 @dataclass(frozen=True)
-class DENSE(Method):
+class DENSE(Distilled):
     """Hyper-parameters of DENSE; its code's values."""
 
-    local: Local = LONG
     server_epochs: Count = 200  # a new generator, and a pass over all images, each
     generator_steps: Count = 30  # T_G
     server_batch: Several = 256  # images a generator makes; images a student's step
@@ -68,11 +54,6 @@ class DENSE(Method):
     server_momentum: BelowOne = 0.9
     temperature: Positive = 20.0
 
-    headline: ClassVar[str] = "global"
-    scored_after_finish: ClassVar[bool] = True
-    finish_exchanges: ClassVar[bool] = False
-    needs: ClassVar[type[Objective]] = Classification
-
     def quick(self, epochs: int) -> Self:
         """With a student that learns fast, so that the few images it sees suffice."""
         local = shorter(self.local, epochs)
@@ -83,21 +64,6 @@ class DENSE(Method):
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "DENSE")
         return Uploads()
-
-    def planned_rounds(self, asked: int) -> int:
-        return 1
-
-    def round(self, state: Uploads, net: Network, t: int) -> None:
-        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
-
-    def train(self, state: None, message: None, site: Site) -> Trained:
-        return train_once(site, self.local)
-
-    def finish(self, state: Uploads, net: Network) -> None:
-        distil(state, net, self.distil)
-
-    def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
-        return student_of(state, problem)
 
     def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
         pool = ImagePool(self.server_epochs * self.server_batch)

@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import SENT, NotNegative, Share, Whole
+from fewbytes.base.ranges import EXACT, SENT, NotNegative, Share, Whole
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -42,7 +42,7 @@ class Sparse:
     """Client to server: the largest values of v, the vectors' u, and the batch-norm statistics."""
 
     change: Annotated[TopK, SENT]
-    buffers: Annotated[Dense, SENT]
+    buffers: Annotated[Dense, SENT, EXACT]
 
 
 @dataclass

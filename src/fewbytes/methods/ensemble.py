@@ -11,42 +11,20 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 from torch import nn
 
-from fewbytes.core.method import Method
-from fewbytes.core.network import Network
-from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.site import Site
-from fewbytes.core.training import Local
-from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, ensemble, shorter, train_once
+from fewbytes.methods.parts.one_shot import OneShot, Uploads, ensemble, shorter
 
 
 @dataclass(frozen=True)
-class Ensemble(Method):
+class Ensemble(OneShot):
     """Hyper-parameters of the local training."""
-
-    local: Local = LONG
-
-    headline: ClassVar[str] = "global"
-    needs: ClassVar[type[Objective]] = Classification
 
     def quick(self, epochs: int) -> Self:
         return replace(self, local=shorter(self.local, epochs))
-
-    def server(self, problem: Problem) -> Uploads:
-        return Uploads()
-
-    def planned_rounds(self, asked: int) -> int:
-        return 1
-
-    def round(self, state: Uploads, net: Network, t: int) -> None:
-        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
-
-    def train(self, state: None, message: None, site: Site) -> Trained:
-        return train_once(site, self.local)
 
     def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
         return ensemble(state.models, problem) if state.models else None

@@ -13,19 +13,15 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Several
-from fewbytes.core.method import Method
-from fewbytes.core.network import Network
-from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.site import Site
-from fewbytes.core.training import Local, ready
+from fewbytes.core.training import ready
 from fewbytes.methods.parts.distillation import (
     ImagePool,
     batch_norm_terms,
@@ -38,24 +34,14 @@ from fewbytes.methods.parts.distillation import (
     step,
     total_variation,
 )
-from fewbytes.methods.parts.one_shot import (
-    LONG,
-    Trained,
-    Uploads,
-    check_images,
-    distil,
-    shorter,
-    student_of,
-    train_once,
-)
+from fewbytes.methods.parts.one_shot import Distilled, Uploads, check_images, shorter
 from fewbytes.models import LogitMean
 
 
 @dataclass(frozen=True)
-class FedADI(Method):
+class FedADI(Distilled):
     """Hyper-parameters of Fed-ADI; the paper's code's for its CIFAR-10 models, the student's as in Fed-DAFL."""
 
-    local: Local = LONG
     server_epochs: Count = 200  # batches of images
     pixel_steps: Count = 1_000  # Adam steps to a batch of images
     pixel_lr: Positive = 0.1
@@ -70,11 +56,6 @@ class FedADI(Method):
     server_weight_decay: NotNegative = 1e-4
     temperature: Positive = 20.0
 
-    headline: ClassVar[str] = "global"
-    scored_after_finish: ClassVar[bool] = True
-    finish_exchanges: ClassVar[bool] = False
-    needs: ClassVar[type[Objective]] = Classification
-
     def quick(self, epochs: int) -> Self:
         return replace(
             self, local=shorter(self.local, epochs), server_epochs=2, pixel_steps=20, server_steps=60, server_batch=32
@@ -83,21 +64,6 @@ class FedADI(Method):
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "FedADI")
         return Uploads()
-
-    def planned_rounds(self, asked: int) -> int:
-        return 1
-
-    def round(self, state: Uploads, net: Network, t: int) -> None:
-        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
-
-    def train(self, state: None, message: None, site: Site) -> Trained:
-        return train_once(site, self.local)
-
-    def finish(self, state: Uploads, net: Network) -> None:
-        distil(state, net, self.distil)
-
-    def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
-        return student_of(state, problem)
 
     def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
         pool = ImagePool(self.server_epochs * self.server_batch)

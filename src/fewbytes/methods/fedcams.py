@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import SENT, BelowOne, Positive, Share
+from fewbytes.base.ranges import EXACT, SENT, BelowOne, Positive, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -38,7 +38,7 @@ class Signed:
     """Client to server: C(Delta_i + e_i), and the batch-norm statistics."""
 
     change: Annotated[Signs, SENT]
-    buffers: Annotated[Dense, SENT]
+    buffers: Annotated[Dense, SENT, EXACT]
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
-from fewbytes.base.ranges import SENT, Positive, Share
+from fewbytes.base.ranges import EXACT, SENT, Positive, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -37,7 +37,7 @@ class Rounded:
     """Client to server: D_i, rounded, and the batch-norm statistics."""
 
     change: Annotated[Quantised, SENT]
-    buffers: Annotated[Dense, SENT]
+    buffers: Annotated[Dense, SENT, EXACT]
 
 
 @dataclass

@@ -12,18 +12,14 @@ up, where D counts the model's values with batch-norm buffers.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import nn
 
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Several
-from fewbytes.core.method import Method
-from fewbytes.core.network import Network
-from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.site import Site
-from fewbytes.core.training import Local, prepared
+from fewbytes.core.training import prepared
 from fewbytes.methods.parts.distillation import (
     Generator,
     activation_loss,
@@ -33,24 +29,14 @@ from fewbytes.methods.parts.distillation import (
     one_hot_loss,
     step,
 )
-from fewbytes.methods.parts.one_shot import (
-    LONG,
-    Trained,
-    Uploads,
-    check_images,
-    distil,
-    shorter,
-    student_of,
-    train_once,
-)
+from fewbytes.methods.parts.one_shot import Distilled, Uploads, check_images, shorter
 from fewbytes.models import LogitMean
 
 
 @dataclass(frozen=True)
-class FedDAFL(Method):
+class FedDAFL(Distilled):
     """Hyper-parameters of Fed-DAFL; those of the re-implementation that DENSE's code builds on."""
 
-    local: Local = LONG
     server_steps: Count = 80_000  # of the student, SGD, learning rate by cosine down to 0
     student_steps: Count = 5  # of them to one of the generator
     server_batch: Several = 256
@@ -64,11 +50,6 @@ class FedDAFL(Method):
     server_weight_decay: NotNegative = 1e-4
     temperature: Positive = 20.0
 
-    headline: ClassVar[str] = "global"
-    scored_after_finish: ClassVar[bool] = True
-    finish_exchanges: ClassVar[bool] = False
-    needs: ClassVar[type[Objective]] = Classification
-
     def quick(self, epochs: int) -> Self:
         return replace(
             self, local=shorter(self.local, epochs), server_steps=300, student_steps=2, server_batch=32, latent=32
@@ -77,21 +58,6 @@ class FedDAFL(Method):
     def server(self, problem: Problem) -> Uploads:
         check_images(problem, "FedDAFL")
         return Uploads()
-
-    def planned_rounds(self, asked: int) -> int:
-        return 1
-
-    def round(self, state: Uploads, net: Network, t: int) -> None:
-        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
-
-    def train(self, state: None, message: None, site: Site) -> Trained:
-        return train_once(site, self.local)
-
-    def finish(self, state: Uploads, net: Network) -> None:
-        distil(state, net, self.distil)
-
-    def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
-        return student_of(state, problem)
 
     def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
         generator = prepared(Generator(self.latent, problem.sample_shape)).to(problem.device)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -22,35 +22,26 @@ from torch import nn
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count, Positive, Several
 from fewbytes.base.state import Mean, load_state, state_of
-from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.site import Site
-from fewbytes.core.training import Local, ready
+from fewbytes.core.training import ready
 from fewbytes.methods.parts.distillation import distillation_loss, endless, logits_of, noise, step
-from fewbytes.methods.parts.one_shot import LONG, Trained, Uploads, distil, shorter, student_of, train_once
+from fewbytes.methods.parts.one_shot import Distilled, Uploads, shorter
 from fewbytes.models import LogitMean
 
 CHECK_EVERY = 100  # steps
 
 
 @dataclass(frozen=True)
-class FedDF(Method):
+class FedDF(Distilled):
     """Hyper-parameters of FedDF; its code's values."""
 
-    local: Local = LONG
     server_steps: Count = 10_000  # Adam steps at most, learning rate by cosine down to 0
     patience: Count = 1_000  # steps without a better model, after which it stops
     server_batch: Several = 128
     server_lr: Positive = 1e-3
     server_clip: Positive = 5.0  # the largest norm of a gradient
     noise: Several = 5_000  # samples of Gaussian noise, where the task has no public data
-
-    headline: ClassVar[str] = "global"
-    scored_after_finish: ClassVar[bool] = True
-    finish_exchanges: ClassVar[bool] = False
-    needs: ClassVar[type[Objective]] = Classification
 
     def quick(self, epochs: int) -> Self:
         return replace(self, local=shorter(self.local, epochs), server_steps=300, server_batch=50)
@@ -62,25 +53,13 @@ class FedDF(Method):
             )
         return Uploads()
 
-    def planned_rounds(self, asked: int) -> int:
-        return 1
-
     def round(self, state: Uploads, net: Network, t: int) -> None:
-        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
+        super().round(state, net, t)
         mean, layout = Mean(), net.problem.layout
         alike = [theta for m, theta in state.models.items() if layout(m) == layout(0)]  # the others only teach
         for theta in alike:
             mean.add(theta)
         state.student = mean() if alike else None
-
-    def train(self, state: None, message: None, site: Site) -> Trained:
-        return train_once(site, self.local)
-
-    def finish(self, state: Uploads, net: Network) -> None:
-        distil(state, net, self.distil)
-
-    def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
-        return student_of(state, problem)
 
     def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
         data = noise(self.noise, problem.sample_shape) if problem.public is None else problem.public

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import Count, Positive, Several, Share
+from fewbytes.base.ranges import EXACT, Count, Positive, Several, Share
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
@@ -55,7 +55,7 @@ from fewbytes.wire import Dense, payload
 class Counts:
     """Client to server: how many samples of each class it has, (C,)."""
 
-    counts: Dense
+    counts: Annotated[Dense, EXACT]
 
     @property
     def values(self) -> Tensor:
@@ -67,7 +67,7 @@ class Knowledge:
     """Server to client: g, and how many samples of each class all clients have."""
 
     generator: Dense
-    counts: Counts
+    counts: Annotated[Counts, EXACT]
 
 
 @dataclass

@@ -21,13 +21,13 @@ and 4 for each number of the other parameters.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import Count, Share, UpToOne
+from fewbytes.base.ranges import ANEW, Count, Share, UpToOne
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -46,7 +46,7 @@ from fewbytes.wire import Dense, payload
 class Factors:
     """Either way: the parameters of the auxiliary model, as `compress` makes them."""
 
-    factors: Dense
+    factors: Annotated[Dense, ANEW]
 
 
 @dataclass

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, Self, cast
 
 import torch
 from torch import nn
 
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.base.ranges import Count, Whole
+from fewbytes.base.ranges import ANEW, EXACT, Count, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -34,7 +34,7 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
-from fewbytes.methods.parts.one_shot import shorter
+from fewbytes.methods.parts.one_shot import shorter, stage_epochs
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
 from fewbytes.models.builders import convolutional
 from fewbytes.models.fused import (
@@ -66,17 +66,17 @@ class FusedPart:
 class Fused:
     """Server to client: the fused blocks it lacks, by client in order; None stands for what it sent itself."""
 
-    blocks: list[dict[Id, FusedPart | None]]
-    statistics: list[dict[Id, Dense]]  # frozen_bn=train_shared: the statistics of all fused blocks' batch normalisation
-    classifier: Dense | None  # at the end
+    blocks: Annotated[list[dict[Id, FusedPart | None]], EXACT]  # all clients are to have the same
+    statistics: Annotated[list[dict[Id, Dense]], EXACT]  # frozen_bn=train_shared: of all fused blocks' batch norm
+    classifier: Annotated[Dense | None, EXACT]  # at the end
 
 
 @payload
 class Trained:
     """Client to server: its part of block k; with the last block its classifier."""
 
-    branch: FusedPart
-    classifier: Dense | None
+    branch: Annotated[FusedPart, ANEW]
+    classifier: Annotated[Dense | None, ANEW]
     statistics: list[dict[Id, Dense]]  # as in Fused, after this client's training
 
 
@@ -257,11 +257,6 @@ class FuseFL(Method):
     ) -> FusedNetwork:
         """F_fus."""
         return fused_network(sent(fused), classifier, model, self.blocks, self.after, self.adaptor, self.final_reduce)
-
-
-def stage_epochs(total: int, k: int, blocks: int) -> int:
-    """E/K: epochs of stage k = 0, 1, …, whole numbers that add up to E."""
-    return total * (k + 1) // blocks - total * k // blocks
 
 
 def averaged(classifiers: Sequence[State], reduce: Reduce) -> State:

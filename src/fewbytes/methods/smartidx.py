@@ -23,7 +23,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import SENT, Share
+from fewbytes.base.ranges import EXACT, SENT, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -45,7 +45,7 @@ class Packed:
     """Client to server: what is important of the change, and the batch-norm statistics."""
 
     change: Annotated[Packages, SENT]
-    buffers: Annotated[Dense, SENT]
+    buffers: Annotated[Dense, SENT, EXACT]
 
 
 @dataclass(frozen=True)

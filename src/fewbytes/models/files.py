@@ -21,6 +21,7 @@ from fewbytes.base.state import State, copied, frozen_digest, frozen_entries, lo
 from fewbytes.base.streams import seeded
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
+from fewbytes.models.chain import resized_network
 from fewbytes.models.ensemble import logit_mean
 from fewbytes.models.etf import etf_network
 from fewbytes.models.fused import network_of
@@ -36,6 +37,7 @@ PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
     "ensemble": logit_mean,
     "etf": etf_network,
     "prototypes": prototype_network,
+    "resized": resized_network,
 }
 """By the kind of a recipe: what makes the model of (recipe, state, maker of a client's model)."""
 

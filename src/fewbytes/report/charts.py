@@ -10,6 +10,7 @@ from fewbytes.report.folder import Direction, Row, RunFolder, when
 from fewbytes.report.pieces import Layout, Trace
 from fewbytes.report.records import Probe, Probed
 from fewbytes.report.table import megabytes, percent
+from fewbytes.running.rounding import rounded_rows
 
 Clock = Literal["simulated_seconds"]
 _DASHES = ["solid", "dash", "dot", "dashdot"]
@@ -83,6 +84,17 @@ def round_trace(run: RunFolder, index: int, direction: Direction) -> Trace:
         "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
         + direction
         + "<br>%{customdata[1]}<extra></extra>",
+    }
+
+
+def rounded_trace(run: RunFolder, index: int, way: Direction, name: str) -> Trace:
+    """What rounding what travels that way measured by a name, over rounds."""
+    rows = rounded_rows(run.rounds, way)
+    return _line(index, rows) | {
+        "x": [row["round"] for row in rows],
+        "y": [row["measured"][name] for row in rows],
+        "customdata": [[pieces.plain(run.label), when(row)] for row in rows],
+        "hovertemplate": "%{customdata[0]}<br><b>%{y:.3~g}</b> " + name + "<br>%{customdata[1]}<extra></extra>",
     }
 
 

@@ -20,6 +20,7 @@ from fewbytes.report.charts import (
     probe_trace,
     round_axis,
     round_trace,
+    rounded_trace,
     score_axis,
     score_trace,
 )
@@ -28,6 +29,7 @@ from fewbytes.report.folder import Direction, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.records import Partition, Probed
 from fewbytes.report.table import alike, badges, majority_rows
+from fewbytes.running.rounding import MEASURED, rounded_rows
 
 KINDS = {
     "global": "the server's model on the server's test set",
@@ -183,7 +185,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 
 
 def _page(runs: Sequence[RunFolder]) -> str:
-    charts = _traffic(runs)
+    charts = _traffic(runs) | _rounded(runs)
     return document(
         "report.html",
         charts,
@@ -354,6 +356,18 @@ def _traffic(runs: Sequence[RunFolder]) -> Charts:
         charts[f"rounds-{direction}"] = {"all": (traces, layout)}
         if any(run.ledger is not None for run in runs):
             charts[f"clients-{direction}"] = {"all": client_chart(runs, direction)}
+    return charts
+
+
+def _rounded(runs: Sequence[RunFolder]) -> Charts:
+    """The charts alone, of the runs that round what travels, each way."""
+    charts: Charts = {}
+    for way, measured in MEASURED.items():
+        found = [(index, run) for index, run in enumerate(runs) if rounded_rows(run.rounds, way)]
+        for name, what in zip(("bits", "error"), measured, strict=True) if found else ():
+            traces = [rounded_trace(run, index, way, what) for index, run in found]
+            layout = {"xaxis": round_axis(runs), "yaxis": {"title": what, "rangemode": "tozero"}}
+            charts[f"rounded-{name}-{way}"] = {"all": (traces, layout)}
     return charts
 
 

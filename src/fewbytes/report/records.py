@@ -31,6 +31,7 @@ class Round(TypedDict):
     cohort: NotRequired[int]
     scores: NotRequired[dict[str, dict[str, float | None]]]
     pooled: NotRequired[dict[str, dict[str, float]]]
+    measured: NotRequired[dict[str, float]]
     seconds: NotRequired[float]
     simulated_seconds: NotRequired[float]
     client: NotRequired[int]

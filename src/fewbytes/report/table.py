@@ -14,6 +14,8 @@ from fewbytes.base.units import written
 from fewbytes.core.promise import Privacy
 from fewbytes.report import left_out, notes
 from fewbytes.report.folder import RunFolder
+from fewbytes.running.rounding import rounded
+from fewbytes.running.settings import ROUNDING
 
 T = TypeVar("T")
 
@@ -31,8 +33,8 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 def summary_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: final and best score of the method's own kind, final personalised and global score, megabytes
     (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class would score.
-    Under it a line for every run that has further metrics or left clients out, for what its method noted, and one of
-    simulated seconds. At most 100 columns wide."""
+    Under it a line for every run that has further metrics or left clients out, for what its method noted, one of
+    simulated seconds and one of rounding. At most 100 columns wide."""
     metrics = list(dict.fromkeys(run.metric for run in runs))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=10, max_width=26)
@@ -59,6 +61,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
         *_further(runs),
         *_turnovers(runs),
         *_clocks(runs),
+        *_rounded(runs),
         *left_out.captions(runs),
         *(f"note: {note}" for note in notes.noted(runs)),
     ]:
@@ -78,14 +81,23 @@ def _further(runs: Sequence[RunFolder]) -> list[str]:
 
 def badges(run: RunFolder) -> list[str]:
     """What is to be known of a run beside its figures: the rule its server puts replies together by, where that is not
-    the mean; what it promises of privacy, and has spent; how it ended, if it is not done; what its budget did."""
+    the mean; to what clients round what they send; what it promises of privacy, and has spent; how it ended, if it is
+    not done; what its budget did."""
     by = {"budget": "by the budget", "stop_when": f"by {run.fact('stop_when')}"}.get(str(run.fact("ended_by")))
     ended = [f"round {run.fact('rounds')} the last, {by}"] if by else []
     rule = [str(run.fact("aggregate"))] if run.fact("aggregate") else []
+    if bits := run.fact("uplink_bits"):
+        rule.append(_bits(str(bits).partition("=")[0]))
+    rule += [f"steps of {run.fact('uplink_step'):g}"] if run.fact("uplink_step") else []
+    rule += [f"{_bits(format(run.fact('downlink_bits'), 'g'))} down"] if run.fact("downlink_bits") else []
     if run.fact("dp"):
         spent = next((row["privacy"]["epsilon"] for row in reversed(run.rounds) if "privacy" in row), 0.0)
         rule.append(f"epsilon {spent:.2f} of {Privacy.read(run.fact('dp')).epsilon:g}")
     return rule + [run.status] * (run.status != "done") + ["over the budget"] * run.over_budget + ended
+
+
+def _bits(count: str) -> str:
+    return f"{count} bit{'' if count == '1' else 's'}"
 
 
 def _turnovers(runs: Sequence[RunFolder]) -> list[str]:
@@ -106,6 +118,20 @@ def _clocks(runs: Sequence[RunFolder]) -> list[str]:
     took = [(run.label, seconds(run.rounds[-1]["simulated_seconds"])) for run in runs if run.timed]
     named = ", ".join(f"{label} {time} s" if len(runs) > 1 else f"{time} s" for label, time in took)
     return [f"by the simulated clock: {named}"] if took else []
+
+
+def _rounded(runs: Sequence[RunFolder]) -> list[str]:
+    """A line for each way of what the runs that round what travels made of it, by rounds.jsonl."""
+    lines: dict[str, list[str]] = {}
+    for run in runs:
+        made, name = rounded(run.rounds), f"{run.label} " if len(runs) > 1 else ""
+        for way, keys in ROUNDING.items():
+            if (bits := made.get(f"{way}_bits_per_value")) is not None:
+                error = made[f"{way}_rounding_error"]
+                lines.setdefault(way, []).append(f"{name}to {bits:.2f} bits a value, error {error:.2g}")
+            elif run.rounds and any(run.fact(key) for key in keys):
+                lines.setdefault(way, []).append(f"{name}nothing, all went in full")
+    return [f"{way} rounded: {'; '.join(each)}" for way, each in lines.items()]
 
 
 def majority_rows(runs: Sequence[RunFolder]) -> list[tuple[str, dict[str, float | None]]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
@@ -19,6 +20,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.data.split import transform_name
 from fewbytes.engines.base import Resumed
+from fewbytes.engines.downlink import Heard, Line
 from fewbytes.engines.underway import UnderWay
 from fewbytes.engines.waiting import Waiting
 from fewbytes.wire import pack, unpack
@@ -42,6 +44,8 @@ class Checkpoint:
     waiting: list[Waiting]  # messages that wait for their clients' next request
     under_way: UnderWay  # clients that are at work for a stream
     clock: float  # simulated seconds since the run began
+    lines: list[Line]  # what rounded messages were last
+    heard: bytes  # which of them clients hold, as msgpack
     versions: Tensor  # of client states: (client, version) rows, int64
     ledger: bytes
     handlers: list[str]
@@ -53,7 +57,11 @@ class Checkpoint:
         """What an engine takes over."""
         versions: dict[Id, int] = {int(client): int(number) for client, number in self.versions}
         ledger = Ledger.frombytes(self.ledger, self.handlers)
-        return Resumed(self.nonce, self.starts, ledger, versions, self.known, self.waiting, self.under_way, self.clock)
+        heard = msgspec.msgpack.decode(self.heard, type=dict[Id, Heard])
+        return Resumed(
+            self.nonce, self.starts, ledger, versions, self.known, self.waiting, self.under_way, self.clock, self.lines,
+            heard,
+        )  # fmt: skip
 
 
 class Checkpoints:

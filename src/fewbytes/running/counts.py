@@ -11,7 +11,7 @@ from typing import Any
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import write_text
 from fewbytes.core.problem import Id
-from fewbytes.data.split import FederatedData
+from fewbytes.data.clients import FederatedData
 from fewbytes.engines.handlers import SampleCounts
 
 

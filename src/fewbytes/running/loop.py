@@ -42,6 +42,7 @@ from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, Checkpoints, check, fingerprint, read_checkpoint
 from fewbytes.running.counts import PartitionCounts
 from fewbytes.running.result import Result
+from fewbytes.running.rounding import check_rounding
 from fewbytes.running.scoring import merged, scored_models
 from fewbytes.running.settings import Settings
 from fewbytes.running.spending import Spending, promised
@@ -131,6 +132,7 @@ class _Loop:
             how += f", stop_when {stop}"
         self.rule = Rule.read(settings.aggregate)
         self.rule.check(method.method_name, method.aggregates, len(task.problem.clients))
+        check_rounding(method, settings)
         how += f", aggregate {self.rule}" if self.rule != Rule() else ""
         self.spending = Spending(promised(method, task, settings), self.planned, task.problem.seed, folder)
         how += f", speeds {settings.speeds}" if settings.speeds is not None else ""
@@ -347,7 +349,7 @@ class _Loop:
             try:
                 step()
                 engine.idle()
-                blamed = list(engine.strange())
+                blamed = engine.blame.strange()
                 if not blamed:
                     return
             except TooFewReplies:
@@ -363,7 +365,7 @@ class _Loop:
                     raise first from None
             if blamed:
                 who = ", ".join(engine.called(i) for i in blamed)
-                self.watcher.note(f"round {engine.t}: taken again without {who}: {engine.barred[blamed[0]]}")
+                self.watcher.note(f"round {engine.t}: taken again without {who}: {engine.blame.barred[blamed[0]]}")
             self._go_back(engine)
 
     def _go_back(self, engine: Engine) -> None:
@@ -409,6 +411,8 @@ class _Loop:
             waiting=engine.waiting(),
             under_way=engine.under_way(),
             clock=engine.clock,
+            lines=list(engine.downlink.lines.values()),
+            heard=msgspec.msgpack.encode(engine.downlink.heard),
             versions=torch.tensor(sorted(engine.versions.items()), dtype=torch.int64).view(-1, 2),
             ledger=engine.ledger.tobytes(),
             handlers=engine.ledger.handlers,

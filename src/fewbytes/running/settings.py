@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from msgspec import Meta
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import Count, Whole
+from fewbytes.base.ranges import Count, Positive, Whole
+from fewbytes.base.rate import Rate, Way
 from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.units import parse_bytes
 from fewbytes.core.promise import Privacy
 from fewbytes.core.rules import Rule
 from fewbytes.core.speeds import Speeds
+from fewbytes.core.uplink import LEAST, MOST, Uplink, UplinkBits
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.watcher import Watcher, together
+
+ROUNDING: dict[Way, tuple[str, ...]] = {"uplink": ("uplink_bits", "uplink_step"), "downlink": ("downlink_bits",)}
+"""The settings by which what travels is rounded."""
+BitsAValue = Annotated[float, Meta(ge=LEAST, le=MOST)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +51,18 @@ class Settings(Group):
         None, "Promise differential privacy, epsilon=8,delta=1e-5,clip=1.0: of clients, kept by the server, or with "
         "of=samples of each one's samples, kept by the clients.", metavar="TERMS",
         text=Text("terms of a promise", lambda text: str(Privacy.read(text)), str), brief=True,
+    )  # fmt: skip
+    uplink_bits: str | float | None = setting(
+        None, "Round what clients send to about so many bits a value, 0.3 to 8, or to what moves while they train, by "
+        "auto=1MB/s; what that loses is added to what they send next.", metavar="BITS", resumable=True, brief=True,
+        text=Text("bits a value", lambda text: str(UplinkBits.read(text)), str, kinds=str | float | int),
+    )  # fmt: skip
+    uplink_step: Positive | None = setting(
+        None, "Or to steps of so many root mean squares of it.", resumable=True, brief=True
+    )
+    downlink_bits: BitsAValue | None = setting(
+        None, "Round what the server sends to about so many bits a value, 0.3 to 8, of the difference from what "
+        "clients have; what that loses is in what it sends next.", metavar="BITS", resumable=True, brief=True,
     )  # fmt: skip
     speeds: str | None = setting(
         None, "Simulated seconds that each client takes for an exchange: 1,1,10, a file with one a line, or 10x, from "
@@ -80,8 +100,31 @@ class Settings(Group):
             raise UserError("resume goes on with the run in a folder: say which, out=…")
         if self.from_round is not None and not self.resume:
             raise UserError("from_round goes back in a run that is resumed: say so (resume)")
+        if self.uplink_bits is not None:
+            object.__setattr__(self, "uplink_bits", str(UplinkBits.read(self.uplink_bits)))
+        if self.uplink_bits is not None and self.uplink_step is not None:
+            raise UserError("uplink_bits and uplink_step say the same in two ways: leave one out")
+        if self.rounding and not self.coded:
+            named = " and ".join(self.rounding)
+            raise UserError(f"what is rounded is coded, else it is not smaller: leave out {named}, or coding = false")
+        if self.engine != "flower-deployment" and self.uplink_bits == str(UplinkBits()):
+            raise UserError("clients here have no links to measure: say what they move, uplink_bits auto=1MB/s")
         if self.speeds is not None:
             object.__setattr__(self, "speeds", str(Speeds.read(self.speeds)))  # with what a file says now
+
+    @property
+    def rounding(self) -> dict[str, Any]:
+        """The settings by which what travels is rounded, those that are given."""
+        keys = [key for keys in ROUNDING.values() for key in keys]
+        return {key: value for key in keys if (value := getattr(self, key)) is not None}
+
+    def uplink(self) -> Uplink:
+        """How much is kept of the values that clients send."""
+        return Uplink(None if self.uplink_bits is None else UplinkBits.read(self.uplink_bits), self.uplink_step or 0.0)
+
+    def downlink(self) -> Rate:
+        """How much is kept of the values that the server sends."""
+        return Rate(self.downlink_bits or 0.0)
 
     def clock(self, clients: int, on_flower: bool) -> Speeds | None:
         """How long so many clients take, if that is simulated. Raises UserError for speeds of others, and on Flower."""

@@ -13,8 +13,9 @@ import torch
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
-from fewbytes.data.split import FederatedData
+from fewbytes.data.clients import FederatedData
 from fewbytes.running.checkpoint import VERSION
+from fewbytes.running.rounding import rounded
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def summary(
         "left_out": int((ledger.columns()["outcome"] != 0).sum()) + outcome.refused,
         "uplink_bytes_per_client_round": totals["uplink_bytes"] / exchanges,
         "downlink_bytes_per_client_round": totals["downlink_bytes"] / exchanges,
+        **rounded(rows),
         "seconds": round(outcome.seconds, 3),
         **({"simulated_seconds": rows[-1]["simulated_seconds"]} if rows and "simulated_seconds" in rows[-1] else {}),
         "peak_memory_bytes": outcome.peak_memory_bytes,

@@ -1,4 +1,4 @@
-"""Payloads to bytes and back, without loss; nothing is ever unpickled.
+"""Payloads to bytes and back, without loss unless a run asks for it; nothing is ever unpickled.
 
 The format, version 1. All integers are little-endian; nothing in a frame names code to run.
 
@@ -41,6 +41,25 @@ are those of the float32 values that are meant. Packages are [single, whole, mag
 times chosen values, the magnitudes as entries of two dimensions, one for each kernel; and two codings of numbers,
 `count` patterns (int64) and the number of one of them (uint8) for each magnitude.
 
+A rounded message has a base, too: the message before as its receiver holds it, packed again without coding, whose
+digest counts. It is also by that digest that a reply to such a message names it.
+
+Where a run rounds, what stands for the numbers of named tensors and of a masked value may be [3, ways, step, points,
+levels, numbers]. `ways` has a byte for each tensor: 0, it is not rounded, and is one of those that `numbers` codes; 1,
+it is; 2, its difference to the base is. A level n stands for the float32 number step (n + p / 254) with a sign, p (-127
+to 127) being the first of three `points` for n = 1, the second for n = 2, the third from n = 3 on; level 0 stands for
+0. `levels` is [low, high, most, scales, tables]: of all levels, tensor after tensor in C order, of a masked value those
+kept. `scales` is a coding of numbers, signed bytes: for each tensor, taken as (output channels, input channels, the
+rest), or as (1, 1, all) if it has fewer than two dimensions, one number; then, for each of the three axes with more
+than one place and 32 values or more a place, one for each place. A level's class is the sum of the numbers of its
+tensor and its places, if below `low` that and if above `high` that. `tables` is a coding of numbers, unsigned of 16
+bits: for each class from `low` to `high` how often each of `most` symbols is there. A level below 16 is a symbol;
+another, with s the length of n in bits less 4, is the symbol 8 s + (n >> s), and s bits are left. Three sections
+follow: the symbols, 32-bit words of asymmetric numeral systems as constriction's `AnsCoder` has them (`Categorical`
+models of the tables, not perfect), in blocks of 2^18 levels, in a block those of the lowest class first; a bit for each
+level that is not 0, whether it is negative; and the bits that are left, the lowest of all levels that have one, then
+the next of all.
+
 Images are [shape, numbers]: 8-bit pixels (n, channels, height, width), in C order; or [shape, null] where that takes
 fewer bytes: pictures one below the other, in sheets of as many as fit 16383 rows and 2^20 pixels. A picture is an image
 of three channels (red, green, blue), else one channel of an image, as grey. Each sheet is a section: a lossless WebP
@@ -54,11 +73,12 @@ which also counts what a value takes once it is dense. Whatever is wrong ends in
 
 from fewbytes.base.errors import FrameError
 from fewbytes.wire.bits import Bits
-from fewbytes.wire.dense import Dense
+from fewbytes.wire.dense import Dense, give
 from fewbytes.wire.fields import pack, payload, unpack
 from fewbytes.wire.frame import Frame, Parsed
 from fewbytes.wire.images import Images
 from fewbytes.wire.layout import Entry, Layout
+from fewbytes.wire.lossy import Lossy
 from fewbytes.wire.masked import Masked
 from fewbytes.wire.packages import Packages
 from fewbytes.wire.quantised import Quantised
@@ -76,6 +96,7 @@ __all__ = [
     "FrameError",
     "Images",
     "Layout",
+    "Lossy",
     "Masked",
     "Packages",
     "Parsed",
@@ -84,6 +105,7 @@ __all__ = [
     "TopK",
     "WireValue",
     "counted",
+    "give",
     "pack",
     "payload",
     "unpack",

@@ -1,4 +1,4 @@
-"""Lossless coding of arrays: numbers as byte planes (against a base where there is one), masks and places as gaps.
+"""Lossless coding of numbers, as byte planes, against a base where there is one.
 
 Every function here is exact: what is decoded equals what was encoded, bit for bit. A coding is chosen by measured
 gain, never assumed. Decoders take the size they must produce from the receiver and allocate nothing beyond it.
@@ -21,7 +21,6 @@ Buffer = Array | bytes | memoryview
 BLOCK = 1 << 16  # elements worked on at a time, so that intermediate values stay in the cache
 SAMPLE = 1 << 12  # elements looked at before choosing between coding with and without a base
 RAW, PLANES, DELTA = 0, 1, 2  # codings of numbers
-PACKED, GAPS_OF_ONES, GAPS_OF_ZEROS = 0, 1, 2  # codings of masks
 GAIN = 0.98  # a plane is compressed only if this is what remains, or less
 SECTION = 24  # bytes a section costs at most besides its own: length, checksum, flag, padding
 _FREQUENCIES = zstandard.ZstdCompressionParameters.from_level(
@@ -57,7 +56,12 @@ class _Zstandard(threading.local):
 _zstandard = _Zstandard()
 
 
-def _deflate(plane: Array) -> bytes | None:
+def size_of(data: Buffer) -> int:
+    """Bytes of a part of a section."""
+    return len(data) if isinstance(data, bytes) else data.nbytes
+
+
+def deflate(plane: Array) -> bytes | None:
     """The plane through zstandard, or None where that gains nothing.
 
     A hash table of 64 places finds runs but hardly any other match: on byte planes that is both faster and smaller
@@ -71,7 +75,7 @@ def _deflate(plane: Array) -> bytes | None:
 
 
 def inflate(data: memoryview, size: int) -> bytes:
-    """Undo `_deflate`. Raises FrameError unless the data hold exactly `size` bytes; allocates no more than that."""
+    """Undo `deflate`. Raises FrameError unless the data hold exactly `size` bytes; allocates no more than that."""
     try:
         if zstandard.frame_content_size(data) != size:
             raise FrameError("length", f"a compressed section does not hold the {size} bytes it must")
@@ -80,7 +84,7 @@ def inflate(data: memoryview, size: int) -> bytes:
         raise FrameError("coding", f"a compressed section cannot be decompressed: {error}") from None
 
 
-def _get(source: Source, flag: Any, size: int, dtype: Any) -> Array:
+def get_plane(source: Source, flag: Any, size: int, dtype: Any) -> Array:
     """A plane of `size` elements: a view of the section where it was stored raw."""
     section = source.section()
     nbytes = size * np.dtype(dtype).itemsize
@@ -209,7 +213,7 @@ def encode_numbers(
         return [RAW]
     delta = bases is not None and _base_helps(arrays, bases, floating)
     planes = _planes(arrays, bases if delta else None, floating)
-    packed = [_deflate(plane) for plane in planes]
+    packed = [deflate(plane) for plane in planes]
     pairs = list(zip(planes, packed, strict=True))
     if sum(SECTION + (p.nbytes if d is None else len(d)) for p, d in pairs) > total * arrays[0].dtype.itemsize:
         sink.section(list(arrays))
@@ -230,11 +234,11 @@ def decode_numbers(
     if total == 0:
         return np.empty(0, dtype)
     if header[0] == RAW:
-        return _get(source, 0, total, dtype).copy()
+        return get_plane(source, 0, total, dtype).copy()
     cuts = _cuts(np.dtype(dtype).itemsize, header[0] == DELTA)
     if not isinstance(header[1], list) or len(header[1]) != len(cuts):
         raise FrameError("header", "the planes of numbers do not fit their type")
-    planes = [_get(source, flag, total, cut[1]) for flag, cut in zip(header[1], cuts, strict=True)]
+    planes = [get_plane(source, flag, total, cut[1]) for flag, cut in zip(header[1], cuts, strict=True)]
     if header[0] == DELTA and bases is None:
         raise FrameError("base", "numbers are coded against a message this receiver does not hold: send in full")
     out = np.empty(total, dtype)
@@ -254,164 +258,3 @@ def decode_numbers(
                 _undifference(words, base[start : start + BLOCK], floating)
         at += size
     return out
-
-
-# ----------------------------------------------------------------------------------------------------- masks
-
-
-def _gaps(positions: Array) -> Array:
-    """Distances between rising positions as bytes; a 255 adds 255 and goes on."""
-    gaps = np.diff(positions, prepend=-1) - 1
-    escapes, rest = np.divmod(gaps, 255)
-    ends = np.cumsum(escapes + 1) - 1
-    out = np.full(int(ends[-1]) + 1 if ends.size else 0, 255, np.uint8)
-    out[ends] = rest
-    return out
-
-
-def _positions(gaps: Array) -> Array:
-    ends = np.flatnonzero(gaps != 255)
-    return np.cumsum(gaps, dtype=np.int64)[ends] + np.arange(ends.size)
-
-
-def size_of(data: Buffer) -> int:
-    """Bytes of a part of a section."""
-    return len(data) if isinstance(data, bytes) else data.nbytes
-
-
-def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
-    """Write a flat bool array as one section: packed bits, or the gaps before the rarer symbol."""
-    header, data = _mask(mask, coded)
-    sink.section([data])
-    return header
-
-
-def _mask(mask: Array, coded: bool) -> tuple[list[Any], Buffer]:
-    """The header and the section of a mask."""
-    ones = int(np.count_nonzero(mask))
-    packed = np.packbits(mask, bitorder="little")
-    best: tuple[list[Any], Buffer] = ([PACKED, 0, packed.nbytes, ones], packed)
-    if coded and mask.size:
-        squeezed = _deflate(packed)
-        if squeezed is not None:
-            best = ([PACKED, 1, packed.nbytes, ones], squeezed)
-        rare = min(ones, mask.size - ones)
-        if 8 * rare <= mask.size:
-            kind = GAPS_OF_ONES if ones == rare else GAPS_OF_ZEROS
-            gaps = _gaps(np.flatnonzero(mask if kind == GAPS_OF_ONES else ~mask))
-            squeezed = _deflate(gaps)
-            data: Buffer = gaps if squeezed is None else squeezed
-            if gaps.nbytes <= packed.nbytes and size_of(data) < size_of(best[1]):
-                best = ([kind, int(squeezed is not None), gaps.nbytes, ones], data)
-    return best
-
-
-def decode_bits(source: Source, header: Any, size: int) -> Array:
-    """Read what `encode_bits` wrote: a bool array of `size`. Raises FrameError unless it is in canonical form."""
-    if not (isinstance(header, list) and len(header) == 4 and all(type(x) is int for x in header)):
-        raise FrameError("header", "a mask's header is malformed")
-    kind, flag, nbytes, ones = header
-    if kind not in (PACKED, GAPS_OF_ONES, GAPS_OF_ZEROS) or not 0 <= ones <= size:
-        raise FrameError("coding", "unknown coding of a mask")
-    if kind == PACKED:
-        if nbytes != (size + 7) // 8:
-            raise FrameError("length", "a mask's packed bits do not fit its size")
-        packed = _get(source, flag, nbytes, np.uint8)
-        mask = np.unpackbits(packed, bitorder="little")
-        if mask[size:].any():
-            raise FrameError("padding", "a mask's last bits are not zero")
-        mask = mask[:size].view(bool)
-    else:
-        rare = ones if kind == GAPS_OF_ONES else size - ones
-        if not rare <= nbytes <= min(rare + size // 255, (size + 7) // 8):  # more would stand as packed bits
-            raise FrameError("length", "a mask's gaps do not fit its size")
-        gaps = _get(source, flag, nbytes, np.uint8)
-        positions = _positions(gaps)
-        if positions.size != rare or (nbytes and gaps[-1] == 255) or (rare and positions[-1] >= size):
-            raise FrameError("coding", "a mask's gaps do not fit its size")
-        mask = np.full(size, kind == GAPS_OF_ZEROS)
-        mask[positions] = kind == GAPS_OF_ONES
-    if int(np.count_nonzero(mask)) != ones:
-        raise FrameError("coding", "a mask has another number of ones than it says")
-    return mask
-
-
-# ---------------------------------------------------------------------------------------------------- places
-
-
-def _rice(gaps: Array, shift: int) -> Array:
-    """Gaps in Rice's code, packed: their `shift` lowest bits, plane by plane, then what is left of each in unary."""
-    ends = gaps >> shift
-    ends += 1
-    np.cumsum(ends, out=ends)
-    low = shift * gaps.size
-    bits = np.zeros(low + int(ends[-1]), np.uint8)
-    for i in range(shift):
-        np.bitwise_and(gaps >> i, 1, out=bits[i * gaps.size : (i + 1) * gaps.size], casting="unsafe")
-    ends += low - 1
-    bits[ends] = 1
-    return np.packbits(bits, bitorder="little")
-
-
-def _unrice(data: Array, shift: int, count: int, total: int) -> Array:
-    """Undo `_rice`: `count` gaps that add up to at most `total`."""
-    bits = np.unpackbits(data, bitorder="little")
-    gaps = np.flatnonzero(bits[shift * count :])
-    if gaps.size != count or (bits.size - shift * count - int(gaps[-1]) - 1) // 8:
-        raise FrameError("coding", "places are not as many as they must be, or take more bytes than they need")
-    gaps[1:] -= gaps[:-1] + 1
-    if int(gaps.sum()) << shift > total:
-        raise FrameError("coding", "places do not fit their range")
-    gaps <<= shift
-    for i in range(shift):
-        gaps |= np.left_shift(bits[i * count : (i + 1) * count], i, dtype=np.int64)
-    return gaps
-
-
-def _shift(gaps: Array) -> int:
-    """The shift for which Rice's code of these gaps is shortest, near the logarithm of their mean."""
-    near = int(gaps.mean()).bit_length()
-    return min(range(max(0, near - 2), near + 1), key=lambda shift: gaps.size * shift + int((gaps >> shift).sum()))
-
-
-def encode_places(sink: Sink, places: Array, size: int, coded: bool) -> list[Any]:
-    """Write distinct places below `size` as one section: as a mask, or as Rice's code of the gaps if that is smaller.
-
-    `places` are int64 and rise. Rice's code of random ones takes at most 4.3 % more than log2 C(size, places) bits,
-    whatever the density (2 % up to one in four); zstandard's masks win where the density varies.
-    """
-    mask = np.zeros(size, bool)
-    mask[places] = True
-    header, best = _mask(mask, coded)
-    rare = places if 2 * places.size <= size else np.flatnonzero(~mask)
-    if coded and rare.size:
-        gaps = np.diff(rare, prepend=-1) - 1
-        shift = _shift(gaps)
-        data = _rice(gaps, shift)
-        if data.nbytes < size_of(best):
-            header, best = [shift, data.nbytes, places.size], data
-    sink.section([best])
-    return header
-
-
-def decode_places(source: Source, header: Any, size: int) -> Array:
-    """Read what `encode_places` wrote: rising int64 places. Raises FrameError for anything else."""
-    if not (isinstance(header, list) and len(header) == 3 and all(type(x) is int for x in header)):
-        return np.flatnonzero(decode_bits(source, header, size))
-    shift, nbytes, count = header
-    rare = min(count, size - count)
-    if not (rare > 0 and 0 <= shift <= (size // rare).bit_length() and 0 < nbytes <= (size + 7) // 8):
-        raise FrameError("header", "a coding of places does not fit their range")
-    if 8 * nbytes < rare * (shift + 1):
-        raise FrameError("length", "a section is shorter than its places")
-    places = _unrice(_get(source, 0, nbytes, np.uint8), shift, rare, size - rare)
-    places += 1
-    np.cumsum(places, out=places)
-    places -= 1
-    if places[-1] >= size:
-        raise FrameError("coding", "places do not fit their range")
-    if rare == count:
-        return places
-    mask = np.ones(size, bool)
-    mask[places] = False
-    return np.flatnonzero(mask)

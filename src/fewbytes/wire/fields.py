@@ -14,6 +14,7 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.wire.frame import MOST_ITEMS, NO_HASH, Frame, Parsed
 from fewbytes.wire.layout import Layout
+from fewbytes.wire.lossy import Lossy
 from fewbytes.wire.values import Base, Reader, WireValue, Writer
 
 T = TypeVar("T")
@@ -136,6 +137,7 @@ def _write(kind: Any, value: Any, writer: Writer, path: str) -> Any:
         return writer.state({"": value})
     if isinstance(kind, type) and isinstance(value, kind):
         if isinstance(value, WireValue):
+            writer.path = path
             return value.write(writer)
         if dataclasses.is_dataclass(kind):
             return [_write(k, getattr(value, name), writer, f"{path}.{name}") for name, k in _hints(kind)]
@@ -194,17 +196,24 @@ def _read(kind: Any, item: Any, reader: Reader) -> Any:
     raise FrameError("type", f"a field that must be {getattr(kind, '__name__', kind)} is not")
 
 
-def pack(value: Any, *, layout: Layout | None = None, base: Base | None = None, coded: bool = True) -> Frame:
+def pack(
+    value: Any,
+    *,
+    layout: Layout | None = None,
+    base: Base | None = None,
+    coded: bool = True,
+    lossy: Lossy | None = None,
+) -> Frame:
     """A payload (or state: any dataclass of packable fields) as a frame.
 
     `layout`: the model both ends know; entries equal to its own travel without names and shapes. `base`: the
-    message this value answers. `coded`: False stores arrays as they are. Raises TypeError for a field that cannot
-    travel, naming it.
+    message this value answers. `coded`: False stores arrays as they are. `lossy`: how values of Dense and Masked are
+    rounded, and what comes of it (default: they are not). Raises TypeError for a field that cannot travel, naming it.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"only dataclasses travel, not {type(value).__name__}")
     kind = type(value)
-    writer = Writer(layout, base, coded)
+    writer = Writer(layout, base, coded, lossy)
     fields = [_write(k, getattr(value, name), writer, f"{kind.__name__}.{name}") for name, k in _hints(kind)]
     layout_hash = NO_HASH if layout is None else layout.hash
     base_hash = NO_HASH if base is None or not coded else base.digest[:16]

@@ -102,6 +102,13 @@ class Frame:
         self.parts.append(memoryview(self.digest))
         self._length = sum(part.nbytes for part in self.parts)
 
+    @classmethod
+    def of(cls, data: bytes) -> Frame:
+        """One that was joined before."""
+        frame = cls.__new__(cls)
+        frame.parts, frame.digest, frame._length = [memoryview(data)], data[-DIGEST:], len(data)
+        return frame
+
     def __len__(self) -> int:
         return self._length
 

@@ -12,6 +12,8 @@ from rich.text import Text
 from fewbytes.base.errors import FrameError, UserError, cleaned
 from fewbytes.wire import Parsed
 from fewbytes.wire.frame import DIGEST, MAJOR, MINOR, NO_HASH, PRELUDE
+from fewbytes.wire.lossy import DIFFERENCE, SPARED
+from fewbytes.wire.values import ROUNDED
 
 CODINGS = {0: "raw", 1: "planes", 2: "difference to the base"}
 SHOWN = 40  # entries of a value that are listed
@@ -111,5 +113,10 @@ def _mask(kind: int, flag: int, length: int, ones: int) -> str:
 
 
 def _numbers(header: list[Any]) -> str:
+    if header[0] == ROUNDED:
+        _, ways, step, _, _, rest = header
+        parts = [f"{len(ways) - ways.count(SPARED)} of {len(ways)} tensors in steps of {step:.3g}"]
+        parts += [f"{ways.count(DIFFERENCE)} as differences to the base"] if DIFFERENCE in ways else []
+        return f"rounded: {', '.join(parts)}" + (f"; the others: {_numbers(rest)}" if SPARED in ways else "")
     flags = f" ({', '.join('zstandard' if f else 'raw' for f in header[1])}; lowest first)" if len(header) > 1 else ""
     return CODINGS.get(header[0], "?") + flags

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
-from fewbytes.wire.coding import Array
-from fewbytes.wire.layout import DTYPES
+from fewbytes.wire.layout import DTYPES, Entry, entry_of
+from fewbytes.wire.lossy import Place
 from fewbytes.wire.values import Counted, Reader, Writer
 
 
@@ -53,12 +53,13 @@ class Masked:
 
     def write(self, writer: Writer) -> Any:
         """One mask of all entries, then the kept values of all; the header is [entries, mask, values]."""
-        shaped = {name: _shaped(self.values, m) for name, m in self.mask.items()}
+        # tensors of the values' type and the masks' shapes that take no memory, to stand for the entries
+        shaped = {name: self.values.new_empty(()).expand(m.shape) for name, m in self.mask.items()}
         header, names = writer.entries(shaped)
         parts = self.numbers()
         bits = writer.bits(np.concatenate([self.mask[n].numpy().reshape(-1) for n in names] or [np.zeros(0, bool)]))
-        bases = [_kept(writer.base_of(name, shaped[name]), self.mask[name]) for name in names]
-        return [header, bits, writer.numbers([parts[name] for name in names], bases)]
+        places = [_place(entry_of(name, shaped[name]), self.mask[name]) for name in names]
+        return [header, bits, writer.values([parts[name] for name in names], places)]
 
     @classmethod
     def read(cls, header: Any, reader: Reader) -> Self:
@@ -73,9 +74,8 @@ class Masked:
         reader.spend_dense(entries)
         flat = torch.from_numpy(reader.bits(header[1], sum(entry.size for entry in entries)))
         masks = {e.name: m.view(e.shape) for e, m in zip(entries, flat.split([e.size for e in entries]), strict=True)}
-        ones = [int(m.count_nonzero()) for m in masks.values()]
-        bases = [_kept(reader.base_of(entry), masks[entry.name]) for entry in entries]
-        return cls(masks, reader.numbers(header[2], dtype, ones, bases))
+        parts = reader.values(header[2], dtype, [_place(entry, masks[entry.name]) for entry in entries])
+        return cls(masks, torch.cat([torch.empty(0, dtype=dtype), *parts]))
 
     def states(self) -> State:
         """The tensors, zero outside the mask."""
@@ -91,10 +91,5 @@ class Masked:
         return Counted(self.values.nbytes, sum(m.numel() for m in self.mask.values()))
 
 
-def _shaped(value: Tensor, mask: Tensor) -> Tensor:
-    """A tensor of the values' type and the mask's shape that takes no memory, to stand for the entry."""
-    return value.new_empty(()).expand(mask.shape)
-
-
-def _kept(base: Array | None, mask: Tensor) -> Array | None:
-    return None if base is None else base[mask.numpy().reshape(-1)]
+def _place(entry: Entry, mask: Tensor) -> Place:
+    return Place(entry, mask.numpy().reshape(-1))

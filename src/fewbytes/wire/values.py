@@ -14,10 +14,13 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
-from fewbytes.wire import coding
+from fewbytes.wire import coding, gaps
 from fewbytes.wire.coding import Array, Buffer
 from fewbytes.wire.frame import NO_HASH, Parsed
 from fewbytes.wire.layout import DTYPES, Entry, Layout, entry_of
+from fewbytes.wire.lossy import Lossy, Place, round_values, rounded_values
+
+ROUNDED = 3  # a coding of numbers beside those of `fewbytes.wire.coding`: some of them are rounded
 
 
 @runtime_checkable
@@ -73,10 +76,15 @@ class Base:
         """Names of tensors that were changed in place since the message was sent: nothing can be coded against them."""
         return [name for name, tensor in self.tensors.items() if tensor._version != self._versions[name]]
 
-    def ordered(self, entry: Entry) -> Array | None:
-        """The flat tensor of the entry's name, ready to be subtracted; None if there is no equally laid-out one."""
+    def tensor(self, entry: Entry) -> Tensor | None:
+        """The tensor of the entry's name; None if there is no equally laid-out one."""
         tensor = self.tensors.get(entry.name)
-        if tensor is None or entry_of(entry.name, tensor) != entry:
+        return None if tensor is None or entry_of(entry.name, tensor) != entry else tensor
+
+    def ordered(self, entry: Entry) -> Array | None:
+        """The same, flat, ready to be subtracted."""
+        tensor = self.tensor(entry)
+        if tensor is None:
             return None
         if entry.name not in self._ordered:
             self._ordered[entry.name] = coding.ordered(flat_words(tensor), tensor.is_floating_point())
@@ -86,7 +94,7 @@ class Base:
     def of(cls, digest: bytes, message: Any) -> Base:
         """The wire values of a message with that digest; where two of them share a name, the first one's tensor."""
         tensors: State = {}
-        for value in _wire_values(message):
+        for value in wire_values(message):
             for name, tensor in value.states().items():
                 tensors.setdefault(name, tensor)
         return cls(digest, tensors)
@@ -100,21 +108,22 @@ class Base:
         return cls(blake3(b"".join(base.digest for base in bases)).digest(), merged)
 
 
-def _wire_values(value: Any) -> list[WireValue]:
+def wire_values(value: Any) -> list[WireValue]:
+    """The wire values in a payload, in order."""
     if isinstance(value, WireValue):
         return [value]
     if dataclasses.is_dataclass(value):
-        return [v for f in dataclasses.fields(value) for v in _wire_values(getattr(value, f.name))]
+        return [v for f in dataclasses.fields(value) for v in wire_values(getattr(value, f.name))]
     if isinstance(value, dict):
-        return [v for item in value.values() for v in _wire_values(item)]
+        return [v for item in value.values() for v in wire_values(item)]
     if isinstance(value, list | tuple):
-        return [v for item in value for v in _wire_values(item)]
+        return [v for item in value for v in wire_values(item)]
     return []
 
 
 def counted(value: Any) -> Counted:
     """What papers count for a payload: the sum over its wire values."""
-    return sum((v.counted() for v in _wire_values(value)), Counted())
+    return sum((v.counted() for v in wire_values(value)), Counted())
 
 
 def check_finite(value: Any, name: str = "", perhaps: str = "is lr too high?") -> None:
@@ -162,8 +171,10 @@ def tensor_of(words: Array, dtype: torch.dtype) -> Tensor:
 class Writer:
     """Collects a payload's sections; wire values call its methods."""
 
-    def __init__(self, layout: Layout | None, base: Base | None, coded: bool) -> None:
-        self.layout, self.base, self.coded = layout, base, coded
+    def __init__(self, layout: Layout | None, base: Base | None, coded: bool, lossy: Lossy | None = None) -> None:
+        self.layout, self.base, self.coded, self.lossy = layout, base, coded, lossy
+        self.path = ""
+        """Of the field that is written."""
         self.sections: list[list[Buffer]] = []
 
     def section(self, parts: list[Buffer]) -> None:
@@ -193,24 +204,39 @@ class Writer:
 
     def bits(self, mask: Array) -> Any:
         """Write a flat bool array."""
-        return coding.encode_bits(self, mask, self.coded)
+        return gaps.encode_bits(self, mask, self.coded)
 
     def places(self, places: Array, size: int) -> Any:
         """Write distinct places below `size`, int64 and rising."""
-        return coding.encode_places(self, places, size, self.coded)
+        return gaps.encode_places(self, places, size, self.coded)
 
-    def base_of(self, name: str, value: Tensor) -> Array | None:
-        """What a reply's entry is coded against (flat), if both ends hold an equally laid-out one."""
-        return None if self.base is None or not self.coded else self.base.ordered(entry_of(name, value))
+    def values(self, tensors: Sequence[Tensor], places: Sequence[Place], lossy: bool = True) -> Any:
+        """Write the values, of one type, that stand at these places; if `lossy`, a run may have them rounded."""
+        base = self.base if self.coded else None
+        rounded = None
+        if lossy and self.lossy is not None:
+            known = [_there(base, place) for place in places]
+            rounded = round_values(self, tensors, places, known, self.lossy, self.path, self._lasting)
+        ways = bytes(len(places)) if rounded is None else rounded[0]
+        left = [place for place, way in zip(places, ways, strict=True) if not way]
+        exact = [value for value, way in zip(tensors, ways, strict=True) if not way]
+        header = self.numbers(exact, [_ordered(base, place) for place in left])
+        return header if rounded is None else [ROUNDED, *rounded, header]
 
-    def state(self, state: Mapping[str, Tensor]) -> Any:
-        """Write named tensors of any types."""
+    def _lasting(self, entry: Entry) -> bool:
+        """Whether a tensor is one of the model's, or of the message it answers: those go on from round to round."""
+        if self.layout is None or (self.base is not None and self.base.tensor(entry) is not None):
+            return True
+        return entry.name in self.layout.index and self.layout.entries[self.layout.index[entry.name]] == entry
+
+    def state(self, state: Mapping[str, Tensor], lossy: bool = False) -> Any:
+        """Write named tensors of any types; if `lossy`, a run may have them rounded."""
         header, names = self.entries(state)
         groups = []
         for dtype in dict.fromkeys(state[name].dtype for name in names):
             chosen = [name for name in names if state[name].dtype == dtype]
-            bases = [self.base_of(name, state[name]) for name in chosen]
-            groups.append(self.numbers([state[name] for name in chosen], bases))
+            places = [Place(entry_of(name, state[name])) for name in chosen]
+            groups.append(self.values([state[name] for name in chosen], places, lossy))
         return [header, groups]
 
 
@@ -291,18 +317,29 @@ class Reader:
     def bits(self, header: Any, size: int) -> Array:
         """Read what `Writer.bits` wrote."""
         self.spend(size)
-        return coding.decode_bits(self, header, size)
+        return gaps.decode_bits(self, header, size)
 
     def places(self, header: Any, size: int) -> Array:
         """Read what `Writer.places` wrote."""
         self.spend(size)
-        places = coding.decode_places(self, header, size)
+        places = gaps.decode_places(self, header, size)
         self.spend(places.nbytes)
         return places
 
-    def base_of(self, entry: Entry) -> Array | None:
-        """What the entry is coded against (flat), if this receiver holds it."""
-        return None if self.base is None else self.base.ordered(entry)
+    def values(self, header: Any, dtype: torch.dtype, places: Sequence[Place]) -> list[Tensor]:
+        """Read what `Writer.values` wrote: for each place a flat tensor."""
+        rounded: Sequence[Tensor | None] = [None] * len(places)
+        match header:
+            case [int(kind), bytes(ways), *rest] if kind == ROUNDED and len(rest) == 4 and len(ways) == len(places):
+                self.spend(
+                    max(4, dtype.itemsize) * sum(place.size for place, way in zip(places, ways, strict=True) if way)
+                )
+                bases = [_there(self.base, place) for place in places]
+                rounded, header = rounded_values(self, [ways, *rest[:3]], places, bases), rest[3]
+        left = [place for place, value in zip(places, rounded, strict=True) if value is None]
+        sizes = [place.size for place in left]
+        exact = iter(self.numbers(header, dtype, sizes, [_ordered(self.base, place) for place in left]).split(sizes))
+        return [next(exact) if value is None else value for value in rounded]
 
     def state(self, header: Any) -> State:
         """Read what `Writer.state` wrote."""
@@ -317,9 +354,8 @@ class Reader:
         state: State = {}
         for dtype, group in zip(dtypes, groups, strict=True):
             chosen = [entry for entry in entries if entry.dtype == dtype]
-            bases = [self.base_of(entry) for entry in chosen]
-            flat = self.numbers(group, DTYPES[dtype], [e.size for e in chosen], bases)
-            for entry, part in zip(chosen, flat.split([e.size for e in chosen]), strict=True):
+            parts = self.values(group, DTYPES[dtype], [Place(entry) for entry in chosen])
+            for entry, part in zip(chosen, parts, strict=True):
                 state[entry.name] = part.view(entry.shape)
         return {entry.name: state[entry.name] for entry in entries}
 
@@ -329,3 +365,18 @@ def _filled(bases: Sequence[Array | None], sizes: Sequence[int], width: int) -> 
     if all(base is None for base in bases):
         return None
     return [np.zeros(n, f"i{width}") if base is None else base for n, base in zip(sizes, bases, strict=True)]
+
+
+def _there(base: Base | None, place: Place) -> Tensor | None:
+    """What a message holds at a place, flat."""
+    tensor = None if base is None else base.tensor(place.entry)
+    if tensor is None:
+        return None
+    flat = tensor.detach().cpu().reshape(-1)
+    return flat if place.kept is None else flat[torch.from_numpy(place.kept)]
+
+
+def _ordered(base: Base | None, place: Place) -> Array | None:
+    """The same, ready to be subtracted."""
+    known = None if base is None else base.ordered(place.entry)
+    return known if known is None or place.kept is None else known[place.kept]

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from torch import nn
 
+from fewbytes.base.rate import Way
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
@@ -65,6 +66,9 @@ class Around(Method):
     @property
     def has_local_models(self) -> bool:
         return self.inner.has_local_models
+
+    def roundable(self, way: Way) -> bool:
+        return super().roundable(way) or self.inner.roundable(way)
 
     def observed(self, model: nn.Module) -> list[str] | None:
         return self.inner.observed(model)

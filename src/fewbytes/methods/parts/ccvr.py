@@ -5,13 +5,14 @@ with Non-IID Data", NeurIPS 2021: statistics of features by class, merged over c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fewbytes.base.errors import MethodError
+from fewbytes.base.ranges import EXACT
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import seed_torch
 from fewbytes.core.training import Local, fit
@@ -25,17 +26,18 @@ Covariance = Literal["correct", "released"]
 class ClassStatistics:
     """What one client knows of its features, for the classes it holds, in ascending order.
 
-    `counts`: `n` (classes,) int64, zero where it holds none. `moments`: `mean` (held, D) and `scatter`
+    `counts`: `n` (classes,) int64, zero where it holds none. `means`: `mean` (held, D); `scatters`: `scatter`
     (held, D (D + 1) / 2), the lower triangles of sum (g - mean)(g - mean)^T; float32.
     """
 
     counts: Dense
-    moments: Dense
+    means: Annotated[Dense, EXACT]  # few, and small beside the scatters
+    scatters: Dense
 
     def checked(self) -> Self:
         """These. Raises MethodError if they cannot be a client's."""
         counts = self.counts.state["n"]
-        if counts.ndim != 1 or int(counts.min()) < 0 or len(self.moments.state["mean"]) != int((counts > 0).sum()):
+        if counts.ndim != 1 or int(counts.min()) < 0 or len(self.means.state["mean"]) != int((counts > 0).sum()):
             raise MethodError("its counts of samples by class are not what its means are of")
         return self
 
@@ -53,14 +55,15 @@ def class_statistics(features: Tensor, labels: Tensor, classes: int) -> ClassSta
         scatters.append((centred.T @ centred)[lower[0], lower[1]])
     return ClassStatistics(
         Dense({"n": counts}),
-        Dense({"mean": torch.stack(means).float(), "scatter": torch.stack(scatters).float()}),
+        Dense({"mean": torch.stack(means).float()}),
+        Dense({"scatter": torch.stack(scatters).float()}),
     )
 
 
 def whole(statistics: ClassStatistics) -> tuple[Tensor, Tensor, Tensor]:
     """Counts (C,), means (C, D) and scatter matrices (C, D, D) in float64; zeros for classes not held."""
     counts = statistics.counts.state["n"]
-    mean, scatter = (statistics.moments.state[name].double() for name in ("mean", "scatter"))
+    mean, scatter = statistics.means.state["mean"].double(), statistics.scatters.state["scatter"].double()
     classes, size = len(counts), mean.shape[1]
     means, scatters = torch.zeros(classes, size).double(), torch.zeros(classes, size, size).double()
     held, lower = counts.nonzero().flatten(), torch.tril_indices(size, size)

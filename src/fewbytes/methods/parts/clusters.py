@@ -11,13 +11,14 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.ranges import EXACT
 from fewbytes.base.streams import stream_seed
 from fewbytes.core.network import Network, Refused
 from fewbytes.core.problem import Id, Problem
@@ -33,7 +34,7 @@ Similarity = Literal["projections", "vectors"]
 class Subspace:
     """Client to server: U_i (f, d), the first left singular vectors of its samples as columns; a sample's shape."""
 
-    vectors: Dense
+    vectors: Annotated[Dense, EXACT]
     shape: list[int]
 
     @property

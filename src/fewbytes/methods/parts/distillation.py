@@ -188,27 +188,27 @@ def noise(samples: int, shape: tuple[int, ...]) -> Split:
 
 
 class ImagePool:
-    """Samples made so far and the teacher's logits for them; room for `capacity`."""
+    """Samples made so far and a target of each, such as the teacher's logits; room for `capacity`."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.filled = capacity, 0
-        self._x = self._logits = torch.empty(0)
+        self._x = self._targets = torch.empty(0)
 
     def __len__(self) -> int:
         return self.filled
 
-    def add(self, x: Tensor, logits: Tensor) -> None:
+    def add(self, x: Tensor, targets: Tensor) -> None:
         """Add samples (copied)."""
         if not self.filled:
-            self._x, self._logits = (v.new_empty(self.capacity, *v.shape[1:]) for v in (x, logits))
+            self._x, self._targets = (v.new_empty(self.capacity, *v.shape[1:]) for v in (x, targets))
         stop = self.filled + len(x)
-        self._x[self.filled : stop], self._logits[self.filled : stop] = x, logits
+        self._x[self.filled : stop], self._targets[self.filled : stop] = x, targets
         self.filled = stop
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The samples and logits at `rows`."""
+        """The samples and targets at `rows`."""
         rows = rows.to(self._x.device)
-        return ready(self._x[rows]), self._logits[rows]
+        return ready(self._x[rows]), self._targets[rows]
 
 
 # Teachers and students ------------------------------------------------------------------------------------------------

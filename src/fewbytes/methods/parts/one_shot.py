@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from torch import nn
 
@@ -13,7 +13,9 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import WHOLE
 from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seed_all, untouched
+from fewbytes.core.method import Method
 from fewbytes.core.network import Network
+from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, prepared
@@ -27,6 +29,11 @@ LONG = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)
 def shorter(local: Local, epochs: int) -> Local:
     """Local training that gets far in few epochs."""
     return replace(local, epochs=epochs, lr=0.05, batch=16)
+
+
+def stage_epochs(total: int, k: int, stages: int) -> int:
+    """E/K: epochs of stage k = 0, 1, …, whole numbers that add up to E."""
+    return total * (k + 1) // stages - total * k // stages
 
 
 @payload
@@ -44,30 +51,53 @@ class Uploads:
     student: State | None = None  # the model they are distilled into
 
 
-def train_once(site: Site, local: Local) -> Trained:
-    """Local training from the first model."""
-    model = site.model()
-    site.fit(model, local)
-    site.score("personalised", model)
-    return Trained(Dense(state_of(model)))
+@dataclass(frozen=True)
+class OneShot(Method):
+    """A method whose clients train once, from the same first model, and upload once; what the server makes of it is the
+    method's own."""
+
+    local: Local = LONG
+
+    headline: ClassVar[str] = "global"
+    needs: ClassVar[type[Objective]] = Classification
+
+    def server(self, problem: Problem) -> Uploads:
+        return Uploads()
+
+    def planned_rounds(self, asked: int) -> int:
+        return 1
+
+    def round(self, state: Uploads, net: Network, t: int) -> None:
+        state.models = {m: reply.theta.dense() for m, reply in net.call(self.train, to=net.clients)}
+
+    def train(self, state: None, message: None, site: Site) -> Trained:
+        model = site.model()
+        site.fit(model, self.local)
+        site.score("personalised", model)
+        return Trained(Dense(state_of(model)))
 
 
-def distil(state: Uploads, net: Network, distilled: Callable[[nn.Module, LogitMean, Problem], None]) -> None:
-    """Distil the ensemble of the uploads into one student, which takes their place.
+@dataclass(frozen=True)
+class Distilled(OneShot):
+    """One whose server distils the ensemble of the uploads into one student, which takes their place."""
 
-    `distilled` trains the student in place; the teacher is in eval mode and has no gradients.
-    """
-    with untouched(), all_cores():
-        seed_all(int(net.rng.integers(1 << 62)))
-        student = prepared(net.problem.first_model(state.student))
-        teacher = prepared(ensemble(state.models, net.problem)).requires_grad_(False)
-        distilled(in_training(student), teacher, net.problem)
-    state.student, state.models = state_of(student), {}
+    scored_after_finish: ClassVar[bool] = True
+    finish_exchanges: ClassVar[bool] = False
 
+    def finish(self, state: Uploads, net: Network) -> None:
+        with untouched(), all_cores():
+            seed_all(int(net.rng.integers(1 << 62)))
+            student = prepared(net.problem.first_model(state.student))
+            teacher = prepared(ensemble(state.models, net.problem)).requires_grad_(False)
+            self.distil(in_training(student), teacher, net.problem)
+        state.student, state.models = state_of(student), {}
 
-def student_of(state: Uploads, problem: Problem) -> nn.Module | None:
-    """What the clients' models are distilled into."""
-    return None if state.student is None else problem.first_model(state.student)
+    @abstractmethod
+    def distil(self, student: nn.Module, teacher: LogitMean, problem: Problem) -> None:
+        """Train the student in place; the teacher is in eval mode and has no gradients."""
+
+    def global_model(self, state: Uploads, problem: Problem) -> nn.Module | None:
+        return None if state.student is None else problem.first_model(state.student)
 
 
 def check_images(problem: Problem, name: str) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import FewbytesError, MethodError, UserError
 from fewbytes.base.ranges import Positive, Samples
+from fewbytes.base.rate import Way
 from fewbytes.core.method import Method
 from fewbytes.core.network import Handler, Network
 from fewbytes.core.policy import TooFewReplies
@@ -204,6 +205,9 @@ class SecureAggregation(Around):
     @property
     def method_name(self) -> str:
         return f"{self.inner.method_name} with secure aggregation"
+
+    def roundable(self, way: Way) -> bool:
+        return False  # what travels is whole numbers
 
     def promising(self, task: Task, dp: str | None, rounds: int) -> Task:
         """As any method's. Raises UserError for a promise to clients."""

@@ -1,0 +1,285 @@
+"""Bytes until dense FedAvg's accuracy less half a point: the lossy stage, other methods, NNCodec in the same loop.
+
+    FEWBYTES_DATA=… python benchmarks/paper/equal_accuracy.py --out runs/equal [--dataset mnist] [--peers-python PATH]
+
+All see the same clients, first weights and terms of local training, for the same rounds; every row's losses are kept
+for later (error feedback), but FedCOM's, which rounds finely. `fedavg` and `fedpurin` are rounded by the run
+(`uplink_bits`, or `uplink_step`); `nncodec` is FedAvg whose clients' changes are coded by NNCodec: quantisation
+parameters so many above that of a step of the change's root mean square (4 double it), batch-norm statistics as they
+are. Accuracies are means over the seeds and the last three scored rounds, ± the seeds' standard deviation; the target,
+FedAvg's less half a point, is reached where that of the rounds so far is. Bytes are those of the frames, in MB = 10^6,
+of all clients together, the mean over the seeds; `fewer` is FedAvg's uplink over a method's, each until the target.
+FedPURIN has models of the clients' own only: the second table is of these, for all. A run that is finished in --out is
+not run again.
+
+PATH is a Python that has `pip install nncodec` (it needs numpy below 2); without it that row is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import json
+import math
+import os
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fewbytes as fb
+from fewbytes.base.ranges import Samples, Share
+from fewbytes.base.state import State
+from fewbytes.core.problem import Problem
+from fewbytes.core.site import Site
+from fewbytes.core.training import Local
+from fewbytes.data import Partition, federate, load_dataset
+from fewbytes.experiments.settings import make_method
+from fewbytes.methods.parts import compressed
+from fewbytes.methods.parts.averaging import Model
+from fewbytes.methods.parts.compressed import Residual, ServerModel
+from fewbytes.models.build import ModelBuilder
+
+HERE = Path(__file__).resolve().parent
+MODELS = {"cifar10": "resnet8:width=16", "mnist": "mlp"}
+METHODS = [
+    "fedavg", "fedavg+step=4", "fedavg+0.3", "fedavg+0.4", "fedavg+0.5", "fedavg+1", "fedavg+2", "nncodec:above=10",
+    "nncodec:above=8", "nncodec:above=6", "nncodec:above=2", "dgc:momentum=0", "dgc:momentum=0.5", "smartidx",
+    "smartidx:density=0.1", "fedcom:bits=8", "fedcom:bits=16", "fedpurin", "fedpurin+0.5", "fedpurin+2",
+    "fedpurin:tau=0.1+1",
+]  # fmt: skip
+LAST = 3  # scored rounds that an accuracy is the mean of
+ALLOWED = 0.005  # of accuracy, that may be lost
+
+
+@fb.payload
+class Coded:
+    """Client to server: NNCodec's bitstream of the change, the batch-norm statistics, and on how many samples."""
+
+    change: bytes
+    buffers: fb.Dense
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class NNCodec(fb.Method):
+    """FedAvg with clients' changes coded by NNCodec, and error feedback."""
+
+    python: str = ""  # which has NNCodec
+    above: int = 6  # of the quantisation parameter, over that of a step of the root mean square
+    fraction: Share = 1.0
+    local: Local = Local()
+
+    def server(self, problem: Problem) -> ServerModel:
+        return compressed.first_server_model(problem)
+
+    def client(self, site: Site) -> Residual:
+        return Residual({})
+
+    def round(self, state: ServerModel, net: fb.Network, t: int) -> None:
+        mean = net.mean(state.theta | state.buffers)
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state)):
+            mean.add(decoded(self.python, reply.change, state.theta) | reply.buffers.dense(), weight=reply.samples)
+        received = mean()
+        state.buffers = {name: received[name] for name in state.buffers}
+        state.theta = compressed.moved(state.theta, {name: received[name] for name in state.theta})
+
+    def train(self, state: Residual, message: Model, site: Site) -> Coded:
+        change, buffers = compressed.trained_change(message, site, self.local)
+        wanted = state.added(change)
+        sent = encoded(self.python, wanted, self.above)
+        state.keep(wanted, decoded(self.python, sent, wanted))
+        return Coded(sent, buffers, len(site.train))
+
+    def global_model(self, state: ServerModel, problem: Problem) -> nn.Module:
+        return compressed.whole(state, problem)
+
+
+@cache
+def peer(python: str, process: int) -> subprocess.Popen[bytes]:
+    """NNCodec, behind a pipe; one for each process, as forked ones must not share it."""
+    started = subprocess.Popen(
+        [python, HERE / "nncodec_pipe.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    atexit.register(started.kill)
+    return started
+
+
+def asked(python: str, request: dict[str, Any], data: bytes) -> bytes:
+    """What NNCodec answers."""
+    there = peer(python, os.getpid())
+    assert there.stdin is not None
+    assert there.stdout is not None
+    there.stdin.write(json.dumps(request).encode() + b"\n" + data)
+    there.stdin.flush()
+    head = there.stdout.read(8)
+    if len(head) < 8:
+        raise RuntimeError(f"NNCodec ended under {python}")
+    return there.stdout.read(struct.unpack("<q", head)[0])
+
+
+def encoded(python: str, tensors: State, above: int) -> bytes:
+    flat = np.concatenate([value.numpy().reshape(-1) for value in tensors.values()])
+    scale = math.sqrt(float(np.square(flat, dtype=np.float64).mean())) or 1.0
+    request = {"encode": [list(value.shape) for value in tensors.values()], "qp": round(4 * math.log2(scale)) + above}
+    return asked(python, request, flat.tobytes())
+
+
+def decoded(python: str, data: bytes, like: State) -> dict[str, Tensor]:
+    values = asked(python, {"decode": len(data), "count": len(like)}, data)
+    parts = torch.from_numpy(np.frombuffer(values, np.float32).copy()).split([v.numel() for v in like.values()])
+    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="cifar10")
+    parser.add_argument("--model", help=f"default: {MODELS}, else resnet8")
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--fraction", type=float, default=1.0, help="of the clients, a round")
+    parser.add_argument("--alpha", type=float, default=0.5, help="of the Dirichlet partition")
+    parser.add_argument("--samples", type=int, default=300, help="training images of a client")
+    parser.add_argument("--test", type=int, default=5000, help="test images of the server")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--every", type=int, default=2, help="rounds that one is scored of")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=25)
+    parser.add_argument("--lr", type=float, default=0.05, help="at first; it falls to 0 as a cosine")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument(
+        "--methods", nargs="+", default=METHODS, help="name[:key=value,…][+bits a value, or +step=…]; fedavg first"
+    )
+    parser.add_argument("--peers-python", type=Path, help="which has nncodec")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.model = args.model or MODELS.get(args.dataset, "resnet8")
+    if args.methods[0] != "fedavg":
+        parser.error("the first method is fedavg: the others are measured by it")
+    if args.rounds < LAST * args.every:
+        parser.error(f"accuracies are means of {LAST} scored rounds: more rounds, or a smaller --every")
+    if args.peers_python is None and any(spec.startswith("nncodec") for spec in args.methods):
+        print("left out: nncodec (--peers-python names a Python that has it)")
+        args.methods = [spec for spec in args.methods if not spec.startswith("nncodec")]
+    return args
+
+
+def make_task(args: argparse.Namespace, seed: int) -> fb.Task:
+    dataset = load_dataset(args.dataset)
+    data = federate(dataset, Partition("dirichlet", args.clients, alpha=args.alpha, samples=(args.samples, 50)), seed)
+    data = replace(data, test=data.test.take(range(min(args.test, len(data.test)))))
+    return fb.Task.on(data, ModelBuilder(args.model, dataset.train.shape, len(dataset.classes)), seed=seed)
+
+
+def make(args: argparse.Namespace, spec: str) -> tuple[fb.Method, dict[str, Any]]:
+    """A method, and the run's settings that are its row's."""
+    method, _, bits = spec.partition("+")
+    name, _, given = method.partition(":")
+    own = dict(part.split("=", 1) for part in given.split(",") if part)
+    terms = {"epochs": args.epochs, "lr": args.lr, "batch": args.batch, "momentum": 0.9, "lr_rounds": args.rounds}
+    rate, _, step = bits.partition("step=")
+    settings = {"uplink_step": float(step)} if step else {"uplink_bits": rate} if rate else {}
+    if name == "nncodec":
+        local, above = Local(**terms), int(own.get("above", NNCodec.above))
+        return NNCodec(str(args.peers_python), above, args.fraction, local), settings
+    return make_method(name, terms | {"fraction": args.fraction} | own), settings
+
+
+def rows_of(args: argparse.Namespace, spec: str, seed: int) -> list[dict[str, Any]]:
+    """Run a method, or read what an earlier run found: the lines of rounds.jsonl."""
+    terms = [
+        args.dataset, args.model, args.clients, args.fraction, args.alpha, args.samples, args.test, args.rounds,
+        args.every, args.epochs, args.batch, args.lr,
+    ]  # fmt: skip
+    folder = args.out / "-".join(map(str, [*terms, spec, f"seed{seed}"])).replace(":", "_")
+    result = folder / "result.json"
+    if not result.exists() or json.loads(result.read_text())["status"] != "done":
+        method, settings = make(args, spec)
+        fb.run(
+            method, make_task(args, seed), rounds=args.rounds, evaluate_every=args.every, out=folder,
+            workers=args.workers, resume=any((folder / "checkpoint").glob("*.state")), save_models=False, **settings,
+        )  # fmt: skip
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a method did, by scored round: accuracy (seeds, rounds), bytes each way until then, means over seeds."""
+
+    rounds: list[int]
+    accuracies: np.ndarray
+    up: np.ndarray
+    down: np.ndarray
+
+    @classmethod
+    def of(cls, runs: Sequence[list[dict[str, Any]]], kind: str) -> Course | None:
+        """None if its models are not of that kind."""
+        scored = [i for i, row in enumerate(runs[0]) if kind in (row["scores"] or {}).get("accuracy", {})]
+        if not scored:
+            return None
+        accuracies = [[run[i]["scores"]["accuracy"][kind] for i in scored] for run in runs]
+        up, down = (
+            np.mean([np.cumsum([row[f"{way}link_bytes"] for row in run])[scored] for run in runs], 0)
+            for way in ("up", "down")
+        )
+        return cls([runs[0][i]["round"] for i in scored], np.array(accuracies), up, down)
+
+    @property
+    def final(self) -> list[float]:
+        """Of each seed."""
+        return [fmean(of_seed[-LAST:]) for of_seed in self.accuracies]
+
+    def reached(self, target: float) -> int | None:
+        """The first scored round at which that is reached, from 0."""
+        curve = self.accuracies.mean(0)
+        return next((i for i in range(LAST - 1, len(curve)) if curve[i - LAST + 1 : i + 1].mean() >= target), None)
+
+
+def table(args: argparse.Namespace, found: dict[str, list[list[dict[str, Any]]]], kind: str) -> None:
+    dense = Course.of(found["fedavg"], kind)
+    assert dense is not None
+    target = fmean(dense.final) - ALLOWED
+    at_dense = dense.reached(target)
+    assert at_dense is not None
+    print(f"\n{kind}: until {100 * target:.2f} %")
+    print(
+        f"{'method':24} {'accuracy':>14} {'rounds':>7} {'MB up':>9} {'MB down':>9} {'fewer up':>9} "
+        f"{'bytes up a round and client':>28}"
+    )
+    for spec, runs in found.items():
+        course = Course.of(runs, kind)
+        if course is None:
+            continue
+        at = course.reached(target)
+        accuracy = f"{100 * fmean(course.final):6.2f} ± {100 * pstdev(course.final):4.2f}"
+        if at is None:
+            until = f"{'not reached':>37}"
+        else:
+            up, down = course.up[at], course.down[at]
+            until = f"{course.rounds[at]:7} {up / 1e6:9.3f} {down / 1e6:9.3f} {dense.up[at_dense] / up:8.1f}x"
+        replies = args.rounds * max(1, round(args.fraction * args.clients))
+        print(f"{spec:24} {accuracy:>14} {until} {course.up[-1] / replies:28,.0f}", flush=True)
+
+
+def main() -> None:
+    args = parse()
+    found: dict[str, list[list[dict[str, Any]]]] = {}
+    for spec in args.methods:
+        found[spec] = [rows_of(args, spec, seed) for seed in args.seeds]
+    print(f"{args.dataset}, {args.model}, {args.clients} clients of {args.samples} samples, {args.rounds} rounds")
+    for kind in ("global", "personalised"):
+        table(args, found, kind)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -1,0 +1,90 @@
+"""How many bits clients send of each value: so many, or as many as their links move while they train."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.rate import Rate
+from fewbytes.base.units import parse_rate
+
+FORM = "a number from 0.3 to 8, or auto=RATE, a client's uplink, e.g. auto=1MB/s, or, on Flower, auto"
+LEAST, MOST = 0.3, 8.0  # bits a value
+FIRST = 2.0  # of a client whose seconds are not known yet
+WEIGHT = 0.5  # of the last exchange, in what is known of a client's seconds and of its link
+
+
+@dataclass(frozen=True)
+class UplinkBits:
+    """So many `bits` of each value; or, where that is 0, what moves at `rate` bytes a second (None: as measured)."""
+
+    bits: float = 0.0
+    rate: float | None = None
+
+    @classmethod
+    def read(cls, text: str | float) -> Self:
+        """As in FORM. Raises UserError for anything else."""
+        if match := re.fullmatch(r"\s*auto\s*(?:=(.*))?", str(text)):
+            return cls(rate=None if match[1] is None else parse_rate(match[1]))
+        try:
+            bits = float(text)
+        except ValueError:
+            bits = 0.0
+        if not LEAST <= bits <= MOST:
+            raise UserError(f"uplink_bits is {FORM}; not {text!r}")
+        return cls(bits)
+
+    def __str__(self) -> str:
+        """As it is read."""
+        if self.bits:
+            return f"{self.bits:g}"
+        return "auto" if self.rate is None else f"auto={math.ceil(self.rate)}B/s"
+
+
+@dataclass
+class _Seen:
+    """What is known of a client: seconds of training, values in its reply, and bytes a second of its link."""
+
+    seconds: float
+    values: int
+    rate: float | None
+
+
+class Uplink:
+    """How much is kept of each client's replies. Fixed, or, by what `saw` tells, so that a reply moves in the time that
+    the client takes to make it; then results depend on measured seconds."""
+
+    def __init__(self, bits: UplinkBits | None = None, step: float = 0.0) -> None:
+        self._fixed = Rate(0.0 if bits is None else bits.bits, step)
+        self._auto = None if bits is None or bits.bits else bits
+        self._seen: dict[int, _Seen] = {}
+
+    @property
+    def picks(self) -> bool:
+        """Whether it goes by what is measured."""
+        return self._auto is not None
+
+    def rate(self, client: int) -> Rate:
+        """How much is kept of the client's next reply."""
+        if self._auto is None:
+            return self._fixed
+        seen = self._seen.get(client)
+        link = None if seen is None else self._auto.rate or seen.rate
+        if seen is None or link is None:
+            return Rate(FIRST)
+        return Rate(min(max(8 * link * seen.seconds / seen.values, LEAST), MOST))
+
+    def saw(self, client: int, seconds: float, values: int, rate: float | None) -> None:
+        """Note an exchange: seconds that the client took for its reply, values it rounded, and bytes a second that
+        moved either way (None: that is not known). What cannot be, as only a stranger's node says it, is passed over.
+        """
+        if self._auto is None or values < 1 or not 0 <= seconds < math.inf:
+            return
+        before = self._seen.get(client)
+        if before is not None:
+            seconds = WEIGHT * seconds + (1 - WEIGHT) * before.seconds
+            rate = before.rate if rate is None else WEIGHT * rate + (1 - WEIGHT) * (before.rate or rate)
+        self._seen[client] = _Seen(seconds, values, rate)

@@ -1,0 +1,141 @@
+"""A data set before it is dealt out, and what clients hold once it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.streams import stream
+from fewbytes.data.schema import Schema
+from fewbytes.data.split import Kind, Split, listed
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set as published: its training and test samples and the names of its classes, in label order.
+
+    Where something else than one of several classes is learnt, `classes` names what models give (labels, columns of
+    numbers, tokens), and `groups` the labels, by which samples are only dealt out. `schema`: of a table, what its
+    columns mean.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    groups: tuple[str, ...] | None = None
+    schema: Schema | None = None
+
+    @property
+    def learns(self) -> Kind:
+        """What is learnt of it."""
+        return self.train.learns
+
+    def part(self, share: float, seed: int) -> Dataset:
+        """A random part of the training and of the test samples, the same for the same seed; at least one of each."""
+        rng = stream(seed, "part")
+        train, test = (
+            split.take(np.sort(rng.permutation(len(split))[: max(1, round(share * len(split)))]))
+            for split in (self.train, self.test)
+        )
+        return replace(self, train=train, test=test)
+
+    def numbered(self, classes: Sequence[str]) -> Dataset:
+        """The same samples, their labels numbered as in `classes`. Raises UserError for a class that is not in it."""
+        if tuple(classes) == self.classes:
+            return self
+        if self.learns != "classes":
+            raise UserError(
+                f"{self.name} has {listed(self.classes)}, the run {listed(classes)}: name what is learnt alike "
+                "everywhere, in one order (the server's are the run's)"
+            )
+        strange = [name for name in self.classes if name not in classes]
+        if strange:
+            raise UserError(
+                f"{self.name} has classes that the run has not: {listed(strange)}; it has {listed(self.classes)}, "
+                f"the run {listed(classes)}: name classes alike everywhere (the server's are the run's)"
+            )
+        number = torch.tensor([list(classes).index(name) for name in self.classes])
+        train, test = (Split(s.x, number[s.y], s.rows, s.transform) for s in (self.train, self.test))
+        return replace(self, train=train, test=test, classes=tuple(classes))
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's own training and test samples."""
+
+    train: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """A data set over clients: each client's own samples, the server's test set, the names of the classes, and of the
+    labels where they are not the classes (see `Dataset`)."""
+
+    clients: tuple[ClientData, ...]
+    test: Split
+    classes: tuple[str, ...]
+    public: Split | None = None
+    """Samples that no client owns, for servers that learn from some; their labels mean nothing."""
+    presence: tuple[tuple[int, int | None], ...] | None = None
+    """Per client the first and the last round, inclusive, that it is there for (None: to the end); None: always all."""
+    groups: tuple[str, ...] | None = None
+    schema: Schema | None = None
+    """Of tables, what their columns mean."""
+
+    @property
+    def learns(self) -> Kind:
+        """What is learnt."""
+        splits = [self.test, *(split for client in self.clients for split in (client.train, client.test))]
+        return next((split.learns for split in splits if len(split)), self.test.learns)
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a presence that cannot be."""
+        if self.presence is None:
+            return
+        if len(self.presence) != len(self.clients):
+            raise UserError(f"presence is given for {len(self.presence)} of {len(self.clients)} clients: give all")
+        for i, span in enumerate(self.presence):
+            if not (isinstance(span, tuple | list) and len(span) == 2):
+                raise UserError(f"presence of client {i} is its first and last round, like (1, None), not {span!r}")
+            first, last = span
+            if first < 1 or (last is not None and last < first):
+                raise UserError(
+                    f"client {i} cannot be there from round {first} to {last}: rounds count from 1, upwards"
+                )
+
+    def present(self, t: int) -> list[int]:
+        """The clients that are there in round t, in ascending order."""
+        spans = self.presence or [(1, None)] * len(self.clients)
+        return [i for i, (first, last) in enumerate(spans) if first <= t and (last is None or t <= last)]
+
+    def label_counts(self) -> dict[str, Any]:
+        """`{"classes": [name], "train": [[samples per class] per client], "test": likewise}`, plain ints for JSON; of
+        the groups instead where there are some."""
+        names = self.classes if self.groups is None else self.groups
+
+        def count(split: Split) -> list[int]:
+            return [int(n) for n in torch.bincount(split.labels, minlength=len(names))]
+
+        return {
+            "classes": list(names),
+            "train": [count(client.train) for client in self.clients],
+            "test": [count(client.test) for client in self.clients],
+        }
+
+
+def split_off_test(whole: Split) -> tuple[Split, Split]:
+    """A fixed fifth of every class for testing, the rest for training: (training, test)."""
+    rng = np.random.RandomState(0)
+    labels = whole.labels.numpy()
+    in_test = np.zeros(len(labels), dtype=bool)
+    for c in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        in_test[members[: round(len(members) / 5)]] = True
+    return whole.take(np.flatnonzero(~in_test)), whole.take(np.flatnonzero(in_test))

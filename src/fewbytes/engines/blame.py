@@ -1,0 +1,50 @@
+"""Whose replies broke a step: it is taken again without them."""
+
+from __future__ import annotations
+
+from fewbytes.base.errors import one_line
+from fewbytes.core.admission import Looks
+from fewbytes.core.network import Handler
+from fewbytes.core.problem import Id, Problem
+
+
+class Blame:
+    """What the replies of a step look like, and which was being read when something broke."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._looks = Looks()
+        self.barred: dict[Id, str] = {}
+        """Whose replies broke the step that is taken, why: it is taken again without them."""
+        self.last: Id | None = None
+        """Whose reply the method was given last, and works on."""
+        self.failed = False
+        """Whether it was the engine itself, or a client's handler, that raised."""
+
+    def fresh(self) -> None:
+        """A new step begins, of which nobody's reply has broken anything yet."""
+        self.barred, self._looks = {}, Looks()
+
+    def begin(self) -> None:
+        """The step is taken, perhaps again."""
+        self.last, self.failed = None, False
+
+    def read(self, handler: Handler, client: Id, reply: object) -> None:
+        """The method is given a reply."""
+        self.last = client
+        self._looks.add(handler.name, self._problem.architecture(client), client, reply)
+
+    def of(self, error: Exception, last: Id | None) -> list[Id]:
+        """The clients whose replies must have made the method's server half raise `error`, from now on `barred`: those
+        of another shape than most of the step's, or the one it was given `last`. None if it was no reply."""
+        unlike = [*self._looks.odd(), *self._looks.strange()]
+        odd = sorted({i for i in unlike if i not in self.barred})
+        blamed = odd or ([] if last is None else [last])
+        self.barred |= dict.fromkeys(blamed, f"its reply broke the round: {one_line(error)}"[:300])
+        return blamed
+
+    def strange(self) -> list[Id]:
+        """The clients whose replies were in this step of other types than the others', from now on `barred`."""
+        strange = {i: why for i, why in self._looks.strange().items() if i not in self.barred}
+        self.barred |= strange
+        return list(strange)

@@ -1,0 +1,181 @@
+"""Messages that are rounded to their difference from what their receivers hold, and what those hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.rate import Rate
+from fewbytes.core.network import Handler
+from fewbytes.core.problem import Id, Problem
+from fewbytes.engines.handlers import DOWN_BITS, DOWN_ERROR, LIMIT, Kind, held, holding, lossy_for, packed
+from fewbytes.wire import Base, Counted, Frame, counted, give, pack, unpack
+
+Stand = tuple[str, int]
+"""Where on a line a client is: the line's name, and the number of the last message that it holds."""
+Heard = dict[str, Stand]
+"""By handler, where a client is."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What the last message was to one handler, of all clients with one model or of a single client.
+
+    `held`: the message as its receivers hold it, a frame that is not coded. `lost`: by field and name, what rounding
+    has lost so far. `steps`: frames of differences to the message before, each; the last leads to this one.
+    """
+
+    name: str
+    number: int
+    held: bytes
+    lost: dict[str, dict[str, Tensor]]
+    steps: list[bytes]
+
+
+class Sent(NamedTuple):
+    """A frame as it travels: what papers count for it, what replies are coded against (None: nothing in it), and what
+    rounding it measured."""
+
+    frame: Frame | None
+    counted: Counted
+    base: Base | None
+    measured: dict[str, float]
+
+
+class Leg(NamedTuple):
+    """One of the frames that bring a message to a client; those of equal `key` are equal. `kind`: as in `Part`.
+    `stand`: where the client is once it holds it (None: on no line)."""
+
+    key: Hashable
+    kind: Kind
+    made: Callable[[], Sent]
+    stand: Stand | None = None
+
+
+class Downlink:
+    """How messages travel: in full or, with a `rate`, rounded.
+
+    What goes to all that are asked, in a part of the network, is one line for the clients of each model. Who has missed
+    some of its messages gets the steps since, as long as they take less than half a message, and others all of it. The
+    message's tensors become what clients get, so that the server goes on from there, and what that has lost is added
+    to the next message (error feedback). A client's own messages are a line of its own; what one has lost is in the
+    difference to the next.
+    """
+
+    def __init__(self, rate: Rate, problem: Problem, coded: bool) -> None:
+        self.rate, self._problem, self._coded = rate, problem, coded
+        self.lines: dict[str, Line] = {}
+        self.heard: dict[Id, Heard] = {}
+        self._now: dict[str, tuple[Any, Sent]] = {}  # of lines for all: the message as clients get it
+        self._part = ""  # of the network, for which these are
+        self._whom: dict[tuple[str, str], set[Id]] = {}  # whom a step's first message was for, by handler and part
+
+    def begin(self) -> None:
+        """A step is taken."""
+        self._whom = {}
+
+    def go_back(self, lines: Iterable[Line], heard: Mapping[Id, Heard]) -> None:
+        """Stand as a checkpoint says."""
+        self.lines, self.heard, self._now = {line.name: line for line in lines}, dict(heard), {}
+
+    def arrived(self, client: Id, stands: Heard) -> None:
+        """A client holds these."""
+        if stands:
+            self.heard[client] = self.heard.get(client, {}) | stands
+
+    def rounds(self, handler: Handler, message: Any) -> bool:
+        """Whether such a message is rounded."""
+        return bool(self.rate) and type(message) is handler.message and handler.roundable("downlink")
+
+    def to_all(self, handler: Handler, message: Any, asked: Sequence[Id], part: str) -> None:
+        """Round a message for all that are asked, in a part of the network. Raises UserError where in a step some are
+        sent one and others another, as these would be mixed up."""
+        first = self._whom.setdefault((handler.name, part), set(asked))
+        if asked and first.isdisjoint(asked):
+            raise UserError(
+                f"handler {handler.name!r} is sent a message for some clients and another for others: one is rounded "
+                "to its difference from the last, so leave out downlink_bits"
+            )
+        self._now, self._part = {}, part
+        for client in asked:
+            name = self._name(handler, client)
+            if name not in self._now:
+                there = self.lines[name].steps if name in self.lines else []
+                behind = [self._behind(handler, i, name) for i in asked]
+                follows = any(missed is not None and missed <= len(there) for missed in behind)
+                self._now[name] = self._moved(name, message, client, follows, shared=True)
+
+    def legs(self, handler: Handler, message: Any, client: Id, own: bool) -> list[Leg]:
+        """The frames by which a client gets a message: its `own`, or one that `to_all` was given."""
+        if not self.rounds(handler, message):
+            key = handler.name, id(message), self._problem.architecture(client)
+            return [Leg(key, "", partial(self._whole, handler, message, client))]
+        if own:
+            name = f"{handler.name} of {client}"
+            follows = self._behind(handler, client, name) == 0
+            stand = name, self.lines[name].number + 1 if name in self.lines else 1
+            made = partial(self._own, name, message, client, follows)
+            return [Leg(stand, "next" if follows else "first", made, stand)]
+        name = self._name(handler, client)
+        line, (received, sent), behind = self.lines[name], self._now[name], self._behind(handler, client, name)
+        stand = name, line.number
+        if behind is None or behind > len(line.steps):
+            return [Leg((*stand, "first"), "first", partial(self._first, received, sent, client), stand)]
+        missed = line.steps[len(line.steps) - behind : -1]
+        first = line.number - len(missed)
+        return [
+            *(Leg((name, n), "missed", partial(_step, step)) for n, step in enumerate(missed, first)),
+            Leg(stand, "next", lambda: sent, stand),
+        ]
+
+    def _name(self, handler: Handler, client: Id) -> str:
+        return f"{self._part} {handler.name} {self._problem.layout(client).hash.hex()}"
+
+    def _behind(self, handler: Handler, client: Id, name: str) -> int | None:
+        """How many of a line's messages a client has not had since one it holds; None if it holds none of it."""
+        on, number = self.heard.get(client, {}).get(handler.name, ("", 0))
+        return self.lines[name].number - number if on == name and name in self.lines else None
+
+    def _moved(self, name: str, message: Any, client: Id, follows: bool, shared: bool) -> tuple[Any, Sent]:
+        """A line's next message as its receivers get it, and how: rounded, if one of them `follows`."""
+        kind, layout, line = type(message), self._problem.layout(client), self.lines.get(name)
+        number, lost = (1, {}) if line is None else (line.number + 1, line.lost)
+        if line is None or not follows:
+            self.lines[name] = Line(name, number, held(message, layout), lost, [])
+            frame = pack(message, layout=layout, coded=self._coded)
+            return message, Sent(frame, counted(message), Base.of(self.lines[name].held[-32:], message), {})
+        before = holding(kind, line.held, layout)
+        lossy = lossy_for(self.rate, kind, self._problem.statistics(client), lost)
+        frame = pack(message, layout=layout, base=before, coded=self._coded, lossy=lossy)
+        count = counted(message)
+        received = unpack(kind, bytes(frame), layout=layout, base=before, limit=LIMIT)
+        whole = held(received, layout)
+        steps = [*line.steps, bytes(frame)] if shared else []
+        while len(steps) > 1 and sum(map(len, steps)) > len(whole) / 2:
+            steps.pop(0)
+        self.lines[name] = Line(name, number, whole, lossy.residual if shared else {}, steps)
+        if shared:
+            give(message, received)
+        measured = {DOWN_BITS: lossy.bits_a_value, DOWN_ERROR: lossy.nmse} if lossy.values else {}
+        return received, Sent(frame, count, Base.of(whole[-32:], received), measured)
+
+    def _own(self, name: str, message: Any, client: Id, follows: bool) -> Sent:
+        return self._moved(name, message, client, follows, shared=False)[1]
+
+    def _first(self, received: Any, sent: Sent, client: Id) -> Sent:
+        frame = pack(received, layout=self._problem.layout(client), coded=self._coded)
+        return sent._replace(frame=frame, measured={})
+
+    def _whole(self, handler: Handler, message: Any, client: Id) -> Sent:
+        frame, count = packed(handler, message, self._problem.layout(client), self._coded)
+        return Sent(frame, count, None if frame is None else Base.of(frame.digest, message), {})
+
+
+def _step(frame: bytes) -> Sent:
+    """One that was missed; papers count the message once."""
+    return Sent(Frame.of(frame), Counted(), None, {})

@@ -1,0 +1,79 @@
+"""Chains: models whose convolutions and linear layers follow one another, so that neurons can be permuted and added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import State, load_state, trained_entries
+from fewbytes.models.blocks import classifier_of, units_of
+
+Layer = nn.Conv2d | nn.Linear
+
+
+def chain_of(model: nn.Module) -> dict[str, Layer]:
+    """The layers of a chain in order, by name; the last is the classifier.
+
+    Each takes what the one before gives, a neuron's outputs side by side; between them is what has no entries: ReLU,
+    pooling, dropout, flattening. Before the first may be anything that is not trained. Raises UserError for a model
+    that is no chain.
+    """
+    names, own = {id(module): name for name, module in model.named_modules()}, trained_entries(model)
+    entries = {id(value) for value in own.values()}
+    found: list[Layer] = []
+    for part in [*_parts(units_of(model).values()), classifier_of(model)]:
+        values = {id(value) for value in part.state_dict(keep_vars=True).values()}
+        if isinstance(part, nn.Conv2d | nn.Linear) and getattr(part, "groups", 1) == 1 and values <= entries:
+            found.append(part)
+        elif values and (found or values & entries):
+            raise _no_chain(model, f"a {type(part).__name__}" + (" that is not trained" if values - entries else ""))
+    if {id(value) for layer in found for value in layer.parameters()} != entries or len(set(found)) < len(found):
+        raise _no_chain(model, "trained parameters beside its layers")
+    for before, after in pairwise(found):
+        if after.weight[0].numel() % len(before.weight) or (isinstance(after, nn.Conv2d) and not _fit(before, after)):
+            raise _no_chain(model, "a layer that takes other numbers than the one before gives")
+    return {names[id(layer)]: layer for layer in found}
+
+
+def resized(model: nn.Module, state: State) -> nn.Module:
+    """The chain itself, its layers of the sizes that `state` has, and with its values. Raises MethodError."""
+    for name, layer in chain_of(model).items():
+        for kind in ("weight", "bias"):
+            if (value := state.get(f"{name}.{kind}")) is not None:
+                setattr(layer, kind, nn.Parameter(value.to(layer.weight.device, copy=True)))
+        if isinstance(layer, nn.Conv2d):
+            layer.out_channels, layer.in_channels = layer.weight.shape[:2]
+        else:
+            layer.out_features, layer.in_features = layer.weight.shape
+    load_state(model, state)
+    model.recipe = {"kind": "resized"}  # type: ignore[assignment]  # what a file of it says, so that it can be read back
+    return model
+
+
+def resized_network(recipe: Mapping[str, Any], state: State, model: Callable[[int], nn.Module]) -> nn.Module:
+    """The resized chain a file holds, from its state; `model(client)` makes it as it was before."""
+    return resized(model(0), state)
+
+
+def _parts(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """The modules in order, in place of each Sequential what it holds."""
+    for module in modules:
+        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+            yield from _parts(module)
+        else:
+            yield module
+
+
+def _fit(before: Layer, after: nn.Conv2d) -> bool:
+    return isinstance(before, nn.Conv2d) and before.out_channels == after.in_channels
+
+
+def _no_chain(model: nn.Module, has: str) -> UserError:
+    return UserError(
+        f"a {type(model).__name__} is no chain of convolutions and linear layers alone, it has {has}: take vgg9, cnn4, "
+        "lenet or mlp"
+    )

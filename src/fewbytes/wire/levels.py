@@ -1,0 +1,275 @@
+"""Entropy coding of quantised tensors: levels by asymmetric numeral systems, a table for how large those around are.
+
+What a level's neighbours tell of it is its class: the sum, in half octaves, of how large levels are in its tensor, and
+how much larger in its output channel, its input channel and its place in the kernel. These few small numbers travel
+first, so that both ends know every class before a level is coded, and all levels of a class are coded at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import constriction
+import numpy as np
+
+from fewbytes.base.errors import FrameError
+from fewbytes.wire import coding
+from fewbytes.wire.coding import Array, Sink, Source
+
+MOST = (1 << 16) - 1  # greatest magnitude of a level
+BLOCK = 1 << 18  # levels coded at a time, class by class
+WORTH = 32  # values that a place of an axis needs to have a number of its own
+FEW = 256  # values that a class needs to have a table of its own
+FAINT = 2.0**-7  # mean magnitude that counts as none
+LEAST, GREATEST = -14, 32  # what a tensor's own number may be: half octaves from FAINT to MOST
+APART = 20  # half octaves that an axis may differ from its tensor, either way
+FINE = 16  # magnitudes below have a symbol each; from there on there are eight to an octave
+TOTAL = (1 << 12) - 1  # greatest frequency in a table
+SYMBOLS = FINE + 8 * 12
+_UNTOLD = [max(0, (s - 8) >> 3) for s in range(SYMBOLS)]
+_SPARE = np.array(_UNTOLD, np.uint8)  # lowest bits that a symbol does not tell
+_LOWEST = np.array([s if s < FINE else 8 + (s & 7) << bits for s, bits in enumerate(_UNTOLD)], np.uint16)
+
+Shape = tuple[int, int, int]
+Kept = Sequence[Array | None]
+
+
+def encode_levels(sink: Sink, levels: Sequence[Array], negative: Array, folds: Sequence[Shape], kept: Kept) -> Any:
+    """Write the magnitudes of tensors, flat uint16 arrays, and which of those that are not 0 are `negative`.
+
+    `folds`: how each tensor's places are laid out; `kept`: the places that hold a value, where not all do. Returns the
+    header.
+    """
+    numbers = [_numbers(m, fold, here) for m, fold, here in zip(levels, folds, kept, strict=True)]
+    classes = _classes(numbers, folds, kept)
+    magnitudes = np.concatenate([np.zeros(0, np.uint16), *levels])
+    symbols, spare = _symbols(magnitudes)
+    low, high = _span(classes)
+    np.clip(classes, low, high, out=classes)
+    classes -= low
+    most = max(2, int(symbols.max(initial=0)) + 1)  # the coder's least
+    counts = _counts(classes, symbols, high - low + 1, most)
+    tables = _tables(counts)
+    coder = constriction.stream.stack.AnsCoder()
+    models = [_model(table) for table in tables]
+    for start in reversed(range(0, symbols.size, BLOCK)):  # what is coded last is decoded first
+        order, ends = _by_class(classes[start : start + BLOCK], len(models))
+        chosen = symbols[start : start + BLOCK][order].astype(np.int32)
+        for model, (begin, end) in reversed(list(zip(models, pairwise(ends), strict=True))):
+            if begin < end:
+                coder.encode_reverse(chosen[begin:end], model)
+    flat = np.concatenate([np.zeros(0, np.int8), *numbers])
+    headers = [
+        coding.encode_numbers(sink, [flat.view(np.uint8)], None, False, True),
+        coding.encode_numbers(sink, [tables.reshape(-1)], None, False, True),
+    ]
+    sink.section([coder.get_compressed().astype("<u4")])
+    sink.section([np.packbits(negative, bitorder="little")])
+    sink.section([_low_bits(magnitudes, spare)])
+    return [low, high, most, *headers]
+
+
+def decode_levels(source: Source, header: Any, folds: Sequence[Shape], kept: Kept) -> tuple[Array, Array]:
+    """Read what `encode_levels` wrote: all magnitudes, one tensor after another, uint16, and which of those that are
+    not 0 are negative. Raises FrameError for anything else."""
+    match header:
+        case [int(low), int(high), int(most), numbers_header, tables_header] if (
+            -100 <= low <= high <= 100 and 2 <= most <= SYMBOLS
+        ):
+            pass
+        case _:
+            raise FrameError("header", "the coding of levels is malformed")
+    widths = [width(fold) for fold in folds]
+    flat = coding.decode_numbers(source, numbers_header, sum(widths), np.uint8, None, False).view(np.int8)
+    if flat.size and (flat.min() < -APART or flat.max() > GREATEST):
+        raise FrameError("coding", "how large levels are is out of bounds")
+    numbers = np.split(flat, np.cumsum(widths)[:-1]) if widths else []
+    classes = _classes(numbers, folds, kept)
+    np.clip(classes, low, high, out=classes)
+    classes -= low
+    count = high - low + 1
+    tables = coding.decode_numbers(source, tables_header, count * most, np.uint16, None, False).reshape(count, most)
+    data = source.section()
+    if data.nbytes % 4:
+        raise FrameError("length", "coded levels are not whole words")
+    try:
+        coder = constriction.stream.stack.AnsCoder(np.frombuffer(data, "<u4").astype(np.uint32))
+    except ValueError:  # ends in a zero
+        raise FrameError("padding", "coded levels end in what no coder writes") from None
+    models = [_model(table) for table in tables]
+    symbols = np.empty(classes.size, np.uint8)
+    for start in range(0, symbols.size, BLOCK):
+        order, ends = _by_class(classes[start : start + BLOCK], count)
+        here = symbols[start : start + BLOCK]
+        for model, (begin, end) in zip(models, pairwise(ends), strict=True):
+            if begin < end:
+                if model is None:
+                    raise FrameError("coding", "a class of levels has no table")
+                here[order[begin:end]] = coder.decode(model, end - begin)
+    if not coder.is_empty():
+        raise FrameError("length", "coded levels are left over")
+    del classes, coder  # memory for what follows
+    signs = source.section()
+    magnitudes = _from_low_bits(symbols, source.section())
+    nonzero = int(np.count_nonzero(magnitudes))
+    _check_bits(signs, nonzero)
+    return magnitudes, _bits(signs, 0, nonzero)
+
+
+def kinds(sizes: Sequence[Array], folds: Sequence[Shape], kept: Kept) -> Array:
+    """Which values have about as large ones around them as which others, judged by their `sizes`, 1 being a mean one: a
+    number for each, uint8, one tensor after another."""
+    numbers = [_numbers(FINE * size, shape, here) for size, shape, here in zip(sizes, folds, kept, strict=True)]
+    return (_classes(numbers, folds, kept) - (LEAST - 2 * APART)).astype(np.uint8)
+
+
+def entropy(levels: Array, kinds: Array, weights: Array) -> float:
+    """About how many bits the magnitudes of values of these kinds take, each of which stands for so many, and signs."""
+    symbols, spare = _symbols(levels)
+    counts = np.bincount(kinds.astype(np.int32) * SYMBOLS + symbols, weights)
+    whole = np.bincount(kinds, weights)
+    bits = float(weights[symbols > 0].sum()) + (float(np.dot(weights, spare)) if spare.size else 0.0)
+    return bits + float(_surprise(whole).sum() - _surprise(counts).sum())
+
+
+def _surprise(counts: Array) -> Array:
+    surprise: Array = counts * np.log2(np.maximum(counts, 1))
+    return surprise
+
+
+def fold(shape: Sequence[int]) -> Shape:
+    """Output channels, input channels and the rest of a tensor; one that has no channels is all rest."""
+    if len(shape) < 2:
+        return 1, 1, math.prod(shape)
+    return shape[0], shape[1], math.prod(shape[2:])
+
+
+def width(shape: Shape) -> int:
+    """How many numbers tell how large a tensor's levels are."""
+    return 1 + sum(_own(shape))
+
+
+def _own(shape: Shape) -> list[int]:
+    """How many numbers of its own each axis has."""
+    size = math.prod(shape)
+    return [n if n > 1 and size // n >= WORTH else 0 for n in shape]
+
+
+def _numbers(magnitudes: Array, shape: Shape, kept: Array | None) -> Array:
+    """How large levels are, in half octaves: in the tensor, then how much more in each place of its axes, int8."""
+    values: Array = magnitudes
+    if kept is not None:
+        values = np.zeros(kept.size, magnitudes.dtype)
+        values[kept] = magnitudes
+    whole = _halves(values.sum(dtype=np.float64), magnitudes.size)
+    parts = [np.clip(whole, LEAST, GREATEST)[None]]
+    for axis, own in enumerate(_own(shape)):
+        if own:
+            others = tuple(other for other in range(3) if other != axis)
+            sums = values.reshape(shape).sum(others, dtype=np.float64)
+            held = values.size // own if kept is None else np.count_nonzero(kept.reshape(shape), axis=others)
+            parts.append(np.clip(_halves(sums, held) - whole, -APART, APART))
+    return np.concatenate(parts).astype(np.int8)
+
+
+def _halves(sums: Array, counts: Any) -> Array:
+    halves: Array = np.rint(2 * np.log2(sums / np.maximum(counts, 1) + FAINT)).astype(np.int64)
+    return halves
+
+
+def _classes(numbers: Sequence[Array], folds: Sequence[Shape], kept: Kept) -> Array:
+    """The class of every value, one tensor after another, int8."""
+    parts = [np.zeros(0, np.int8)]
+    for given, shape, here in zip(numbers, folds, kept, strict=True):
+        classes, at = np.full(shape, given[0], np.int8), 1
+        for axis, own in enumerate(_own(shape)):
+            if own:
+                classes += given[at : at + own].reshape([-1 if axis == other else 1 for other in range(3)])
+                at += own
+        parts.append(classes.reshape(-1) if here is None else classes.reshape(-1)[here])
+    return np.concatenate(parts)
+
+
+def _span(classes: Array) -> tuple[int, int]:
+    """The least and the greatest class to keep apart: beyond them there are too few values."""
+    counts = np.bincount(classes.view(np.uint8) ^ 128, minlength=256)
+    enough = np.flatnonzero(np.cumsum(counts) >= FEW)
+    low = int(enough[0]) if enough.size else 128
+    enough = np.flatnonzero(np.cumsum(counts[::-1]) >= FEW)
+    high = 255 - int(enough[0]) if enough.size else low
+    return min(low, high) - 128, max(low, high) - 128
+
+
+def _symbols(magnitudes: Array) -> tuple[Array, Array]:
+    """The symbol of each magnitude, uint8, and how many of its lowest bits that does not tell."""
+    if magnitudes.max(initial=0) < FINE:
+        return magnitudes.astype(np.uint8), np.zeros(0, np.uint8)
+    spare = np.maximum(np.frexp(magnitudes.astype(np.float32))[1] - 4, 0).astype(np.uint8)
+    upper = magnitudes >> spare  # 8 to 15 where bits are spare
+    return np.where(spare, upper + 8 * spare, magnitudes).astype(np.uint8), spare
+
+
+def _low_bits(magnitudes: Array, spare: Array) -> Array:
+    """The bits that symbols do not tell: the lowest of all that have one, then the next."""
+    planes = [(magnitudes[spare > bit] >> bit) & 1 for bit in range(int(spare.max(initial=0)))]
+    return np.packbits(np.concatenate([np.zeros(0, np.uint16), *planes]).astype(bool), bitorder="little")
+
+
+def _from_low_bits(symbols: Array, section: memoryview) -> Array:
+    """The magnitudes of symbols, uint16. Takes little memory at a time, as all that decodes."""
+    spare, magnitudes = _SPARE[symbols], _LOWEST[symbols]
+    counts = [int(np.count_nonzero(spare > bit)) for bit in range(int(spare.max(initial=0)))]
+    _check_bits(section, sum(counts))
+    at = 0
+    for bit, count in enumerate(counts):
+        plane = np.zeros(symbols.size, bool)
+        plane[spare > bit] = _bits(section, at, count)
+        magnitudes |= np.left_shift(plane, bit, dtype=np.uint16)
+        at += count
+    return magnitudes
+
+
+def _check_bits(section: memoryview, count: int) -> None:
+    """Raises FrameError unless a section holds so many bits and no more."""
+    if section.nbytes != (count + 7) // 8:
+        raise FrameError("length", "a section of bits has another length than it must")
+    if count % 8 and section[-1] >> count % 8:
+        raise FrameError("padding", "the last bits of a section are not zero")
+
+
+def _bits(section: memoryview, start: int, count: int) -> Array:
+    """So many truth values, from that bit of a section on."""
+    data = np.frombuffer(section, np.uint8)[start // 8 : (start + count + 7) // 8]
+    return np.unpackbits(data, bitorder="little")[start % 8 :][:count].view(bool)
+
+
+def _counts(classes: Array, symbols: Array, count: int, most: int) -> Array:
+    """How often each symbol stands in each class, (classes, symbols)."""
+    total = np.zeros(count * most, np.int64)
+    for start in range(0, symbols.size, BLOCK):
+        here = classes[start : start + BLOCK].astype(np.int32) * most + symbols[start : start + BLOCK]
+        total += np.bincount(here, minlength=count * most)
+    return total.reshape(count, most)
+
+
+def _tables(counts: Array) -> Array:
+    """The frequencies that travel: whole numbers to TOTAL in each class, none of which is 0 where there are any."""
+    greatest = np.maximum(counts.max(1, keepdims=True), 1)
+    tables: Array = -(-counts * TOTAL // greatest)
+    return tables.astype(np.uint16)
+
+
+def _model(table: Array) -> Any:
+    """What a table says to the coder; None where it is empty."""
+    if not table.any():
+        return None
+    return constriction.stream.model.Categorical(table.astype(np.float64), perfect=False)
+
+
+def _by_class(classes: Array, count: int) -> tuple[Array, list[int]]:
+    """The places of a block's values, those of the lowest class first, and where each class begins and ends."""
+    ends = np.cumsum(np.bincount(classes, minlength=count)).tolist()
+    return np.argsort(classes, kind="stable"), [0, *ends]

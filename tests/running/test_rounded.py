@@ -1,0 +1,103 @@
+"""A run that rounds what clients send says to how many bits, and what was lost, and refuses methods that send nothing
+to round."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Annotated, Any
+
+import pytest
+from cases import CASES, tiny_task
+from torch import Tensor
+
+import fewbytes as fb
+from fewbytes.base.ranges import EXACT, SENT
+from fewbytes.core.network import Network
+from fewbytes.core.site import Site
+from fewbytes.experiments.plan import make_plan
+from fewbytes.methods.parts.clustered import Clustered
+from fewbytes.methods.parts.secure import SecureAggregation
+from fewbytes.wire import Dense, Masked, payload
+
+LOCAL: dict[str, Any] = {"epochs": 1, "lr": 0.1, "batch": 20}
+NOTHING_TO_ROUND = {"dgc", "fedcams", "fedcom", "fedpm", "separate", "smartidx"}
+
+
+@payload
+class Inside:
+    theta: Masked
+
+
+@payload
+class InAList:
+    parts: list[Inside | None]
+
+
+@payload
+class Itself:
+    others: list[Itself]
+    count: int
+
+
+@payload
+class Left:
+    theta: Annotated[Dense, SENT, EXACT]
+    shift: Tensor
+
+
+@dataclass(frozen=True)
+class Replying(fb.Method):
+    def round(self, state: None, net: Network, t: int) -> None: ...
+
+
+def replying(kind: type) -> fb.Method:
+    def answer(self, state: None, message: None, site: Site): ...
+
+    answer.__annotations__["return"] = kind
+    return type("Made", (Replying,), {"answer": answer, "__module__": __name__})()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("kind", "rounded"), [(Inside, True), (InAList, True), (Itself, False), (Left, False)])
+def test_what_is_rounded_is_told_by_the_types_of_replies(kind: type, rounded: bool) -> None:
+    assert replying(kind).roundable("uplink") is rounded
+
+
+def test_methods_that_send_nothing_to_round_are_known() -> None:
+    unable = {type(method).__name__.lower() for method in CASES.values() if not method.roundable("uplink")}
+    assert unable == NOTHING_TO_ROUND
+    assert Clustered(fb.FedAvg(), 2).roundable("uplink")
+    assert not SecureAggregation(fb.FedAvg()).roundable("uplink")
+
+
+@pytest.mark.parametrize("method", [CASES["dgc"], CASES["separate"], SecureAggregation(fb.FedAvg())])
+def test_they_are_refused_before_anything_is_written(method: fb.Method, tmp_path: Any) -> None:
+    with pytest.raises(fb.UserError, match="no dense or masked values to round: leave out uplink_step"):
+        fb.run(method, tiny_task(), rounds=1, out=tmp_path / "run", uplink_step=1.0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_result_has_the_means_of_the_rounds(tmp_path: Any) -> None:
+    out = tmp_path / "run"
+    fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=3, workers=1, out=out, uplink_bits=2.0, save_models=False)
+    rows = [json.loads(line)["measured"] for line in (out / "rounds.jsonl").read_text().splitlines()]
+    result = json.loads((out / "result.json").read_text())
+    assert result["uplink_bits_per_value"] == fmean(row["uplink bits a value"] for row in rows)
+    assert result["uplink_rounding_error"] == fmean(row["uplink rounding error"] for row in rows)
+    assert 0 < result["uplink_rounding_error"] < 0.2
+    plain = fb.run(fb.FedAvg(**LOCAL), tiny_task(), rounds=1, workers=1, save_models=False)
+    assert "uplink_bits_per_value" not in plain.summary
+
+
+def test_a_plan_measures_rounded_frames() -> None:
+    task = tiny_task()
+    whole, rounded = (
+        make_plan(fb.FedAvg(**LOCAL), task, 5, 1e6, 1e6, rounding=how) for how in ({}, {"uplink_step": 1.0})
+    )
+    assert rounded.up < whole.up / 2
+    assert rounded.nominal_up == whole.nominal_up
+    assert whole.uplink_bits_per_value is None
+    assert 0 < rounded.uplink_bits_per_value < 8
+    with pytest.raises(fb.UserError, match="dgc: its clients send no"):
+        make_plan(CASES["dgc"], task, 5, 1e6, 1e6, rounding={"uplink_bits": 1.0})
