@@ -268,6 +268,23 @@ def test_a_budget_is_kept_and_told(tmp_path, monkeypatch, capsys):
     assert "another budget" in errors
 
 
+def test_a_resumed_run_may_round_by_steps_where_it_rounded_by_bits(tmp_path, monkeypatch, capsys):
+    options = ["--clients", "2", "--rounds", "2", "--set", "epochs=1", "--uplink-bits", "2", "--json"]
+    assert ended(capsys, monkeypatch, tmp_path, "run", "fedavg", *options)[0] == 0
+    folder, go_on = only_run(tmp_path), ["run", "--resume", str(only_run(tmp_path)), "--json"]
+    go_on += ["--from-round", "1"]
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, *go_on, "--uplink-step", "4")
+    assert code == 0, errors
+    assert "uplink_bits" not in (folder / "config.toml").read_text()
+    first, second = (
+        json.loads(line)["measured"]["uplink bits a value"]
+        for line in (folder / "rounds.jsonl").read_text().splitlines()
+    )
+    assert first > 2 * second
+    code, _, errors = ended(capsys, monkeypatch, tmp_path, *go_on, "--uplink-bits", "1", "--uplink-step", "4")
+    assert (code, "leave one out" in errors) == (2, True)
+
+
 def test_the_last_live_line_is_the_result(tmp_path, monkeypatch, capsys):
     options = ["--clients", "2", "--model", "mlp:layers=2", "--set", "blocks=2", "--set", "batch=20"]
     given = [*options, "--set", "epochs=2", "--set", "ccvr_samples=50", "--json"]

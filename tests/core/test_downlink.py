@@ -289,6 +289,14 @@ def test_a_plan_measures_rounded_messages() -> None:
     assert 0 < rounded.downlink_bits_per_value < 8
 
 
+def test_a_plan_counts_a_clients_first_message() -> None:
+    method = dataclasses.replace(CASES["fedavg"], fraction=1.0)
+    plan = make_plan(method, tiny_task(), 8, 1e6, 1e6, rounding={"downlink_bits": 1.0})
+    sent = fb.run(method, tiny_task(), rounds=8, downlink_bits=1.0, **QUIET).ledger.columns()
+    assert plan.first_down > plan.down
+    assert plan.total == pytest.approx((sent["bytes_up"].sum(), sent["bytes_down"].sum()), rel=0.05)
+
+
 def test_the_first_message_is_in_full_and_the_next_is_not(tmp_path: Path) -> None:
     tell(Telling(), tmp_path / "run", 2)
     first, second = (Parsed((tmp_path / "run" / "frames" / f"{t}-hear-0-down.frame").read_bytes()) for t in (1, 2))

@@ -531,6 +531,11 @@ def test_what_was_rounded_is_drawn_over_rounds(tmp_path: Path) -> None:
     assert "<h2>Rounding</h2>" not in text
 
 
+def test_a_run_that_could_round_nothing_says_so(tmp_path: Path) -> None:
+    runs = read_runs([make_run(tmp_path / "a", config="downlink_bits = 1.0")])
+    assert str(summary_table(runs).caption) == "downlink rounded: nothing, all went in full"
+
+
 def test_what_was_reached_is_drawn_over_simulated_seconds_where_there_are_any(tmp_path: Path) -> None:
     plain, timed = make_run(tmp_path / "a"), make_run(tmp_path / "b", "fedbuff")
     rows = [json.loads(line) for line in (timed / "rounds.jsonl").read_text("utf-8").splitlines()]

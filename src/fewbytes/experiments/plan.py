@@ -33,7 +33,8 @@ class Plan:
     """The cost of one client's round (bytes, seconds on this machine's core), and of the whole run.
 
     `clients`: how many are there in a round, on average. `asked`: the rounds asked for; a budget may make them fewer.
-    The last two: of a run that rounds what clients send, as in result.json.
+    `first_up`, `first_down`: bytes that a client's first rounds, and what comes before them, take beyond the later
+    ones. The last four: of a run that rounds what is sent, as in result.json.
     """
 
     clients: int
@@ -48,6 +49,8 @@ class Plan:
     train_seconds: float
     uplink: float
     downlink: float
+    first_up: float = 0.0
+    first_down: float = 0.0
     waiting_seconds: float = 0.0
     over_budget: bool = False
     uplink_bits_per_value: float | None = None
@@ -59,6 +62,13 @@ class Plan:
     def round_seconds(self) -> float:
         """Wait, download, train, upload; clients work side by side, each on its own link."""
         return self.waiting_seconds + self.down / self.downlink + self.train_seconds + self.up / self.uplink
+
+    @property
+    def total(self) -> tuple[float, float]:
+        """Bytes of the run, up and down; who is in no cohort has no first rounds."""
+        rounds = self.cohort * self.rounds
+        beginners = self.clients * (1 - (1 - self.cohort / self.clients) ** self.rounds)
+        return self.up * rounds + self.first_up * beginners, self.down * rounds + self.first_down * beginners
 
     def table(self) -> Table:
         """The plan for the terminal."""
@@ -73,13 +83,13 @@ class Plan:
         if bits != (None, None):
             table.add_row("  bits for each value that is rounded", *("" if b is None else f"{b:.2f}" for b in bits))
             table.add_row("  rounding error, of the squared norm", *("" if e is None else f"{e:.2g}" for e in errors))
-        total = self.cohort * self.rounds / mb
+        if max(self.first_up, self.first_down) >= 0.01 * (self.up + self.down):
+            table.add_row("  more in its first", f"{self.first_up / mb:.3f}", f"{self.first_down / mb:.3f}")
         table.add_row(
             f"MB in all: {self.cohort} of {self.clients} clients, {self.rounds} round{'s' if self.rounds > 1 else ''}"
             + (f" (of {self.asked}, by the budget)" if self.rounds < self.asked else "")
             + (": more than the budget" if self.over_budget else ""),
-            f"{self.up * total:,.1f}",
-            f"{self.down * total:,.1f}",
+            *(f"{way / mb:,.1f}" for way in self.total),
         )
         table.add_row(
             "seconds per round on the link", f"{self.up / self.uplink:.2f}", f"{self.down / self.downlink:.2f}"
@@ -126,7 +136,9 @@ def make_plan(
         measured, first = probed.cohort(len(few)), PROBED_ROUNDS
     columns = ledger.columns()
     moved = {name: values[columns["round"] >= first] for name, values in columns.items()}
-    up, cohort, fitting = moved["bytes_up"].sum() / measured, method.cohort(there), planned
+    before = {name: values[columns["round"] < first] for name, values in columns.items()}
+    up, down = (moved[way].sum() / measured for way in ("bytes_up", "bytes_down"))
+    cohort, fitting = method.cohort(there), planned
     if budget is not None and up and not method.own_rounds:  # as a run ends before a round that might exceed it
         fitting = min(planned, max(1, int(budget / (up * cohort) - (HEADROOM - 1))))
     return Plan(
@@ -136,7 +148,9 @@ def make_plan(
         asked=planned,
         probed=len(few),
         up=up,
-        down=moved["bytes_down"].sum() / measured,
+        down=down,
+        first_up=max(0.0, before["bytes_up"].sum() / len(few) - max(0, first - 1) * up),
+        first_down=max(0.0, before["bytes_down"].sum() / len(few) - max(0, first - 1) * down),
         nominal_up=(moved["value_bytes_up"] + (moved["mask_bits_up"] + 7) // 8).sum() / measured,
         nominal_down=(moved["value_bytes_down"] + (moved["mask_bits_down"] + 7) // 8).sum() / measured,
         train_seconds=fmean(seconds[1:] or seconds) / len(few),
