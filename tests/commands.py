@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+from runs import PATIENCE
+
 from fewbytes.cli.app import main
 
 for name in ("analysis.attack", "analysis.probe", "experiments.compare", "experiments.plan", "reproduce"):
@@ -19,7 +21,7 @@ for name in ("analysis.attack", "analysis.probe", "experiments.compare", "experi
 
 
 def fewbytes(
-    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 300
+    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = PATIENCE
 ) -> subprocess.CompletedProcess[str]:
     """`fewbytes ARGUMENTS` in the folder `cwd`, with `env` over the environment. Raises TimeoutError (seconds)."""
     words = [str(argument) for argument in arguments]

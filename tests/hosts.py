@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Self
 
+from runs import PATIENCE
+
 TOOLS = ("unshare", "nsenter", "ip", "mount")
 WIRE = "wire"  # the network device between the two, at either
 ADDRESS = "10.77.0.1:6379"
@@ -44,7 +46,7 @@ class Host:
             preexec_fn=lambda: libc.prctl(1, signal.SIGKILL),  # the host goes with us
         )  # fmt: skip
         children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while not (there := children.read_text().split()) or b"sleep" not in _command(int(there[0])):
             assert time.monotonic() < deadline, "the host does not start"
             time.sleep(0.02)
@@ -59,7 +61,7 @@ class Host:
     def run(self, *command: str) -> str:
         """What a command on the host says."""
         with TemporaryFile("w+") as said:  # what a command leaves running holds a pipe open
-            code = self.started(*command, stdout=said, stderr=subprocess.STDOUT).wait(timeout=240)
+            code = self.started(*command, stdout=said, stderr=subprocess.STDOUT).wait(timeout=PATIENCE)
             said.seek(0)
             text = said.read()
         assert code == 0, text

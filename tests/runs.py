@@ -16,6 +16,8 @@ from fewbytes.experiments.settings import make_experiment
 from fewbytes.running.checkpoint import read_checkpoint
 
 ROUNDS = 4
+PATIENCE = 600
+"""Seconds after which a test no longer waits for what must come: only a failure takes that long, on any machine."""
 TIMES = ("seconds", "seconds_scoring", "peak_memory_bytes")
 
 
@@ -57,14 +59,19 @@ class StopAfter(fb.Watcher):
             raise KeyboardInterrupt
 
 
-def until(holds: Callable[[], object], seconds: float = 60) -> bool:
-    """Whether something holds within so many seconds."""
+def until(holds: Callable[[], object], seconds: float = PATIENCE, every: float = 0.1) -> bool:
+    """Whether something holds within so many seconds; it is asked `every` so many."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.1)
+        time.sleep(every)
     return True
+
+
+def lines(folder: Path, pattern: str = "*/rounds.jsonl") -> int:
+    """How many rounds the run below a folder has done."""
+    return max((len(path.read_text().splitlines()) for path in folder.glob(pattern)), default=0)
 
 
 def configured(folder: Path, method: str, **settings) -> Path:

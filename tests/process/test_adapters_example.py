@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import fewbytes
+from runs import PATIENCE
 
 pytest.importorskip("peft", reason="peft is not installed")
 pytest.importorskip("tokenizers", reason="tokenizers is not installed")
@@ -21,7 +22,7 @@ def test_a_language_model_is_trained_and_adapted(tmp_path):
     small = ["--steps", "5", "--width", "16", "--layers", "1", "--length", "32", "--tokens", "300"]
     small += ["--characters", "2000", "--packages", "numpy,torch", "--part", "0.02"]
     script = [sys.executable, EXAMPLE / "prepare.py", "--out", tmp_path, *small]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     done = fewbytes(
         "compare", "fedavg", "local_adapters:FedSA", "separate", "--dataset", str(tmp_path / "texts"), "--model",

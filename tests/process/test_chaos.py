@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 OWN = {"epochs": 1, "lr": 0.1, "batch": 20}
 SETTINGS = {
     "method": "fedavg", "clients": 2, "rounds": 1, "save_models": False,
-    "engine": "flower-deployment", "min_replies": 1, "round_timeout": 30, "parameters": OWN,
+    "engine": "flower-deployment", "min_replies": 1, "round_timeout": 60, "parameters": OWN,
 }  # fmt: skip
 
 

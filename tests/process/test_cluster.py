@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from commands import fewbytes
 from hosts import ADDRESS, Hosts, permitted
-from runs import fingerprint
+from runs import PATIENCE, fingerprint, lines, until
 
 pytest.importorskip("ray", reason="Ray is not installed: no simulation")
 pytestmark = [
@@ -47,11 +47,8 @@ def local(name: str, rounds: int, out: Path) -> dict:
 
 def wait_for_rounds(out: Path, count: int, process: subprocess.Popen) -> Path:
     """The run folder, once so many rounds are done."""
-    deadline = time.monotonic() + 120
-    while not any(len(path.read_text().splitlines()) >= count for path in out.glob("*/rounds.jsonl")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.01)
+    assert until(lambda: lines(out) >= count or process.poll() is not None, every=0.01)
+    assert process.poll() is None
     (folder,) = out.iterdir()
     return folder
 
@@ -87,5 +84,5 @@ def test_a_host_that_dies_mid_round_costs_nothing(tmp_path):
         while not hosts.far.files(f"{FAR}.state"):
             assert process.poll() is None, "the far host had nothing to do"
         hosts.far.kill()
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=PATIENCE) == 0
         assert fingerprint(folder) == local("fedbn", 6, tmp_path)

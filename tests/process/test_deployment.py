@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from runs import until
+from runs import PATIENCE, until
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
 
@@ -273,7 +273,7 @@ def test_a_stranger_with_the_certificate_alone_can_do_nothing(running, app, tmp_
     flwr = [str(Path(sys.executable).parent / "flwr")]
     environment = {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(tmp_path)}
     for command in commands:
-        done = subprocess.run([*flwr, *in_json(command)[1:]], env=environment, capture_output=True, timeout=60)
+        done = subprocess.run([*flwr, *in_json(command)[1:]], env=environment, capture_output=True, timeout=PATIENCE)
         assert re.search("authenticat|logged in", failure(read_answer(done.stdout + done.stderr))), done.stdout
     for claimed in ("", "Bearer ", "Bearer none", "Basic x"):
         status = post(running, "/v1/control/list-runs", {"Authorization": claimed} if claimed else {})
@@ -385,7 +385,7 @@ with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0", resident={kind == "reside
     print(*(f"{{pid}},{{start}}" for pid, start in family), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == -signal.SIGKILL, done.stderr
     family = {(int(pid), start) for pid, start in (each.split(",") for each in done.stdout.split())}
     assert len(family) >= count

@@ -19,7 +19,7 @@ import pytest
 from cases import CASES, tiny_task
 from commands import fewbytes
 from places import TEST, TRAIN, options
-from runs import ROUNDS, fingerprint, tensorboard_scalars
+from runs import PATIENCE, ROUNDS, fingerprint, lines, tensorboard_scalars, until
 
 import fewbytes as fb
 
@@ -71,7 +71,7 @@ def test_the_simulation_is_the_local_engine(name, uninterrupted, tmp_path):
         f"fb.run(CASES[{name!r}], tiny_task(), rounds={ROUNDS}, out={str(tmp_path / 'run')!r}, "
         "engine='flower-simulation')"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)
     assert fingerprint(tmp_path / "run") == uninterrupted(name)
 
 
@@ -79,12 +79,9 @@ def test_the_simulation_is_the_local_engine(name, uninterrupted, tmp_path):
 def test_an_interrupted_simulation_is_resumed(tmp_path):
     options = ["fedavg", "--clients", "3", "--seed", "3", "--out", str(tmp_path), "--engine", "flower-simulation"]
     process = subprocess.Popen([*FEWBYTES, "run", *options, "--rounds", "20"], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not any(len(p.read_text().splitlines()) > 2 for p in tmp_path.glob("*/rounds.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert until(lambda: lines(tmp_path) > 2)
     process.send_signal(signal.SIGINT)
-    errors = process.communicate(timeout=60)[1]
+    errors = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130, errors
     (folder,) = tmp_path.iterdir()
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
@@ -178,7 +175,7 @@ def test_the_example_app_runs_as_its_readme_says(component, tmp_path):
     out = tmp_path / "run"
     command = ["flwr", "run", ".", "--stream", "--run-config", f'out="{out}" rounds=2']
     try:
-        done = subprocess.run(command, cwd=app, env=environment, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(command, cwd=app, env=environment, capture_output=True, text=True, timeout=PATIENCE)
         assert (out / "result.json").exists(), done.stdout + done.stderr
         assert json.loads((out / "result.json").read_text())["status"] == "done"
     finally:  # Flower's local SuperLink stays up
@@ -201,10 +198,7 @@ def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(
     options = ["fedavg", "--clients", "2", "--rounds", "3", *long]
     command = [*FEWBYTES, "deploy", *options, "--out", str(tmp_path / "there")]
     process = subprocess.Popen([*command, "--watch", "tensorboard"], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 150
-    while not any(len(p.read_text().splitlines()) == 1 for p in tmp_path.glob("there/*/rounds.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert until(lambda: lines(tmp_path / "there") >= 1)
     (folder,) = (tmp_path / "there").iterdir()
     second = fewbytes("deploy", "--resume", str(folder))
     assert second.returncode == 2
@@ -212,7 +206,7 @@ def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(
     events = (folder / "deployment" / "events.jsonl").read_text().splitlines()
     (pid,) = {json.loads(line)["pid"] for line in events if '"started"' in line}
     os.kill(pid, signal.SIGKILL)
-    errors = process.communicate(timeout=60)[1]
+    errors = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 1
     assert re.search(r"the run's server has died .*fewbytes deploy --resume", errors.replace("\n", " "))
     elsewhere = fewbytes("deploy", "--resume", str(folder), "--hosts", "a,b", "--address", "x.example:1")
@@ -231,10 +225,7 @@ def test_a_deployment_that_was_killed_is_gone_on_with_at_once(tmp_path):
     """Its server outlives it by some seconds, and holds the run."""
     command = [*FEWBYTES, "deploy", "fedavg", "--clients", "2", "--rounds", "3", "--set", "epochs=100"]
     process = subprocess.Popen([*command, "--out", str(tmp_path)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 150
-    while not any(len(p.read_text().splitlines()) == 1 for p in tmp_path.glob("*/rounds.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert until(lambda: lines(tmp_path) >= 1)
     process.kill()
     process.wait()
     (folder,) = tmp_path.iterdir()
@@ -247,16 +238,13 @@ def test_a_deployment_that_was_killed_is_gone_on_with_at_once(tmp_path):
 def test_a_deployment_that_is_asked_to_end_leaves_a_result_and_no_uploads(who, tmp_path):
     command = [*FEWBYTES, "deploy", "fedavg", "--clients", "2", "--rounds", "50", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 150
-    while not any(len(p.read_text().splitlines()) == 1 for p in tmp_path.glob("*/rounds.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert until(lambda: lines(tmp_path) >= 1)
     (folder,) = tmp_path.iterdir()
     deployment = folder / "deployment"
     events = (deployment / "events.jsonl").read_text().splitlines()
     (pid,) = {json.loads(line)["pid"] for line in events if '"started"' in line}
     os.kill(pid if who == "server" else process.pid, signal.SIGTERM)
-    errors = process.communicate(timeout=60)[1]
+    errors = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130, errors
     assert "go on with: fewbytes deploy --resume" in errors.replace("\n", " ")
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
@@ -284,7 +272,7 @@ def test_the_printed_commands_work_as_they_are(tmp_path):
     script = (
         f"{lines[0]}\n{lines[1]} &\nlink=$!\nsleep 12\n{lines[2]}\nstatus=$?\nkill $link\nwait $link\nexit $status\n"
     )
-    ran = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "registered successfully" in ran.stdout + ran.stderr
 
@@ -321,10 +309,7 @@ def test_a_deployment_is_the_local_engine(deployment, tmp_path):
     name = "fusefl"
     out = deployment.folder / "runs" / name
     run = deployment.submit(write_app(tmp_path / "app", name, out))
-    deadline = time.monotonic() + 300
-    while not deployment.run_status(run)[0].startswith("finished"):
-        assert time.monotonic() < deadline, deployment.run_status(run)
-        time.sleep(2)
+    assert until(lambda: deployment.run_status(run)[0].startswith("finished"), every=2), deployment.run_status(run)
     assert deployment.run_status(run) == ("finished:completed", "")
     fb.run(CASES[name], tiny_task(clients=2), rounds=2, out=tmp_path / "local", evaluate_every=2)
     assert fingerprint(out) == fingerprint(tmp_path / "local")
@@ -335,7 +320,7 @@ def test_a_newcomer_that_connects_to_a_live_run_is_served_between_rounds(deploym
     out = deployment.folder / "runs" / "live"
     deployment.register(["client-2"])
     run = deployment.submit(write_app(tmp_path / "app", "genefl", out, "late_task()", clients=3, rounds=4))
-    deadline, connected = time.monotonic() + 300, False
+    deadline, connected = time.monotonic() + PATIENCE, False
     while not deployment.run_status(run)[0].startswith("finished"):
         assert time.monotonic() < deadline, deployment.run_status(run)
         if not connected and (out / "rounds.jsonl").exists() and len((out / "rounds.jsonl").read_text().splitlines()):

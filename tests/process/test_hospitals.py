@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import PATIENCE
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 pytestmark = pytest.mark.process
@@ -15,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "04_hospitals" / "run.py"
 
 def test_three_hospitals_train_together_though_one_is_restarted(tmp_path):
     options = ["--part", "0.3", "--rounds", "5", "--evaluate-every", "5", "--out", str(tmp_path / "hospitals")]
-    done = subprocess.run([sys.executable, str(EXAMPLE), *options], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, str(EXAMPLE), *options], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every image is used: " in done.stdout
     assert "south is down after round 2" in done.stdout

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from runs import ROUNDS, fingerprint
+from runs import ROUNDS, fingerprint, until
 
 pytestmark = pytest.mark.process
 SCRIPT = """
@@ -36,9 +35,7 @@ def test_kill_minus_nine_of_the_whole_run(name, replies, uninterrupted, tmp_path
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(Path(f"/proc/{child}").exists() for child in children), "workers outlived their run"
+    gone = until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), every=0.02)
+    assert gone, "workers outlived their run"
     subprocess.run([*arguments, "resume"], check=True, stdout=subprocess.DEVNULL)
     assert fingerprint(tmp_path / "run") == uninterrupted(name)

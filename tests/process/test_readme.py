@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import fewbytes
+from runs import PATIENCE
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ def blocks(language: str) -> list[str]:
 
 def test_python_blocks(tmp_path):
     assert blocks("python")
-    subprocess.run([sys.executable, "-c", "\n".join(blocks("python"))], cwd=tmp_path, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", "\n".join(blocks("python"))], cwd=tmp_path, check=True, timeout=PATIENCE)
 
 
 COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("fewbytes ")]
@@ -44,8 +45,7 @@ def test_config_block(tmp_path):
 
 @pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "examples").glob("*.py")))
 def test_examples(example, tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / example)], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, str(ROOT / "examples" / example)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "MB up" in done.stdout

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from runs import configured, fingerprint, until
+from runs import PATIENCE, configured, fingerprint, until
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
 
@@ -195,12 +195,12 @@ def test_nodes_wait_for_everything_and_outlive_their_superlink(tmp_path):
             assert until(lambda: place.said("answers again")), place.log.read_text()
             place.deployment(resume=True)._write_app()
             flower.submit(flower.folder / "app")
-            assert until(lambda: (place.run / "result.json").exists(), 90), place.log.read_text()
+            assert until(lambda: (place.run / "result.json").exists()), place.log.read_text()
             assert process.poll() is None
             before = time.monotonic()
             process.terminate()  # as they wait
-            assert process.wait(10) == 0
-            assert time.monotonic() - before < 5
+            assert process.wait(PATIENCE) == 0
+            assert time.monotonic() - before < 15  # and not when the SuperLink's answer comes, after 20
             assert set(flower.node_status().values()) == {"offline"}
         assert "Traceback" not in place.log.read_text()
     assert_equal_to_a_local_run(place.run, SMALL)
@@ -216,14 +216,14 @@ def test_a_node_that_is_asked_to_end_does_so_as_it_trains_and_is_taken_again_at_
             place.forget()
             process = place.start()
             with left_to_itself(process):
-                assert until(place.online, 20), place.log.read_text()  # and not after a minute
+                assert until(place.online, 45), place.log.read_text()  # and not after a minute
                 if when == "train":
                     flower.submit(flower.folder / "app")
                     assert until(place.done), place.log.read_text()
                     process.terminate()
-                    assert process.wait(10) == 0
+                    assert process.wait(PATIENCE) == 0
                 else:
-                    assert until(lambda: (place.run / "result.json").exists(), 90), place.log.read_text()
+                    assert until(lambda: (place.run / "result.json").exists()), place.log.read_text()
     assert_equal_to_a_local_run(place.run, SMALL, whole=False)  # who says that it goes is not waited for
 
 

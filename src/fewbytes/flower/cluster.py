@@ -28,7 +28,7 @@ from fewbytes.flower.node import Node, Order
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire import Frame
 
-HOST_SECONDS = 60  # that each host has to say which version of this package it has
+HOST_SECONDS = 180  # that each host has to say which version of this package it has
 
 
 class Home(NamedTuple):

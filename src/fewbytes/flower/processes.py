@@ -26,7 +26,7 @@ from fewbytes.flower.children import Child, end, executable, free_port, listen, 
 from fewbytes.flower.commands import Commands
 from fewbytes.flower.node_file import NodeFile
 
-START_SECONDS = 60  # for the SuperLink to answer
+START_SECONDS = 120  # for the SuperLink to answer
 CA = "certificates/ca.crt"
 
 
