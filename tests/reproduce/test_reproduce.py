@@ -21,10 +21,12 @@ from fewbytes.cli.app import main
 from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.models import build_model
 from fewbytes.report.folder import Direction, RunFolder, read_run
-from fewbytes.reproduce import TABLES, Scale, Table, read_table, reproduce
+from fewbytes.reproduce import TABLES, Scale, Table, read_table, reproduce, reproduce_all
 from fewbytes.reproduce.figures import Best, Mean, Stored, Total, Traffic
-from fewbytes.reproduce.grid import Cell, Printed, printed
-from fewbytes.reproduce.reproduction import CellRuns, Reproduction, page
+from fewbytes.reproduce.found import CellRuns
+from fewbytes.reproduce.grid import Cell, Claim, Printed, printed
+from fewbytes.reproduce.reproduction import Reproduction, page
+from fewbytes.reproduce.verdict import Order, judged, order
 
 TINY = """\
 title = "Tiny"
@@ -75,7 +77,105 @@ def test_the_settings_of_every_cell_are_understood(name: str, scale: Scale) -> N
         experiment = make_experiment({**cell.settings, "seed": 1})
         make_method(experiment.method, experiment.parameters)
         assert names.setdefault(cell.run, cell.settings) == cell.settings
+    for claim in made.claims:
+        assert judged(claim, _as_printed(made)).word in ("seen", "not run"), (
+            claim.text
+        )  # the paper's own figures bear it
     assert any(cell.printed for cell in made.cells) or "figure" in name or (name, scale) == ("fedktl/table-5", "small")
+
+
+class Given(CellRuns):
+    """A cell whose figures are given."""
+
+    counted: dict[int, float] = {}  # noqa: RUF012
+
+
+def given(row: str, column: str, theirs: float | None, *values: float) -> CellRuns:
+    cell = Cell(row, column, {}, Best(accuracy="global"), None if theirs is None else Printed(theirs))
+    made = Given(cell, {})
+    object.__setattr__(made, "counted", dict(enumerate(values, 1)))
+    return made
+
+
+def _as_printed(made: Table) -> list[CellRuns]:
+    return [given(c.row, c.column, c.printed.mean, c.printed.mean) for c in made.cells if c.printed]
+
+
+def test_the_papers_order_is_seen_where_differences_by_seed_bear_it() -> None:
+    lower, upper = given("a", "x", 50, 40, 60, 80), given("b", "x", 60, 42, 61, 83)  # far apart by seed, near by row
+    assert order([lower, upper]) == Order(as_there=1)
+    assert order([given("a", "x", 70, 40, 60, 80), upper]) == Order(otherwise=1)
+    assert order([lower, given("b", "x", 60, 42, 58, 81)]) == Order(close=1)
+    assert order([lower, given("b", "y", 60, 42, 61, 83)]) == Order()  # another column
+    assert order([lower, given("b", "x", None, 42, 61, 83)]) == Order()  # the paper prints none
+    assert order([lower, given("b", "x", 50, 42, 61, 83)]) == Order()  # the paper does not tell them apart
+    several = [lower, upper, given("c", "x", 70, 30, 30, 30)]
+    assert order(several).sentence(3) == (
+        "The paper's order of rows is seen in part: of 3 pairs that it tells apart 1 stand as there, 2 the other way "
+        "round, 0 are too close to tell."
+    )
+    assert (
+        order([given("a", "x", 1, 5), given("b", "x", 2, 5)])
+        .sentence(1)
+        .startswith("The paper's order of rows cannot be told: of 1 pairs")
+    )
+
+
+def test_a_claim_holds_where_every_comparison_does() -> None:
+    claim = Claim(text="b is above the others", above=("b",), below=("*",), why="Too few rounds.")
+    found = [given("a", "x", 50, 40, 60), given("b", "x", 60, 45, 66), given("c", "x", 60, 39, 50)]
+    assert judged(claim, found).sentence == "b is above the others: seen."
+    assert judged(claim, [*found, given("d", "x", 1, 44, 67)]).word == "seen in 2 of 3 comparisons, 1 too close to tell"
+    assert judged(claim, [found[1], given("d", "x", 1, 50, 67)]).sentence == (
+        "b is above the others: not seen. Too few rounds."
+    )
+    assert judged(claim, [found[1]]).sentence == "b is above the others: not run."
+    thrice = Claim(text="b is thrice", above=("b",), below=("a",), times=3)
+    assert judged(thrice, [given("a", "x", 1, 10), given("b", "x", 3, 31)]).word == "seen"
+    assert judged(thrice, [given("a", "x", 1, 10), given("b", "x", 3, 29)]).word == "not seen"
+
+
+def test_all_tables_are_run_and_told_in_one_document(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A table that fails keeps none of the others from being run; the same command goes on."""
+    for name in [name for name in TABLES if name != "tiny/table-1"]:
+        monkeypatch.delitem(TABLES, name)
+    claim = """
+[[claims]]
+text = "FedAvg is above training alone"
+above = ["FedAvg"]
+below = ["Separate"]
+columns = ["alpha 0.3"]
+"""
+    rounds = tiny.read_text().replace("rounds = 4", "rounds = 1").replace("seeds = [1, 2, 3]", "seeds = [1]")
+    tiny.write_text(rounds + claim)
+    broken = tiny.with_name("table-2.toml")
+    broken.write_text(rounds.replace('"digits"', '"no-such-data"'))
+    monkeypatch.setitem(TABLES, "tiny/table-2", broken)
+    path, failed = reproduce_all("small", tmp_path)
+    assert [each.partition(":")[0] for each in failed] == ["tiny/table-2"]
+    text = path.read_text()
+    made = reproduce("tiny/table-1", out=tmp_path)
+    ours, other = (made.at(row, "alpha 0.3") for row in ("FedAvg", "Separate"))
+    assert ours
+    assert other
+    word = "seen" if ours.values[1] > other.values[1] else "not seen"
+    assert f"| {word}. |" in next(line for line in text.splitlines() if line.startswith("| FedAvg is above"))
+    assert "| `fewbytes reproduce tiny/table-1` | alpha 0.3: Separate " in text
+    assert "## Tiny" in text
+    assert f"FedAvg is above training alone: {word}." in (tmp_path / "tiny-small" / "table-1.html").read_text()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/result.json")}
+    monkeypatch.setattr(sys, "argv", ["fewbytes", "reproduce", "--all", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert ended.value.code == 1
+    assert "1 of the tables failed" in told.err.replace("\n", " ")
+    assert "document: " in told.out
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/result.json")}
+    with pytest.raises(UserError, match="are one table's"):
+        reproduce_all("small", tmp_path, rows=["FedAvg"])
 
 
 def test_small_and_paper_scale_show_the_same_rows() -> None:
@@ -128,7 +228,10 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
     first = made.found[0]
     assert first.ours
     text = (tmp_path / "tiny-small" / "table-1.md").read_text()
-    assert f"| Separate | {first.ours.mean:.2f} ± {first.ours.deviation:.2f} (60.00 ± 1.50) |" in text
+    assert (
+        f"| Separate | {first.ours.mean:.2f} ± {first.ours.deviation:.2f} (60.00 ± 1.50, {first.ours.mean - 60:+.2f}) |"
+        in text
+    )
     assert "- Small." in text
     assert "seeds 1, 2; ± is" in text
     assert "- Left out, as these data sets cannot be had here: no-such-data." in text
@@ -202,7 +305,7 @@ def test_an_interrupted_cell_leaves_the_table_of_what_is_done(tmp_path: Path, mo
     with pytest.raises(KeyboardInterrupt):
         reproduce("tiny/table-1", **only)
     text = (tmp_path / "tiny-small" / "table-1.md").read_text()
-    assert "after 3 rounds] (60.00 ± 1.50)" in text
+    assert "after 3 rounds] (60.00 ± 1.50, " in text
     assert "| FedAvg | - | - |" in text
     monkeypatch.setattr(Display, "scored", scored)
     assert all(found.ours for found in reproduce("tiny/table-1", **only).found if found.cell.column == "alpha 0.3")

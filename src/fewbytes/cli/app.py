@@ -349,12 +349,27 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(help="Where the runs and the table go, below a folder each system and scale.")
     ] = Path("runs/reproduce"),
+    every: Annotated[bool, typer.Option("--all", help="Every table, and one document of the papers' claims.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a paper's table, ours beside theirs; the same command goes on where it was stopped."""
-    from fewbytes.reproduce import TABLES, read_table, scale_of
+    from fewbytes.reproduce import NOT_HERE, TABLES, read_table, reproduce_all, scale_of
     from fewbytes.reproduce import reproduce as reproduce_table
 
+    if every:
+        if table is not None:
+            raise UserError("--all is of every table: leave out the table's name, or --all")
+        with _standard_output_for(as_json):
+            path, failed = reproduce_all(
+                scale, out, tell=lambda text: console.print(text, soft_wrap=True), **dataclasses.asdict(how)
+            )
+        if as_json:
+            print(json.dumps({"document": str(path), "failed": failed}, indent=2))
+        else:
+            printed.print(f"document: {path}", soft_wrap=True)
+        if failed:
+            raise FewbytesError(f"{len(failed)} of the tables failed; the same command tries them again")
+        return
     if table is None:
         known = {name: read_table(path, scale_of(scale)) for name, path in TABLES.items()}
         listed = {
@@ -366,6 +381,8 @@ def reproduce(
         for name, each in listed.items() if not as_json else ():
             runs = f"{each['runs']} run{'s' if each['runs'] != 1 else ''}"
             printed.print(Text.assemble((name, NAME), f": {each['title']} ({runs})"), soft_wrap=True)
+        for name, why in NOT_HERE.items() if not as_json else ():
+            printed.print(f"not here, {name}: {why}", soft_wrap=True)
         return
     with _standard_output_for(as_json):
         made = reproduce_table(
@@ -376,6 +393,8 @@ def reproduce(
     else:
         printed.print(made.heading, soft_wrap=True)
         printed.print(made.table())
+        for verdict in made.verdicts:
+            printed.print(verdict, soft_wrap=True)
         printed.print(f"report: {made.path.with_suffix('.html')}", soft_wrap=True)
 
 

@@ -11,24 +11,35 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.errors import UserError, suggestion
+import msgspec
+
+from fewbytes.base.errors import FewbytesError, UserError, one_line, suggestion
+from fewbytes.base.files import replacing
 from fewbytes.core.training import check_device
 from fewbytes.experiments.groups import Reproducing
 from fewbytes.experiments.settings import make_method
 from fewbytes.methods import method_class
+from fewbytes.reproduce.found import find
 from fewbytes.reproduce.grid import Cell, Scale, Table
+from fewbytes.reproduce.overview import overview
 from fewbytes.reproduce.reading import read_table
-from fewbytes.reproduce.reproduction import Reproduction, find
+from fewbytes.reproduce.reproduction import Reproduction
 from fewbytes.reproduce.running import data_of, folder_of, run_cells, unavailable
 
-_FILES = (Path(__file__).parent / "tables").glob("*/*.toml")
+_FOLDER = Path(__file__).parent / "tables"
 TABLES: dict[str, Path] = {
     f"{path.parent.name}/{path.stem}": path
-    for path in sorted(_FILES, key=lambda path: (path.parent, path.stem.partition("-")[0], len(path.stem), path.stem))
+    for path in sorted(
+        _FOLDER.glob("*/*.toml"), key=lambda path: (path.parent, path.stem.partition("-")[0], len(path.stem), path.stem)
+    )
 }
 """The tables' files by name."""
+NOT_HERE: dict[str, str] = msgspec.toml.decode((_FOLDER / "not-here.toml").read_bytes(), type=dict[str, str])
+"""Why a table or figure of a paper is not among them."""
 
-__all__ = ["TABLES", "Reproduction", "Scale", "Table", "read_table", "reproduce", "scale_of"]
+__all__ = [
+    "NOT_HERE", "TABLES", "Reproduction", "Scale", "Table", "read_table", "reproduce", "reproduce_all", "scale_of",
+]  # fmt: skip
 
 
 def reproduce(
@@ -98,6 +109,35 @@ def reproduce(
     for note in made.notes[len(notes) :]:
         tell(note)
     return made
+
+
+def reproduce_all(
+    scale: str = "small",
+    out: Path = Path("runs/reproduce"),
+    *,
+    tell: Callable[[str], None] = lambda text: None,
+    **what: Any,
+) -> tuple[Path, list[str]]:
+    """Run what is not yet done of every table, and write `out`/<scale>.md after each: the papers' claims with what came
+    of them, and all tables. Returns its path, and why tables failed, which keep none of the others from being run.
+
+    `what`: as in `reproduce`, but no rows, columns or parameters, which are one table's. Raises UserError for those.
+    """
+    how = Reproducing.of(what)
+    if how.rows or how.columns or how.parameters:
+        raise UserError("rows, columns and parameters are one table's: name it, or leave them out")
+    known, failed, made, path = scale_of(scale), list[str](), dict[str, Reproduction](), out / f"{scale}.md"
+    for number, name in enumerate(TABLES, 1):
+        tell(f"table {number} of {len(TABLES)}: {name}")
+        try:
+            made[name] = reproduce(name, scale, out, tell=tell, **what)
+        except FewbytesError as error:
+            failed.append(f"{name}: {one_line(error)}")
+            tell(f"left out: {failed[-1]}")
+        out.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(overview(made, known, NOT_HERE).encode())
+    return path, failed
 
 
 def scale_of(name: str) -> Scale:

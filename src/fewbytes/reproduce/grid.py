@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from fewbytes.methods import short_name
 from fewbytes.reproduce.figures import Figure
 
@@ -40,6 +42,19 @@ class Cell:
         return f"{short_name(self.settings['method'])}-{self.settings['dataset']}-{digest}"
 
 
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a paper claims of rows: in each column that fits, every figure of the rows `above` is at least `times` each
+    of those `below`. `why`: what is known of the reason where it is not seen."""
+
+    text: str
+    above: tuple[str, ...]
+    below: tuple[str, ...]
+    columns: tuple[str, ...] = ("*",)
+    times: float = 1.0
+    scale: Scale | None = None
+    why: str = ""
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells, row by row, and what to say of them."""
@@ -49,6 +64,7 @@ class Table:
     cells: Sequence[Cell]
     notes: Sequence[str]
     seeds: Sequence[int]
+    claims: Sequence[Claim] = ()
 
     @property
     def rows(self) -> list[str]:

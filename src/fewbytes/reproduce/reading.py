@@ -6,8 +6,9 @@ as "CIFAR-10 *"), whose method is one of its `methods`, at its `scale`; where it
 of a run, as config.toml does, with the method's own in `parameters`, and what the cell shows in `figure`: a kind of
 `figures`, named by `show`, with its fields. Of two rules the later wins; `parameters` and `figure` are added to what
 there is, but a `figure` with `show` begins anew. `like` names a table beside it whose rules come first. `[[printed]]`
-holds the paper's figures, a line for a row, in the order of the columns at the paper's scale. `unit` and `seeds` may
-differ by scale; columns and notes of one scale alone are `{ paper = "…" }`.
+holds the paper's figures, a line for a row, in the order of the columns at the paper's scale. `[[claims]]` are what
+the paper says of them, as `grid.Claim` has it. `unit` and `seeds` may differ by scale; columns and notes of one scale
+alone are `{ paper = "…" }`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fewbytes.base.errors import UserError, suggestion
 from fewbytes.experiments.groups import KEYS
 from fewbytes.methods import method_class
 from fewbytes.reproduce.figures import make_figure
-from fewbytes.reproduce.grid import Cell, Printed, Scale, Table, printed
+from fewbytes.reproduce.grid import Cell, Claim, Printed, Scale, Table, printed
 
 T = TypeVar("T")
 NEEDED = ("method", "dataset", "model")  # settings of every cell
@@ -56,6 +57,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: list[dict[str, Any]]
     notes: list[str | dict[Scale, str]] = []
     printed: list[Lines] = []
+    claims: list[Claim] = []
     like: str | None = None
 
 
@@ -80,6 +82,9 @@ def read_table(path: Path, scale: Scale) -> Table:
         for number, rule in enumerate(rules, 1):
             _check_names(f"rule {number}", rule.rows, file.rows)
             _check_names(f"rule {number}", rule.columns, both)
+        for claim in file.claims:
+            _check_names("claims", (*claim.above, *claim.below), file.rows)
+            _check_names("claims", claim.columns, both)
         if file.like is not None:
             rules = [*_first_rules(path.with_stem(file.like)), *rules]
         theirs = _printed(file, scale)
@@ -89,7 +94,8 @@ def read_table(path: Path, scale: Scale) -> Table:
             for column in _here(file.columns, scale)
         ]
         seeds: list[int] = _of(file.seeds, scale)
-        return Table(file.title, _of(file.unit, scale), cells, _here(file.notes, scale), seeds)
+        claims = [claim for claim in file.claims if claim.scale in (None, scale)]
+        return Table(file.title, _of(file.unit, scale), cells, _here(file.notes, scale), seeds, claims)
 
 
 @contextlib.contextmanager

@@ -6,82 +6,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import rich.table
 from rich.text import Text
 
-from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
-from fewbytes.experiments.prepared import finished
 from fewbytes.report import pictures, pieces
 from fewbytes.report.document import document
-from fewbytes.report.folder import RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
-from fewbytes.reproduce.grid import Cell, Printed, Table
-from fewbytes.reproduce.running import folder_of, read_cell
-
-
-@dataclass(frozen=True)
-class CellRuns:
-    """A cell and its runs, those that have begun, by seed."""
-
-    cell: Cell
-    runs: dict[int, RunFolder]
-
-    @property
-    def values(self) -> dict[int, float]:
-        """The cell's figure of every run that has come so far."""
-        figures = {seed: self.cell.figure(run) for seed, run in self.runs.items()}
-        return {seed: figure for seed, figure in figures.items() if figure is not None}
-
-    @property
-    def counted(self) -> dict[int, float]:
-        """The figures that count: those of runs that are done or, where none is, of all that have begun."""
-        done = {seed: value for seed, value in self.values.items() if seed not in self.unfinished}
-        return done or self.values
-
-    @property
-    def ours(self) -> Printed | None:
-        """Mean and, of several seeds, standard deviation (n - 1)."""
-        values = list(self.counted.values())
-        return Printed(fmean(values), stdev(values) if len(values) > 1 else None) if values else None
-
-    @property
-    def unfinished(self) -> dict[int, int]:
-        """The rounds that runs not yet done have behind them, by seed."""
-        return {
-            seed: sum(row["phase"] == "round" for row in run.rounds)
-            for seed, run in self.runs.items()
-            if not finished(run.path)
-        }
-
-    @property
-    def theirs(self) -> str:
-        """The paper's in words, nothing where it has none."""
-        return "" if self.cell.printed is None else figure(self.cell.printed)
-
-
-def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> tuple[list[CellRuns], list[str]]:
-    """The runs of some cells as they are now, and why damaged ones are not among them."""
-    read: dict[Path, RunFolder] = {}
-    damaged = []
-    for folder in sorted({folder_of(cell, seed, out) for cell in cells for seed in seeds}):
-        if (folder / "rounds.jsonl").exists() or (folder / "result.json").exists():
-            try:
-                read[folder] = read_cell(folder)
-            except UserError as error:
-                damaged.append(str(error))
-    return [
-        CellRuns(cell, {seed: read[folder] for seed in seeds if (folder := folder_of(cell, seed, out)) in read})
-        for cell in cells
-    ], damaged
-
-
-def figure(value: Printed) -> str:
-    """A mean with its deviation."""
-    return f"{value.mean:.2f}" + (f" ± {value.deviation:.2f}" if value.deviation is not None else "")
+from fewbytes.reproduce.found import CellRuns, figure
+from fewbytes.reproduce.grid import Table
+from fewbytes.reproduce.verdict import judged, order
 
 
 @dataclass(frozen=True)
@@ -126,9 +63,16 @@ class Reproduction:
         return figure(found.ours) + (f" [{', '.join(lacking)}]" if lacking else "")
 
     @property
+    def verdicts(self) -> list[str]:
+        """Whether the paper's order is seen, and what came of each of its claims, a sentence each."""
+        seen = order(self.found)
+        about = [judged(claim, self.found) for claim in self.of.claims]
+        return [*([seen.sentence(self.seeds)] if seen else []), *(each.sentence for each in about)]
+
+    @property
     def heading(self) -> str:
         """What the table for the terminal is of."""
-        below = "; below ours the paper's" if self.printed else ""
+        below = "; below ours the paper's, and how far ours is from it" if self.printed else ""
         return f"{self.of.title}: {self.of.unit}{below}"
 
     def table(self) -> rich.table.Table:
@@ -149,14 +93,15 @@ class Reproduction:
 
     def markdown(self) -> str:
         """The table with what is to be known of it, the paper's figures in brackets."""
-        brackets = "; the paper's in brackets" if self.printed else ""
+        brackets = "; the paper's in brackets, and how far ours is from it" if self.printed else ""
         lines = [f"# {self.of.title}", "", f"{self.of.unit[0].upper()}{self.of.unit[1:]}{brackets}.", ""]
         lines += [f"| | {' | '.join(self.columns)} |", f"| --- |{' --- |' * len(self.columns)}"]
         for row in self.rows:
             cells = [self.at(row, column) for column in self.columns]
             texts = ["" if f is None else self.text(f) + (f" ({f.theirs})" if f.theirs else "") for f in cells]
             lines.append(f"| {row} | {' | '.join(texts)} |")
-        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
+        verdicts = [line for verdict in self.verdicts for line in (verdict, "")]
+        return "\n".join([*lines, "", *verdicts, *(f"- {note}" for note in self.notes)]) + "\n"
 
     def chosen(self) -> list[CellRuns]:
         """The cells that were asked for."""
@@ -234,6 +179,7 @@ def page(made: Reproduction) -> str:
         printed=made.printed,
         columns=made.columns,
         rows=rows,
+        verdicts=made.verdicts,
         notes=made.notes,
         curved=curved,
         pictures=pictures.section(list(runs.values()), charts),

@@ -1,0 +1,51 @@
+"""All tables of a scale in one document: each claim of the papers with what came of it, then every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fewbytes.reproduce.found import figure
+from fewbytes.reproduce.grid import Cell, Printed, Scale
+from fewbytes.reproduce.reproduction import Reproduction
+from fewbytes.reproduce.verdict import Judged, judged
+
+
+def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping[str, str]) -> str:
+    """Markdown. `not_here`: why a table or figure of a paper is not among them."""
+    lines = [
+        f"# The papers' claims and tables, {scale} scale",
+        "",
+        "Written by `fewbytes reproduce --all" + ("" if scale == "small" else f" --scale {scale}") + "` from the runs "
+        "of its tables. A claim is seen where it holds in every comparison, by the mean over seeds; differences within "
+        "their standard error are too close to tell.",
+        "",
+        "| claim | command | ours | the paper's | seen |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, made in tables.items():
+        lines += [_row(name, scale, judged(claim, made.found)) for claim in made.of.claims]
+    lines += ["", "## Not here", "", *(f"- {what}: {why}" for what, why in not_here.items())]
+    for name, made in tables.items():
+        first, *rest = made.markdown().rstrip().split("\n")
+        lines += ["", f"#{first}", "", f"`{_command(name, scale)}`", *rest]
+    return "\n".join(lines) + "\n"
+
+
+def _command(name: str, scale: Scale) -> str:
+    return f"fewbytes reproduce {name}" + ("" if scale == "small" else f" --scale {scale}")
+
+
+def _row(name: str, scale: Scale, claim: Judged) -> str:
+    ours = _figures((each.cell, each.ours) for each in claim.cells)
+    theirs = _figures((each.cell, each.cell.printed) for each in claim.cells)
+    why = claim.sentence.removeprefix(f"{claim.claim.text}: ")
+    return f"| {claim.claim.text} | `{_command(name, scale)}` | {ours} | {theirs} | {why} |"
+
+
+def _figures(cells: Iterable[tuple[Cell, Printed | None]]) -> str:
+    """Column by column, what stands in each row."""
+    columns: dict[str, list[str]] = {}
+    for cell, value in cells:
+        if value is not None:
+            columns.setdefault(cell.column, []).append(f"{cell.row} {figure(value)}")
+    return "; ".join(f"{column}: {', '.join(figures)}" for column, figures in columns.items())

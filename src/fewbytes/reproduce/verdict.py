@@ -1,0 +1,114 @@
+"""Whether rows stand in the paper's order here, and whether its claims hold: computed from the runs, never written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import combinations
+from statistics import fmean, stdev
+from typing import Literal
+
+from fewbytes.reproduce.found import CellRuns
+from fewbytes.reproduce.grid import Claim
+
+Side = Literal["above", "below", "level"]
+
+
+def side(these: Mapping[int, float], those: Mapping[int, float], times: float = 1.0) -> Side | None:
+    """Where figures stand beside `times` others of the same seeds; None if no seed has both.
+
+    Of several seeds, above or below where the mean difference is beyond its standard error: runs of one seed have the
+    same data, so that their difference varies less than either figure.
+    """
+    differences = [these[seed] - times * those[seed] for seed in sorted(these.keys() & those.keys())]
+    if not differences:
+        return None
+    mean = fmean(differences)
+    error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
+    return "level" if abs(mean) <= error else "above" if mean > 0 else "below"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Pairs of rows that the paper tells apart, column by column: as there, the other way round, too close to tell."""
+
+    as_there: int = 0
+    otherwise: int = 0
+    close: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.as_there or self.otherwise or self.close)
+
+    def sentence(self, seeds: int) -> str:
+        """Whether the paper's order is seen."""
+        how = "in part" if self.as_there and self.otherwise else "whole" if self.as_there else "not at all"
+        seen = f"is seen {how}" if self.as_there or self.otherwise else "cannot be told"
+        pairs = self.as_there + self.otherwise + self.close
+        counts = f"{self.as_there} stand as there, {self.otherwise} the other way round, {self.close} "
+        close = "are too close to tell" if seeds > 1 else "are equal, by one seed"
+        return f"The paper's order of rows {seen}: of {pairs} pairs that it tells apart {counts}{close}."
+
+
+def order(found: Sequence[CellRuns]) -> Order:
+    """How the rows of each column stand beside the paper's."""
+    counts = {"as_there": 0, "otherwise": 0, "close": 0}
+    for one, other in combinations([each for each in found if each.cell.printed], 2):
+        if one.cell.column != other.cell.column or not one.cell.printed or not other.cell.printed:
+            continue
+        theirs = one.cell.printed.mean - other.cell.printed.mean
+        ours = side(one.counted, other.counted)
+        if theirs and ours:
+            kind = "close" if ours == "level" else "as_there" if (ours == "above") == (theirs > 0) else "otherwise"
+            counts[kind] += 1
+    return Order(**counts)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim and what came of it: comparisons that hold, that do not, that are too close to tell, and the cells."""
+
+    claim: Claim
+    holds: int
+    fails: int
+    close: int
+    cells: Sequence[CellRuns]
+
+    @property
+    def word(self) -> str:
+        """seen, not seen, in part (with counts), too close to tell, or not run."""
+        every = self.holds + self.fails + self.close
+        if not every:
+            return "not run"
+        if self.holds == every:
+            return "seen"
+        if self.close == every:
+            return "too close to tell"
+        if self.fails == every:
+            return "not seen"
+        close = f", {self.close} too close to tell" if self.close else ""
+        return f"seen in {self.holds} of {every} comparisons{close}"
+
+    @property
+    def sentence(self) -> str:
+        """The claim, and what came of it."""
+        why = f" {self.claim.why}" if self.claim.why and self.word not in ("seen", "not run") else ""
+        return f"{self.claim.text}: {self.word}.{why}"
+
+
+def judged(claim: Claim, found: Sequence[CellRuns]) -> Judged:
+    """Whether each cell of the rows `above` is so many times as much as each of those `below`, column by column."""
+    sides: list[Side] = []
+    cells = [each for each in found if any(fnmatchcase(each.cell.column, c) for c in claim.columns)]
+    upper, lower = (
+        [each for each in cells if any(fnmatchcase(each.cell.row, pattern) for pattern in rows)]
+        for rows in (claim.above, claim.below)
+    )
+    for one in upper:
+        for other in lower:
+            if one.cell.column == other.cell.column and one.cell.row != other.cell.row:
+                where = side(one.counted, other.counted, claim.times)
+                sides += [] if where is None else [where]
+    named = [each for each in cells if each in upper or each in lower]
+    return Judged(claim, sides.count("above"), sides.count("below"), sides.count("level"), named)
