@@ -133,11 +133,13 @@ def test_who_missed_rounds_gets_the_steps_since_and_who_missed_many_all_of_it(tm
     assert frames(away, 20, 3)[0] > 10 * sum(frames(away, 20, 0))
 
 
-def test_where_nobody_can_follow_the_message_is_exact_again(tmp_path: Path) -> None:
-    method = Telling(((0,), (1,), (2,)))
-    server = tell(method, tmp_path / "run", 3)
-    exact = tell(method, tmp_path / "exact", 3, downlink_bits=None)
-    assert torch.equal(server.theta["x"], exact.theta["x"])
+def test_cohorts_of_one_follow_through_each_others_rounds(tmp_path: Path) -> None:
+    """No round's client holds the message before it, but each holds one that the steps since lead on from."""
+    folder = tmp_path / "run"
+    tell(Telling(((0,), (1,), (2,))), folder, 6)
+    for t, client in ((4, 0), (5, 1), (6, 2)):
+        assert len(frames(folder, t, client)) == 3
+        assert sum(frames(folder, t, client)) < sum(frames(folder, t - 3, client)) / 4
 
 
 def test_a_message_of_a_clients_own_differs_from_its_last(tmp_path: Path) -> None:

@@ -105,10 +105,7 @@ class Downlink:
         for client in asked:
             name = self._name(handler, client)
             if name not in self._now:
-                there = self.lines[name].steps if name in self.lines else []
-                behind = [self._behind(handler, i, name) for i in asked]
-                follows = any(missed is not None and missed <= len(there) for missed in behind)
-                self._now[name] = self._moved(name, message, client, follows, shared=True)
+                self._now[name] = self._moved(name, message, client, shared=True)
 
     def legs(self, handler: Handler, message: Any, client: Id, own: bool) -> list[Leg]:
         """The frames by which a client gets a message: its `own`, or one that `to_all` was given."""
@@ -141,8 +138,8 @@ class Downlink:
         on, number = self.heard.get(client, {}).get(handler.name, ("", 0))
         return self.lines[name].number - number if on == name and name in self.lines else None
 
-    def _moved(self, name: str, message: Any, client: Id, follows: bool, shared: bool) -> tuple[Any, Sent]:
-        """A line's next message as its receivers get it, and how: rounded, if one of them `follows`."""
+    def _moved(self, name: str, message: Any, client: Id, shared: bool, follows: bool = True) -> tuple[Any, Sent]:
+        """A line's next message as its receivers get it, and how: rounded, if there is one before that it `follows`."""
         kind, layout, line = type(message), self._problem.layout(client), self.lines.get(name)
         number, lost = (1, {}) if line is None else (line.number + 1, line.lost)
         if line is None or not follows:
@@ -165,7 +162,7 @@ class Downlink:
         return received, Sent(frame, count, Base.of(whole[-32:], received), measured)
 
     def _own(self, name: str, message: Any, client: Id, follows: bool) -> Sent:
-        return self._moved(name, message, client, follows, shared=False)[1]
+        return self._moved(name, message, client, shared=False, follows=follows)[1]
 
     def _first(self, received: Any, sent: Sent, client: Id) -> Sent:
         frame = pack(received, layout=self._problem.layout(client), coded=self._coded)

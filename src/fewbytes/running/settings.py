@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from msgspec import Meta
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import Count, Positive, Whole
+from fewbytes.base.ranges import Count, Whole
 from fewbytes.base.rate import Rate, Way
 from fewbytes.base.settings import Group, Text, setting
 from fewbytes.base.units import parse_bytes
@@ -24,6 +24,7 @@ from fewbytes.running.watcher import Watcher, together
 ROUNDING: dict[Way, tuple[str, ...]] = {"uplink": ("uplink_bits", "uplink_step"), "downlink": ("downlink_bits",)}
 """The settings by which what travels is rounded."""
 BitsAValue = Annotated[float, Meta(ge=LEAST, le=MOST)]
+Steps = Annotated[float, Meta(gt=0, le=8)]  # of coarser ones nearly all values are 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,8 @@ class Settings(Group):
         "auto=1MB/s; what that loses is added to what they send next.", metavar="BITS", resumable=True, brief=True,
         text=Text("bits a value", lambda text: str(UplinkBits.read(text)), str, kinds=str | float | int),
     )  # fmt: skip
-    uplink_step: Positive | None = setting(
-        None, "Or to steps of so many root mean squares of it.", resumable=True, brief=True
+    uplink_step: Steps | None = setting(
+        None, "Or to steps of so many root mean squares of it, at most 8.", resumable=True, brief=True
     )
     downlink_bits: BitsAValue | None = setting(
         None, "Round what the server sends to about so many bits a value, 0.3 to 8, of the difference from what "
