@@ -352,3 +352,12 @@ def test_a_mistake_gets_one_line_and_code_2(separate):
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = (line for line in done.stderr.splitlines() if line.strip())
     assert "has no model global.safetensors; it has client-0.safetensors" in line
+
+
+def test_an_ensemble_is_probed_one_member_at_a_time(tmp_path):
+    run = made(tmp_path / "run", "ensemble", "mlp:hidden=30,layers=2", 1, epochs=3, lr=0.05)
+    with pytest.raises(fb.UserError, match=r"one member at a time: name a client \(--client I\)"):
+        probe(run, how=HOW)
+    first, second = (probe(run, client, how=HOW) for client in (0, 1))
+    assert (first["model"], second["model"]) == ("client 0", "client 1")
+    assert first["points"] != second["points"]

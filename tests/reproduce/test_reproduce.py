@@ -15,14 +15,17 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.analysis.probe import probe
+from fewbytes.analysis.settings import Probing
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import lock
 from fewbytes.cli.app import main
 from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.models import build_model
+from fewbytes.models.build import ModelBuilder
 from fewbytes.report.folder import Direction, RunFolder, read_run
 from fewbytes.reproduce import TABLES, Scale, Table, read_table, reproduce, reproduce_all
-from fewbytes.reproduce.figures import Best, Mean, Stored, Total, Traffic
+from fewbytes.reproduce.figures import Best, Locals, Mean, Probes, Stored, Total, Traffic
 from fewbytes.reproduce.found import CellRuns
 from fewbytes.reproduce.grid import Cell, Claim, Printed, printed
 from fewbytes.reproduce.reproduction import Reproduction, page
@@ -197,6 +200,32 @@ def test_tables_share_the_runs_they_have_in_common() -> None:
     assert {c.run for c in table("fedpurin/figure-5", "paper").cells} < purin
     known, new = ({c.run for c in table(f"genefl/table-{n}", "paper").cells} for n in (1, 3))
     assert new < known
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_fusefl_s_tables_share_the_runs_they_have_in_common(scale: Scale) -> None:
+    def runs(number: int, rows: set[str], column: str) -> set[str]:
+        cells = table(f"fusefl/table-{number}", scale).cells
+        return {cell.run for cell in cells if cell.row in rows and cell.column == column}
+
+    rows = {"Ensemble", "FuseFL K=2", "FuseFL K=4", "FuseFL K=8"}
+    main = runs(2, rows, "CIFAR-10 0.5")
+    assert len(main) == 4
+    assert main == runs(5, rows, "CIFAR-10 M=5") == runs(12, rows, "CIFAR-10 0.5")
+    assert not main & runs(7, rows, "CIFAR-10 1 backdoored 0.5")
+    mixed = {"FuseFL K=4 mixed", "FuseFL K=4 average mixed"}
+    assert runs(3, mixed, "CIFAR-10 0.5") == runs(10, mixed, "CIFAR-10 M=5")
+
+
+def test_fusefl_s_mixed_clients_are_together_as_large_as_equal_ones() -> None:
+    for scale, width in (("small", 8), ("paper", 32)):
+        cells = {c.row: c for c in table("fusefl/table-3", scale).cells if c.column == "CIFAR-10 0.1"}  # type: ignore[arg-type]
+        sizes = []
+        for row in ("FuseFL K=4", "FuseFL K=4 mixed"):
+            build = ModelBuilder(cells[row].settings["model"], (3, 32, 32), 10)
+            sizes.append(sum(p.numel() for client in range(5) for p in build(client).parameters()))
+        one = sum(p.numel() for p in build_model(f"resnet18:width={width}", (3, 32, 32), 10).parameters())
+        assert sizes == [5 * one, 5 * one]
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
@@ -552,6 +581,50 @@ def test_the_size_of_a_stored_model_is_with_its_buffers_or_without(tmp_path: Pat
     save_file(nn.BatchNorm2d(64).state_dict(), tmp_path / "models" / "global.safetensors")
     assert Stored(buffers=False)(run) == pytest.approx(4 * 128 / 2**20)
     assert Stored()(run) == pytest.approx(4 * 257 / 2**20)
+
+
+def test_what_a_figure_needs_besides_is_measured_once_a_run_is_done(tiny: Path, tmp_path: Path) -> None:
+    tiny.write_text("""\
+title = "Members"
+unit = "hundredths"
+seeds = [1]
+rows = ["ensemble"]
+columns = ["own 1", "test 1", "linear fc1"]
+rules = [
+    { method = "ensemble", dataset = "digits", clients = 2, part = 0.2, model = "mlp", save_models = true },
+    { parameters = { epochs = 2, lr = 0.05, batch = 20 } },
+    { columns = ["own 1"], figure = { show = "local", client = 1, samples = "own" } },
+    { columns = ["test 1"], figure = { show = "local", client = 1, samples = "test" } },
+    { columns = ["linear *"], figure = { show = "probe", client = 1, point = "fc1", points = ["fc1"] } },
+    { columns = ["linear *"], figure = { what = "linear_accuracy", epochs = 1, linear_epochs = 2 } },
+]
+""")
+    told: list[str] = []
+
+    def values() -> list[float | None]:
+        told.clear()
+        made = reproduce("tiny/table-1", out=tmp_path, tell=told.append)
+        return [found.values.get(1) for found in made.found]
+
+    first = values()
+    assert [line.split()[0] for line in told] == ["run", "measuring", "probing"]
+    run = next(tmp_path.glob("tiny-small/*/probe.json")).parent
+    local, probed = (json.loads((run / f"{name}.json").read_text()) for name in ("local", "probe"))
+    assert first == [100 * local[1]["own"], 100 * local[1]["test"], 100 * probed["points"][0]["linear_accuracy"]]
+    assert (probed["model"], probed["epochs"], probed["linear_epochs"]) == ("client 1", 1, 2)
+    assert (values(), told) == (first, [])
+    (run / "probe.json").unlink()  # stopped as it was probed
+    assert values() == first
+    assert [line.split()[0] for line in told] == ["probing"]
+    probe(run, 0, how=Probing(epochs=1, linear_epochs=1))  # somebody else, otherwise
+    assert values() == first
+
+
+def test_figures_of_what_was_not_measured_are_not_there(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, "ensemble", [], None, None, None, "")
+    assert Locals(client=0, samples="own")(run) is None
+    probes = Probes(point="fc1", what="information_y", points=("fc1",), epochs=1, linear_epochs=1)
+    assert probes(run) is None
 
 
 def test_later_rules_win_and_those_of_another_table_come_first(tiny: Path) -> None:

@@ -42,6 +42,7 @@ from fewbytes.core.training import EVALUATION_BATCH, batches, prepared, ready
 from fewbytes.data import Split
 from fewbytes.experiments.settings import experiment_of
 from fewbytes.models.blocks import cut, head_of, unit_number, units_of
+from fewbytes.models.ensemble import LogitMean
 from fewbytes.models.files import load_model
 from fewbytes.models.fused import FusedNetwork
 from fewbytes.report.table import percent
@@ -92,7 +93,8 @@ def probe(
     run: Path, client: int | None = None, points: Sequence[str] = (), how: Probing | None = None,
     progress: Progress = lambda *_: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Probe the global model of a finished run, or a client's own; writes and returns RUN/probe.json.
+    """Probe the global model of a finished run, or a client's own, be it a member of an ensemble; writes and returns
+    RUN/probe.json.
 
     Probes are trained on all clients' training samples together, without random transforms, and measured on the
     server's test set, on the run's device. `points` names the units after which to probe (see `points_of`); `how`: how
@@ -103,6 +105,8 @@ def probe(
     how = how or Probing()
     experiment = experiment_of(run)
     model = load_model(run, client)
+    if isinstance(model, LogitMean):
+        raise UserError(f"{run} keeps an ensemble, which is probed one member at a time: name a client (--client I)")
     if not isinstance(model, FusedNetwork):
         units_of(model)  # before the data are read: it refuses what cannot be cut
     with only_allowed():  # what the run's config names

@@ -22,7 +22,7 @@ from fewbytes.base.streams import seeded
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.chain import resized_network
-from fewbytes.models.ensemble import logit_mean
+from fewbytes.models.ensemble import LogitMean, logit_mean
 from fewbytes.models.etf import etf_network
 from fewbytes.models.fused import network_of
 from fewbytes.models.hugging_face import PREFIX
@@ -40,6 +40,9 @@ PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
     "resized": resized_network,
 }
 """By the kind of a recipe: what makes the model of (recipe, state, maker of a client's model)."""
+
+
+_NONE_OF_THEIR_OWN = "its clients keep none of their own, leave out --client"
 
 
 def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
@@ -85,7 +88,7 @@ def model_of(about: dict[str, Any]) -> Callable[[int], nn.Module]:
 
 
 def load_model(run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None) -> nn.Module:
-    """A model a run saved: the global one, or a client's own; in eval mode.
+    """A model a run saved: the global one, or a client's own, which may be its member of an ensemble; in eval mode.
 
     `build` makes the module for runs on your own one, as for `Task`; no code that the file names is imported, unless
     `with only_allowed("package.module"):` (`fewbytes.base.named`) is around the call. Raises UserError if the run saved
@@ -112,6 +115,12 @@ def read_model(
         raise UserError(f"the model {path} is damaged: it is not what was written; take a copy of it, or run anew")
     if build is None and "model" not in about:
         raise UserError(f"{path} is of a module of your own: in Python, pass build=, the function that makes it")
+    if client is not None and path.stem == "global":
+        recipe = about.get("recipe", {})
+        members = recipe["clients"] if recipe.get("kind") == "ensemble" else []
+        if client not in members:
+            hint = f"its members are of clients {', '.join(map(str, members))}" if members else _NONE_OF_THEIR_OWN
+            raise UserError(f"{run} has no model client-{client}.safetensors; it has {path.name}: {hint}")
     maker: Callable[..., nn.Module] = build or model_of(about)
     make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()
     try:
@@ -131,11 +140,17 @@ def read_model(
         raise UserError(f"the model {path} cannot be put together: {type(error).__name__}: {error}") from None
     except MethodError as error:
         raise UserError(f"{path} does not fit the module: {error}") from None
+    if isinstance(model, LogitMean) and client is not None:
+        member = model.members[about["recipe"]["clients"].index(client)]
+        return member.eval(), {key: value for key, value in about.items() if key != "recipe"}
     return model.eval(), about
 
 
 def _place(run: Path, client: int | None) -> Path:
-    """Where a run keeps its global model, or a client's own. Raises UserError if it has no such model."""
+    """Where a run keeps its global model, or a client's own: the global one's place, if there is no other model.
+
+    Raises UserError if it has no such model.
+    """
     path = run / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
     if path.is_file():
         return path
@@ -144,10 +159,8 @@ def _place(run: Path, client: int | None) -> Path:
     have = sorted(p.name for p in path.parent.glob("*.safetensors"))
     if not have:
         raise UserError(f"{run} has no model {path.name}; it has none: it has not ended, or was not to save models")
+    if client is not None and have == ["global.safetensors"]:
+        return path.with_name(have[0])
     listed = ", ".join(have[:3]) + (", …" if len(have) > 3 else "")
-    hint = ""
-    if client is None and any(name.startswith("client-") for name in have):
-        hint = ": name a client (--client I)"
-    elif client is not None and have == ["global.safetensors"]:
-        hint = ": its clients keep none of their own, leave out --client"
+    hint = ": name a client (--client I)" if client is None and any(n.startswith("client-") for n in have) else ""
     raise UserError(f"{run} has no model {path.name}; it has {listed}{hint}")

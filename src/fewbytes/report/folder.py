@@ -3,7 +3,7 @@
 A run folder holds `config.toml` and `rounds.jsonl`; `ledger.parquet`, `partition.json` and `result.json` are
 missing where a run was killed, and then what they would have said is worked out from the rest or left out.
 `probe.json` is there once `fewbytes probe` was, `attack.json` and `attack.png` once `fewbytes attack` was, with
---membership `membership.json`, with --poison `poison.json`.
+--membership `membership.json`, with --poison `poison.json`; `local.json` once `fewbytes reproduce` asked for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from fewbytes.base.errors import UserError
 from fewbytes.base.units import written
 from fewbytes.core.metrics import traits
-from fewbytes.report.records import Attack, Membership, Partition, Poison, Probe, Result, Round, Traits
+from fewbytes.report.records import Attack, Local, Membership, Partition, Poison, Probe, Result, Round, Traits
 
 T = TypeVar("T")
 Row = dict[str, Any]  # a `Round`, and whatever else its line holds
@@ -55,6 +55,7 @@ class RunFolder:
     result: dict[str, Any] | None
     config: str
     probe: Probe | None = None
+    local: list[Local] | None = None
     attack: Attack | None = None
     membership: Membership | None = None
     poison: Poison | None = None
@@ -224,6 +225,7 @@ def read_run(path: Path | str) -> RunFolder:
         result=result,
         config=config or "",
         probe=_read(path / "probe.json", _probe),
+        local=_read(path / "local.json", _local),
         attack=_read(path / "attack.json", _attack),
         membership=_read(path / "membership.json", _membership),
         poison=_read(path / "poison.json", _poison),
@@ -327,6 +329,10 @@ def _partition(file: Path) -> Partition:
 
 def _probe(file: Path) -> Probe:
     return msgspec.json.decode(file.read_bytes(), type=Probe)
+
+
+def _local(file: Path) -> list[Local]:
+    return msgspec.json.decode(file.read_bytes(), type=list[Local])
 
 
 def _attack(file: Path) -> Attack:

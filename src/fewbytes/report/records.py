@@ -105,6 +105,15 @@ class Probe(TypedDict):
     points: list[ProbePoint]
 
 
+class Local(TypedDict):
+    """One client of `local.json`: how good its model is on its own training samples, and on the server's test set;
+    None without samples."""
+
+    client: int
+    own: float | None
+    test: float | None
+
+
 class AttackedImage(TypedDict):
     """One image of `Attack`."""
 

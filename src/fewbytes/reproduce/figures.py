@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 import msgspec
 from safetensors import safe_open
 
+from fewbytes.analysis.local import local_accuracies
+from fewbytes.analysis.probe import probe
+from fewbytes.analysis.settings import Probing
 from fewbytes.report.folder import Direction, RunFolder
+from fewbytes.report.records import Probed
 
 MB = 2**20  # bytes, as papers count
 
@@ -23,6 +30,10 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @abstractmethod
     def __call__(self, run: RunFolder) -> float | None:
         """The figure of a run; None where the run has not come so far."""
+
+    def measure(self, run: Path, tell: Callable[[str], None]) -> None:
+        """Leave in the folder of a finished run what the figure needs besides what the run wrote, if it is not there;
+        `tell` hears of it. Most need nothing."""
 
 
 class Best(Figure, frozen=True, tag="best"):
@@ -127,9 +138,64 @@ class Stored(Figure, frozen=True, tag="stored"):
         return sum(n for name, n in sizes.items() if not name.endswith(left_out)) * 4 / MB
 
 
+class Locals(Figure, frozen=True, tag="local"):
+    """The accuracy of one client's own model, or its member of an ensemble, in per cent: of the samples it learnt from
+    (`own`) or the server's test set (`test`). The run must have saved its models."""
+
+    client: int
+    samples: Literal["own", "test"]
+
+    def __call__(self, run: RunFolder) -> float | None:
+        """None before it was measured."""
+        found = next((each for each in run.local or () if each["client"] == self.client), None)
+        return None if found is None else _percent(found[self.samples])
+
+    def measure(self, run: Path, tell: Callable[[str], None]) -> None:
+        """Of all clients."""
+        if not (run / "local.json").exists():
+            tell(f"measuring the local models of {run}")
+            local_accuracies(run)
+
+
+class Probes(Figure, frozen=True, tag="probe"):
+    """What a probe after the unit `point` of a network tells, in hundredths: of a nat, or of the samples (`what`).
+
+    The network is the run's global one or, of an ensemble, that of `client`, and the run must have saved it. `points`:
+    all that are probed in this network; `epochs`, `linear_epochs`, `samples`: as in `fewbytes probe`.
+    """
+
+    point: str
+    what: Probed
+    points: tuple[str, ...]
+    epochs: int
+    linear_epochs: int
+    samples: int | None = None
+    client: int | None = None
+
+    def __call__(self, run: RunFolder) -> float | None:
+        """None before it was measured, and where it could not be."""
+        points = [] if run.probe is None else run.probe["points"]
+        found = next((each for each in points if each["point"] == self.point), None)
+        return None if found is None else _percent(found[self.what])
+
+    def measure(self, run: Path, tell: Callable[[str], None]) -> None:
+        """At all `points`, also where somebody probed otherwise."""
+        file = run / "probe.json"
+        there = json.loads(file.read_bytes()) if file.exists() else {"points": []}
+        wanted = {
+            "model": "global" if self.client is None else f"client {self.client}",
+            "epochs": self.epochs,
+            "linear_epochs": self.linear_epochs,
+        }
+        if not wanted.items() <= there.items() or not {*self.points} <= {each["point"] for each in there["points"]}:
+            tell(f"probing {run}")
+            how = Probing(epochs=self.epochs, linear_epochs=self.linear_epochs, samples=self.samples)
+            probe(run, self.client, self.points, how)
+
+
 def make_figure(fields: dict[str, Any]) -> Figure:
     """The figure a table's file describes. Raises msgspec.ValidationError."""
-    made: Figure = msgspec.convert(fields, Best | Final | Mean | Traffic | Total | Stored)
+    made: Figure = msgspec.convert(fields, Best | Final | Mean | Traffic | Total | Stored | Locals | Probes)
     return made
 
 

@@ -79,9 +79,9 @@ def run_cells(
 ) -> None:
     """Run what is not yet done of the cells, seed by seed, each in its folder below `out`.
 
-    `tell` hears lines of text on how it goes, and `ended` is called after each run. Raises UserError, before anything
-    is run, for a folder with a run of other settings or a damaged one, and what `fewbytes.run` raises; what was done
-    stays and is gone on with.
+    What a figure needs besides is measured of runs that are done. `tell` hears lines of text on how it goes, and
+    `ended` is called after each run. Raises UserError, before anything is run, for a folder with a run of other
+    settings or a damaged one, and what `fewbytes.run` raises; what was done stays and is gone on with.
     """
     jobs = {folder_of(cell, seed, out): (cell, seed) for seed in seeds for cell in cells}
     settings = {
@@ -90,16 +90,20 @@ def run_cells(
     }
     to_do = {folder for folder, each in settings.items() if _to_do(folder, make_experiment(each), how.until)}
     for number, (folder, (cell, seed)) in enumerate(jobs.items(), 1):
-        if folder not in to_do:
-            continue
-        others = sum(each.run == cell.run for each in cells) - 1
-        more = f" and {others} more cell{'s' if others > 1 else ''}" if others else ""
-        tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}{more}, seed {seed} ({folder})")
-        display = CellDisplay(short_name(cell.settings["method"]), folder, how.until)
-        with contextlib.suppress(Pause):
-            PreparedRun(settings[folder]).execute(folder, begun(folder), page=False, display=display)
-            shutil.rmtree(folder / "checkpoint")  # the states of all clients: nothing needs them any more
-        ended()
+        alike = [each for each in cells if each.run == cell.run]
+        if folder in to_do:
+            others = len(alike) - 1
+            more = f" and {others} more cell{'s' if others > 1 else ''}" if others else ""
+            tell(f"run {number} of {len(jobs)}: {cell.row}, {cell.column}{more}, seed {seed} ({folder})")
+            display = CellDisplay(short_name(cell.settings["method"]), folder, how.until)
+            with contextlib.suppress(Pause):
+                PreparedRun(settings[folder]).execute(folder, begun(folder), page=False, display=display)
+                shutil.rmtree(folder / "checkpoint")  # the states of all clients: nothing needs them any more
+        if finished(folder):
+            for each in alike:
+                each.figure.measure(folder, tell)
+        if folder in to_do:
+            ended()
 
 
 def read_cell(folder: Path) -> RunFolder:
