@@ -10,8 +10,9 @@ from cases import LOCAL
 CASES = {
     "fedkgf": fb.FedKGF(**LOCAL, base=2),
     "fedkgf-ablated": fb.FedKGF(
-        **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, common=True, fraction=0.75
-    ),
+        **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, groups="random",
+        common=True, fraction=0.75,
+    ),  # fmt: skip
     "fedkgf-averaged": fb.FedKGF(**LOCAL, base=2, owners=0, momentum=0.5, lr_rounds=2),
 }
 

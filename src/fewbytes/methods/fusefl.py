@@ -110,9 +110,7 @@ class FuseFL(Method):
     final_reduce: Reduce = "sum"  # of the last block's branches
     ccvr_samples: Whole = 5000  # virtual features of each class; 0: no calibration
     ccvr_covariance: Covariance = "correct"  # released: as the authors' code computes it
-    local: Local = Local(
-        epochs=200, lr=0.01, batch=128, momentum=0.9
-    )  # E in all, E/K a stage: at least K; or steps
+    local: Local = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)  # E in all, E/K a stage: at least K; or steps
 
     headline: ClassVar[str] = "global"
     scored_after_finish: ClassVar[bool] = True
