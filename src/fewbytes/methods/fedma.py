@@ -35,7 +35,7 @@ from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, prepared
-from fewbytes.methods.parts.one_shot import LONG, check_stages, shorter, stage
+from fewbytes.methods.parts.one_shot import LONG, check_stages, of_stage, shorter
 from fewbytes.models.chain import chain_of, resized
 from fewbytes.wire import Dense, payload
 
@@ -158,7 +158,7 @@ class FedMA(Method):
         model = prepared(resized(site.problem.model(site.me), state.theta))
         for before in list(chain_of(model).values())[: t - 1]:
             before.requires_grad_(False)
-        local = stage(self.local, t - 1, self.layers)
+        local = of_stage(self.local, t - 1, self.layers)
         if t == self.layers:  # the classifier alone is left: as the authors' code
             local = replace(local.lasting(3 * local.length), lr=local.lr / 10, weight_decay=1e-4)
         site.fit(model, local)

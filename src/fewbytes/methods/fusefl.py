@@ -34,7 +34,7 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
-from fewbytes.methods.parts.one_shot import check_stages, shorter
+from fewbytes.methods.parts.one_shot import check_stages, of_stage, shorter
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
 from fewbytes.models.builders import convolutional
 from fewbytes.models.fused import (
@@ -217,7 +217,7 @@ class FuseFL(Method):
         stage = own if prefix is None else Stage(prefix, own, moving)
         site.fit(
             stage if moving else own,
-            stage(self.local, k, len(blocks)),
+            of_stage(self.local, k, len(blocks)),
             frozen=None if moving or prefix is None else prefix.folded(),
         )
         site.score("local", stage)

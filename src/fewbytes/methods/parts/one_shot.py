@@ -31,7 +31,7 @@ def shorter(local: Local, epochs: int) -> Local:
     return replace(local, epochs=epochs, steps=0, lr=0.05, batch=16)
 
 
-def stage(local: Local, k: int, stages: int) -> Local:
+def of_stage(local: Local, k: int, stages: int) -> Local:
     """Local training of stage k = 0, 1, …: E/K of its epochs (or steps), whole numbers that add up to E."""
     return local.lasting(local.length * (k + 1) // stages - local.length * k // stages)
 
