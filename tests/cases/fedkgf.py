@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from costs import HEAD, NORM, STATISTICS, Formula, every
 
 import fewbytes as fb
 from cases import LOCAL
 
+ABLATED: dict[str, Any] = {"sign": False, "alpha": False, "through": False, "init": "uniform1"}
+
 CASES = {
     "fedkgf": fb.FedKGF(**LOCAL, base=2),
-    "fedkgf-ablated": fb.FedKGF(
-        **LOCAL, base=3, sign=False, alpha=False, through=False, init="uniform1", owners=2, common=True, fraction=0.75
-    ),
+    "fedkgf-ablated": fb.FedKGF(**LOCAL, **ABLATED, base=3, owners=2, groups="random", common=True, fraction=0.75),
     "fedkgf-averaged": fb.FedKGF(**LOCAL, base=2, owners=0, momentum=0.5, lr_rounds=2),
 }
 

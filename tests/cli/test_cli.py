@@ -140,6 +140,18 @@ def ended(capsys, monkeypatch, folder: Path, *arguments: str) -> tuple[int, str,
     return stop.value.code, *capsys.readouterr()
 
 
+@pytest.mark.parametrize(("given", "counted"), [({"epochs": 2, "steps": 0}, "epochs"), ({"steps": 2}, "steps")])
+def test_equal_terms_are_as_many_epochs_or_steps_in_all(given, counted):
+    terms = comparison.TRAINING | given
+    for name, length in {"fedavg": 2, "fedkgf": 2, "ensemble": 12, "fusefl": 12, "fedma": 12}.items():
+        method = make_method(name, comparison.equal_parameters(name, 6, terms))
+        assert method.local.length == method.parameters[counted] == length
+        assert (counted == "steps") == (method.local.steps > 0)
+    assert comparison.equal_parameters("fedrep", 6, terms)["head_epochs"] == 2
+    assert make_method("fedma", comparison.equal_parameters("fedma", 1, terms)).local.length == 3  # one a layer
+    assert f"one-shot methods: 12 {counted})" in comparison._terms(["fedavg"], 6, terms)
+
+
 def test_compare_all_goes_on_without_those_that_cannot(tmp_path, monkeypatch, capsys):
     kept = ("fedavg", "fedkgf", "ensemble", "separate")
     monkeypatch.setattr(comparison, "METHODS", [*kept, f"{__name__}:Broken"])

@@ -369,6 +369,69 @@ def test_the_learning_rate_of_a_round(terms, rates):
     assert [local.lr_in(t) for t in range(1, 7)] == pytest.approx(rates)
 
 
+STEPPED = {"lr": 0.1, "batch": 4, "momentum": 0.9}
+
+
+def after(x: torch.Tensor, y: torch.Tensor, t: int = 1, **terms) -> torch.Tensor:
+    """The weight that a layer has when it is trained by these terms."""
+    torch.manual_seed(3)
+    model = nn.Linear(4, 3)
+    torch.manual_seed(5)
+    fit(model, x, y, fb.Local(**STEPPED | terms), t)
+    return model.weight.detach()
+
+
+def test_so_many_steps_are_the_first_of_as_many_epochs_as_they_take():
+    torch.manual_seed(7)
+    x, y = torch.randn(10, 4), torch.arange(10) % 3  # three batches an epoch
+    for order in ("shuffled", "stored"):
+        whole = 3 if order == "shuffled" else 2
+        assert torch.equal(after(x, y, order=order, epochs=7, steps=2 * whole), after(x, y, order=order, epochs=2))
+    torch.manual_seed(3)
+    model = nn.Linear(4, 3)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(5)
+    for chosen in [*torch.randperm(10).split(4), *torch.randperm(10).split(4)][:4]:
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        optimiser.step()
+    assert torch.allclose(after(x, y, steps=4), model.weight, atol=1e-6)
+
+
+def test_the_loss_of_steps_is_that_of_the_last_epochs():
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    model, losses = nn.Linear(4, 3), []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses.append(nn.functional.cross_entropy(outputs, targets))
+        return losses[-1]
+
+    assert fit(model, x, y, fb.Local(batch=3, steps=3), loss=loss) == pytest.approx(losses[-1].item())
+    assert len(losses) == 3
+    assert fit(model, x[:0], y[:0], fb.Local(steps=3)) == 0
+
+
+def test_steps_over_what_is_stored_go_on_from_round_to_round():
+    x, y = torch.randn(9, 4), torch.arange(9) % 3  # two whole batches
+    how = {"order": "stored", "steps": 1}
+    first, second, third = (after(x, y, t, **how) for t in (1, 2, 3))
+    assert torch.equal(first, after(x[:4], y[:4], **how))
+    assert torch.equal(second, after(x[4:8], y[4:8], **how))
+    assert torch.equal(third, first)
+
+
+def test_what_is_frozen_gives_the_same_kept_and_not(monkeypatch):
+    x, y = torch.randn(10, 4), torch.arange(10) % 3
+    found = []
+    for kept in (1 << 30, 0):
+        monkeypatch.setattr("fewbytes.core.training.KEPT_BYTES", kept)
+        torch.manual_seed(3)
+        frozen, model = nn.Linear(4, 4), nn.Linear(4, 3)
+        fit(model, x, y, fb.Local(**STEPPED, steps=5), frozen=frozen)
+        found.append(model.weight.detach())
+    assert torch.allclose(*found, atol=1e-6)
+
+
 def test_a_step_may_go_by_gradients_made_anew_elsewhere():
     torch.manual_seed(3)
     model, above = nn.Linear(4, 3), nn.Linear(4, 3)

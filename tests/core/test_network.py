@@ -198,7 +198,7 @@ def test_terms_of_local_training_are_given_by_their_plain_names():
     assert method.local == fb.Local(epochs=5, lr=0.3, batch=100, momentum=0.9)
     assert fb.FedPURIN(local=fb.Local(epochs=2), lr=0.3).local == fb.Local(epochs=2, lr=0.3)
     assert fb.FedPURIN(**method.parameters) == method
-    for wrong in ({"lr": -1.0}, {"epochs": 0}, {"optimiser": "lbfgs"}, {"momentum": float("nan")}):
+    for wrong in ({"lr": -1.0}, {"epochs": 0}, {"steps": -1}, {"optimiser": "lbfgs"}, {"momentum": float("nan")}):
         with pytest.raises(fb.UserError, match=next(iter(wrong))):
             fb.FedAvg(**wrong)
     with pytest.raises(TypeError, match="unexpected keyword"):
@@ -222,7 +222,8 @@ def test_a_method_may_give_those_names_other_meanings():
 
 
 @pytest.mark.parametrize(
-    "terms", [{"optimiser": "adamw"}, {"clip": 0.01}, {"lr_rounds": 3}, {"lr_warmup": 2}, {"weight_decay": 0.3}]
+    "terms",
+    [{"optimiser": "adamw"}, {"clip": 0.01}, {"lr_rounds": 3}, {"lr_warmup": 2}, {"weight_decay": 0.3}, {"steps": 1}],
 )
 def test_every_method_takes_all_terms(terms):
     plain, other = (

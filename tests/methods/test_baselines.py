@@ -243,6 +243,18 @@ def test_stragglers_train_for_fewer_epochs():
     assert equal(left(fb.FedProx(**one, stragglers=1.0)), left(fb.FedAvg(**LOCAL)))  # 1 to 1
     many = one | {"epochs": 6}
     assert not equal(left(fb.FedProx(**many, stragglers=1.0)), left(fb.FedProx(**many)))
+    assert equal(left(fb.FedProx(**many, steps=1, stragglers=1.0)), left(fb.FedProx(**many, steps=1)))  # 1 to 1 step
+
+
+@pytest.mark.parametrize(("method", "own"), [(fb.Ditto, "personal_epochs"), (fb.FedRep, "head_epochs")])
+def test_what_methods_count_by_themselves_counts_as_local_training_does(method, own):
+    """With `steps`, the epochs of a head or of an own model are steps."""
+
+    def losses(length: int, **terms) -> dict[str, float]:
+        return fb.run(method(lr=0.1, batch=10, **terms, **{own: length}), tiny_task(), rounds=2).rounds[-1]["loss"]
+
+    assert losses(2) == losses(4, steps=2)  # every client has two batches
+    assert losses(4, steps=2) != losses(2, steps=2)
 
 
 def test_fedbuff_that_waits_for_all_of_equal_speed_is_fedavg_with_a_plain_mean():

@@ -195,6 +195,21 @@ def test_a_round_uploads_one_model_in_all_whatever_the_permutation():
     assert twice["value_bytes_up"].sum() == 2 * whole
 
 
+def test_groups_are_dealt_out_anew_where_they_are_random():
+    """Five modules, three clients: the groups of a round are always the whole model, but not always the same."""
+    data = federate(load_dataset("digits"), Partition("iid", 3, samples=(20, 5)))
+    task = Task.on(data, ModelBuilder("resnet4:width=8,stem=3x3", (1, 8, 8), 10))
+    uploads: dict[str, list[list[int]]] = {}
+    for groups in ("fixed", "random"):
+        method = fb.FedKGF(steps=1, lr_rounds=0, base=2, groups=groups)
+        columns = fb.run(method, task, rounds=4, workers=1).ledger.columns()
+        uploads[groups] = [sorted(columns["value_bytes_up"][columns["round"] == t].tolist()) for t in range(1, 5)]
+    whole = sum(value.nbytes for value in method.adapted(task).problem.first_state().values())
+    assert {sum(sent) for each in uploads.values() for sent in each} == {whole}
+    assert len({tuple(sent) for sent in uploads["fixed"]}) == 1
+    assert len({tuple(sent) for sent in uploads["random"]}) > 1
+
+
 def test_all_owners_is_averaging():
     """Fed-KGF without module upload is FedAvg on a model of generated kernels."""
     rest = {"epochs": 2, "lr": 0.1, "batch": 8, "momentum": 0.5, "weight_decay": 1e-3, "lr_rounds": 3, "fraction": 0.5}

@@ -17,6 +17,7 @@ import fewbytes as fb
 from fewbytes.base.errors import UserError
 from fewbytes.core.objective import evaluate
 from fewbytes.experiments.plan import make_plan
+from fewbytes.methods.parts.one_shot import of_stage
 from fewbytes.models import build_model
 from fewbytes.models.blocks import cut
 from fewbytes.models.build import ModelBuilder
@@ -87,20 +88,21 @@ def test_one_block_is_isolated_networks_whose_features_are_summed(tmp_path):
 
 
 def test_epochs_are_shared_out_over_the_stages():
-    from fewbytes.methods.parts.one_shot import stage_epochs
-
     for total in (4, 7, 10, 200):
         for blocks in (1, 2, 4):
-            shares = [stage_epochs(total, k, blocks) for k in range(blocks)]
+            shares = [of_stage(fb.Local(epochs=total), k, blocks).epochs for k in range(blocks)]
             assert sum(shares) == total
             assert min(shares) >= 1
-    assert [stage_epochs(200, k, 8) for k in range(8)] == [25] * 8
+    assert [of_stage(fb.Local(epochs=200), k, 8).epochs for k in range(8)] == [25] * 8
+    assert [of_stage(fb.Local(epochs=2, steps=7), k, 3).steps for k in range(3)] == [2, 2, 3]
 
 
 @pytest.mark.parametrize(("settings", "words"), [({"blocks": 8}, "8 blocks"), ({"cuts": "a,b,c,d"}, "5 blocks")])
 def test_fewer_epochs_than_blocks_are_refused(settings, words):
     with pytest.raises(UserError, match=f"epochs 4 cannot be shared out over {words}"):
         fb.FuseFL(epochs=4, **settings)
+    with pytest.raises(UserError, match=f"steps 4 cannot be shared out over {words}.*: set steps="):
+        fb.FuseFL(steps=4, **settings)
 
 
 def test_a_plan_trains_every_stage():

@@ -527,8 +527,8 @@ def test_parameters_that_do_not_train_stay(tmp_path):
             self.conv.requires_grad_(False)
 
     task = fb.Task.on(tiny_data(), Half)
-    for steps in ("joint", "split"):
-        models = states(GeneFL(**QUICK, clusters=2, vectors=2, steps=steps), task, tmp_path / steps, rounds=2)
+    for step in ("joint", "split"):
+        models = states(GeneFL(**QUICK, clusters=2, vectors=2, elastic_step=step), task, tmp_path / step, rounds=2)
         for model in models.values():
             assert torch.equal(model["conv.weight"], task.problem.first_model().state_dict()["conv.weight"])
 

@@ -217,6 +217,28 @@ def test_a_mean_is_sent_to_nobody_before_it_is_counted():
         fb.run(Talkative(**LOCAL), task(), rounds=2, workers=1, dp=CLIENTS)
 
 
+def test_steps_are_counted_exactly():
+    """Of 20 samples in batches of 8 an epoch is three Poisson batches, and so is `steps=3`."""
+    how = {"task": task(), "rounds": 2, "workers": 1, "dp": SAMPLES}
+    by_epochs, by_steps = fb.run(fb.FedAvg(**LOCAL), **how), fb.run(fb.FedAvg(**LOCAL, steps=3), **how)
+    assert torch.equal(by_epochs.global_model.weight, by_steps.global_model.weight)
+    assert by_epochs.summary["epsilon_spent"] == by_steps.summary["epsilon_spent"]
+    fewer = fb.run(fb.FedAvg(**LOCAL, steps=1), **how)
+    assert fewer.summary["epsilon_spent"] == pytest.approx(8, rel=1e-4)
+
+
+class Restless(fb.FedAvg):
+    """FedAvg that takes a step more than its terms say."""
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+        return super(Restless, self.changed(steps=self.local.steps + 1)).train(state, message, site)
+
+
+def test_a_client_takes_no_more_steps_than_are_counted():
+    with pytest.raises(fb.FewbytesError, match="one training of 3 steps in batches of 8, and this would be more"):
+        fb.run(Restless(**LOCAL, steps=3), task(), rounds=2, workers=1, dp=SAMPLES)
+
+
 class Diligent(fb.FedAvg):
     """FedAvg that trains twice."""
 

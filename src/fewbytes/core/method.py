@@ -158,8 +158,8 @@ class Method(ABC, metaclass=_Terms):
             return task
         privacy.check(self.method_name, self.protects)
         local: Local = self.local  # type: ignore[attr-defined]  # of every method that protects samples
-        terms = SamplePrivacy(privacy, rounds, local.epochs, local.batch)
-        words = f"{privacy} over {rounds} rounds of {terms.epochs} epochs in batches of {terms.batch}"
+        terms = SamplePrivacy(privacy, rounds, local.epochs, local.batch, local.steps)
+        words = f"{privacy} over {rounds} rounds of {terms.length} in batches of {terms.batch}"
         agreed = {**task.problem.agreed, "dp": words}
         return dataclasses.replace(task, problem=dataclasses.replace(task.problem, privacy=terms, agreed=agreed))
 

@@ -194,6 +194,12 @@ class SamplePrivacy:
     rounds: int
     epochs: int
     batch: int
+    steps: int = 0  # batches a round, in place of epochs; 0: epochs count
+
+    @property
+    def length(self) -> str:
+        """Of a round, in words."""
+        return f"{self.steps} steps" if self.steps else f"{self.epochs} epochs"
 
     def prepare(self, samples: Iterable[int]) -> None:
         """Do what takes a second and is the same for all, for clients of so many samples each, before processes are
@@ -207,7 +213,7 @@ class SamplePrivacy:
 
     def sampled(self, samples: int) -> tuple[float, int]:
         """Of a client with so many: the part of them in a batch, and how many batches a round has."""
-        return min(1.0, self.batch / samples), self.epochs * math.ceil(samples / self.batch)
+        return min(1.0, self.batch / samples), self.steps or self.epochs * math.ceil(samples / self.batch)
 
     def multiplier(self, samples: int) -> float:
         """z: the deviation of the noise on a batch's sum of gradients, in clips."""
@@ -263,12 +269,14 @@ class PrivateSteps:
 
     def __init__(self, terms: SamplePrivacy, samples: int, random: Bytes) -> None:
         self.terms, self.samples, self.random = terms, samples, random
-        self.part, self.steps = terms.sampled(samples)
+        self.part, _ = terms.sampled(samples)
+        self.epoch = math.ceil(samples / terms.batch)  # batches
         self.multiplier = terms.multiplier(samples)
 
     def batches(self, device: torch.device) -> Iterator[Tensor]:
-        """The samples of each of an epoch's batches: every sample is in each by chance, so that some may be empty."""
-        for _ in range(self.steps // self.terms.epochs):
+        """The samples of one batch after another, without end: every sample is in each by chance, so that some may be
+        empty."""
+        while True:
             yield (uniform(self.samples, self.random) < self.part).nonzero()[:, 0].to(device)
 
     def gradients(

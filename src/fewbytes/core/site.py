@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -140,10 +141,11 @@ class Site:
         state = b"".join(value.numpy().tobytes() for value in state_of(model).values())
         begin = random_bytes(blake3(state).digest(), *names)(32)
         trainings = diary.trained(self.me, begin)
-        more = more or self._fitted or local.epochs > terms.epochs or local.batch != terms.batch
+        _, steps = replace(terms, epochs=local.epochs, steps=local.steps).sampled(samples)
+        more = more or self._fitted or local.batch != terms.batch or steps > terms.sampled(samples)[1]
         if more or trainings > terms.rounds:
             raise MethodError(
-                f"dp of samples is of {terms.rounds} rounds of one training of {terms.epochs} epochs in batches of "
+                f"dp of samples is of {terms.rounds} rounds of one training of {terms.length} in batches of "
                 f"{terms.batch}, and this would be more"
             )
         self._fitted = True

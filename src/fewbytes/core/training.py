@@ -7,8 +7,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,8 @@ Loss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) to the mean loss of a batch; the outputs are whatever the model gives."""
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
-"""Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch."""
+"""Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch. Of
+`steps`, the next round's begin with another shuffle; with what is stored after the last round's."""
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
 
 
@@ -118,9 +119,19 @@ class Local:
     lr_warmup: Whole = 0  # rounds in which lr rises to its full value in a line; then the schedule begins
     clip: NotNegative = 0.0  # the largest norm of a gradient; 0: any
     order: Order = "shuffled"  # of samples, anew each epoch; stored: as they are, without the incomplete last batch
+    steps: Whole = 0  # batches in a round, in place of epochs, of as many shuffles as they take; 0: epochs count
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+    @property
+    def length(self) -> int:
+        """How long it is, in what it counts: steps if there are any, else epochs."""
+        return self.steps or self.epochs
+
+    def lasting(self, length: int) -> Self:
+        """The same terms for so many of what it counts, at least 1."""
+        return replace(self, steps=length) if self.steps else replace(self, epochs=length)
 
     def lr_in(self, t: int) -> float:
         """The learning rate of round t, counted from 1."""
@@ -172,8 +183,8 @@ def fit(
     private: PrivateSteps | None = None,
     **hooks: Unpack[Hooks],
 ) -> float:
-    """Train `model` in place on (x, y), by the terms of round t; returns the mean loss over the last epoch's
-    batches (0 for none).
+    """Train `model` in place on (x, y), by the terms of round t; returns the mean loss over the batches of the last
+    epoch, which `steps` may end early (0 for none).
 
     Shuffled from torch's global generator; the optimiser starts anew. `precision`: of the forward passes. `transform`
     is applied to every batch as it is cut. Gradients are clipped as one vector, or, where the model has `apart`,
@@ -189,6 +200,10 @@ def fit(
     parameters = [p for p in model.parameters() if p.requires_grad]
     step = stepper(parameters, local, local.lr_in(t))
     bounds = batches(len(y), local.batch) if local.order == "shuffled" else whole_batches(len(y), local.batch)
+    if local.steps and local.order == "stored" and bounds:
+        begun = (t - 1) * local.steps % len(bounds)
+        bounds = bounds[begun:] + bounds[:begun]
+    counts = by_epoch(local, len(bounds) if private is None else private.epoch)
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
 
@@ -214,18 +229,18 @@ def fit(
         frozen is not None
         and transform is None
         and isinstance(x, Tensor)
-        and local.epochs > 1
+        and len(counts) > 1
         and len(y) * outputs(frozen, x[:1], precision).nbytes <= KEPT_BYTES
     ):
         x, frozen = outputs(frozen, x, precision), None
-    for _ in range(local.epochs):
+    for count in counts:
         total = torch.zeros((), device=x.device)
         picked: Iterable[slice | Tensor] = itertools.starmap(slice, bounds)
         if private is not None:
             picked = private.batches(x.device)
         elif local.order == "shuffled":
             picked = torch.randperm(len(y)).to(x.device).split([stop - start for start, stop in bounds])
-        for rows in picked:
+        for rows in itertools.islice(picked, count):
             samples, targets = x[rows], y[rows]
             if transform is not None and len(targets):
                 samples = transform(one_tensor(samples), targets)
@@ -239,7 +254,15 @@ def fit(
             step()
             if after_step is not None:
                 after_step()
-    return float(total) / len(bounds) if bounds else 0.0
+    return float(total) / counts[-1] if bounds and counts else 0.0
+
+
+def by_epoch(local: Local, whole: int) -> list[int]:
+    """How many batches each epoch of a training has, where a whole one has so many."""
+    if not local.steps:
+        return [whole] * local.epochs
+    full, rest = divmod(local.steps, whole) if whole else (0, 0)
+    return [whole] * full + [rest] * (rest > 0)
 
 
 def stepper(parameters: Sequence[nn.Parameter], local: Local, lr: float) -> Callable[[], object]:

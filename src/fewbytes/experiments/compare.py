@@ -29,17 +29,18 @@ from fewbytes.running.settings import ROUNDING
 TERMS: dict[str, Any] = {"model": SMALL_RESNET, "rounds": 6, "public": 100}
 """Settings of the experiment where all methods are compared, unless they are given: a model that every method can
 train, samples for the servers that distil, which no client then has."""
-TRAINING: dict[str, Any] = {"fraction": 1.0, "epochs": 2, "lr": 0.1, "batch": 20, "momentum": 0.9}
+TRAINING: dict[str, Any] = {"fraction": 1.0, "epochs": 2, "steps": 0, "lr": 0.1, "batch": 20, "momentum": 0.9}
 """Hyper-parameters of local training, for the methods that have them."""
 ASKED = "comparison.json"  # what a comparison was asked to do, in its folder
 
 
 def equal_parameters(name: str, rounds: int, training: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a method on these terms; who trains but once trains as many epochs as the others in all."""
+    """The parameters of a method on these terms; who trains but once trains as long as the others in all."""
     method = make_method(name, {})
-    epochs = training["epochs"] * (rounds if method.own_rounds else 1)
-    parameters = method.quick(epochs).parameters
-    return parameters | {key: value for key, value in training.items() if key in parameters and key != "epochs"}
+    length = (training["steps"] or training["epochs"]) * (rounds if method.own_rounds else 1)
+    parameters = method.quick(length).parameters
+    same = training | {"steps": parameters.get("epochs") if training["steps"] else 0}
+    return parameters | {key: value for key, value in same.items() if key in parameters and key != "epochs"}
 
 
 def _training(given: dict[str, Any]) -> dict[str, Any]:
@@ -52,8 +53,9 @@ def _training(given: dict[str, Any]) -> dict[str, Any]:
 
 def _terms(names: Sequence[str], rounds: int, training: dict[str, Any]) -> str:
     """The terms in words."""
-    listed = ", ".join(f"{key} {value:g}" for key, value in training.items())
-    once = training["epochs"] * rounds
+    counted, other = ("steps", "epochs") if training["steps"] else ("epochs", "steps")
+    listed = ", ".join(f"{key} {value:g}" for key, value in training.items() if key != other)
+    once = training[counted] * rounds
     methods = [make_method(name, {}) for name in names]
     fewer = "".join(
         f"{method.method_name} in {count} rounds, "
@@ -61,7 +63,7 @@ def _terms(names: Sequence[str], rounds: int, training: dict[str, Any]) -> str:
         if (count := method.quick(once).planned_rounds(rounds)) != method.planned_rounds(rounds)
     )
     return (
-        f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {once} epochs), "
+        f"all methods train alike: {listed}, {rounds} rounds (one-shot methods: {once} {counted}), "
         f"{fewer}and servers that generate or distil work less than in their papers; those that need samples of their "
         f"own get {TERMS['public']} that no client then has; --rounds, --set and --public change that"
     )
@@ -232,8 +234,9 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
 
 def _note_unequal_training(jobs: Sequence[PreparedRun]) -> None:
     """Say which settings of local training differ between the methods compared."""
-    for key in ("epochs", "lr", "batch", "momentum", "fraction"):
-        values = {job.method.method_name: job.method.parameters[key] for job in jobs if key in job.method.parameters}
+    for key in ("epochs", "steps", "lr", "batch", "momentum", "fraction"):
+        given = [(job.method.method_name, job.method.parameters) for job in jobs]
+        values = {name: own[key] for name, own in given if key in own and not (key == "epochs" and own.get("steps"))}
         if len(set(values.values())) > 1:
             listed = ", ".join(f"{name} {value}" for name, value in values.items())
             note(f"{key} differs: {listed} (--set {key}=VALUE makes it equal)")

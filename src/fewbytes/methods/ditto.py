@@ -11,7 +11,7 @@ batch-norm buffers); v_k costs none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
@@ -37,7 +37,7 @@ class Ditto(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.05, batch=16)
-    personal_epochs: Whole = 0  # s; 0: as many as the server's model is trained for
+    personal_epochs: Whole = 0  # s, or steps if these are counted; 0: as many as the server's model is trained for
     lambda_near: NotNegative = 1.0  # lambda
 
     headline: ClassVar[str] = "personalised"
@@ -62,8 +62,8 @@ class Ditto(Method):
         w = message.theta.dense()
         model, personal = site.model(w), site.model(state.theta or w)
         site.fit(model, self.local)
-        steps = replace(self.local, epochs=self.personal_epochs or self.local.epochs)
-        site.fit(personal, steps, extra=proximal(self.lambda_near, w, site.device))
+        own = self.local.lasting(self.personal_epochs or self.local.length)
+        site.fit(personal, own, extra=proximal(self.lambda_near, w, site.device))
         state.theta = state_of(personal)
         return Trained(Dense(state_of(model)), len(site.train))
 

@@ -40,10 +40,12 @@ NORMALISATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 
 @payload
 class Model:
-    """Server to client: the model, and the clients in the round's permutation: the g-th uploads group g."""
+    """Server to client: the model, the clients in the round's permutation: the g-th uploads group g; and in which order
+    modules are cut into groups, by their numbers, None: as they are defined."""
 
     theta: Dense
     order: list[int]
+    modules: list[int] | None
 
 
 @payload
@@ -66,6 +68,7 @@ class FedKGF(Method):
     through: bool = True  # gradients reach the base kernels through the generated ones, too
     init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal, or uniform in [-1, 1]
     owners: Whole = 1  # clients that upload a group, whose mean is taken; 0: all upload the whole model, as in FedAvg
+    groups: Literal["fixed", "random"] = "fixed"  # of consecutive modules, or dealt out at random in each round
     common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
 
     def model_for(self, shape: tuple[int, ...]) -> str:
@@ -82,8 +85,11 @@ class FedKGF(Method):
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
         cohort = net.sample(self.fraction)
         order = [cohort[i] for i in net.rng.permutation(len(cohort))]
+        modules = None
+        if self.groups == "random":
+            modules = net.rng.permutation(len(modules_of(net.problem.first_model()))).tolist()
         mean = EntryMeans()
-        for _, reply in net.call(self.train, to=cohort, send=Model(Dense(state.theta), order)):
+        for _, reply in net.call(self.train, to=cohort, send=Model(Dense(state.theta), order, modules)):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.theta = mean.over(state.theta)
 
@@ -91,7 +97,10 @@ class FedKGF(Method):
         model = site.model(message.theta.dense())
         site.fit(model, self.local)
         site.score("personalised", model)
-        groups = grouped(modules_of(model), len(message.order))
+        modules = modules_of(model)
+        if message.modules is not None:
+            modules = [modules[m] for m in message.modules]
+        groups = grouped(modules, len(message.order))
         own = owned(message.order.index(site.me), len(message.order), self.owners)
         names = {name for g in own if g < len(groups) for module in groups[g] for name in module}
         if self.common:

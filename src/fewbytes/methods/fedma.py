@@ -35,7 +35,7 @@ from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, prepared
-from fewbytes.methods.parts.one_shot import LONG, shorter, stage_epochs
+from fewbytes.methods.parts.one_shot import LONG, check_stages, of_stage, shorter
 from fewbytes.models.chain import chain_of, resized
 from fewbytes.wire import Dense, payload
 
@@ -94,18 +94,14 @@ class FedMA(Method):
     variance: Positive = 1.0  # sigma^2, of clients' neurons around the global one
     prior_variance: Positive = 1.0  # sigma_0^2, of global neurons around 0
     sweeps: Whole = 5  # how often each client is matched anew
-    local: Local = LONG  # epochs in all, E/L a round, so at least L
+    local: Local = LONG  # epochs (or steps) in all, E/L a round: at least L
 
     headline: ClassVar[str] = "global"
     needs: ClassVar[type[Objective]] = Classification
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local.epochs < self.layers:
-            raise UserError(
-                f"epochs {self.local.epochs} cannot be shared out over {self.layers} layers, which are matched one "
-                f"after another: set epochs={self.layers} or more"
-            )
+        check_stages(self.local, self.layers, "layers, which are matched one after another")
 
     def planned_rounds(self, asked: int) -> int:
         return self.layers
@@ -162,9 +158,9 @@ class FedMA(Method):
         model = prepared(resized(site.problem.model(site.me), state.theta))
         for before in list(chain_of(model).values())[: t - 1]:
             before.requires_grad_(False)
-        local = replace(self.local, epochs=stage_epochs(self.local.epochs, t - 1, self.layers))
+        local = of_stage(self.local, t - 1, self.layers)
         if t == self.layers:  # the classifier alone is left: as the authors' code
-            local = replace(local, epochs=3 * local.epochs, lr=local.lr / 10, weight_decay=1e-4)
+            local = replace(local.lasting(3 * local.length), lr=local.lr / 10, weight_decay=1e-4)
         site.fit(model, local)
         site.score("local", model)
         state.theta = state_of(model)

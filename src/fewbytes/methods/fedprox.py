@@ -11,7 +11,7 @@ batch-norm buffers).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
@@ -38,7 +38,7 @@ class FedProx(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=20, lr=0.03, batch=10)  # E, eta, B
     mu: NotNegative = 1.0
-    stragglers: UpToOne = 0.0  # part of the clients that train for 1 to E epochs, drawn anew each round
+    stragglers: UpToOne = 0.0  # part of the clients that train for 1 to E epochs (or steps), drawn anew each round
 
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
@@ -57,7 +57,7 @@ class FedProx(Method):
     def train(self, state: None, message: Model, site: Site) -> Trained:
         local = self.local
         if site.rng.random() < self.stragglers:
-            local = replace(local, epochs=int(site.rng.integers(1, local.epochs, endpoint=True)))
+            local = local.lasting(int(site.rng.integers(1, local.length, endpoint=True)))
         near = proximal(self.mu, message.theta.dense(), site.device)
         return averaging.train_whole(message, site, local, extra=near)
 

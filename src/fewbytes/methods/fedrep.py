@@ -46,7 +46,7 @@ class FedRep(Method):
 
     fraction: Share = 1.0  # r
     local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.5)  # of the body
-    head_epochs: Count = 10  # tau, before those of the body
+    head_epochs: Count = 10  # tau, before those of the body; steps if these are counted, as in Algorithm 1
 
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
@@ -74,7 +74,7 @@ class FedRep(Method):
         phi = message.theta.dense()
         model = site.model(state.theta | phi)
         let_learn(model, classifier(model))
-        site.fit(model, replace(self.local, epochs=self.head_epochs))
+        site.fit(model, self.local.lasting(self.head_epochs))
         let_learn(model, phi)
         site.fit(model, self.local)
         state.theta = state_of(model)

@@ -24,7 +24,7 @@ from typing import Annotated, ClassVar, Literal, Self, cast
 import torch
 from torch import nn
 
-from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import ANEW, EXACT, Count, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
@@ -34,7 +34,7 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics
-from fewbytes.methods.parts.one_shot import shorter, stage_epochs
+from fewbytes.methods.parts.one_shot import check_stages, of_stage, shorter
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
 from fewbytes.models.builders import convolutional
 from fewbytes.models.fused import (
@@ -110,18 +110,15 @@ class FuseFL(Method):
     final_reduce: Reduce = "sum"  # of the last block's branches
     ccvr_samples: Whole = 5000  # virtual features of each class; 0: no calibration
     ccvr_covariance: Covariance = "correct"  # released: as the authors' code computes it
-    local: Local = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)  # E in all, E/K a stage, so at least K
+    local: Local = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)  # E in all, E/K a stage: at least K; or steps
 
     headline: ClassVar[str] = "global"
     scored_after_finish: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local.epochs < (blocks := self.planned_rounds(1)):
-            raise UserError(
-                f"epochs {self.local.epochs} cannot be shared out over {blocks} blocks, which train one after another: "
-                f"set epochs={blocks} or more, or fewer {'cuts' if self.cuts else 'blocks'}"
-            )
+        fewer = f", or fewer {'cuts' if self.cuts else 'blocks'}"
+        check_stages(self.local, self.planned_rounds(1), "blocks, which train one after another", fewer)
 
     def planned_rounds(self, asked: int) -> int:
         return len(self.after) + 1 if self.cuts else self.blocks
@@ -220,7 +217,7 @@ class FuseFL(Method):
         stage = own if prefix is None else Stage(prefix, own, moving)
         site.fit(
             stage if moving else own,
-            replace(self.local, epochs=stage_epochs(self.local.epochs, k, len(blocks))),
+            of_stage(self.local, k, len(blocks)),
             frozen=None if moving or prefix is None else prefix.folded(),
         )
         site.score("local", stage)

@@ -102,7 +102,7 @@ class GeneFL(Method):
     norm: Norm = "global"  # D of Eq. 4: over all tensors, or a sum over tensors, or squared
     normalise: Literal["global", "per_tensor"] = "global"  # Fisher information, by its least and largest value
     elastic: Literal["live", "target"] = "live"  # target: theta' is made once a round and pulls as a whole
-    steps: Literal["joint", "split"] = "joint"  # split: L_elg has a step of its own (Algorithm 1, line 9), no momentum
+    elastic_step: Literal["joint", "split"] = "joint"  # split: L_elg has one of its own (Alg. 1, line 9), no momentum
     fisher: Literal["empirical", "model"] = "empirical"  # by true labels, or expected over the model's own
     fisher_samples: Whole = 0  # at most so many of a client's samples; 0: all
     classifier: Literal["shared", "own"] = "shared"  # own: the last layer stays with the client, as batch norm does
@@ -230,7 +230,7 @@ class GeneFL(Method):
             keep = self.low_information(model, site)  # Algorithm 1, lines 4-5
         anchors = mixed(before, cluster, keep) if self.elastic == "target" else None
         gen, elg = pulls(theta, cluster, keep, self.norm, anchors)
-        joint = self.lambda_elastic if self.steps == "joint" else 0.0
+        joint = self.lambda_elastic if self.elastic_step == "joint" else 0.0
 
         def extra(_: nn.Module) -> Tensor:
             total = self.lambda_gen * gen() if self.lambda_gen else torch.zeros(())
@@ -241,9 +241,9 @@ class GeneFL(Method):
 
         site.fit(
             model,
-            self.local if self.steps == "joint" else replace(self.local, momentum=0.0),
+            self.local if self.elastic_step == "joint" else replace(self.local, momentum=0.0),
             extra=extra if self.lambda_gen or joint else None,
-            after_step=second if self.steps == "split" else None,
+            after_step=second if self.elastic_step == "split" else None,
         )
         state.theta = state_of(model)
         scores = layer_scores(state.theta, before, layers, self.score)

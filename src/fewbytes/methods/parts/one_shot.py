@@ -28,12 +28,22 @@ LONG = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)
 
 def shorter(local: Local, epochs: int) -> Local:
     """Local training that gets far in few epochs."""
-    return replace(local, epochs=epochs, lr=0.05, batch=16)
+    return replace(local, epochs=epochs, steps=0, lr=0.05, batch=16)
 
 
-def stage_epochs(total: int, k: int, stages: int) -> int:
-    """E/K: epochs of stage k = 0, 1, …, whole numbers that add up to E."""
-    return total * (k + 1) // stages - total * k // stages
+def of_stage(local: Local, k: int, stages: int) -> Local:
+    """Local training of stage k = 0, 1, …: E/K of its epochs (or steps), whole numbers that add up to E."""
+    return local.lasting(local.length * (k + 1) // stages - local.length * k // stages)
+
+
+def check_stages(local: Local, stages: int, words: str, fewer: str = "") -> None:
+    """Raises UserError for fewer epochs (or steps) than stages, which the words name, and how there may be fewer."""
+    if local.length < stages:
+        counted = "steps" if local.steps else "epochs"
+        raise UserError(
+            f"{counted} {local.length} cannot be shared out over {stages} {words}: "
+            f"set {counted}={stages} or more{fewer}"
+        )
 
 
 @payload
