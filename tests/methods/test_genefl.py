@@ -25,7 +25,7 @@ from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.methods.fedbn import FedBN, without_batch_norm
 from fewbytes.methods.fedfina import FedFina, last_convolutions
 from fewbytes.methods.fedlp import FedLP
-from fewbytes.methods.fedlps import FedLPS
+from fewbytes.methods.fedlps import FedLPS, channels_read, encoder_names, prune_mask
 from fewbytes.methods.genefl import (
     GeneFL,
     Genes,
@@ -375,6 +375,59 @@ def test_by_default_everybody_trains_together_and_nothing_but_models_is_sent(cls
     first = cls().server(task.problem)
     assert set(columns["value_bytes_down"]) == {4 * sum(value.numel() for value in first.theta.values())}
     assert result.summary["score"]["kind"] == ("global" if cls is FedLP else "personalised")
+
+
+def test_fedlps_picks_channels_once_for_all_that_make_or_read_them():
+    model = build_model("resnet8:width=8,stem=3x3", (3, 8, 8), 5)
+    encoder = encoder_names(model)
+    assert encoder >= {"pre_conv.weight", "layers.0.0.conv2.weight"}
+    mask = prune_mask(model, 0.8, encoder)
+    state = model.state_dict()
+    kept: dict[int, list[Tensor]] = {}
+    for name, of in mask.items():
+        assert of.shape == state[name].shape
+        if name != "fc.weight":  # the classifier keeps its outputs, the encoder what it has
+            kept.setdefault(len(of), []).append(of.flatten(1).any(1) if of.dim() > 1 else of)
+        if of.dim() > 1:
+            kept.setdefault(of.shape[1], []).append(of.transpose(0, 1).flatten(1).any(1))
+    assert {width: int(channels[0].sum()) for width, channels in kept.items()} == {8: 2, 16: 4, 32: 7}
+    assert all(torch.equal(one, channels[0]) for channels in kept.values() for one in channels)
+    assert [len(kept[width]) for width in (8, 16, 32)] == [2, 3 + 6 + 3, 3 + 6 + 2]  # layers, their norms, readers
+    sums = state["layers.2.0.conv1.weight"].abs().transpose(0, 1).flatten(1).sum(1)  # of 16 channels, as they are read
+    sums += state["layers.2.0.shortcut.0.weight"].abs().transpose(0, 1).flatten(1).sum(1)
+    sums += state["layers.1.0.conv2.weight"].abs().transpose(0, 1).flatten(1).sum(1)
+    sums += sum(
+        state[f"layers.1.0.{layer}.weight"].abs().flatten(1).sum(1) for layer in ("conv1", "conv2", "shortcut.0")
+    )
+    assert kept[16][0].nonzero().flatten().tolist() == sorted(sums.topk(4).indices.tolist())
+
+
+def test_fedlps_what_is_pruned_has_no_say():
+    """Whatever a pruned channel's statistics, and whatever read it: its values are zeros."""
+    model = build_model("resnet8:width=8,stem=3x3", (3, 16, 16), 5).eval()
+    mask = prune_mask(model, 0.7, encoder_names(model))
+    with torch.no_grad():
+        for entry, of in mask.items():
+            model.get_parameter(entry).mul_(of)
+        x = torch.randn(4, 3, 16, 16)
+        before = model(x)
+        assert before.std() > 0
+        for entry, of in mask.items():
+            if of.dim() == 1 and entry.endswith("weight"):
+                norm = model.get_submodule(entry.rpartition(".")[0])
+                norm.running_mean[~of], norm.running_var[~of] = 5.0, 1e-6
+        for reader in ("fc.weight", "layers.2.0.conv2.weight"):  # not of the encoder, which is whole
+            model.get_parameter(reader).add_(9.0 * ~mask[reader])
+        torch.testing.assert_close(model(x), before)
+
+
+def test_fedlps_channels_that_a_layer_reads():
+    assert channels_read(16, [8, 16, 32]) == 16
+    assert channels_read(400, [6, 16]) == 16  # flattened: 25 inputs each
+    assert channels_read(7, [6, 16]) == 7  # nobody's
+    model = build_model("lenet", (1, 28, 28), 10)
+    columns = prune_mask(model, 0.5, encoder_names(model))["fc.weight"][0]
+    assert all(len(set(channel.tolist())) == 1 for channel in columns.view(12, -1))  # all positions of a channel
 
 
 def test_fedbn_scores_each_client_s_own_model(tmp_path):
