@@ -35,7 +35,16 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Model, Own, first_shared, own_model
-from fewbytes.methods.parts.clusters import Similarity, Subspace, alike, check_clusters, clusters_of, described, nearest
+from fewbytes.methods.parts.clusters import (
+    Grouping,
+    Similarity,
+    Subspace,
+    alike,
+    check_clusters,
+    clusters_of,
+    described,
+    nearest,
+)
 from fewbytes.models.fisher import fisher_diagonal
 from fewbytes.models.layers import batch_norm_of, layers_of
 from fewbytes.wire import Dense, payload
@@ -89,6 +98,7 @@ class GeneFL(Method):
     clusters: Count = 4  # K; 1: no subspaces are sent
     vectors: Count = 5  # d, singular vectors of each client
     similarity: Similarity = "projections"  # of subspaces, or of the vectors as they are
+    grouping: Grouping = "k-means"
     start_from: Literal["own", "learngene"] = "own"  # each round: a client's last model, or the learnGene in it
     inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: the learnGene, all the server has
     fraction: Share = 0.2  # S / N
@@ -166,7 +176,7 @@ class GeneFL(Method):
         """Algorithm 2, lines 1-2."""
         if self.clusters > 1:
             state.subspaces = alike(net.call(self.describe, to=net.clients), net.problem)
-        state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, net)
+        state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, self.grouping, net)
 
     def describe(self, state: Own, message: None, site: Site) -> Subspace:
         return described(site, self.vectors)
