@@ -10,13 +10,14 @@ from cases import CLUSTERS, LOCAL
 GENE = {**CLUSTERS, "fraction": 0.75}
 CASES = {
     "genefl": fb.GeneFL(**LOCAL, **GENE, gamma=1),
-    "genefl-learngene": fb.GeneFL(
-        **LOCAL, **GENE, gamma=1, gamma_step=1.0, start_from="learngene", batch_norm="layer", grouping="hierarchical"
+    "genefl-batch-norm": fb.GeneFL(
+        **LOCAL, **GENE, gamma=1, gamma_step=1.0, batch_norm="layer", grouping="hierarchical"
     ),
     "genefl-ablated": fb.GeneFL(
         **LOCAL,
         **GENE,
         similarity="vectors",
+        start_from="own",
         inherit="nothing",
         gamma_step=0,
         score="emd",
@@ -43,6 +44,6 @@ def with_batch_norm(exchange: Exchange) -> Cost:
 
 COSTS = {
     "genefl": described(genefl),
-    "genefl-learngene": described(with_batch_norm),
+    "genefl-batch-norm": described(with_batch_norm),
     "genefl-ablated": described(every(CONV, CONV)),
 }

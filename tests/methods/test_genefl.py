@@ -348,12 +348,20 @@ def states(method: fb.Method, task: fb.Task, out: Path, rounds: int = 3) -> dict
 
 
 def test_without_both_pulls_training_is_plain_and_the_models_are_those_of_separate_training(tmp_path):
-    """Clients go on from their own models, so that without the pulls the server changes nothing."""
+    """Who goes on from its own model, and is not pulled, hears nothing of the server."""
     task = tiny_task()
-    plain = states(GeneFL(**QUICK, clusters=2, vectors=2, lambda_gen=0, lambda_elastic=0), task, tmp_path / "plain", 1)
+    how = {**QUICK, "clusters": 2, "vectors": 2, "lambda_gen": 0, "lambda_elastic": 0}
+    plain = states(GeneFL(**how, start_from="own"), task, tmp_path / "plain", 1)
     other = states(Clustered(FedBN(**QUICK), clusters=2, vectors=2), task, tmp_path / "other", 1)
     for client, state in plain.items():
         assert all(torch.equal(value, other[client][name]) for name, value in state.items())
+    alone = [
+        states(GeneFL(**how, start_from=start, gamma=gamma, gamma_step=0), task, tmp_path / f"{start}{gamma}")
+        for start, gamma in (("own", 1), ("own", 2), ("learngene", 2))
+    ]
+    for client, state in alone[0].items():
+        assert all(torch.equal(value, alone[1][client][name]) for name, value in state.items())
+        assert not torch.equal(state["conv.weight"], alone[2][client]["conv.weight"])
 
 
 def test_one_cluster_of_all_clients_is_fedavg(tmp_path):

@@ -1,8 +1,8 @@
 """FedLPS: Jia, Zhang, Beheshti, Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local Parameter
 Sharing", AAAI 2024.
 
-The first layers, the encoder, are trained once, in the first round, and stay as they are then. After its first
-local training every client prunes the other layers for good: the channels of the least L1 norm, as outputs, as inputs and in
+The first layers, the encoder, are trained once, in the first round, and stay as they are then. After its first local
+training every client prunes the other layers for good: the channels of the least L1 norm, as outputs, as inputs and in
 batch normalisation. It sends what is left; the server averages the pruned models, weighted by numbers of samples.
 
 Bytes per client and round, before lossless coding: 4 D down and 4 n + P/8 up, for n values left of the P that are not

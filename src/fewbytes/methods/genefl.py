@@ -1,14 +1,15 @@
 """GENE-FL: "GENE-FL: Gene-Driven Parameter-Efficient Dynamic Federated Learning", arXiv 2504.14628, Algorithms 1 and 2.
 
-Clients are clustered once by the subspaces of their data. A client trains its own model with a pull towards its
-cluster's (Eq. 4) and a second one on the coordinates of low Fisher information (Eq. 5-8), scores its layers by how
-little they changed for their size (Eq. 9), and uploads the gamma best: its learnGene. The server averages each layer
-over the clients that sent it (Eq. 10). A newcomer of unseen classes gets the learnGene of the nearest cluster (Eq. 12)
-and draws the other layers at random.
+Clients are clustered once by the subspaces of their data. A client takes its cluster's learnGene into its own model,
+trains that with a pull towards the cluster's (Eq. 4) and a second one on the coordinates of low Fisher information
+(Eq. 5-8), scores its layers by how little they changed for their size (Eq. 9), and uploads the gamma best: its
+learnGene. The server averages each layer over the clients that sent it (Eq. 10). A newcomer of unseen classes gets the
+learnGene of the nearest cluster (Eq. 12) and draws the other layers at random.
 
-A layer is one convolution or linear map with its bias; batch normalisation stays with the client. gamma falls by one,
-from all layers, after every round in which the cluster's accuracy did not drop, as far as its clients have test samples
-to tell. Newcomers collaborate among themselves, in clusters that start from the learnGene and those random layers.
+A layer is one convolution or linear map with its bias; batch normalisation stays with the client. gamma comes down
+from all layers, by a part of its way after every round in which the cluster's accuracy did not drop, as far as its
+clients have test samples to tell. Newcomers collaborate among themselves, in clusters that start from the learnGene and
+those random layers.
 
 Bytes per client, before lossless coding: once 4 f d up, if there is more than one cluster; in a round 4 W down and
 4 W(gamma) up, for W values in all layers and W(gamma) in the uploaded ones; a newcomer gets 4 W(gamma) once.
@@ -99,7 +100,7 @@ class GeneFL(Method):
     vectors: Count = 5  # d, singular vectors of each client
     similarity: Similarity = "projections"  # of subspaces, or of the vectors as they are
     grouping: Grouping = "k-means"
-    start_from: Literal["own", "learngene"] = "own"  # each round: a client's last model, or the learnGene in it
+    start_from: Literal["own", "learngene"] = "learngene"  # training: a client's last model, with the learnGene in it
     inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: the learnGene, all the server has
     fraction: Share = 0.2  # S / N
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)  # E_l
@@ -242,10 +243,10 @@ class GeneFL(Method):
 
     def train(self, state: Own, message: Cluster, site: Site) -> LearnGene:
         cluster = message.theta.dense()
-        model = site.model(state.theta or cluster)  # from theta~, not from Theta_k
+        model = site.model(state.theta or cluster)
         layers, travelling = self.layers(model), list(self.travelling(model).values())
         load_state(model, {name: cluster[name] for layer in message.start for name in travelling[layer]})
-        before = state_of(model)
+        before = state_of(model)  # theta~
         named = {name: model.get_parameter(name) for names in layers.values() for name in names}
         theta: State = {name: p for name, p in named.items() if p.requires_grad}
         keep = dict.fromkeys(theta, torch.ones(()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import nn
-
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.base.errors import UserError
