@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import TinyNet, late_task, tiny_data, tiny_task
+from cases import TinyNet, late_task, opened, tiny_data, tiny_task
 from conftest import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.methods.fedbn import FedBN, without_batch_norm
 from fewbytes.methods.fedfina import FedFina, last_convolutions
 from fewbytes.methods.fedlp import FedLP
-from fewbytes.methods.fedlps import FedLPS
+from fewbytes.methods.fedlps import FedLPS, channels_read, encoder_names, prune_mask
 from fewbytes.methods.genefl import (
     GeneFL,
     Genes,
@@ -40,9 +40,16 @@ from fewbytes.methods.genefl import (
 )
 from fewbytes.methods.learngene import Learngene, Moving
 from fewbytes.methods.partialfed import PartialFed, last_square
-from fewbytes.methods.parts.averaging import Model
+from fewbytes.methods.parts.averaging import Model, Own
 from fewbytes.methods.parts.clustered import Clustered
-from fewbytes.methods.parts.clusters import embedding, k_means, likeness, subspace, subspace_distance
+from fewbytes.methods.parts.clusters import (
+    embedding,
+    hierarchical,
+    k_means,
+    likeness,
+    subspace,
+    subspace_distance,
+)
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.layers import layers_of
@@ -292,8 +299,9 @@ def test_planted_groups_are_found_whatever_the_sample_counts(seed, count, client
     classes = rng.permutation(10)
     groups = [list(classes[2 * g : 2 * g + 2]) for g in range(count)]
     sizes = [(i % count, int(rng.integers(20, 250))) for i in range(max(clients, 2 * count))]
-    found = k_means(embedding(planted(groups, sizes, rng)), count, seed)
-    assert (same_groups(found) == same_groups([g for g, _ in sizes])).all()
+    points = embedding(planted(groups, sizes, rng))
+    for found in (k_means(points, count, seed), hierarchical(points, count)):
+        assert (same_groups(found) == same_groups([g for g, _ in sizes])).all()
 
 
 @settings(deadline=None, max_examples=15)
@@ -307,6 +315,14 @@ def test_clusters_and_distances_do_not_depend_on_signs_or_rotations_of_singular_
     torch.testing.assert_close(
         subspace_distance(own[0], own[1:]), subspace_distance(turned[0], turned[1:]), rtol=1e-4, atol=1e-4
     )
+
+
+def test_a_hierarchy_has_as_many_clusters_as_asked_for_by_mean_distances():
+    points = torch.tensor([[0.0], [1.0], [2.2], [3.4], [10.0]])
+    assert hierarchical(points, 5) == [0, 1, 2, 3, 4]
+    assert hierarchical(points, 3) == [0, 0, 1, 1, 2]  # by nearest neighbours 2.2 would be in the first
+    assert hierarchical(points, 2) == [0, 0, 0, 0, 1]
+    assert len(set(hierarchical(torch.zeros(4, 3), 3))) == 3  # of equal ones, too
 
 
 def test_a_subspace_does_not_depend_on_the_order_of_samples_and_leaves_out_what_the_data_lack():
@@ -332,12 +348,20 @@ def states(method: fb.Method, task: fb.Task, out: Path, rounds: int = 3) -> dict
 
 
 def test_without_both_pulls_training_is_plain_and_the_models_are_those_of_separate_training(tmp_path):
-    """Clients go on from their own models, so that without the pulls the server changes nothing."""
+    """Who goes on from its own model, and is not pulled, hears nothing of the server."""
     task = tiny_task()
-    plain = states(GeneFL(**QUICK, clusters=2, vectors=2, lambda_gen=0, lambda_elastic=0), task, tmp_path / "plain", 1)
+    how = {**QUICK, "clusters": 2, "vectors": 2, "lambda_gen": 0, "lambda_elastic": 0}
+    plain = states(GeneFL(**how, start_from="own"), task, tmp_path / "plain", 1)
     other = states(Clustered(FedBN(**QUICK), clusters=2, vectors=2), task, tmp_path / "other", 1)
     for client, state in plain.items():
         assert all(torch.equal(value, other[client][name]) for name, value in state.items())
+    alone = [
+        states(GeneFL(**how, start_from=start, gamma=gamma, gamma_step=0), task, tmp_path / f"{start}{gamma}")
+        for start, gamma in (("own", 1), ("own", 2), ("learngene", 2))
+    ]
+    for client, state in alone[0].items():
+        assert all(torch.equal(value, alone[1][client][name]) for name, value in state.items())
+        assert not torch.equal(state["conv.weight"], alone[2][client]["conv.weight"])
 
 
 def test_one_cluster_of_all_clients_is_fedavg(tmp_path):
@@ -375,6 +399,59 @@ def test_by_default_everybody_trains_together_and_nothing_but_models_is_sent(cls
     first = cls().server(task.problem)
     assert set(columns["value_bytes_down"]) == {4 * sum(value.numel() for value in first.theta.values())}
     assert result.summary["score"]["kind"] == ("global" if cls is FedLP else "personalised")
+
+
+def test_fedlps_picks_channels_once_for_all_that_make_or_read_them():
+    model = build_model("resnet8:width=8,stem=3x3", (3, 8, 8), 5)
+    encoder = encoder_names(model)
+    assert encoder >= {"pre_conv.weight", "layers.0.0.conv2.weight"}
+    mask = prune_mask(model, 0.8, encoder)
+    state = model.state_dict()
+    kept: dict[int, list[Tensor]] = {}
+    for name, of in mask.items():
+        assert of.shape == state[name].shape
+        if name != "fc.weight":  # the classifier keeps its outputs, the encoder what it has
+            kept.setdefault(len(of), []).append(of.flatten(1).any(1) if of.dim() > 1 else of)
+        if of.dim() > 1:
+            kept.setdefault(of.shape[1], []).append(of.transpose(0, 1).flatten(1).any(1))
+    assert {width: int(channels[0].sum()) for width, channels in kept.items()} == {8: 2, 16: 4, 32: 7}
+    assert all(torch.equal(one, channels[0]) for channels in kept.values() for one in channels)
+    assert [len(kept[width]) for width in (8, 16, 32)] == [2, 3 + 6 + 3, 3 + 6 + 2]  # layers, their norms, readers
+    sums = state["layers.2.0.conv1.weight"].abs().transpose(0, 1).flatten(1).sum(1)  # of 16 channels, as they are read
+    sums += state["layers.2.0.shortcut.0.weight"].abs().transpose(0, 1).flatten(1).sum(1)
+    sums += state["layers.1.0.conv2.weight"].abs().transpose(0, 1).flatten(1).sum(1)
+    sums += sum(
+        state[f"layers.1.0.{layer}.weight"].abs().flatten(1).sum(1) for layer in ("conv1", "conv2", "shortcut.0")
+    )
+    assert kept[16][0].nonzero().flatten().tolist() == sorted(sums.topk(4).indices.tolist())
+
+
+def test_fedlps_what_is_pruned_has_no_say():
+    """Whatever a pruned channel's statistics, and whatever read it: its values are zeros."""
+    model = build_model("resnet8:width=8,stem=3x3", (3, 16, 16), 5).eval()
+    mask = prune_mask(model, 0.7, encoder_names(model))
+    with torch.no_grad():
+        for entry, of in mask.items():
+            model.get_parameter(entry).mul_(of)
+        x = torch.randn(4, 3, 16, 16)
+        before = model(x)
+        assert before.std() > 0
+        for entry, of in mask.items():
+            if of.dim() == 1 and entry.endswith("weight"):
+                norm = model.get_submodule(entry.rpartition(".")[0])
+                norm.running_mean[~of], norm.running_var[~of] = 5.0, 1e-6
+        for reader in ("fc.weight", "layers.2.0.conv2.weight"):  # not of the encoder, which is whole
+            model.get_parameter(reader).add_(9.0 * ~mask[reader])
+        torch.testing.assert_close(model(x), before)
+
+
+def test_fedlps_channels_that_a_layer_reads():
+    assert channels_read(16, [8, 16, 32]) == 16
+    assert channels_read(400, [6, 16]) == 16  # flattened: 25 inputs each
+    assert channels_read(7, [6, 16]) == 7  # nobody's
+    model = build_model("lenet", (1, 28, 28), 10)
+    columns = prune_mask(model, 0.5, encoder_names(model))["fc.weight"][0]
+    assert all(len(set(channel.tolist())) == 1 for channel in columns.view(12, -1))  # all positions of a channel
 
 
 def test_fedbn_scores_each_client_s_own_model(tmp_path):
@@ -520,6 +597,52 @@ def test_a_classifier_of_one_s_own_is_neither_sent_nor_pulled(tmp_path):
         fb.run(method, fb.Task.on(tiny_data(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), rounds=1)
 
 
+@pytest.mark.parametrize(("start", "batch_norm"), [("own", "own"), ("learngene", "own"), ("learngene", "layer")])
+def test_what_of_a_client_s_model_the_learngene_replaces(start, batch_norm):
+    task = tiny_task()
+    method = GeneFL(
+        epochs=1, lr=1e-30, batch=8, clusters=1, gamma=1, gamma_step=0, start_from=start, batch_norm=batch_norm
+    )
+    server = method.server(task.problem)
+    last = {name: torch.full_like(value, 3) for name, value in task.problem.first_state().items()}
+    state = Own(dict(last))
+    message = method.download(server, 0)
+    reply = method.train(state, message, opened(task, 0, 2, "train"))
+    norm = ["norm.weight", "norm.bias"] if batch_norm == "layer" else []
+    for name in ("conv.weight", "norm.weight", "norm.bias", "fc.weight", "fc.bias"):
+        replaced = start == "learngene" and name in ["conv.weight", *norm]
+        assert torch.allclose(state.theta[name], (message.theta.dense() if replaced else last)[name])
+    statistics = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"] if norm else []
+    assert list(reply.theta.dense()) == ["conv.weight", *norm, *statistics]
+    assert len(reply.scores) == 2  # batch normalisation is not scored
+    assert set(method.observed(task.problem.first_model())) == {"conv.weight", *norm}
+
+
+def test_what_a_newcomer_inherits_has_the_batch_normalisation_that_travels(tmp_path):
+    data = replace(tiny_data(5), presence=((1, None),) * 4 + ((3, None),))
+    method = GeneFL(**QUICK, clusters=1, gamma=1, gamma_step=0, batch_norm="layer")
+    fb.run(method, fb.Task.on(data, TinyNet), rounds=3, out=tmp_path / "run", keep_frames=True)
+    frame = (tmp_path / "run" / "frames" / "3-begin-4-down.frame").read_bytes()
+    inherited = unpack(Model, frame, layout=fb.Task.on(data, TinyNet).problem.layout(4)).theta.dense()
+    assert inherited.keys() == {name for name in TinyNet().state_dict() if name.startswith(("conv", "norm"))}
+    assert inherited["norm.running_var"].std() > 0  # of clients that have trained
+    assert inherited["norm.num_batches_tracked"] > 0
+
+
+@pytest.mark.parametrize(("step", "gammas"), [(0.0, [5, 5, 5]), (0.2, [7, 6, 5]), (0.5, [7, 6, 5]), (1.0, [7, 5, 5])])
+def test_gamma_comes_down_by_a_part_of_its_way_a_round(step, gammas, tmp_path):
+    task = fb.Task.on(tiny_data(), ModelBuilder("mlp:layers=6,hidden=8", (1, 4, 4), 3))
+    method = GeneFL(**QUICK, clusters=1, gamma=5, gamma_step=step, tolerance=100)
+    result = fb.run(method, task, rounds=3, out=tmp_path / "run")
+    sizes = sorted(
+        sum(task.problem.first_state()[name].numel() for name in names)
+        for names in layers_of(task.problem.first_model()).values()
+    )
+    columns = result.ledger.columns()
+    for t, gamma in zip((1, 2, 3), gammas, strict=True):
+        assert set(columns["value_bytes_up"][columns["round"] == t]) == {4 * sum(sizes[:gamma])}
+
+
 def test_parameters_that_do_not_train_stay(tmp_path):
     class Half(TinyNet):
         def __init__(self) -> None:
@@ -553,7 +676,7 @@ def test_a_task_that_does_not_fit(method, words, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [({"gamma": -1}, "gamma"), ({"threshold": 1.5}, "threshold"), ({"clusters": 0}, "clusters"),
-     ({"score": "l3"}, "score is one of"), ({"lambda_gen": -1.0}, "lambda_gen")],
+     ({"score": "l3"}, "score is one of"), ({"lambda_gen": -1.0}, "lambda_gen"), ({"gamma_step": 2}, "gamma_step")],
 )  # fmt: skip
 def test_a_setting_out_of_range(settings, words):
     with pytest.raises(fb.UserError, match=words):

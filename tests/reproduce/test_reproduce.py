@@ -200,6 +200,12 @@ def test_tables_share_the_runs_they_have_in_common() -> None:
     assert {c.run for c in table("fedpurin/figure-5", "paper").cells} < purin
     known, new = ({c.run for c in table(f"genefl/table-{n}", "paper").cells} for n in (1, 3))
     assert new < known
+    for figure, of in ((3, new), (5, known), (6, known)):
+        assert {c.run for c in table(f"genefl/figure-{figure}", "paper").cells} < of
+    ablated = [c for c in table("genefl/table-5", "paper").cells if c.row == "GENE-FL"]
+    assert {c.run for c in ablated} < new
+    clustered = {c.run for c in table("genefl/table-7", "paper").cells if c.column == "K=4"}
+    assert clustered < new
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])

@@ -1,10 +1,9 @@
 """FedLPS: Jia, Zhang, Beheshti, Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local Parameter
 Sharing", AAAI 2024.
 
-The first layers, the encoder, are trained once, in the first round, and stay as they are then. After its first
-local training every client prunes the other layers for good: the input and output channels of the least L1 norm,
-and the least weights of batch normalisation. It sends what is left; the server averages the pruned models, weighted by
-numbers of samples.
+The first layers, the encoder, are trained once, in the first round, and stay as they are then. After its first local
+training every client prunes the other layers for good: the channels of the least L1 norm, as outputs, as inputs and in
+batch normalisation. It sends what is left; the server averages the pruned models, weighted by numbers of samples.
 
 Bytes per client and round, before lossless coding: 4 D down and 4 n + P/8 up, for n values left of the P that are not
 the encoder's (in the first round P = D, and the encoder's are left).
@@ -12,7 +11,7 @@ the encoder's (in the first round P = D, and the encoder's are left).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -144,32 +143,50 @@ def encoder_names(model: nn.Module) -> set[str]:
 
 
 def prune_mask(model: nn.Module, ratio: float, encoder: set[str]) -> State:
-    """Which values stay, by entry: of layers whole channels, input and output; of batch normalisation single weights.
+    """Which values stay, by entry: those of the channels of the largest L1 norms, of layers as outputs and as inputs.
 
-    The classifier keeps all its outputs.
+    Channels are picked once for each width, by the norms of all weights that make or read so many: so a layer keeps the
+    channels that its batch normalisation, the layers it is added to and those that read it keep. The encoder keeps all
+    of its own, and the classifier all outputs.
     """
-    own, batch_norm, mask = trained_entries(model), batch_norm_names(model), {}
-    last = list(layers_of(model).values())[-1]
-    for layer, names in layers_of(model).items():
-        weight = names[0]
+    own, batch_norm, layers = trained_entries(model), batch_norm_names(model), layers_of(model)
+    modules, last = dict(model.named_modules()), list(layers)[-1]
+    made, pruned, norms = list[int](), dict[str, tuple[int, int, int]](), dict[int, Tensor]()
+    for layer, (weight, *_) in layers.items():
         if not weight.endswith("weight"):
             raise UserError(
                 f"FedLPS prunes weights, and those of {layer} are frozen: train them, or freeze its bias, too"
             )
+        value = own[weight].detach().abs().cpu().float()
+        outputs, inputs = value.shape[:2]
         if weight not in encoder:
-            value = own[weight].detach().abs().cpu().float()
-            outputs = largest(value.flatten(1).sum(1), 0.0 if names == last else ratio)
-            inputs = largest(value.transpose(0, 1).flatten(1).sum(1), ratio)
-            mask[weight] = (
-                (outputs[:, None] & inputs[None])
-                .view(*value.shape[:2], *[1] * (value.dim() - 2))
-                .expand(value.shape)
-                .contiguous()
-            )
-    for name in own:
-        if name in batch_norm and name.endswith("weight") and name not in encoder:
-            mask[name] = largest(own[name].detach().abs().cpu().float(), ratio)
+            read = channels_read(inputs, made) if getattr(modules[layer], "groups", 1) == 1 else 0
+            pruned[layer] = 0 if layer == last else outputs, read, inputs
+            if layer != last:
+                norms[outputs] = norms.get(outputs, torch.zeros(outputs)) + value.flatten(1).sum(1)
+            if read:
+                norms[read] = norms.get(read, torch.zeros(read)) + value.transpose(0, 1).reshape(read, -1).sum(1)
+        made.append(outputs)
+    kept, mask = {width: largest(of, ratio) for width, of in norms.items()}, State()
+    for layer, (outputs, read, inputs) in pruned.items():
+        weight, *biases = layers[layer]
+        shape = own[weight].shape
+        rows = kept[outputs] if outputs else torch.ones(shape[0], dtype=torch.bool)
+        columns = kept[read].repeat_interleave(inputs // read) if read else torch.ones(inputs, dtype=torch.bool)
+        mask[weight] = (rows[:, None] & columns).view(*shape[:2], *[1] * (len(shape) - 2)).expand(shape).contiguous()
+        mask |= {bias: rows for bias in biases if outputs}
+    for name, value in own.items():
+        if name in batch_norm and name not in encoder and len(value) in kept:
+            mask[name] = kept[len(value)]
     return mask
+
+
+def channels_read(inputs: int, made: Sequence[int]) -> int:
+    """How many channels a layer reads in so many inputs, of layers before it that make so many: as many as it has
+    inputs, where one makes them; else those of the last whose channels may be several inputs each (flattened)."""
+    if inputs in made:
+        return inputs
+    return next((width for width in reversed(made) if inputs % width == 0), inputs)
 
 
 def largest(norms: Tensor, ratio: float) -> Tensor:

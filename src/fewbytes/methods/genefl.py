@@ -1,14 +1,15 @@
 """GENE-FL: "GENE-FL: Gene-Driven Parameter-Efficient Dynamic Federated Learning", arXiv 2504.14628, Algorithms 1 and 2.
 
-Clients are clustered once by the subspaces of their data. A client trains its own model with a pull towards its
-cluster's (Eq. 4) and a second one on the coordinates of low Fisher information (Eq. 5-8), scores its layers by how
-little they changed for their size (Eq. 9), and uploads the gamma best: its learnGene. The server averages each layer
-over the clients that sent it (Eq. 10). A newcomer of unseen classes gets the learnGene of the nearest cluster (Eq. 12)
-and draws the other layers at random.
+Clients are clustered once by the subspaces of their data. A client takes its cluster's learnGene into its own model,
+trains that with a pull towards the cluster's (Eq. 4) and a second one on the coordinates of low Fisher information
+(Eq. 5-8), scores its layers by how little they changed for their size (Eq. 9), and uploads the gamma best: its
+learnGene. The server averages each layer over the clients that sent it (Eq. 10). A newcomer of unseen classes gets the
+learnGene of the nearest cluster (Eq. 12) and draws the other layers at random.
 
-A layer is one convolution or linear map with its bias; batch normalisation stays with the client. gamma falls by one,
-from all layers, after every round in which the cluster's accuracy did not drop, as far as its clients have test samples
-to tell. Newcomers collaborate among themselves, in clusters that start from the learnGene and those random layers.
+A layer is one convolution or linear map with its bias; batch normalisation stays with the client. gamma comes down
+from all layers, by a part of its way after every round in which the cluster's accuracy did not drop, as far as its
+clients have test samples to tell. Newcomers collaborate among themselves, in clusters that start from the learnGene and
+those random layers.
 
 Bytes per client, before lossless coding: once 4 f d up, if there is more than one cluster; in a round 4 W down and
 4 W(gamma) up, for W values in all layers and W(gamma) in the uploaded ones; a newcomer gets 4 W(gamma) once.
@@ -26,8 +27,8 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import PART, BelowOne, Count, NotNegative, Share, Whole
-from fewbytes.base.state import EntryMeans, State, state_of
+from fewbytes.base.ranges import PART, BelowOne, Count, NotNegative, Share, UpToOne, Whole
+from fewbytes.base.state import EntryMeans, State, load_state, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
@@ -35,9 +36,18 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Model, Own, first_shared, own_model
-from fewbytes.methods.parts.clusters import Similarity, Subspace, alike, check_clusters, clusters_of, described, nearest
+from fewbytes.methods.parts.clusters import (
+    Grouping,
+    Similarity,
+    Subspace,
+    alike,
+    check_clusters,
+    clusters_of,
+    described,
+    nearest,
+)
 from fewbytes.models.fisher import fisher_diagonal
-from fewbytes.models.layers import layers_of
+from fewbytes.models.layers import batch_norm_of, layers_of
 from fewbytes.wire import Dense, payload
 
 Norm = Literal["global", "per_tensor_sum", "squared"]
@@ -50,6 +60,7 @@ class Cluster:
 
     theta: Dense
     gamma: int
+    start: list[int]  # the layers that training starts from; the client's others are its own
 
 
 @payload
@@ -88,6 +99,8 @@ class GeneFL(Method):
     clusters: Count = 4  # K; 1: no subspaces are sent
     vectors: Count = 5  # d, singular vectors of each client
     similarity: Similarity = "projections"  # of subspaces, or of the vectors as they are
+    grouping: Grouping = "k-means"
+    start_from: Literal["own", "learngene"] = "learngene"  # training: a client's last model, with the learnGene in it
     inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: the learnGene, all the server has
     fraction: Share = 0.2  # S / N
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)  # E_l
@@ -95,7 +108,7 @@ class GeneFL(Method):
     lambda_elastic: NotNegative = 0.05  # lambda_2, weight of L_elg; 0: without
     threshold: BelowOne = 0.5  # epsilon, on normalised Fisher information
     gamma: Whole = 0  # fewest layers in the learnGene; 0: 16 of every 21, as of the paper's ResNet-18
-    gamma_step: Whole = 1  # layers fewer after a round; 0: gamma layers from the first round on
+    gamma_step: UpToOne = 0.2  # part of the layers to leave out that a round does; 0: gamma layers from the first on
     tolerance: NotNegative = 0.5  # percent that accuracy may be below the best for gamma to fall
     score: Score = "cosine"  # or distances, of which the smallest are kept
     order: Literal["descending", "ascending"] = "descending"  # ascending: keeps the layers of the lowest scores
@@ -105,7 +118,8 @@ class GeneFL(Method):
     elastic_step: Literal["joint", "split"] = "joint"  # split: L_elg has one of its own (Alg. 1, line 9), no momentum
     fisher: Literal["empirical", "model"] = "empirical"  # by true labels, or expected over the model's own
     fisher_samples: Whole = 0  # at most so many of a client's samples; 0: all
-    classifier: Literal["shared", "own"] = "shared"  # own: the last layer stays with the client, as batch norm does
+    classifier: Literal["shared", "own"] = "shared"  # own: the last layer stays with the client
+    batch_norm: Literal["own", "layer"] = "own"  # own: it stays with the client; layer: it travels with its layer
 
     headline: ClassVar[str] = "cohort"
     needs: ClassVar[type[Objective]] = Classification
@@ -113,7 +127,8 @@ class GeneFL(Method):
     def server(self, problem: Problem) -> Genes:
         check_clusters(problem, self.clusters, self.vectors)
         model = problem.first_model()
-        first = first_shared(problem, self.shared(model)).theta
+        shared = [name for names in self.travelling(model).values() for name in names]
+        first = first_shared(problem, shared).theta
         sizes = [sum(model.get_parameter(name).numel() for name in names) for names in self.layers(model).values()]
         count, smallest = len(sizes), self.smallest(len(sizes))
         if self.gamma > count:
@@ -142,22 +157,27 @@ class GeneFL(Method):
         """gamma_min of a model of so many layers."""
         return self.gamma or max(1, 16 * layers // 21)
 
-    def shared(self, model: nn.Module) -> list[str]:
-        """Names of the entries that travel."""
-        return [name for names in self.layers(model).values() for name in names]
+    def travelling(self, model: nn.Module) -> dict[str, list[str]]:
+        """The same layers, and the names of all entries that travel with each: its parameters first."""
+        layers = self.layers(model)
+        if self.batch_norm == "own":
+            return layers
+        return {layer: names + batch_norm_of(model, layer) for layer, names in layers.items()}
 
     def observed(self, model: nn.Module) -> list[str]:
         """Those of the smallest learnGene; a cluster's first rounds send more, the very first all layers."""
         layers = self.layers(model)
         sizes = torch.tensor([sum(model.get_parameter(n).numel() for n in names) for names in layers.values()])
         kept = top_layers(1 / sizes.double(), self.smallest(len(layers)), self.order == "ascending")
-        return [name for names, sent in zip(layers.values(), kept, strict=True) if sent for name in names]
+        travelling = self.travelling(model).values()
+        sent = {name for names, sent in zip(travelling, kept, strict=True) if sent for name in names}
+        return [name for name, _ in model.named_parameters() if name in sent]
 
     def start(self, state: Genes, net: Network) -> None:
         """Algorithm 2, lines 1-2."""
         if self.clusters > 1:
             state.subspaces = alike(net.call(self.describe, to=net.clients), net.problem)
-        state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, net)
+        state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, self.grouping, net)
 
     def describe(self, state: Own, message: None, site: Site) -> Subspace:
         return described(site, self.vectors)
@@ -180,14 +200,15 @@ class GeneFL(Method):
             measured = [accuracy for _, accuracy in received[k] if accuracy is not None]
             accuracy = float(np.mean(measured)) if measured else schedule.best  # as far as is known it did not drop
             smallest = self.smallest(len(layers))
-            schedule.gamma = next_gamma(
-                schedule.gamma, accuracy, schedule.best, smallest, self.gamma_step, self.tolerance
-            )
+            step = max(1, round(self.gamma_step * (len(layers) - smallest)))
+            schedule.gamma = next_gamma(schedule.gamma, accuracy, schedule.best, smallest, step, self.tolerance)
             schedule.best = max(schedule.best, accuracy)
 
     def download(self, state: Genes, k: int) -> Cluster:
         """What cluster k sends its clients in a round."""
-        return Cluster(Dense(state.models[k]), state.schedules[k].gamma)
+        schedule = state.schedules[k]
+        gene = learngene(schedule.senders, schedule.scores, schedule.gamma) if self.start_from == "learngene" else []
+        return Cluster(Dense(state.models[k]), schedule.gamma, gene)
 
     def join(self, state: Genes, net: Network, client: Id) -> None:
         """The learnGene of the nearest cluster (Eq. 12), and a cluster of newcomers, also where there is only one: most
@@ -211,7 +232,7 @@ class GeneFL(Method):
             return {}
         if self.inherit == "cluster":
             return theta
-        layers = list(self.layers(problem.first_model()).values())
+        layers = list(self.travelling(problem.first_model()).values())
         gene = learngene(schedule.senders, schedule.scores, schedule.gamma)
         return {name: theta[name] for layer in gene for name in layers[layer]}
 
@@ -221,11 +242,14 @@ class GeneFL(Method):
         site.accuracy(site.model(state.theta), "inherited")
 
     def train(self, state: Own, message: Cluster, site: Site) -> LearnGene:
-        model = site.model(state.theta or message.theta.dense())  # from theta~, not from Theta_k
-        before, layers = state_of(model), self.layers(model)
+        cluster = message.theta.dense()
+        model = site.model(state.theta or cluster)
+        layers, travelling = self.layers(model), list(self.travelling(model).values())
+        load_state(model, {name: cluster[name] for layer in message.start for name in travelling[layer]})
+        before = state_of(model)  # theta~
         named = {name: model.get_parameter(name) for names in layers.values() for name in names}
         theta: State = {name: p for name, p in named.items() if p.requires_grad}
-        cluster, keep = message.theta.dense(), dict.fromkeys(theta, torch.ones(()))
+        keep = dict.fromkeys(theta, torch.ones(()))
         if self.lambda_elastic:
             keep = self.low_information(model, site)  # Algorithm 1, lines 4-5
         anchors = mixed(before, cluster, keep) if self.elastic == "target" else None
@@ -249,7 +273,7 @@ class GeneFL(Method):
         scores = layer_scores(state.theta, before, layers, self.score)
         lowest = (self.order == "ascending") == (self.score == "cosine")  # of distances the smallest are kept
         gene = top_layers(scores, message.gamma, lowest)
-        sent = [name for names, chosen in zip(layers.values(), gene, strict=True) if chosen for name in names]
+        sent = [name for names, chosen in zip(travelling, gene, strict=True) if chosen for name in names]
         accuracy = site.accuracy(model, "cohort")
         return LearnGene(
             Dense({name: state.theta[name] for name in sent}), scores.tolist(),
@@ -265,8 +289,9 @@ class GeneFL(Method):
         if 0 < self.fisher_samples < len(y):
             chosen = torch.from_numpy(site.rng.choice(len(y), self.fisher_samples, replace=False)).to(y.device)
             x, y = x[chosen], y[chosen]
-        shared, fisher = set(self.shared(model)), fisher_diagonal(model, x, y, kind=self.fisher)
-        information = normalised({n: f for n, f in fisher.items() if n in shared}, self.normalise == "per_tensor")
+        pulled = {name for names in self.layers(model).values() for name in names}
+        fisher = {n: f for n, f in fisher_diagonal(model, x, y, kind=self.fisher).items() if n in pulled}
+        information = normalised(fisher, self.normalise == "per_tensor")
         keep = {name: value <= self.threshold for name, value in information.items()}
         site.measure("low_information", float(torch.cat([m.flatten() for m in keep.values()]).float().mean()))
         return keep

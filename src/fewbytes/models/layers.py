@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.state import trained_parameters
+from fewbytes.base.state import trained_entries, trained_parameters
 
 
 def layers_of(model: nn.Module) -> dict[str, list[str]]:
@@ -49,3 +50,17 @@ def square_layers(model: nn.Module) -> dict[int, list[str]]:
     for name in square or hidden:
         found.setdefault(int(shapes[name][0]), []).append(name)
     return found
+
+
+def batch_norm_of(model: nn.Module, layer: str) -> list[str]:
+    """Names of the entries, statistics too, of the batch normalisation that follows a layer: the one before the next
+    layer, in the order of `named_modules`, if it has as many features as the layer has outputs; else none."""
+    modules = dict(model.named_modules())
+    names, width = list(modules), len(modules[layer].weight)
+    for name in names[names.index(layer) + 1 :]:
+        module = modules[name]
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)):
+            break
+        if isinstance(module, _BatchNorm) and module.num_features == width:
+            return [entry for entry in trained_entries(model) if entry.rpartition(".")[0] == name]
+    return []

@@ -27,7 +27,16 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.methods.parts.around import Around, packed, unpacked
-from fewbytes.methods.parts.clusters import Similarity, Subspace, alike, check_clusters, clusters_of, described, nearest
+from fewbytes.methods.parts.clusters import (
+    Grouping,
+    Similarity,
+    Subspace,
+    alike,
+    check_clusters,
+    clusters_of,
+    described,
+    nearest,
+)
 
 
 @dataclass
@@ -46,6 +55,7 @@ class Clustered(Around):
     clusters: Count = 4  # K
     vectors: Count = 5  # d, singular vectors of each client
     similarity: Similarity = "projections"
+    grouping: Grouping = "k-means"
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Method) or isinstance(self.inner, Around):
@@ -71,7 +81,7 @@ class Clustered(Around):
     def start(self, state: Clusters, net: Network) -> None:
         if self.clusters > 1:
             state.subspaces = alike(net.call(self.describe, to=net.clients), net.problem)
-        state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, net)
+        state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, self.grouping, net)
         for k in range(self.clusters):
             with self.opened(state, k, net) as (inner, members):
                 self.inner.start(inner, members)

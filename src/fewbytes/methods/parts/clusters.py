@@ -2,7 +2,8 @@
 Vahidian, Morafah, Wang, Kungurtsev, Chen, Shah, Lin, "Efficient Distribution Similarity Identification in Clustered
 Federated Learning via Principal Angles between Client Data Subspaces", AAAI 2023.
 
-Every client sends the first left singular vectors of its samples; the server groups the clients by K-means.
+Every client sends the first left singular vectors of its samples; the server groups the clients, by K-means or as a
+hierarchy.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +28,8 @@ from fewbytes.wire import Dense, payload
 
 Similarity = Literal["projections", "vectors"]
 """Of subspaces, or of the singular vectors as they are."""
+Grouping = Literal["k-means", "hierarchical"]
+"""How clients are grouped by their distances: as GENE-FL does, or as PACFL."""
 
 
 @payload
@@ -74,7 +76,9 @@ def alike(replies: Iterable[tuple[Id, Subspace]], problem: Problem) -> dict[Id, 
     return found
 
 
-def clusters_of(subspaces: Mapping[Id, Subspace], clusters: int, similarity: Similarity, net: Network) -> dict[Id, int]:
+def clusters_of(
+    subspaces: Mapping[Id, Subspace], clusters: int, similarity: Similarity, grouping: Grouping, net: Network
+) -> dict[Id, int]:
     """The cluster of each client that is there; who did not answer is put into the largest. Raises UserError."""
     if clusters == 1:
         return dict.fromkeys(net.clients, 0)
@@ -83,7 +87,10 @@ def clusters_of(subspaces: Mapping[Id, Subspace], clusters: int, similarity: Sim
     clients = sorted(subspaces)
     columns = [subspaces[i].columns for i in clients]
     points = embedding(columns) if similarity == "projections" else torch.stack([u.T.flatten() for u in columns])
-    groups = k_means(points, clusters, stream_seed(net.problem.seed, "clusters"))
+    if grouping == "hierarchical":
+        groups = hierarchical(points, clusters)
+    else:
+        groups = k_means(points, clusters, stream_seed(net.problem.seed, "clusters"))
     found = dict(zip(clients, groups, strict=True))
     if silent := [i for i in net.clients if i not in found]:
         found |= dict.fromkeys(silent, Counter(groups).most_common(1)[0][0])
@@ -151,5 +158,18 @@ def k_means(points: Tensor, clusters: int, seed: int) -> list[int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than clusters: some stay empty
         found = KMeans(clusters, n_init=10, random_state=seed % 2**32).fit(points.numpy()).labels_
-    order = list(dict.fromkeys(int(k) for k in found))
-    return [order.index(int(k)) for k in np.asarray(found)]
+    return numbered(found)
+
+
+def hierarchical(points: Tensor, clusters: int) -> list[int]:
+    """The cluster of each point (n, …), n at least 2: the two clusters nearest to each other, by the mean distance of
+    their points, become one until so many are left; they are numbered as they first appear."""
+    from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
+
+    return numbered(cut_tree(linkage(points.double().numpy(), "average"), clusters).ravel())
+
+
+def numbered(labels: Iterable[int]) -> list[int]:
+    """The clusters' labels as numbers from 0, in the order in which they first appear."""
+    order: dict[int, int] = {}
+    return [order.setdefault(int(label), len(order)) for label in labels]
