@@ -37,6 +37,7 @@ LEARNING: dict[str, fb.Method | None] = dict.fromkeys(CASES) | {
         "fedktl": {"epochs": 3, "mu": 1.0},  # its generator's images are of no use
         "fedktl-ablated": {"epochs": 3},
         "fedktl-linear": {"epochs": 3, "mu": 1.0},
+        "fedktl-conditional": {"epochs": 3, "mu": 0.1, "fraction": 1.0},
         "fusefl": {"ccvr_samples": 0},  # which would make a good classifier of features that are drawn at random
         "fusefl-moving": {"ccvr_samples": 0},
         "dense": {"epochs": 4, "server_epochs": 5},
@@ -96,6 +97,16 @@ class TinyGenerator:
         check_latents(latents, self.latent_dim)
         shade = torch.linspace(-1, 1, 30).view(1, 1, 6, 5)
         return (latents[:, :3, None, None] + latents[:, 3:, None, None] * shade).sigmoid()
+
+
+class TinyConditional(TinyGenerator):
+    """The same with five classes of its own, told by the latent vector's first number."""
+
+    classes = 5
+
+    def class_latents(self, labels: torch.Tensor) -> torch.Tensor:
+        latents = self.sample_latents(len(labels))
+        return torch.cat([labels[:, None].float(), latents[:, 1:]], 1)
 
 
 class TinyNet(nn.Module):

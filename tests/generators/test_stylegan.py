@@ -33,7 +33,7 @@ from torch import nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.pickles import Record, read_pickle
-from fewbytes.generators import ImageGenerator, load_generator
+from fewbytes.generators import ConditionalGenerator, ImageGenerator, load_generator
 from fewbytes.generators.stylegan import load_stylegan
 
 NAMES = ["t", "r", "xl"]
@@ -135,6 +135,17 @@ def test_gives_what_the_official_code_gave(save: Save, name: str, protocol: int)
     torch.testing.assert_close(generator.mapping(v["z"], v.get("labels")), v["w"], rtol=1e-4, atol=1e-6)
     shown = (v["x"] + 1) * 127.5 if name == "xl" else v["x"] * 127.5 + 128
     torch.testing.assert_close(generator.synthesise(v["w"]), shown.clamp(0, 255) / 255, rtol=1e-4, atol=1e-5)
+
+
+def test_latents_of_a_class_are_those_of_its_embedding(save: Save) -> None:
+    generator = load_stylegan(save(content("xl")))
+    assert isinstance(generator, ConditionalGenerator)
+    labels = torch.arange(generator.classes)
+    torch.manual_seed(3)
+    latents = generator.class_latents(labels)
+    torch.manual_seed(3)
+    assert torch.equal(latents, generator.mapping(torch.randn(len(labels), generator.mapping.z_dim), labels))
+    assert load_stylegan(save(content("t"))).classes == 0
 
 
 def test_is_an_image_generator(save: Save) -> None:

@@ -410,6 +410,7 @@ def test_it_learns_digits_with_different_models(tmp_path):
         (lambda: fb.Task.on(tiny_data(), TinyNet), {"dimension": 2}, "dimension is 2"),
         (lambda: fb.Task.on(tiny_data(), TinyNet), {"generator": "nobody"}, "no generator 'nobody'"),
         (lambda: fb.Task.on(tiny_data(), TinyNet), {"generator": "cases:TinyNet"}, "made a TinyNet"),
+        (lambda: fb.Task.on(tiny_data(), TinyNet), {"transfer": "conditional"}, "does not have 3 classes of its own"),
         (lambda: fb.Task.on(tiny_data(), TinyNet), {"generator": "cases:Nothing"}, "cannot be made"),
         (lambda: fb.Task.on(tiny_data(), lambda: nn.GRU(4, 4)), {}, "a GRU gives no features"),
         (lambda: fb.Task.of(lambda: nn.Linear(4, 2), [flat()], flat()[1]), {}, "shape \\(4,\\)"),
@@ -505,6 +506,23 @@ def test_without_transfer_nothing_is_generated_and_nothing_sent_down(tmp_path):
     result = fb.run(method(transfer="none", generator="nobody"), task, rounds=2, out=tmp_path / "run", workers=1)
     assert result.ledger.totals()["downlink_bytes"] == 0
     assert result.ledger.totals()["uplink_bytes"] > 0
+
+
+def test_conditional_pairs_are_of_the_generators_own_classes_and_nothing_is_uploaded(tmp_path):
+    task = fb.Task.on(tiny_data(), TinyNet)
+    given = method(transfer="conditional", generator="cases:TinyConditional")
+    result = fb.run(given, task, rounds=2, out=tmp_path / "run", workers=1)
+    columns = result.ledger.columns()
+    assert (columns["value_bytes_up"] == 0).all()
+    assert (columns["value_bytes_down"] == 4 * 3 * (4 + 16)).all()  # from the first round on
+    states = [server_state(tmp_path / "run")]
+    fb.run(given, task, rounds=1, out=tmp_path / "shorter", workers=1)
+    states.append(server_state(tmp_path / "shorter"))
+    drawn, before = (state.centroids[:, 0].tolist() for state in states)
+    assert drawn == before  # classes are drawn once,
+    assert len({*range(5)} & {*drawn}) == 3
+    assert not torch.equal(states[0].centroids, states[1].centroids)  # the rest of a vector every round
+    assert states[0].pairs.vectors.classes == [0, 1, 2]
 
 
 SCRIPT = """

@@ -269,7 +269,7 @@ def test_a_table_is_run_told_and_not_run_again(tmp_path: Path) -> None:
     )
     assert "- Small." in text
     assert "seeds 1, 2; ± is" in text
-    assert "- Left out, as these data sets cannot be had here: no-such-data." in text
+    assert "- Left out, as these cannot be had here: no-such-data." in text
     listed = json.loads((tmp_path / "tiny-small" / "table-1.json").read_text())
     assert listed[0]["values"] == {str(seed): value for seed, value in first.values.items()}
     page = (tmp_path / "tiny-small" / "table-1.html").read_text()
@@ -309,6 +309,35 @@ def test_what_a_table_is_called_is_text_in_its_page(tmp_path: Path) -> None:
     assert hostile not in text
     for place in ("h1>{}<", 'th scope="row">{}<', 'th scope="col">{}!<', "h2>{}!<", "</i>{}<", 'class="note">{}<'):
         assert place.format("&lt;script&gt;alert(1)&lt;/script&gt;") in text
+
+
+def test_cells_whose_generator_is_not_there_are_left_out(tiny: Path, tmp_path: Path) -> None:
+    there = '{ rows = ["FedAvg"], method = "fedavg" }'
+    assert there in TINY
+    ktl = '{ rows = ["FedAvg"], method = "fedktl", parameters = { generator = "absent.pkl" } }'
+    tiny.write_text(TINY.replace(there, ktl))
+    told: list[str] = []
+    made = reproduce("tiny/table-1", columns=["alpha 0.3"], seeds=[1], out=tmp_path, tell=told.append)
+    assert made.rows == ["Separate"]
+    assert any(line.startswith("left out: ") and "absent.pkl" in line for line in told)
+    assert "Left out, as these cannot be had here: absent.pkl, no-such-data." in made.notes
+
+
+@pytest.mark.parametrize("scale", ["small", "paper"])
+def test_tables_about_fedktl_s_own_settings_share_its_default_run(scale: Scale) -> None:
+    column = {"small": "practical cifar10 trained", "paper": "practical flowers102 trained"}[scale]
+    default = {c.run for c in table("fedktl/table-1", scale).cells if (c.row, c.column) == ("FedKTL", column)}
+    runs = {
+        (number, cell.column): cell.run
+        for number in (10, 11, 12, 13, 14, 15, 16)
+        for cell in table(f"fedktl/table-{number}", scale).cells
+    }
+    shared = {runs[key] for key in (
+        (10, "no noise"), (11, "K = C"), (12, "mu 50"), (13, "lambda 1"), (14, "rate 0.01"), (15, "epochs 100"),
+        (16, "batch 100"),
+    )}  # fmt: skip
+    assert shared == default
+    assert len(set(runs.values())) == len(runs) - 6  # all others are runs of their own
 
 
 def test_a_table_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path) -> None:

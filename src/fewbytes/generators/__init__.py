@@ -1,6 +1,6 @@
 """Pre-trained image generators that a server learns from: latent vectors to images."""
 
 from fewbytes.generators.load import load_generator
-from fewbytes.generators.protocol import ImageGenerator
+from fewbytes.generators.protocol import ConditionalGenerator, ImageGenerator
 
-__all__ = ["ImageGenerator", "load_generator"]
+__all__ = ["ConditionalGenerator", "ImageGenerator", "load_generator"]

@@ -26,6 +26,17 @@ class ImageGenerator(Protocol):
         """
 
 
+@runtime_checkable
+class ConditionalGenerator(ImageGenerator, Protocol):
+    """A generator that was trained on classes and makes images of the one that it is asked for."""
+
+    classes: int
+    """How many; 0: it knows none after all."""
+
+    def class_latents(self, labels: Tensor) -> Tensor:
+        """Valid latent vectors of these classes (n,), float32 (n, H)."""
+
+
 def check_latents(latents: Tensor, latent_dim: int) -> None:
     """Raises UserError for latents that are not (n, latent_dim)."""
     if latents.dim() != 2 or latents.shape[1] != latent_dim:

@@ -138,7 +138,7 @@ def _downsample(x: Tensor, kernel: Tensor, factor: int) -> Tensor:
 
 @dataclass(eq=False)
 class StyleGAN:
-    """An `ImageGenerator` whose latent vectors are w, the same for every layer."""
+    """A `ConditionalGenerator` whose latent vectors are w, the same for every layer."""
 
     latent_dim: int
     mapping: Mapping
@@ -152,6 +152,16 @@ class StyleGAN:
         """w of z ~ N(0, I) and, in StyleGAN-XL, of classes drawn uniformly: float32 (n, latent_dim)."""
         z = torch.randn(n, self.mapping.z_dim)
         return self.mapping(z, torch.randint(self.mapping.classes, (n,)) if self.mapping.classes else None)
+
+    @property
+    def classes(self) -> int:
+        """StyleGAN-XL's classes (of the published ones ImageNet's); 0: none."""
+        return self.mapping.classes
+
+    @torch.no_grad()
+    def class_latents(self, labels: Tensor) -> Tensor:
+        """w of z ~ N(0, I) and these classes (n,): float32 (n, latent_dim)."""
+        return self.mapping(torch.randn(len(labels), self.mapping.z_dim), labels)
 
     @torch.no_grad()
     def synthesise(self, latents: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ The pairs of round t travel with the request of round t + 1; the generator never
 first values of the mapping are drawn from the seed at both ends.
 
 Bytes per client and round, before lossless coding: up 4 K |C_i| for the |C_i| classes it holds; down 4 H + 3 h w for
-each class that has a centroid, the pixels at a byte each (the paper counts them as numbers, like everything else).
+each class that has a centroid, the pixels at a byte each (the paper counts them as numbers, like everything else). With
+`transfer=conditional` nothing goes up.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, clip_each, ready
 from fewbytes.data.public import with_channels
-from fewbytes.generators import load_generator
+from fewbytes.generators import ConditionalGenerator, ImageGenerator, load_generator
 from fewbytes.methods.parts.distillation import endless
 from fewbytes.methods.parts.heterogeneous import (
     STORED,
@@ -97,7 +98,8 @@ class FedKTL(Method):
     server_lr: Positive = 0.01  # eta_S
     server_batch: Several = 100  # B_S
     server_epochs: Count = 100  # E_S
-    transfer: Literal["pairs", "images", "none"] = "pairs"  # images: train on them as samples, no h'; none: no L^M
+    # conditional: pairs of the generator's own classes (+CS); images: train on them as samples, no h'; none: no L^M
+    transfer: Literal["pairs", "conditional", "images", "none"] = "pairs"
     classifier: Literal["etf", "linear"] = "etf"  # linear: the model's own; prototypes are the means of f(x)
     centroids: Literal["means", "learned"] = "means"  # learned: a free table, as the authors' code
     lengths: Literal["own", "valid"] = (
@@ -119,7 +121,10 @@ class FedKTL(Method):
         if self.transfer != "none":
             if len(problem.sample_shape) != 3:
                 raise UserError(f"FedKTL generates images, but samples have shape {problem.sample_shape}; try FedProto")
-            latent = load_generator(self.generator).latent_dim
+            generator = load_generator(self.generator)
+            latent = generator.latent_dim
+            if self.transfer == "conditional":
+                conditional(generator, self.generator, number_of_classes(problem))
         features = feature_size(problem) if self.classifier == "linear" else max(feature_sizes(problem))
         classes = number_of_classes(problem)
         size = self.prototype_size(features, classes)
@@ -140,6 +145,11 @@ class FedKTL(Method):
         return features if self.classifier == "linear" else self.dimension or classes
 
     def round(self, state: KnowledgeTransfer, net: Network, t: int) -> None:
+        if self.transfer == "conditional":
+            with seeded(net.problem.seed, "server", t):
+                self.generate_conditionally(state, net)
+            net.tell(self.learn, to=net.sample(self.fraction), send=state.pairs)
+            return
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs)
         prototypes, labels = gathered(replies, len(state.centroids), state.transformer["0.weight"].shape[1])
         if len(labels) and self.transfer != "none":
@@ -172,10 +182,25 @@ class FedKTL(Method):
         vectors = state.centroids[usable]
         if self.lengths == "valid":
             vectors = length * F.normalize(vectors, dim=1)
-        images = client_images(generator.synthesise(vectors), net.problem.sample_shape)
+        state.pairs = self.pairs_of(generator, net.problem, vectors, usable)
+        show_images(net, state.pairs)
+        show_points(net, transformer, prototypes, labels, valid)
+
+    def generate_conditionally(self, state: KnowledgeTransfer, net: Network) -> None:
+        """+CS: the pairs of a class of the generator for each of ours, drawn once, without alignment."""
+        classes = len(state.centroids)
+        generator = conditional(load_generator(self.generator), self.generator, classes)
+        with seeded(net.problem.seed, "generator's classes"):
+            drawn = torch.randperm(generator.classes)[:classes]
+        state.centroids, state.known = generator.class_latents(drawn), list(range(classes))
+        state.pairs = self.pairs_of(generator, net.problem, state.centroids, state.known)
+        show_images(net, state.pairs)
+
+    def pairs_of(self, generator: ImageGenerator, problem: Problem, vectors: Tensor, classes: list[int]) -> Pairs:
+        """Latent vectors (n, H) of classes with their images, as clients get them."""
+        images = client_images(generator.synthesise(vectors), problem.sample_shape)
         images, vectors = (noisy(v, self.server_noise * self.noise_deviation) for v in (images, vectors))
-        state.pairs = Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, usable))
-        show(net, state.pairs, transformer, prototypes, labels, valid)
+        return Pairs(Images.of(images.clamp(0, 1)), ClassVectors.of(vectors, classes))
 
     def align(
         self,
@@ -215,9 +240,20 @@ class FedKTL(Method):
         return free.detach()
 
     def train(self, state: Own, message: Pairs | None, site: Site) -> ClassVectors:
+        own = self.fit(state, message, site)
+        means = class_means(*site.outputs(own.embedding))
+        rows = means.rows if self.classifier == "linear" else F.normalize(means.rows, dim=1)
+        return ClassVectors.of(noisy(rows, self.client_noise * self.noise_deviation), means.classes)
+
+    def learn(self, state: Own, message: Pairs, site: Site) -> None:
+        """+CS: nothing is uploaded."""
+        self.fit(state, message, site)
+
+    def fit(self, state: Own, message: Pairs | None, site: Site) -> Parts:
+        """Local training, with L^M where there are pairs; the client's model after it."""
         own = self.parts(state, site)
         joint, extra, more, local = Joint(own.network), None, None, self.local
-        if message is not None and self.transfer == "pairs":
+        if message is not None and self.transfer in ("pairs", "conditional"):
             images, vectors = ready(message.images.values().to(site.device)), message.vectors.rows.to(site.device)
             with seeded(site.problem.seed, "mapping"):  # h' starts the same on every client, in every round
                 joint.mapping = nn.Linear(head_sizes(own.model)[0], vectors.shape[1])
@@ -227,9 +263,7 @@ class FedKTL(Method):
             local = replace(local, order="shuffled")  # the stored order would leave out the last of them
         site.fit(joint, local, more, loss=self.loss, extra=extra)
         state.theta, state.head = own.features.state(), state_of(own.head)
-        means = class_means(*site.outputs(own.embedding))
-        rows = means.rows if self.classifier == "linear" else F.normalize(means.rows, dim=1)
-        return ClassVectors.of(noisy(rows, self.client_noise * self.noise_deviation), means.classes)
+        return own
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """L^A: Eq. 1, or plain cross-entropy of the logits."""
@@ -379,14 +413,26 @@ def noisy(values: Tensor, deviation: float) -> Tensor:
     return values + deviation * torch.randn_like(values) if deviation else values
 
 
-def show(
-    net: Network, pairs: Pairs, transformer: nn.Module, prototypes: Tensor, labels: Tensor, latents: Tensor
-) -> None:
-    """For people: the images, and the prototypes before and after the transformer among valid latents (Fig. 2c)."""
+def conditional(generator: ImageGenerator, name: str, classes: int) -> ConditionalGenerator:
+    """The generator, if it has at least so many classes of its own. Raises UserError for another, by its name."""
+    if not isinstance(generator, ConditionalGenerator) or generator.classes < classes:
+        raise UserError(
+            f"transfer is conditional, but the generator {name} does not have {classes} classes of its own: name a "
+            "StyleGAN-XL that has, or leave transfer at pairs"
+        )
+    return generator
+
+
+def show_images(net: Network, pairs: Pairs) -> None:
+    """For people: the images by class."""
     known = net.problem.classes
     names = [known[c] if c < len(known) else f"class {c}" for c in pairs.vectors.classes]
     if pairs.images.pixels.shape[1] in (1, 3):
         net.show_images("generated", pairs.images.pixels, names)
+
+
+def show_points(net: Network, transformer: nn.Module, prototypes: Tensor, labels: Tensor, latents: Tensor) -> None:
+    """For people: the prototypes before and after the transformer among valid latents (Fig. 2c)."""
     with torch.no_grad():
         transformed = transformer.eval()(prototypes)
     after = {"prototypes": (transformed, labels), "valid latents": (latents, None)}

@@ -15,6 +15,7 @@ from fewbytes.experiments.display import Display, console
 from fewbytes.experiments.groups import Reproducing
 from fewbytes.experiments.prepared import PreparedRun, begun, finished
 from fewbytes.experiments.settings import Experiment, experiment_of, make_experiment
+from fewbytes.generators import load_generator
 from fewbytes.methods import short_name
 from fewbytes.report.folder import RunFolder, read_run
 from fewbytes.reproduce.grid import Cell
@@ -47,17 +48,27 @@ class CellDisplay(Display):
 
 
 def data_of(cell: Cell) -> set[str]:
-    """The data sets a cell needs."""
-    public = cell.settings.get("public")
-    return {cell.settings["dataset"]} | ({public} if isinstance(public, str) else set())
+    """The data sets a cell needs, and the generator that its rules name."""
+    return set(_loaders(cell))
+
+
+def _loaders(cell: Cell) -> dict[str, Callable[[str], object]]:
+    """What loads each thing of `data_of`, by its name."""
+    data, generator = (
+        (cell.settings["dataset"], cell.settings.get("public")),
+        cell.settings["parameters"].get("generator"),
+    )
+    loaders: dict[str, Callable[[str], object]] = {name: load_dataset for name in data if isinstance(name, str)}
+    return loaders | ({generator: load_generator} if generator else {})
 
 
 def unavailable(cells: Sequence[Cell]) -> dict[str, str]:
-    """Why a data set of the cells cannot be had, by its name; those that can be are not in it."""
+    """Why something of the cells' `data_of` cannot be had, by its name; what can be is not in it."""
+    loaders = {name: load for cell in cells for name, load in _loaders(cell).items()}
     missing = {}
-    for name in sorted({name for cell in cells for name in data_of(cell)}):
+    for name in sorted(loaders):
         try:
-            load_dataset(name)
+            loaders[name](name)
         except UserError as error:
             missing[name] = str(error)
     return missing
