@@ -94,7 +94,7 @@ class Genes:
 
 @dataclass(frozen=True)
 class GeneFL(Method):
-    """Hyper-parameters of GENE-FL; the paper's values, the specification's where the paper is silent."""
+    """Hyper-parameters of GENE-FL; the paper's values but for lambda_gen, our own where the paper is silent."""
 
     clusters: Count = 4  # K; 1: no subspaces are sent
     vectors: Count = 5  # d, singular vectors of each client
@@ -104,7 +104,7 @@ class GeneFL(Method):
     inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: the learnGene, all the server has
     fraction: Share = 0.2  # S / N
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)  # E_l
-    lambda_gen: NotNegative = 0.5  # lambda_1, weight of L_gen; 0: without
+    lambda_gen: NotNegative = 0.05  # lambda_1, weight of L_gen; the paper's is 0.5; 0: without
     lambda_elastic: NotNegative = 0.05  # lambda_2, weight of L_elg; 0: without
     threshold: BelowOne = 0.5  # epsilon, on normalised Fisher information
     gamma: Whole = 0  # fewest layers in the learnGene; 0: 16 of every 21, as of the paper's ResNet-18
