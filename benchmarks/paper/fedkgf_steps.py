@@ -42,7 +42,7 @@ def make_task(args: argparse.Namespace, split: str, seed: int) -> fb.Task:
 
 def result_of(args: argparse.Namespace, split: str, upload: str, length: int, seed: int) -> tuple[float, float]:
     """Accuracy at the end, percent, and MB sent, of a run that is made unless it is there."""
-    folder = args.out / f"{split}-{upload.replace(', ', '-').replace(' ', '-')}-{length}-{seed}"
+    folder = args.out / f"{split}-{upload.replace(', ', '-').replace(' ', '-')}-{args.steps}-{length}-{seed}"
     rounds = args.steps // length
     if not finished(folder):
         method = fb.FedKGF(base=8, lr=args.lr, lr_rounds=0, momentum=0.0, batch=20, steps=length, **UPLOADS[upload])
