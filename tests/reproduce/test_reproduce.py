@@ -223,6 +223,15 @@ def test_fusefl_s_tables_share_the_runs_they_have_in_common(scale: Scale) -> Non
     assert runs(3, mixed, "CIFAR-10 0.5") == runs(10, mixed, "CIFAR-10 M=5")
 
 
+@pytest.mark.parametrize("number", [2, 3, 5, 7, 10, 11, 12, 14])
+def test_all_rows_of_fusefl_s_small_tables_have_the_same_clients(number: int) -> None:
+    dealt: dict[str, set[Any]] = {}
+    for cell in table(f"fusefl/table-{number}", "small").cells:
+        keys = ("dataset", "part", "public", "partition", "alpha", "clients", "backdoor")
+        dealt.setdefault(cell.column, set()).add(tuple(cell.settings.get(key) for key in keys))
+    assert {len(each) for each in dealt.values()} == {1}
+
+
 def test_fusefl_s_mixed_clients_are_together_as_large_as_equal_ones() -> None:
     for scale, width in (("small", 8), ("paper", 32)):
         cells = {c.row: c for c in table("fusefl/table-3", scale).cells if c.column == "CIFAR-10 0.1"}  # type: ignore[arg-type]
