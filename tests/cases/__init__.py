@@ -37,7 +37,6 @@ LEARNING: dict[str, fb.Method | None] = dict.fromkeys(CASES) | {
         "fedktl": {"epochs": 3, "mu": 1.0},  # its generator's images are of no use
         "fedktl-ablated": {"epochs": 3},
         "fedktl-linear": {"epochs": 3, "mu": 1.0},
-        "fedktl-conditional": {"epochs": 3, "mu": 0.1, "fraction": 1.0},
         "fusefl": {"ccvr_samples": 0},  # which would make a good classifier of features that are drawn at random
         "fusefl-moving": {"ccvr_samples": 0},
         "dense": {"epochs": 4, "server_epochs": 5},

@@ -509,7 +509,7 @@ def test_without_transfer_nothing_is_generated_and_nothing_sent_down(tmp_path):
 
 
 def test_conditional_pairs_are_of_the_generators_own_classes_and_nothing_is_uploaded(tmp_path):
-    task = fb.Task.on(tiny_data(), TinyNet)
+    task = fb.Task.on(tiny_data(), PlainNet)
     given = method(transfer="conditional", generator="cases:TinyConditional")
     result = fb.run(given, task, rounds=2, out=tmp_path / "run", workers=1)
     columns = result.ledger.columns()
@@ -523,6 +523,9 @@ def test_conditional_pairs_are_of_the_generators_own_classes_and_nothing_is_uplo
     assert len({*range(5)} & {*drawn}) == 3
     assert not torch.equal(states[0].centroids, states[1].centroids)  # the rest of a vector every round
     assert states[0].pairs.vectors.classes == [0, 1, 2]
+    fb.run(method(transfer="none"), task, rounds=1, out=tmp_path / "alone", workers=1)
+    learnt, alone = (client_state(tmp_path / name, 1).theta for name in ("shorter", "alone"))
+    assert not torch.equal(learnt["conv.weight"], alone["conv.weight"])
 
 
 SCRIPT = """
