@@ -11,9 +11,11 @@ method as `package.module:Class`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -78,6 +80,11 @@ def short_name(name: str) -> str:
 
 def _added() -> dict[str, list[EntryPoint]]:
     """The entry points of installed packages by name."""
+    return _added_from(tuple(sys.path))
+
+
+@functools.cache  # all packages' files are read for it
+def _added_from(places: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for each in entry_points(group="fewbytes.methods"):
         found.setdefault(each.name, []).append(each)
