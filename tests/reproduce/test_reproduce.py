@@ -112,6 +112,7 @@ def test_the_papers_order_is_seen_where_differences_by_seed_bear_it() -> None:
     assert order([lower, given("b", "y", 60, 42, 61, 83)]) == Order()  # another column
     assert order([lower, given("b", "x", None, 42, 61, 83)]) == Order()  # the paper prints none
     assert order([lower, given("b", "x", 50, 42, 61, 83)]) == Order()  # the paper does not tell them apart
+    assert order([lower, upper]).sentence(3).startswith("The paper's order of rows is seen: of 1 pairs")
     several = [lower, upper, given("c", "x", 70, 30, 30, 30)]
     assert order(several).sentence(3) == (
         "The paper's order of rows is seen in part: of 3 pairs that it tells apart 1 stand as there, 2 the other way "

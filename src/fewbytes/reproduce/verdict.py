@@ -43,8 +43,12 @@ class Order:
 
     def sentence(self, seeds: int) -> str:
         """Whether the paper's order is seen."""
-        how = "in part" if self.as_there and self.otherwise else "whole" if self.as_there else "not at all"
-        seen = f"is seen {how}" if self.as_there or self.otherwise else "cannot be told"
+        if self.otherwise:
+            seen = "is seen in part" if self.as_there else "is not seen"
+        elif self.as_there:
+            seen = "is seen, as far as it can be told" if self.close else "is seen"
+        else:
+            seen = "cannot be told"
         pairs = self.as_there + self.otherwise + self.close
         counts = f"{self.as_there} stand as there, {self.otherwise} the other way round, {self.close} "
         close = "are too close to tell" if seeds > 1 else "are equal, by one seed"
