@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ def page(results: Mapping[str, Any], faults: Sequence[Fault] = FAULTS) -> str:
             "",
             "## The same with Flower's own FedAvg",
             "",
-            f"flwr {version('flwr')}: {good} of {len(judged_ones)} figures meet the goal.",
+            f"{good} of {len(judged_ones)} figures meet the goal.",
             "",
             *_table(stock, results, "stock"),
         ]
