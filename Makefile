@@ -4,6 +4,9 @@ BIN := .venv/bin
 
 FLOWERS := 1.40.0 1.42.0
 
+# the tests begin hundreds of processes: Python keeps what it compiles of the libraries, whatever the caller's setting
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-process test-flowers lint bench hardening clean
 
 .venv/installed: pyproject.toml

@@ -7,8 +7,8 @@ of a run, as config.toml does, with the method's own in `parameters`, and what t
 `figures`, named by `show`, with its fields. Of two rules the later wins; `parameters` and `figure` are added to what
 there is, but a `figure` with `show` begins anew. `like` names a table beside it whose rules come first. `[[printed]]`
 holds the paper's figures, a line for a row, in the order of the columns at the paper's scale. `[[claims]]` are what
-the paper says of them, as `grid.Claim` has it. `unit` and `seeds` may differ by scale; columns and notes of one scale
-alone are `{ paper = "…" }`.
+the paper says of them, as `grid.Claim` has it. `unit` and `seeds` may differ by scale; rows, columns and notes of one
+scale alone are `{ paper = "…" }`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     unit: str | ByScale[str]
     seeds: list[int] | ByScale[list[int]]
-    rows: list[str]
+    rows: list[str | dict[Scale, str]]
     columns: list[str | dict[Scale, str]]
     rules: list[dict[str, Any]]
     notes: list[str | dict[Scale, str]] = []
@@ -78,19 +78,19 @@ def read_table(path: Path, scale: Scale) -> Table:
     with _naming(path):
         file = _read(path)
         rules = _rules(file)
-        both = [*_here(file.columns, "small"), *_here(file.columns, "paper")]
+        rows, columns = _either(file.rows), _either(file.columns)
         for number, rule in enumerate(rules, 1):
-            _check_names(f"rule {number}", rule.rows, file.rows)
-            _check_names(f"rule {number}", rule.columns, both)
+            _check_names(f"rule {number}", rule.rows, rows)
+            _check_names(f"rule {number}", rule.columns, columns)
         for claim in file.claims:
-            _check_names("claims", (*claim.above, *claim.below), file.rows)
-            _check_names("claims", claim.columns, both)
+            _check_names("claims", (*claim.above, *claim.below), rows)
+            _check_names("claims", claim.columns, columns)
         if file.like is not None:
             rules = [*_first_rules(path.with_stem(file.like)), *rules]
         theirs = _printed(file, scale)
         cells = [
             _cell(rules, row, column, scale, theirs.get((row, column)))
-            for row in file.rows
+            for row in _here(file.rows, scale)
             for column in _here(file.columns, scale)
         ]
         seeds: list[int] = _of(file.seeds, scale)
@@ -172,7 +172,7 @@ def _printed(file: File, scale: Scale) -> dict[tuple[str, str], Printed | None]:
     for lines in file.printed:
         columns = [column for column in _here(file.columns, "paper") if _fits(column, lines.columns)]
         _check_names("printed", lines.columns, columns)
-        _check_names("printed", lines.rows, file.rows)
+        _check_names("printed", lines.rows, _either(file.rows))
         for row, text in lines.rows.items():
             try:
                 figures = printed(text)
@@ -197,6 +197,11 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
 
 def _of(value: T | ByScale[T], scale: Scale) -> T:
     return (value.small if scale == "small" else value.paper) if isinstance(value, ByScale) else value
+
+
+def _either(texts: Sequence[str | dict[Scale, str]]) -> list[str]:
+    """Those of both scales."""
+    return [*_here(texts, "small"), *_here(texts, "paper")]
 
 
 def _here(texts: Iterable[str | dict[Scale, str]], scale: Scale) -> list[str]:
