@@ -31,15 +31,17 @@ from fewbytes.methods.fedktl import (
     Own,
     Pairs,
     arcface_logits,
-    client_images,
     make_transformer,
     mmd,
+)
+from fewbytes.methods.parts.heterogeneous import ClassVectors, class_means, gathered
+from fewbytes.methods.parts.latents import (
+    client_images,
     shortened,
     usable_classes,
     use_statistics_of,
     with_class_means,
 )
-from fewbytes.methods.parts.heterogeneous import ClassVectors, class_means, gathered
 from fewbytes.models.build import ModelBuilder
 from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
 from fewbytes.report import read_runs, write_report

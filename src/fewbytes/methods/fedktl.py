@@ -35,7 +35,6 @@ from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, clip_each, ready
-from fewbytes.data.public import with_channels
 from fewbytes.generators import ConditionalGenerator, ImageGenerator, load_generator
 from fewbytes.methods.parts.distillation import endless
 from fewbytes.methods.parts.heterogeneous import (
@@ -46,6 +45,13 @@ from fewbytes.methods.parts.heterogeneous import (
     feature_sizes,
     gathered,
     number_of_classes,
+)
+from fewbytes.methods.parts.latents import (
+    client_images,
+    shortened,
+    usable_classes,
+    use_statistics_of,
+    with_class_means,
 )
 from fewbytes.models.blocks import Block, features_of, head_of, head_sizes
 from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
@@ -357,55 +363,6 @@ def mmd(x: Tensor, y: Tensor, bandwidth: Literal["fixed", "median"] = "fixed") -
     n = len(x)
     value: Tensor = kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
     return value
-
-
-def use_statistics_of(transformer: nn.Sequential, prototypes: Tensor) -> None:
-    """Give F's batch normalisation the statistics of these prototypes (n, K); a single one has none, and changes none.
-
-    The last round's fit prototypes that have moved on so badly that F, in eval mode, throws them far out.
-    """
-    if len(prototypes) > 1:
-        statistics = transformer[1].state_dict(keep_vars=True)
-        with torch.no_grad():
-            values: Tensor = transformer[0](prototypes)
-            statistics["running_mean"].copy_(values.mean(0))
-            statistics["running_var"].copy_(values.var(0, correction=0))
-
-
-def shortened(vectors: Tensor, length: float) -> Tensor:
-    """Vectors (n, H), those that are longer brought to `length`: far out Eq. 3 has no gradient to fetch them back."""
-    scale: Tensor = length / vectors.norm(dim=1, keepdim=True).clamp(min=length)
-    return vectors * scale
-
-
-def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tensor, labels: Tensor) -> Tensor:
-    """The centroids (C, H) with the mean of F(P), in eval mode, for every class there is."""
-    with torch.no_grad():
-        means = class_means(transformer.eval()(prototypes), labels)
-    centroids = centroids.clone()
-    centroids[means.classes] = means.rows
-    return centroids
-
-
-def usable_classes(centroids: Tensor, known: list[int], valid: Tensor) -> list[int]:
-    """The known classes whose centroids are at most twice as long as the longest of some valid latents (n, H).
-
-    Farther out the generator makes nothing informative, and such vectors would wreck the clients' training.
-    """
-    longest = 2 * valid.norm(dim=1).max()
-    return [c for c in known if centroids[c].norm() <= longest]
-
-
-def client_images(images: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Generated images (n, any channels, height, width) as the clients': resized to cover `shape`, centre cut out."""
-    from torchvision.transforms.functional import center_crop  # slow to import
-
-    channels, height, width = shape
-    factor = max(height / images.shape[2], width / images.shape[3])
-    size = [max(goal, round(n * factor)) for n, goal in zip(images.shape[2:], (height, width), strict=True)]
-    if tuple(size) != tuple(images.shape[2:]):
-        images = F.interpolate(images, size, mode="bilinear", antialias=True)
-    return with_channels(center_crop(images, [height, width]), channels)
 
 
 def noisy(values: Tensor, deviation: float) -> Tensor:

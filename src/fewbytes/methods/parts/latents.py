@@ -1,0 +1,59 @@
+"""Keeps latent vectors, and what makes them, where an image generator can use them (FedKTL's server)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fewbytes.data.public import with_channels
+from fewbytes.methods.parts.heterogeneous import class_means
+
+
+def use_statistics_of(transformer: nn.Sequential, prototypes: Tensor) -> None:
+    """Give F's batch normalisation the statistics of these prototypes (n, K); a single one has none, and changes none.
+
+    The last round's fit prototypes that have moved on so badly that F, in eval mode, throws them far out.
+    """
+    if len(prototypes) > 1:
+        statistics = transformer[1].state_dict(keep_vars=True)
+        with torch.no_grad():
+            values: Tensor = transformer[0](prototypes)
+            statistics["running_mean"].copy_(values.mean(0))
+            statistics["running_var"].copy_(values.var(0, correction=0))
+
+
+def shortened(vectors: Tensor, length: float) -> Tensor:
+    """Vectors (n, H), those that are longer brought to `length`: far out Eq. 3 has no gradient to fetch them back."""
+    scale: Tensor = length / vectors.norm(dim=1, keepdim=True).clamp(min=length)
+    return vectors * scale
+
+
+def with_class_means(centroids: Tensor, transformer: nn.Module, prototypes: Tensor, labels: Tensor) -> Tensor:
+    """The centroids (C, H) with the mean of F(P), in eval mode, for every class there is."""
+    with torch.no_grad():
+        means = class_means(transformer.eval()(prototypes), labels)
+    centroids = centroids.clone()
+    centroids[means.classes] = means.rows
+    return centroids
+
+
+def usable_classes(centroids: Tensor, known: list[int], valid: Tensor) -> list[int]:
+    """The known classes whose centroids are at most twice as long as the longest of some valid latents (n, H).
+
+    Farther out the generator makes nothing informative, and such vectors would wreck the clients' training.
+    """
+    longest = 2 * valid.norm(dim=1).max()
+    return [c for c in known if centroids[c].norm() <= longest]
+
+
+def client_images(images: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Generated images (n, any channels, height, width) as the clients': resized to cover `shape`, centre cut out."""
+    from torchvision.transforms.functional import center_crop  # slow to import
+
+    channels, height, width = shape
+    factor = max(height / images.shape[2], width / images.shape[3])
+    size = [max(goal, round(n * factor)) for n, goal in zip(images.shape[2:], (height, width), strict=True)]
+    if tuple(size) != tuple(images.shape[2:]):
+        images = F.interpolate(images, size, mode="bilinear", antialias=True)
+    return with_channels(center_crop(images, [height, width]), channels)
