@@ -30,25 +30,22 @@ from fewbytes.reproduce import TABLES, read_table
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.wire import unpack
 
-MORE = {"fusefl-4-mixed": (75.33, 82.71), "fusefl-4-average": (68.08, 80.35)}  # Table 3: CIFAR-10, alpha 0.1 and 0.5
+ROWS = {
+    "fedavg": "FedAvg", "feddf": "FedDF", "dense": "DENSE", "ensemble": "Ensemble", "fusefl-2": "FuseFL K=2",
+    "fusefl-4": "FuseFL K=4", "fusefl-8": "FuseFL K=8", "fusefl-4-mixed": "FuseFL K=4 mixed",
+    "fusefl-4-average": "FuseFL K=4 average",
+}  # fmt: skip
 PRINTED = {
-    (
-        c.settings["dataset"],
-        c.settings["alpha"],
-        c.settings["method"],
-        c.settings["parameters"].get("blocks"),
-    ): c.printed
-    for c in read_table(TABLES["fusefl/table-2"], "paper").cells
+    (c.row, c.settings["dataset"], c.settings["alpha"]): c.printed.mean
+    for number in (2, 3)
+    for c in read_table(TABLES[f"fusefl/table-{number}"], "paper").cells
+    if c.printed
 }
 
 
 def paper(dataset: str, name: str, alpha: float) -> float | None:
     """What Tables 2 and 3 print."""
-    if name in MORE:
-        return MORE[name][alpha == 0.5] if dataset == "cifar10" and alpha in (0.1, 0.5) else None
-    method, _, blocks = name.partition("-")
-    mean = PRINTED.get((dataset, alpha, method, int(blocks) if blocks else None))
-    return None if mean is None else mean.mean
+    return PRINTED.get((ROWS[name], dataset, alpha)) if name in ROWS else None
 
 
 def parse() -> argparse.Namespace:

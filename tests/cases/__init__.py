@@ -36,6 +36,7 @@ LEARNING: dict[str, fb.Method | None] = dict.fromkeys(CASES) | {
     for name, changes in {
         "fedktl": {"epochs": 3, "mu": 1.0},  # its generator's images are of no use
         "fedktl-ablated": {"epochs": 3},
+        "fedktl-conditional": {"epochs": 3, "mu": 0.1},
         "fedktl-linear": {"epochs": 3, "mu": 1.0},
         "fusefl": {"ccvr_samples": 0},  # which would make a good classifier of features that are drawn at random
         "fusefl-moving": {"ccvr_samples": 0},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costs import CLASSES, FEATURES, SAMPLE, waiting
+from costs import CLASSES, FEATURES, SAMPLE, every, waiting
 
 import fewbytes as fb
 from cases import LOCAL
@@ -24,6 +24,9 @@ CASES = {
         server_noise=0.2,
     ),
     "fedktl-linear": fb.FedKTL(**LOCAL, **KTL, classifier="linear", lambda_mmd=0.0, scale=1.0, margin=0.0),
+    "fedktl-conditional": fb.FedKTL(
+        **LOCAL, **KTL | {"generator": "cases:TinyConditional"}, transfer="conditional", order="shuffled"
+    ),
 }
 
 PAIRS = CLASSES * 4 * (4 + SAMPLE)  # latent vectors of four numbers, and images, whose pixels papers count as numbers
@@ -32,4 +35,5 @@ COSTS = {
     "fedktl": waiting(4 * CLASSES * CLASSES, PAIRS),
     "fedktl-ablated": waiting(4 * 5 * CLASSES, PAIRS),
     "fedktl-linear": waiting(4 * FEATURES * CLASSES, PAIRS),
+    "fedktl-conditional": every(0, PAIRS),
 }

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import Count, NotNegative, Positive, Several, Share, Whole
+from fewbytes.base.rate import Way
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
@@ -121,6 +122,10 @@ class FedKTL(Method):
 
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), server_epochs=10)
+
+    def roundable(self, way: Way) -> bool:
+        """With +CS clients send nothing."""
+        return super().roundable(way) and (way, self.transfer) != ("uplink", "conditional")
 
     def server(self, problem: Problem) -> KnowledgeTransfer:
         latent = 1  # without transfer there is no generator
