@@ -136,7 +136,7 @@ def reproduce_all(
             tell(f"left out: {failed[-1]}")
         out.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(overview(made, known, NOT_HERE).encode())
+            file.write(overview(made, known, NOT_HERE, failed).encode())
     return path, failed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from fewbytes.reproduce.found import figure
 from fewbytes.reproduce.grid import Cell, Printed, Scale
@@ -10,25 +10,35 @@ from fewbytes.reproduce.reproduction import Reproduction
 from fewbytes.reproduce.verdict import Judged, judged
 
 
-def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping[str, str]) -> str:
-    """Markdown. `not_here`: why a table or figure of a paper is not among them."""
+def overview(
+    tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping[str, str], failed: Sequence[str]
+) -> str:
+    """Markdown. `not_here`: why a table or figure of a paper is not among them; `failed`: tables that were not made."""
     lines = [
         f"# The papers' claims and tables, {scale} scale",
         "",
         "Written by `fewbytes reproduce --all" + ("" if scale == "small" else f" --scale {scale}") + "` from the runs "
         "of its tables. A claim is seen where it holds in every comparison, by the mean over seeds; differences within "
-        "their standard error are too close to tell.",
+        f"their standard error are too close to tell. {_lasted(tables.values())}",
         "",
         "| claim | command | ours | the paper's | seen |",
         "| --- | --- | --- | --- | --- |",
     ]
     for name, made in tables.items():
         lines += [_row(name, scale, judged(claim, made.found)) for claim in made.of.claims]
-    lines += ["", "## Not here", "", *(f"- {what}: {why}" for what, why in not_here.items())]
+    reasons = [*failed, *(f"{what}: {why}" for what, why in not_here.items())]
+    lines += ["", "## Not here", "", *(f"- {reason}" for reason in reasons)]
     for name, made in tables.items():
         first, *rest = made.markdown().rstrip().split("\n")
-        lines += ["", f"#{first}", "", f"`{_command(name, scale)}`", *rest]
+        lines += ["", f"#{first}", "", f"`{_command(name, scale)}`: {_lasted([made])}", *rest]
     return "\n".join(lines) + "\n"
+
+
+def _lasted(tables: Iterable[Reproduction]) -> str:
+    """How many runs the tables have, each counted once, and how long these took, by the clock."""
+    runs = {run.path: run for made in tables for each in made.found for run in each.runs.values()}
+    minutes = sum((run.result or {}).get("seconds", 0.0) for run in runs.values()) / 60
+    return f"{len(runs)} runs, {minutes:.0f} minutes one after another."
 
 
 def _command(name: str, scale: Scale) -> str:
