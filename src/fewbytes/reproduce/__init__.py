@@ -76,15 +76,17 @@ def reproduce(
     numbers, given = _seeds(table.seeds if how.seeds is None else how.seeds), how.parameters
     cells = _with(table.cells, given)
     chosen = [cell for cell in cells if cell.row in chosen_rows and cell.column in chosen_columns]
-    missing = unavailable(cells)
+    missing = unavailable(chosen)
     lacking = {why for cell in chosen for data in data_of(cell) if (why := missing.get(data))}
     chosen = [cell for cell in chosen if not missing.keys() & data_of(cell)]
     if not chosen:
         raise UserError("; ".join(sorted(lacking)) or "no cell of the table has these rows and columns")
     for why in sorted(lacking):
         tell(f"left out: {why}")
-    there = [cell for cell in cells if not missing.keys() & data_of(cell)]
-    used = sorted({*numbers, *(s for s in table.seeds for cell in there if folder_of(cell, s, folder).exists())})
+    tried = set[str]().union(*map(data_of, chosen))  # of other data there is only what was run before
+    begun = {cell.run: [s for s in table.seeds if folder_of(cell, s, folder).exists()] for cell in cells}
+    there = [cell for cell in cells if data_of(cell) <= tried or begun[cell.run]]
+    used = sorted({*numbers, *(s for cell in there for s in begun[cell.run])})
     deviation = "; ± is the standard deviation over seeds (n - 1)" if len(used) > 1 else ""
     notes = [
         *table.notes,

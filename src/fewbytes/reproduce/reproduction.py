@@ -66,8 +66,10 @@ class Reproduction:
     def verdicts(self) -> list[str]:
         """Whether the paper's order is seen, and what came of each of its claims, a sentence each."""
         seen = order(self.found)
-        about = [judged(claim, self.found) for claim in self.of.claims]
-        return [*([seen.sentence(self.seeds)] if seen else []), *(each.sentence for each in about)]
+        said = [seen.sentence(self.seeds)] if seen else []
+        if not self.printed:
+            said = ["The paper prints no figures of these cells, so that there is no order to compare."]
+        return [*said, *(judged(claim, self.found).sentence for claim in self.of.claims)]
 
     @property
     def heading(self) -> str:

@@ -32,11 +32,13 @@ def side(these: Mapping[int, float], those: Mapping[int, float], times: float = 
 
 @dataclass(frozen=True)
 class Order:
-    """Pairs of rows that the paper tells apart, column by column: as there, the other way round, too close to tell."""
+    """Pairs of rows that the paper tells apart, column by column, or of columns where there is but one row: as there,
+    the other way round, too close to tell."""
 
     as_there: int = 0
     otherwise: int = 0
     close: int = 0
+    of: Literal["rows", "columns"] = "rows"
 
     def __bool__(self) -> bool:
         return bool(self.as_there or self.otherwise or self.close)
@@ -52,21 +54,23 @@ class Order:
         pairs = self.as_there + self.otherwise + self.close
         counts = f"{self.as_there} stand as there, {self.otherwise} the other way round, {self.close} "
         close = "are too close to tell" if seeds > 1 else "are equal, by one seed"
-        return f"The paper's order of rows {seen}: of {pairs} pairs that it tells apart {counts}{close}."
+        return f"The paper's order of {self.of} {seen}: of {pairs} pairs that it tells apart {counts}{close}."
 
 
 def order(found: Sequence[CellRuns]) -> Order:
-    """How the rows of each column stand beside the paper's."""
+    """How the rows of each column stand beside the paper's, or the columns of a table of one row."""
     counts = {"as_there": 0, "otherwise": 0, "close": 0}
+    rows = len({each.cell.row for each in found}) > 1
     for one, other in combinations([each for each in found if each.cell.printed], 2):
-        if one.cell.column != other.cell.column or not one.cell.printed or not other.cell.printed:
+        apart = rows and one.cell.column != other.cell.column
+        if apart or not one.cell.printed or not other.cell.printed:
             continue
         theirs = one.cell.printed.mean - other.cell.printed.mean
         ours = side(one.counted, other.counted)
         if theirs and ours:
             kind = "close" if ours == "level" else "as_there" if (ours == "above") == (theirs > 0) else "otherwise"
             counts[kind] += 1
-    return Order(**counts)
+    return Order(**counts, of="rows" if rows else "columns")
 
 
 @dataclass(frozen=True)
