@@ -24,7 +24,7 @@ from fewbytes.experiments.settings import make_experiment, make_method
 from fewbytes.models import build_model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.report.folder import Direction, RunFolder, read_run
-from fewbytes.reproduce import TABLES, Scale, Table, read_table, reproduce, reproduce_all
+from fewbytes.reproduce import TABLES, Scale, Table, read_table, reproduce, reproduce_all, running
 from fewbytes.reproduce.figures import Best, Locals, Mean, Probes, Stored, Total, Traffic
 from fewbytes.reproduce.found import CellRuns
 from fewbytes.reproduce.grid import Cell, Claim, Printed, printed
@@ -123,6 +123,12 @@ def test_the_papers_order_is_seen_where_differences_by_seed_bear_it() -> None:
         .sentence(1)
         .startswith("The paper's order of rows cannot be told: of 1 pairs")
     )
+
+
+def test_the_columns_of_a_table_of_one_row_have_an_order_too() -> None:
+    found = [given("a", "x", 50, 40, 41), given("a", "y", 60, 45, 46), given("a", "z", 70, 30, 31)]
+    assert order(found) == Order(as_there=1, otherwise=2, of="columns")
+    assert order(found).sentence(2).startswith("The paper's order of columns is seen in part: of 3 pairs")
 
 
 def test_a_claim_holds_where_every_comparison_does() -> None:
@@ -331,6 +337,16 @@ def test_what_a_table_is_called_is_text_in_its_page(tmp_path: Path) -> None:
     assert hostile not in text
     for place in ("h1>{}<", 'th scope="row">{}<', 'th scope="col">{}!<', "h2>{}!<", "</i>{}<", 'class="note">{}<'):
         assert place.format("&lt;script&gt;alert(1)&lt;/script&gt;") in text
+
+
+def test_only_data_of_the_cells_asked_for_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    load = running.load_dataset
+    monkeypatch.setattr(running, "load_dataset", lambda name: asked.append(name) or load(name))
+    made = reproduce("tiny/table-1", columns=["alpha 0.3"], rows=["Separate"], seeds=[1], out=tmp_path, until=1)
+    assert asked == ["digits"]
+    assert made.columns == ["alpha 0.3", "alpha 1.0"]
+    assert not any("no-such-data" in note for note in made.notes)
 
 
 def test_cells_whose_generator_is_not_there_are_left_out(tiny: Path, tmp_path: Path) -> None:
