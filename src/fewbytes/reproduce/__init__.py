@@ -128,18 +128,27 @@ def reproduce_all(
     how = Reproducing.of(what)
     if how.rows or how.columns or how.parameters:
         raise UserError("rows, columns and parameters are one table's: name it, or leave them out")
-    known, failed, made, path = scale_of(scale), list[str](), dict[str, Reproduction](), out / f"{scale}.md"
+    known, failed, made, path = (
+        scale_of(scale),
+        dict[str, FewbytesError](),
+        dict[str, Reproduction](),
+        out / f"{scale}.md",
+    )
     for number, name in enumerate(TABLES, 1):
         tell(f"table {number} of {len(TABLES)}: {name}")
         try:
             made[name] = reproduce(name, scale, out, tell=tell, **what)
         except FewbytesError as error:
-            failed.append(f"{name}: {one_line(error)}")
-            tell(f"left out: {failed[-1]}")
+            failed[name] = error
+            tell(f"left out: {name}: {one_line(error)}")
         out.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(overview(made, known, NOT_HERE, failed).encode())
-    return path, failed
+            file.write(
+                overview(
+                    made, known, {name: str(error).partition(":")[0] for name, error in failed.items()} | NOT_HERE
+                ).encode()
+            )
+    return path, [f"{name}: {one_line(error)}" for name, error in failed.items()]
 
 
 def scale_of(name: str) -> Scale:

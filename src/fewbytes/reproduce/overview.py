@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from fewbytes.reproduce.found import figure
 from fewbytes.reproduce.grid import Cell, Printed, Scale
@@ -10,10 +10,8 @@ from fewbytes.reproduce.reproduction import Reproduction
 from fewbytes.reproduce.verdict import Judged, judged
 
 
-def overview(
-    tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping[str, str], failed: Sequence[str]
-) -> str:
-    """Markdown. `not_here`: why a table or figure of a paper is not among them; `failed`: tables that were not made."""
+def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping[str, str]) -> str:
+    """Markdown. `not_here`: why a table or figure of a paper is not among them."""
     lines = [
         f"# The papers' claims and tables, {scale} scale",
         "",
@@ -26,8 +24,7 @@ def overview(
     ]
     for name, made in tables.items():
         lines += [_row(name, scale, judged(claim, made.found)) for claim in made.of.claims]
-    reasons = [*failed, *(f"{what}: {why}" for what, why in not_here.items())]
-    lines += ["", "## Not here", "", *(f"- {reason}" for reason in reasons)]
+    lines += ["", "## Not here", "", *(f"- {what}: {why}" for what, why in not_here.items())]
     for name, made in tables.items():
         first, *rest = made.markdown().rstrip().split("\n")
         lines += ["", f"#{first}", "", f"`{_command(name, scale)}`: {_lasted([made])}", *rest]
