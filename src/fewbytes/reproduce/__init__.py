@@ -128,12 +128,8 @@ def reproduce_all(
     how = Reproducing.of(what)
     if how.rows or how.columns or how.parameters:
         raise UserError("rows, columns and parameters are one table's: name it, or leave them out")
-    known, failed, made, path = (
-        scale_of(scale),
-        dict[str, FewbytesError](),
-        dict[str, Reproduction](),
-        out / f"{scale}.md",
-    )
+    known, path = scale_of(scale), out / f"{scale}.md"
+    made, failed = dict[str, Reproduction](), dict[str, FewbytesError]()
     for number, name in enumerate(TABLES, 1):
         tell(f"table {number} of {len(TABLES)}: {name}")
         try:
@@ -141,13 +137,10 @@ def reproduce_all(
         except FewbytesError as error:
             failed[name] = error
             tell(f"left out: {name}: {one_line(error)}")
+        not_made = {name: str(error).partition(":")[0] for name, error in failed.items()}
         out.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(
-                overview(
-                    made, known, {name: str(error).partition(":")[0] for name, error in failed.items()} | NOT_HERE
-                ).encode()
-            )
+            file.write(overview(made, known, not_made | NOT_HERE).encode())
     return path, [f"{name}: {one_line(error)}" for name, error in failed.items()]
 
 
