@@ -136,6 +136,9 @@ def test_a_claim_holds_where_every_comparison_does() -> None:
     found = [given("a", "x", 50, 40, 60), given("b", "x", 60, 45, 66), given("c", "x", 60, 39, 50)]
     assert judged(claim, found).sentence == "b is above the others: seen."
     assert judged(claim, [*found, given("d", "x", 1, 44, 67)]).word == "seen in 2 of 3 comparisons, 1 too close to tell"
+    assert judged(claim, [found[1], given("d", "x", 1, 50, 67), given("e", "x", 1, 44, 67)]).word == (
+        "not seen in any of 2 comparisons, 1 too close to tell"
+    )
     assert judged(claim, [found[1], given("d", "x", 1, 50, 67)]).sentence == (
         "b is above the others: not seen. Too few rounds."
     )

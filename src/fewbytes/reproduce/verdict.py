@@ -96,6 +96,8 @@ class Judged:
         if self.fails == every:
             return "not seen"
         close = f", {self.close} too close to tell" if self.close else ""
+        if not self.holds:
+            return f"not seen in any of {every} comparisons{close}"
         return f"seen in {self.holds} of {every} comparisons{close}"
 
     @property
