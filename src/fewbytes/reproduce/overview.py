@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fewbytes.reproduce.found import figure
-from fewbytes.reproduce.grid import Cell, Printed, Scale
+from fewbytes.reproduce.grid import Cell, Scale
 from fewbytes.reproduce.reproduction import Reproduction
 from fewbytes.reproduce.verdict import Judged, judged
 
@@ -23,7 +23,7 @@ def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping
         "| --- | --- | --- | --- | --- |",
     ]
     for name, made in tables.items():
-        lines += [_row(name, scale, judged(claim, made.found)) for claim in made.of.claims]
+        lines += [_row(name, scale, made, judged(claim, made.found)) for claim in made.of.claims]
     lines += ["", "## Not here", "", *(f"- {what}: {why}" for what, why in not_here.items())]
     for name, made in tables.items():
         first, *rest = made.markdown().rstrip().split("\n")
@@ -42,17 +42,16 @@ def _command(name: str, scale: Scale) -> str:
     return f"fewbytes reproduce {name}" + ("" if scale == "small" else f" --scale {scale}")
 
 
-def _row(name: str, scale: Scale, claim: Judged) -> str:
-    ours = _figures((each.cell, each.ours) for each in claim.cells)
-    theirs = _figures((each.cell, each.cell.printed) for each in claim.cells)
+def _row(name: str, scale: Scale, made: Reproduction, claim: Judged) -> str:
+    ours = _figures((each.cell, made.text(each)) for each in claim.cells if each.ours)
+    theirs = _figures((each.cell, figure(each.cell.printed)) for each in claim.cells if each.cell.printed)
     why = claim.sentence.removeprefix(f"{claim.claim.text}: ")
     return f"| {claim.claim.text} | `{_command(name, scale)}` | {ours} | {theirs} | {why} |"
 
 
-def _figures(cells: Iterable[tuple[Cell, Printed | None]]) -> str:
+def _figures(cells: Iterable[tuple[Cell, str]]) -> str:
     """Column by column, what stands in each row."""
     columns: dict[str, list[str]] = {}
-    for cell, value in cells:
-        if value is not None:
-            columns.setdefault(cell.column, []).append(f"{cell.row} {figure(value)}")
+    for cell, text in cells:
+        columns.setdefault(cell.column, []).append(f"{cell.row} {text}")
     return "; ".join(f"{column}: {', '.join(figures)}" for column, figures in columns.items())
