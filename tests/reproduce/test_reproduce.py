@@ -217,7 +217,7 @@ def test_tables_share_the_runs_they_have_in_common() -> None:
         assert {c.run for c in table(f"genefl/figure-{figure}", "paper").cells} < of
     ablated = [c for c in table("genefl/table-5", "paper").cells if c.row == "GENE-FL"]
     assert {c.run for c in ablated} < new
-    clustered = {c.run for c in table("genefl/table-7", "paper").cells if c.column == "K=4"}
+    clustered = {c.run for c in table("genefl/table-7", "paper").cells if c.row == "K=4"}
     assert clustered < new
 
 
