@@ -26,7 +26,7 @@ OTHER: dict[str, Any] = {
     "client_data": "sites", "class_names": ["a b", 'c", d'], "partition": "shards", "clients": 7, "alpha": 0.25,
     "classes_per_client": 3, "shards_per_client": 4, "main_share": 0.9, "shots": 5, "samples": [50, 10],
     "test": "held-classes", "partition_options": {"min_samples": 3},
-    "newcomers": 2, "arrival": 3, "stay": True, "known_classes": [0, 4],
+    "newcomers": 2, "arrival": 3, "newcomers_a_round": 1, "stay": True, "known_classes": [0, 4],
     "newcomer_classes": [1], "metrics": ["f1", "auc"], "class_weights": "1,2", "model": "mlp", "lora": "rank=4",
     "weights": "w.pt", "normalise": "imagenet", "kgf": 4, "clusters": 3, "seed": 5, "precision": "bf16",
     "secure_aggregation": True, "secure_range": 8.0,

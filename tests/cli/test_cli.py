@@ -406,6 +406,17 @@ def test_newcomers_come_in_the_second_half_of_a_run(tmp_path):
     assert "another stay" in other.stderr
 
 
+def test_newcomers_come_one_after_another(tmp_path):
+    how = ["--rounds", "5", "--arrival", "3", "--newcomers-a-round", "2", "--set", "clusters=2"]
+    done = fewbytes("run", "genefl", *QUICK, *NEWCOMERS, *how, "--fraction", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rounds = [json.loads(line) for line in (only_run(tmp_path) / "rounds.jsonl").read_text().splitlines()]
+    assert [row["cohort"] for row in rounds if row["phase"] == "round"] == [4, 4, 2, 4, 6]
+    assert [(row["round"], row["client"]) for row in rounds if row["phase"] == "join"] == [
+        (3, 4), (3, 5), (4, 6), (4, 7), (5, 8), (5, 9),
+    ]  # fmt: skip
+
+
 def test_a_run_without_newcomers_says_nothing_of_them(finished):
     said = (finished / "config.toml").read_text() + (finished / "result.json").read_text()
     assert not any(word in said for word in ("newcomers", "arrival", "stay", "known_classes"))
@@ -485,6 +496,10 @@ MISTAKES = {
     "a device that does not compute": (["run", "fedavg", "--device", "meta"], "meta"),
     "zero workers": (["run", "fedavg", "--workers", "0"], "workers"),
     "newcomers in no round of the run": (["run", "fedavg", "--newcomers", "2", "--arrival", "21"], "2 to 20"),
+    "newcomers after the run": (
+        ["run", "fedavg", "--rounds", "4", "--newcomers", "5", "--newcomers-a-round", "2"],
+        "the last of 5 newcomers, 2 a round from round 3 on, come in round 5, after the last, 4",
+    ),
     "newcomers of one round": (["run", "ensemble", "--newcomers", "2"], "no other"),
     "an arrival of nobody": (["run", "fedavg", "--arrival", "3"], "newcomers"),
     "classes of both": (

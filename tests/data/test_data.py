@@ -542,6 +542,7 @@ def test_one_list_of_classes_leaves_the_rest_to_the_others_and_the_known_clients
         ({"newcomers": -1}, "newcomers must be at least 0"),
         ({"newcomers": 0, "stay": True}, "are for runs with newcomers"),
         ({"newcomers": 0, "known_classes": [1]}, "are for runs with newcomers"),
+        ({"newcomers": 0, "newcomers_a_round": 1}, "are for runs with newcomers"),
         ({"newcomers": 300}, "^newcomers: 300 clients but 200 training samples"),
         ({"clients": 300}, "^300 clients but 200 training samples"),
         ({"samples": (150, 10)}, "training samples, fewer than 150"),

@@ -40,15 +40,17 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     an error; held-classes are cut down likewise. The result depends on the arguments only. Raises UserError for a
     wrong argument, a client without training samples, or held-classes where no classes are learnt.
 
-    `newcomers`: so many further clients come in round `arrival` (default: 2); the others leave before it, unless they
-    `stay` (GENE-FL, Guo et al. 2025). Newcomers hold samples of `newcomer_classes`, the others and the server's test
-    set those of `known_classes`; where one list is given the other holds the rest, and without any a seeded permutation
-    of the classes is cut in half (the known half is the larger). Each half is partitioned by itself, in the same way.
+    `newcomers`: so many further clients come in round `arrival` (default: 2), or `newcomers_a_round` in it and in each
+    after it; the others leave before it, unless they `stay` (GENE-FL, Guo et al. 2025). Newcomers hold samples of
+    `newcomer_classes`, the others and the server's test set those of `known_classes`; where one list is given the other
+    holds the rest, and without any a seeded permutation of the classes is cut in half (the known half is the larger).
+    Each half is partitioned by itself, in the same way.
     """
     if partition.test == "held-classes" and dataset.learns != "classes":
         raise UserError(f"test held-classes goes by classes, and {dataset.name} holds {dataset.learns}: leave it out")
     groups = len(dataset.classes if dataset.groups is None else dataset.groups)
     clients, newcomers, arrival = partition.clients, partition.newcomers, partition.arrival or 2
+    at_once = newcomers if partition.newcomers_a_round is None else partition.newcomers_a_round
 
     def deal(classes: Sequence[int], clients: int, seed: int) -> tuple[list[Indices], list[Indices]]:
         """Per client the samples of these classes it trains on, and those it is tested on."""
@@ -63,8 +65,11 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
         return [train[part] for part in mine], [test[part] for part in own]
 
     if not newcomers:
-        if partition.stay or partition.known_classes is not None or partition.newcomer_classes is not None:
-            raise UserError("known_classes, newcomer_classes and stay are for runs with newcomers: say how many")
+        given = (partition.known_classes, partition.newcomer_classes, partition.newcomers_a_round)
+        if partition.stay or any(each is not None for each in given):
+            raise UserError(
+                "known_classes, newcomer_classes, newcomers_a_round and stay are for runs with newcomers: say how many"
+            )
         return _federated(dataset, *deal(range(groups), clients, seed))
     if arrival < 2:
         raise UserError(f"newcomers cannot come in round {arrival}: give them round 2 or a later one")
@@ -75,7 +80,10 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     except UserError as error:
         raise UserError(f"newcomers: {error}") from None
     data = _federated(dataset, train + others[0], test + others[1])
-    presence = ((1, None if partition.stay else arrival - 1),) * clients + ((arrival, None),) * newcomers
+    presence = (
+        *[(1, None if partition.stay else arrival - 1)] * clients,
+        *[(arrival + number // at_once, None) for number in range(newcomers)],
+    )
     return replace(data, test=dataset.test.take(_of_classes(dataset.test, known)), presence=presence)
 
 

@@ -61,6 +61,9 @@ class Partition(Group):
     arrival: Count | None = setting(
         None, "Round the newcomers come in (default: the first of the second half).", brief=True
     )
+    newcomers_a_round: Count | None = setting(
+        None, "How many newcomers come in that round and in each after it (default: all at once).", brief=True
+    )
     stay: bool = setting(
         False, "Whether the other clients go on when newcomers come.", option="--stay/--leave", brief=True
     )

@@ -304,6 +304,12 @@ def _schedule(experiment: Experiment) -> None:
     arrival = e.run.rounds // 2 + 1 if who.arrival is None else who.arrival
     if not 2 <= arrival <= rounds:
         raise UserError(f"arrival is one of the rounds 2 to {rounds} here, not {arrival}")
+    last = arrival + (who.newcomers - 1) // (who.newcomers_a_round or who.newcomers)
+    if last > rounds:
+        raise UserError(
+            f"the last of {who.newcomers} newcomers, {who.newcomers_a_round} a round from round {arrival} on, come in "
+            f"round {last}, after the last, {rounds}"
+        )
     e.partition = dataclasses.replace(who, arrival=arrival)
 
 
