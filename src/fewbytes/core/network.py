@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -130,14 +130,13 @@ class Network:
     be left at any reply.
     """
 
-    def __init__(self, engine: Exchanges, members: Sequence[Id] | None = None, part: str = "") -> None:
-        self._engine, self._members, self._part = engine, members, part
+    def __init__(self, engine: Exchanges, members: Collection[Id] | None = None, part: str = "") -> None:
+        self._engine, self._members, self._part = engine, None if members is None else frozenset(members), part
 
     @property
     def clients(self) -> list[Id]:
         """The clients that are there, in ascending order."""
-        there = self._engine.clients
-        return list(there) if self._members is None else [i for i in there if i in self._members]
+        return [i for i in self._engine.clients if self._members is None or i in self._members]
 
     @property
     def problem(self) -> Problem:
@@ -154,7 +153,8 @@ class Network:
 
         What is left with everybody in a part also reaches who is in it later, when it is made anew.
         """
-        members = [i for i in self.clients if i in set(clients)]
+        wanted = set(clients)
+        members = [i for i in self.clients if i in wanted]
         self._engine.set_part(part, members)
         return Network(self._engine, members, part)
 

@@ -82,8 +82,7 @@ class Engine(ABC):
         self.policy, self.coded, self.uplink = policy, coded, uplink or Uplink()
         self.network = Network(self)
         """What the method's server half is given."""
-        self.clients: list[Id] = self.problem.clients_in(1) if resumed is None else list(resumed.known)
-        """The clients the run knows and that have not left, in ascending order."""
+        self.clients = self.problem.clients_in(1) if resumed is None else list(resumed.known)
         self.ledger = Ledger() if resumed is None else resumed.ledger
         self.versions: dict[Id, int] = {} if resumed is None else dict(resumed.versions)
         """The version of each client's state, as of its last accepted reply."""
@@ -138,6 +137,15 @@ class Engine(ABC):
             self.downlink.go_back(resumed.lines, resumed.heard)
 
     # ---------------------------------------------------------------------------------------------- the loop's side
+
+    @property
+    def clients(self) -> list[Id]:
+        """The clients the run knows and that have not left, in ascending order."""
+        return self._ascending
+
+    @clients.setter
+    def clients(self, clients: list[Id]) -> None:
+        self._ascending, self._present = clients, frozenset(clients)
 
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
         """Start round t (0: before the first) or the step of it that `names` name: named randomness, no records."""
@@ -223,7 +231,7 @@ class Engine(ABC):
 
     def arrivals(self, t: int) -> list[Id]:
         """Clients that are there for round t and can be reached, but are not known to the run yet, ascending."""
-        return [i for i in self.problem.clients_in(t) if i not in self.clients]
+        return [i for i in self.problem.clients_in(t) if i not in self._present]
 
     def ever(self) -> list[Id]:
         """The clients that take part or did before they left, in ascending order."""
@@ -267,10 +275,10 @@ class Engine(ABC):
     ) -> Iterator[tuple[Id, Any]]:
         """Run a handler on clients; see `Network.call`."""
         self._may_ask()
-        asked = [i for i in to if i in self.clients or not self._has_left(i)]
+        asked = [i for i in to if i in self._present or not self._has_left(i)]
         if len(set(asked)) != len(asked):
             raise MethodError("a client is asked twice in one call")
-        unknown = [i for i in asked if i not in self.clients]
+        unknown = [i for i in asked if i not in self._present]
         if unknown:
             raise MethodError(f"unknown clients are asked: {unknown[:5]}")
         if busy := [i for i in asked if i in self._at_work]:
@@ -377,13 +385,13 @@ class Engine(ABC):
 
     def _stream(self, handler: Handler, send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
         for why, outcome in ((self.not_asked, "excluded"), (self.blame.barred, "rejected")):
-            for client in sorted(why.keys() & set(self.clients) - self._had):
+            for client in sorted(why.keys() & self._present - self._had):
                 self._had.add(client)
                 if client in self._at_work:
                     self._give_up({client: why[client]}, outcome)
                 else:
                     self.leave_out(handler.name, client, None, outcome, why[client], 0)
-        gone = {work.client: "it has left" for work in self._at_work if work.client not in self.clients}
+        gone = {work.client: "it has left" for work in self._at_work if work.client not in self._present}
         self._give_up(gone, "surplus")
         able = [i for i in self.clients if i not in self.not_asked]
         failed = [left for left in self.left_out if left.client in self.blame.barred]

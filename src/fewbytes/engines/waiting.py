@@ -35,7 +35,7 @@ class WaitingMessages:
 
     def __init__(self, handler_of: Callable[[str], Handler], resumed: Iterable[Waiting] = ()) -> None:
         self._handler_of = handler_of
-        self._members: dict[str, list[Id]] = {}  # of parts of the network
+        self._members: dict[str, frozenset[Id]] = {}  # of parts of the network
         self._unsent: dict[tuple[str, str], _Unsent] = {
             (each.handler, each.part): _Unsent.unpacked(each, handler_of(each.handler)) for each in resumed
         }
@@ -53,10 +53,10 @@ class WaitingMessages:
 
     def set_part(self, part: str, members: Sequence[Id]) -> None:
         """Who is in a part of the network; see `Network.among`."""
-        self._members[part] = list(members)
+        self._members[part] = frozenset(members)
         for (_, where), unsent in self._unsent.items():
             if where == part:
-                unsent.members = list(members)
+                unsent.members = self._members[part]
 
     def of(self, client: Id) -> list[tuple[Handler, Any]]:
         """What waits for a client. Raises MethodError for a message that was changed in place."""
@@ -95,7 +95,7 @@ class _Unsent:
     own: dict[Id, Any] = field(default_factory=dict)
     everybody: Any = None
     had: set[Id] = field(default_factory=set)
-    members: list[Id] | None = None  # whom the one to everybody can be for; None: anybody
+    members: frozenset[Id] | None = None  # whom the one to everybody can be for; None: anybody
     bases: dict[int, Base] = field(default_factory=dict)
 
     def guard(self) -> None:
@@ -124,7 +124,8 @@ class _Unsent:
         at = {key: i for i, key in enumerate(messages)}
         of = [at[id(message)] for message in self.own.values()]
         everybody = None if self.everybody is None else at[id(self.everybody)]
-        return Waiting(handler, frames, of, list(self.own), everybody, sorted(self.had), part, self.members or [])
+        had, members = sorted(self.had), sorted(self.members or ())
+        return Waiting(handler, frames, of, list(self.own), everybody, had, part, members)
 
     @classmethod
     def unpacked(cls, waiting: Waiting, handler: Handler) -> _Unsent:
@@ -134,6 +135,6 @@ class _Unsent:
         messages = [unpack(handler.message, frame, limit=1 << 40) for frame in waiting.frames]
         own = {i: messages[at] for i, at in zip(waiting.clients, waiting.of, strict=True)}
         everybody = None if waiting.everybody is None else messages[waiting.everybody]
-        unsent = cls(own, everybody, set(waiting.had), waiting.members if waiting.part else None)
+        unsent = cls(own, everybody, set(waiting.had), frozenset(waiting.members) if waiting.part else None)
         unsent.guard()
         return unsent

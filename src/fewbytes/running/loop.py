@@ -263,7 +263,7 @@ class _Loop:
                 self.method.join(self.state, engine.network, client)
             except Refused as error:
                 engine.abandon()
-                engine.clients.remove(client)
+                engine.clients = [i for i in engine.clients if i != client]
                 engine.versions.pop(client, None)  # its state is of no use any more
                 engine.left_out.append(LeftOut(client, "join", "rejected", str(error)))
                 self.refused[client] = str(error)
@@ -271,7 +271,7 @@ class _Loop:
         try:
             self._phase(engine, t, "join", serve, client)
         except TooFewReplies:
-            engine.clients.remove(client)
+            engine.clients = [i for i in engine.clients if i != client]
             engine.abandon()
             self.missed += engine.left_out  # reported with the round: the step has no line of its own
         else:
