@@ -56,8 +56,10 @@ from fewbytes.wire import (
     TopK,
     counted,
     pack,
+    pack_state,
     payload,
     unpack,
+    unpack_state,
 )
 from fewbytes.wire.fields import check_fields
 from fewbytes.wire.layout import DTYPES
@@ -1722,3 +1724,20 @@ def test_frames_are_also_files() -> None:
 if __name__ == "__main__":
     for row in measure_bombs():
         print(json.dumps(row))
+
+
+@payload
+class Many:
+    names: list[int]
+
+
+def test_what_stays_where_it_is_made_may_have_a_header_of_any_size():
+    many = Many([1 << 40] * 200_000)
+    with pytest.raises(ValueError, match="too many entries"):
+        pack(many)
+    stays = bytes(pack_state(many))
+    assert unpack_state(Many, stays).names == many.names
+    with pytest.raises(FrameError):  # nobody else reads it
+        unpack(Many, stays)
+    with pytest.raises(FrameError):
+        unpack_state(Many, stays[:-1])

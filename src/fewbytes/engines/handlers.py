@@ -26,12 +26,12 @@ from fewbytes.core.records import Records
 from fewbytes.core.site import Site
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
-from fewbytes.wire import Base, Counted, Frame, Layout, Lossy, counted, pack, payload, unpack
+from fewbytes.wire import Base, Counted, Frame, Layout, Lossy, counted, pack, pack_state, payload, unpack, unpack_state
 
 SCORE, SAVE = ":score", ":save"  # what an engine asks of a client besides the method's own handlers
 UP_BITS, UP_ERROR = "uplink bits a value", "uplink rounding error"  # of a rounded reply; squared, of the squared norm
 DOWN_BITS, DOWN_ERROR = "downlink bits a value", "downlink rounding error"  # of a rounded message
-LIMIT = 1 << 40  # bytes of a stored state
+LIMIT = 1 << 40  # bytes of a message that is held
 
 
 SampleCounts = list[int] | int | None
@@ -163,7 +163,7 @@ class Runner:
         done.records.check()
         if state is not None or lost or heard:
             done.version = job.version + 1
-            own = b"" if state is None else bytes(pack(state, coded=False))
+            own = b"" if state is None else bytes(pack_state(state))
             self.store.save(Kept(own, lost, heard) if lost or heard else state, job.client, done.version)
         done.seconds = time.monotonic() - started
         return done, frame
@@ -201,9 +201,9 @@ class Runner:
         parsed = self.store.parsed(client, version)
         kind: Any = self.state_class
         if parsed.header.kind != Kept.__name__:
-            return unpack(kind, parsed, limit=LIMIT), {}, {}
-        kept = unpack(Kept, parsed, limit=LIMIT)
-        return unpack(kind, kept.state, limit=LIMIT) if kept.state else None, kept.lost, kept.heard
+            return unpack_state(kind, parsed), {}, {}
+        kept = unpack_state(Kept, parsed)
+        return unpack_state(kind, kept.state) if kept.state else None, kept.lost, kept.heard
 
     def _handler(self, name: str) -> Handler:
         if name not in self._handlers:

@@ -11,7 +11,7 @@ from typing import Any
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.files import lock, make_durable, private_folder, replacing
 from fewbytes.core.problem import Id
-from fewbytes.wire import Parsed, pack
+from fewbytes.wire import Parsed, pack_state
 
 SECRET, TRAINED = "secret", ".trained"  # files that are kept however often a run begins again
 
@@ -56,13 +56,13 @@ class ClientStore:
 
     def parsed(self, client: Id, version: int) -> Parsed:
         """A client's state, to be unpacked. Raises FrameError if the file is damaged, OSError if it is gone."""
-        return Parsed(self.path(client, version).read_bytes())
+        return Parsed(self.path(client, version).read_bytes(), None)
 
     def check(self, client: Id, version: int) -> None:
         """Raises UserError if a client's state is gone or damaged."""
         path = self.path(client, version)
         try:
-            Parsed(path.read_bytes())
+            Parsed(path.read_bytes(), None)
         except (FrameError, OSError) as error:
             raise UserError(
                 f"client {client}'s state {path} is gone or damaged: go back to an earlier round (--from-round), or "
@@ -72,7 +72,7 @@ class ClientStore:
     def save(self, state: Any, client: Id, version: int) -> None:
         """Write a client's state as a new version."""
         with replacing(self.path(client, version)) as file:
-            for part in pack(state, coded=False).parts:
+            for part in pack_state(state).parts:
                 file.write(part)
 
     def make_durable(self, states: Iterable[tuple[Id, int]]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
 from fewbytes.engines.requests import Request, Requests, Sender
-from fewbytes.wire import pack, unpack
+from fewbytes.wire import pack_state, unpack_state
 
 
 @dataclass
@@ -70,7 +70,7 @@ class AtWork:
         sent = {work.client: self.request(work.client).parts[-1].message for work in self}
         messages = {id(message): message for message in sent.values()}
         at = {key: i for i, key in enumerate(messages)}
-        frames = [b"" if message is None else bytes(pack(message, coded=False)) for message in messages.values()]
+        frames = [b"" if message is None else bytes(pack_state(message)) for message in messages.values()]
         return UnderWay([replace(work, message=at[id(sent[work.client])]) for work in self], frames)
 
     def unpack(self, resumed: UnderWay, engine: Sender, handler_of: Callable[[str], Handler]) -> None:
@@ -78,7 +78,7 @@ class AtWork:
         for i, frame in enumerate(resumed.frames):
             of = [work for work in resumed.work if work.message == i]
             handler = handler_of(of[0].handler)
-            message = unpack(handler.message, frame, limit=1 << 40) if frame and handler.message else None
+            message = unpack_state(handler.message, frame) if frame and handler.message else None
             clients = [work.client for work in of]
             requests = Requests(engine, handler, dict.fromkeys(clients, message), clients)
             for work in of:

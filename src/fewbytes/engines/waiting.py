@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fewbytes.base.errors import MethodError
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
 from fewbytes.engines.handlers import unchanged
-from fewbytes.wire import Base, pack, unpack
+from fewbytes.wire import Base, pack_state, unpack_state
 
 
 @dataclass
@@ -19,12 +22,12 @@ class Waiting:
 
     handler: str
     frames: list[bytes]
-    of: list[int]  # which frame each of `clients` is to get
-    clients: list[int]
+    of: Tensor  # which frame each of `clients` is to get; this and what follows of clients int64
+    clients: Tensor
     everybody: int | None  # which frame all others are to get who are not in `had`
-    had: list[int]
+    had: Tensor
     part: str  # of the network they are left in; empty: all of it
-    members: list[int]  # who is in it
+    members: Tensor  # who is in it
 
 
 class WaitingMessages:
@@ -120,21 +123,23 @@ class _Unsent:
     def packed(self, handler: str, part: str) -> Waiting:
         """As a checkpoint holds it."""
         messages = self._messages()
-        frames = [bytes(pack(message, coded=False)) for message in messages.values()]
+        frames = [bytes(pack_state(message)) for message in messages.values()]
         at = {key: i for i, key in enumerate(messages)}
         of = [at[id(message)] for message in self.own.values()]
         everybody = None if self.everybody is None else at[id(self.everybody)]
-        had, members = sorted(self.had), sorted(self.members or ())
-        return Waiting(handler, frames, of, list(self.own), everybody, had, part, members)
+        numbers = (of, list(self.own), sorted(self.had), sorted(self.members or ()))
+        of_whom, own, had, members = (torch.tensor(each, dtype=torch.int64) for each in numbers)
+        return Waiting(handler, frames, of_whom, own, everybody, had, part, members)
 
     @classmethod
     def unpacked(cls, waiting: Waiting, handler: Handler) -> _Unsent:
         """Undo `packed`."""
         if handler.message is None:
             raise MethodError(f"messages wait for handler {handler.name!r}, which takes none")
-        messages = [unpack(handler.message, frame, limit=1 << 40) for frame in waiting.frames]
-        own = {i: messages[at] for i, at in zip(waiting.clients, waiting.of, strict=True)}
+        messages = [unpack_state(handler.message, frame) for frame in waiting.frames]
+        own = {i: messages[at] for i, at in zip(waiting.clients.tolist(), waiting.of.tolist(), strict=True)}
         everybody = None if waiting.everybody is None else messages[waiting.everybody]
-        unsent = cls(own, everybody, set(waiting.had), frozenset(waiting.members) if waiting.part else None)
+        members = frozenset(waiting.members.tolist()) if waiting.part else None
+        unsent = cls(own, everybody, set(waiting.had.tolist()), members)
         unsent.guard()
         return unsent

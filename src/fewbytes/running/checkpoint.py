@@ -23,7 +23,7 @@ from fewbytes.engines.base import Resumed
 from fewbytes.engines.downlink import Heard, Line
 from fewbytes.engines.underway import UnderWay
 from fewbytes.engines.waiting import Waiting
-from fewbytes.wire import pack, unpack
+from fewbytes.wire import pack_state, unpack_state
 from fewbytes.wire.frame import MAJOR
 
 VERSION = version("fewbytes")
@@ -38,7 +38,7 @@ class Checkpoint:
     starts: int  # how often it has been gone on with
     fingerprint: str
     round: int  # the last whole round; 0: after the start
-    known: list[int]  # the clients that take part
+    known: Tensor  # the clients that take part, int64
     finished: bool
     server: bytes  # the server's state as a frame; empty: none
     waiting: list[Waiting]  # messages that wait for their clients' next request
@@ -53,14 +53,17 @@ class Checkpoint:
     seconds: float
     peak_memory_bytes: int
 
+    def named(self) -> dict[Id, int]:
+        """The versions of client states that it names."""
+        return dict(self.versions.tolist())
+
     def resumed(self) -> Resumed:
         """What an engine takes over."""
-        versions: dict[Id, int] = {int(client): int(number) for client, number in self.versions}
         ledger = Ledger.frombytes(self.ledger, self.handlers)
         heard = msgspec.msgpack.decode(self.heard, type=dict[Id, Heard])
         return Resumed(
-            self.nonce, self.starts, ledger, versions, self.known, self.waiting, self.under_way, self.clock, self.lines,
-            heard,
+            self.nonce, self.starts, ledger, self.named(), self.known.tolist(), self.waiting, self.under_way,
+            self.clock, self.lines, heard,
         )  # fmt: skip
 
 
@@ -96,7 +99,7 @@ class Checkpoints:
         """The checkpoint after round t. Raises UserError if it is damaged or cannot be read."""
         path = self.path(t)
         try:
-            return unpack(Checkpoint, path.read_bytes(), limit=1 << 40)
+            return unpack_state(Checkpoint, path.read_bytes())
         except FrameError as error:
             begin = f"remove {self._folder.parent}, and begin anew"
             raise UserError(f"the checkpoint {path} is damaged ({error}); {begin}") from None
@@ -106,9 +109,9 @@ class Checkpoints:
     def write(self, checkpoint: Checkpoint, most: int | None) -> None:
         """Write a checkpoint; of earlier ones so many stay that there are `most` (None: all)."""
         with replacing(self.path(checkpoint.round), sync=self._durable) as file:
-            for part in pack(checkpoint, coded=False).parts:
+            for part in pack_state(checkpoint).parts:
                 file.write(part)
-        self.versions[checkpoint.round] = checkpoint.resumed().versions
+        self.versions[checkpoint.round] = checkpoint.named()
         for t in self.rounds()[: -most if most else 0]:
             self.path(t).unlink()
             self.versions.pop(t, None)
@@ -122,7 +125,7 @@ class Checkpoints:
             make_durable(self._folder)
         for each in self.rounds():
             try:
-                self.versions[each] = self.read(each).resumed().versions
+                self.versions[each] = self.read(each).named()
             except UserError:
                 self.path(each).unlink()
         return bool(later)

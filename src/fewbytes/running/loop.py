@@ -48,7 +48,7 @@ from fewbytes.running.settings import Settings
 from fewbytes.running.spending import Spending, promised
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.summary import Outcome, summary
-from fewbytes.wire import pack, unpack
+from fewbytes.wire import pack_state, unpack_state
 from fewbytes.wire.fields import check_fields
 
 MOST_GUESSES = 3  # of whose reply made a method raise, before that is taken for the method's own mistake
@@ -179,7 +179,8 @@ class _Loop:
         self.starts = checkpoint.starts = self.checkpoints.starts() + 1
         # so that no number is given twice, however often a run is gone on with
         self.checkpoints.write(checkpoint, most=None)
-        checkpoint.known = self._staying(checkpoint.known, min(checkpoint.round + 1, self.rounds))
+        staying = self._staying(checkpoint.known.tolist(), min(checkpoint.round + 1, self.rounds))
+        checkpoint.known = torch.tensor(staying, dtype=torch.int64)
         return checkpoint
 
     def run(self, engine: Engine, checkpoint: Checkpoint | None) -> dict[str, Any]:
@@ -188,7 +189,7 @@ class _Loop:
         engine.on_reply, engine.rule, engine.privacy = self.watcher.replied, self.rule, self.spending.privacy
         if checkpoint is not None:
             kind = self.method.state_class("server")
-            self.state = unpack(kind, checkpoint.server, limit=1 << 40) if kind is not None else None
+            self.state = unpack_state(kind, checkpoint.server) if kind is not None else None
             left_out = [left for row in self.rows if row["phase"] == "join" for left in row.get("left_out", [])]
             self.refused = {left["client"]: left["why"] for left in left_out if left["handler"] == "join"}
             done, finished, self.seconds = checkpoint.round, checkpoint.finished, checkpoint.seconds
@@ -376,7 +377,7 @@ class _Loop:
             return
         checkpoint = self.checkpoints.read(self.checkpoints.rounds()[-1])
         kind = self.method.state_class("server")
-        self.state = None if kind is None else unpack(kind, checkpoint.server, limit=1 << 40)
+        self.state = None if kind is None else unpack_state(kind, checkpoint.server)
         engine.go_back(checkpoint.resumed())
 
     def _note(self, row: dict[str, Any]) -> None:
@@ -397,7 +398,7 @@ class _Loop:
 
     def _checkpoint(self, engine: Engine, t: int, phase: str) -> None:
         rows = "".join(json.dumps(row) + "\n" for row in self.rows)
-        server = b"" if self.state is None else bytes(pack(self.state, coded=False))
+        server = b"" if self.state is None else bytes(pack_state(self.state))
         whole = t - 1 if phase in ("join", "finish") else t
         checkpoint = Checkpoint(
             fewbytes=VERSION,
@@ -405,7 +406,7 @@ class _Loop:
             starts=self.starts,
             fingerprint=self.fingerprint,
             round=whole,
-            known=list(engine.clients),
+            known=torch.tensor(engine.clients, dtype=torch.int64),
             finished=phase == "finish",
             server=server,
             waiting=engine.waiting(),

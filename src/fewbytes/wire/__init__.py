@@ -3,7 +3,8 @@
 The format, version 1. All integers are little-endian; nothing in a frame names code to run.
 
     prelude, 64 bytes   magic 'FEWB' | major u8 | minor u8 | flags u16 (0; bit 0 is kept for a signature) |
-                        header length u32 (at most 1 MiB) | CRC32C of the header u32 | body length u64 |
+                        header length u32 (at most 1 MiB in what travels) | CRC32C of the header u32 |
+                        body length u64 |
                         layout hash, 16 bytes | base hash, 16 bytes | reserved u32 (0) | CRC32C of the 60 bytes before
     header              msgpack array [kind, fields, sections], then zeros to a multiple of 8 bytes
     body                the sections one after another, each followed by zeros to a multiple of 8 bytes
@@ -74,7 +75,7 @@ which also counts what a value takes once it is dense. Whatever is wrong ends in
 from fewbytes.base.errors import FrameError
 from fewbytes.wire.bits import Bits
 from fewbytes.wire.dense import Dense, give
-from fewbytes.wire.fields import pack, payload, unpack
+from fewbytes.wire.fields import pack, pack_state, payload, unpack, unpack_state
 from fewbytes.wire.frame import Frame, Parsed
 from fewbytes.wire.images import Images
 from fewbytes.wire.layout import Entry, Layout
@@ -107,6 +108,8 @@ __all__ = [
     "counted",
     "give",
     "pack",
+    "pack_state",
     "payload",
     "unpack",
+    "unpack_state",
 ]

@@ -19,6 +19,7 @@ from fewbytes.wire.values import Base, Reader, WireValue, Writer
 
 T = TypeVar("T")
 LIMIT = 1 << 30  # bytes of arrays a receiver is ready to hold for one payload, unless it says otherwise
+ANY = 1 << 62  # more than there can be
 PER_ITEM = 1 << 14  # bytes of that limit for each item of a header, though MOST_ITEMS may always stand there
 
 
@@ -203,12 +204,14 @@ def pack(
     base: Base | None = None,
     coded: bool = True,
     lossy: Lossy | None = None,
+    travels: bool = True,
 ) -> Frame:
     """A payload (or state: any dataclass of packable fields) as a frame.
 
     `layout`: the model both ends know; entries equal to its own travel without names and shapes. `base`: the
     message this value answers. `coded`: False stores arrays as they are. `lossy`: how values of Dense and Masked are
-    rounded, and what comes of it (default: they are not). Raises TypeError for a field that cannot travel, naming it.
+    rounded, and what comes of it (default: they are not). `travels`: whether somebody else reads it, who bounds its
+    header. Raises TypeError for a field that cannot travel, naming it.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"only dataclasses travel, not {type(value).__name__}")
@@ -217,7 +220,7 @@ def pack(
     fields = [_write(k, getattr(value, name), writer, f"{kind.__name__}.{name}") for name, k in _hints(kind)]
     layout_hash = NO_HASH if layout is None else layout.hash
     base_hash = NO_HASH if base is None or not coded else base.digest[:16]
-    return Frame(kind.__name__, fields, writer.sections, layout_hash, base_hash)
+    return Frame(kind.__name__, fields, writer.sections, layout_hash, base_hash, travels)
 
 
 def unpack(
@@ -248,3 +251,13 @@ def unpack(
         raise FrameError("header", "the frame's header is nested too deeply") from None
     reader.finished()
     return cls(**fields)
+
+
+def pack_state(value: Any) -> Frame:
+    """What stays where it is made, on disk or within what does, as a frame: not coded, of any size."""
+    return pack(value, coded=False, travels=False)
+
+
+def unpack_state(cls: type[T], data: bytes | bytearray | memoryview | Parsed) -> T:
+    """Undo `pack_state`. Raises FrameError if it is damaged, or another class's."""
+    return unpack(cls, data if isinstance(data, Parsed) else Parsed(data, None), limit=ANY)

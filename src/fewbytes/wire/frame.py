@@ -69,10 +69,19 @@ def _gap(length: int) -> int:
 
 
 class Frame:
-    """A frame ready to be sent: parts in order, nothing copied. `bytes(frame)` joins them; `digest` names it."""
+    """A frame ready to be sent: parts in order, nothing copied. `bytes(frame)` joins them; `digest` names it.
+
+    One that only stays where it is made (`travels` False) may have a header of any size.
+    """
 
     def __init__(
-        self, kind: str, fields: list[Any], sections: Sequence[list[Buffer]], layout_hash: bytes, base_hash: bytes
+        self,
+        kind: str,
+        fields: list[Any],
+        sections: Sequence[list[Buffer]],
+        layout_hash: bytes,
+        base_hash: bytes,
+        travels: bool = True,
     ) -> None:
         body: list[memoryview] = []
         table: list[tuple[int, int]] = []
@@ -87,7 +96,7 @@ class Frame:
             table.append((length, checksum))
             body += [*views, memoryview(bytes(_gap(length)))]
         header = msgspec.msgpack.encode(Header(kind, fields, table))
-        if len(header) > HEADER_CAP:
+        if travels and len(header) > HEADER_CAP:
             raise ValueError(
                 f"the header of {kind} takes {len(header)} bytes, more than {HEADER_CAP}: too many entries"
             )
@@ -128,10 +137,10 @@ class Parsed:
     """A frame taken apart and checked: its header, its sections as views, its hashes. Nothing is decoded yet.
 
     Raises FrameError for anything but a whole, undamaged frame of a version this code knows, whose header has at most
-    `most_items` items.
+    `most_items` items (None: any number, in a header of any size, as of a frame that was made here).
     """
 
-    def __init__(self, data: bytes | bytearray | memoryview, most_items: int = HEADER_CAP) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, most_items: int | None = HEADER_CAP) -> None:
         view = memoryview(data).cast("B")
         if view.nbytes < PRELUDE + DIGEST:
             raise FrameError("truncated", f"a frame has at least {PRELUDE + DIGEST} bytes, these are {view.nbytes}")
@@ -148,7 +157,7 @@ class Parsed:
         if flags or reserved:
             raise FrameError("version", "the frame asks for a feature this code does not have: update this end")
         start = PRELUDE + header_length + _gap(header_length)
-        if header_length > HEADER_CAP or start + body_length + DIGEST != view.nbytes:
+        if (most_items is not None and header_length > HEADER_CAP) or start + body_length + DIGEST != view.nbytes:
             raise FrameError("length", f"the frame's lengths do not add up to its {view.nbytes} bytes")
         header = view[PRELUDE : PRELUDE + header_length]
         if crc32c(header) != header_checksum:
@@ -158,7 +167,7 @@ class Parsed:
             raise FrameError("checksum", "the frame is damaged: its digest differs")
         if any(view[PRELUDE + header_length : start]):
             raise FrameError("padding", "the bytes after the header are not zero")
-        if header_length > most_items:  # an item is a byte or more
+        if most_items is not None and header_length > most_items:  # an item is a byte or more
             _check_items(header, most_items)
         try:
             self.header = msgspec.msgpack.decode(header, type=Header)

@@ -12,7 +12,7 @@ from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
 from fewbytes.core.site import Site
-from fewbytes.wire import pack, unpack
+from fewbytes.wire import pack_state, unpack_state
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,11 @@ class Around(Method):
 
 def packed(state: Any) -> bytes:
     """A state of the inner method's as a frame; nothing for None."""
-    return b"" if state is None else bytes(pack(state, coded=False))
+    return b"" if state is None else bytes(pack_state(state))
 
 
 def unpacked(kind: type[Any] | None, frame: bytes) -> Any:
     """Undo `packed`, of a state of that class (None: there is none)."""
     if kind is None or not frame:
         return None
-    return unpack(kind, frame, limit=1 << 40)
+    return unpack_state(kind, frame)
