@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import fewbytes as fb
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
-from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
 
 ROUNDS = 4
 PATIENCE = 600
@@ -33,14 +33,14 @@ def fingerprint(folder: Path) -> dict:
     checkpoint = read_checkpoint(folder)
     states = {
         client: (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes()
-        for client, version in checkpoint.resumed().versions.items()
+        for client, version in checkpoint.named().items()
         if version
     }
     models = {p.name: load_file(p) for p in sorted((folder / "models").glob("*.safetensors"))}
     return {
         "result": timeless(json.loads((folder / "result.json").read_text())),
         "rounds": [timeless(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()],
-        "ledger": checkpoint.ledger,
+        "ledger": Checkpoints(folder).ledger.read(checkpoint.ledger),
         "server": checkpoint.server,
         "states": states,
         "models": {name: {k: v.numpy().tobytes() for k, v in state.items()} for name, state in models.items()},

@@ -62,3 +62,21 @@ def test_many_rows_are_kept_as_they_came_in_little_memory():
     ledger.add(Row(99, "train", 0, 1, 1, NOTHING, NOTHING))
     again.add(Row(99, "train", 0, 1, 1, NOTHING, NOTHING))
     assert again.tobytes() == ledger.tobytes()
+    assert again.tobytes(rows) == ledger.tobytes()[-8 * len(Ledger.COLUMNS) :]
+
+
+def test_totals_are_the_sums_of_the_rows_however_they_came():
+    ledger = filled((1, 0, "rejected"))
+    ledger.add(Row(1, "train", 1, 100, 50, Counted(8, 9), Counted(4, 17)))
+    assert ledger.totals() == {
+        "uplink_bytes": 57, "downlink_bytes": 110, "uplink_nominal_bytes": 4 + 3, "downlink_nominal_bytes": 8 + 2,
+        "uplink_value_bytes": 4, "downlink_value_bytes": 8,
+    }  # fmt: skip
+    again = Ledger.frombytes(ledger.tobytes(), ledger.handlers)
+    for each in (ledger, again):
+        each.add(Row(2, "train", 0, 1, 2, Counted(1, 1), Counted(1, 0), "rejected"))
+    assert again.totals() == ledger.totals() == filled().totals() | {
+        "uplink_bytes": 59, "downlink_bytes": 111, "uplink_nominal_bytes": 8, "downlink_nominal_bytes": 12,
+        "uplink_value_bytes": 5, "downlink_value_bytes": 9,
+    }  # fmt: skip
+    assert again.refused_in_a_row() == ledger.refused_in_a_row() == {0: 2}

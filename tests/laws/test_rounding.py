@@ -65,7 +65,7 @@ def measured(result: fb.Result, what: str = UP_BITS) -> list[float]:
 
 def lost_of(folder, client: int) -> State | None:
     """What rounding the first field of a client's replies has lost by now; None: nothing is kept."""
-    version = read_checkpoint(folder).resumed().versions.get(client)
+    version = read_checkpoint(folder).named().get(client)
     data = (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes() if version else b""
     return next(iter(unpack(Kept, data).lost.values()), None) if data and Parsed(data).header.kind == "Kept" else None
 

@@ -92,7 +92,7 @@ class Finished:
         self.server = unpack(kind, checkpoint.server)
         columns = result.ledger.columns()
         self.cohorts = [columns["client"][columns["round"] == t].tolist() for t in range(1, rounds + 1)]
-        self.versions = checkpoint.resumed().versions
+        self.versions = checkpoint.named()
 
     def state(self, client: int):
         file = self.folder / "checkpoint" / "clients" / f"{client}-{self.versions[client]}.state"

@@ -46,7 +46,7 @@ from fewbytes.models.build import ModelBuilder
 from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.table import summary_table
-from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
 from fewbytes.wire import Images, unpack
 
 
@@ -330,7 +330,7 @@ def server_state(folder: Path) -> KnowledgeTransfer:
 
 
 def client_state(folder: Path, client: int) -> Own:
-    version = read_checkpoint(folder).resumed().versions[client]
+    version = read_checkpoint(folder).named()[client]
     return unpack(Own, (folder / "checkpoint" / "clients" / f"{client}-{version}.state").read_bytes())
 
 
@@ -556,7 +556,8 @@ def test_a_run_resumed_by_a_new_process_ends_the_same(tmp_path):
     task = fb.Task.on(tiny_data(2), lambda client: OwnNet(2 + client))
     whole = fb.run(fb.FedKTL(**LOCAL, server_epochs=2), task, rounds=4, out=tmp_path / "whole", workers=1)
     assert read_checkpoint(tmp_path / "stopped").server == read_checkpoint(tmp_path / "whole").server
-    assert read_checkpoint(tmp_path / "stopped").ledger == whole.ledger.tobytes()
+    kept, stopped = Checkpoints(tmp_path / "stopped"), read_checkpoint(tmp_path / "stopped")
+    assert kept.ledger.read(stopped.ledger) == whole.ledger.tobytes()
 
 
 @pytest.mark.parametrize(

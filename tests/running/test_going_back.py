@@ -73,7 +73,7 @@ def test_the_last_two_rounds_and_their_states_are_kept(tmp_path):
     run = tmp_path / "run"
     fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, workers=1)
     assert Checkpoints(run).rounds() == [ROUNDS - 1, ROUNDS]
-    versions = [Checkpoints(run).read(t).resumed().versions for t in Checkpoints(run).rounds()]
+    versions = [Checkpoints(run).read(t).named() for t in Checkpoints(run).rounds()]
     states = {f"{client}-{version}.state" for each in versions for client, version in each.items()}
     assert {path.name for path in (run / "checkpoint" / "clients").iterdir()} == states
     with pytest.raises(fb.UserError, match=r"no checkpoint of round 1 to go back to, only those of 3 and 4"):
@@ -94,6 +94,41 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before_with_a_note(damage, fini
     assert fingerprint(run) == uninterrupted("fedpurin")
 
 
+@pytest.mark.parametrize("name", ["ledger", "rows"])
+def test_torn_exchanges_lose_the_rounds_they_were_of_and_what_is_half_written_is_cut_off(
+    name, finished, uninterrupted, tmp_path
+):
+    run = copied(finished["fedpurin"], tmp_path / "run")
+    path = run / "checkpoint" / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match=f"is damaged: the run goes on from round {ROUNDS - 1}"):
+        fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, workers=1, resume=True)
+    assert fingerprint(run) == uninterrupted("fedpurin")
+    for t in Checkpoints(run).rounds()[1:]:
+        Checkpoints(run).path(t).unlink()
+    path.write_bytes(path.read_bytes() + b"half-written")
+    fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, workers=1, resume=True)
+    assert fingerprint(run) == uninterrupted("fedpurin")
+    path.write_bytes(b"")
+    with pytest.raises(fb.UserError, match=f"{name} is damaged"):
+        fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, resume=True)
+
+
+def test_what_a_round_writes_does_not_grow_with_the_rounds_before_it(tmp_path):
+    run = tmp_path / "run"
+    sizes = []
+
+    class Sizes(fb.Watcher):
+        def scored(self, row):
+            sizes.append(Checkpoints(run).path(row["round"]).stat().st_size)
+
+    fb.run(CASES["fedavg"], tiny_task(), rounds=12, out=run, workers=1, watcher=Sizes())
+    assert max(sizes[1:12]) - min(sizes[1:12]) < 64
+    assert [json.loads(line) for line in (run / "checkpoint" / "rows").read_text().splitlines()] == [
+        json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()
+    ]
+
+
 def test_a_missing_checkpoint_loses_a_round_and_without_any_whole_one_the_run_is_lost(finished, tmp_path):
     run = copied(finished["fedpurin"], tmp_path / "run")
     Checkpoints(run).path(ROUNDS).unlink()
@@ -107,7 +142,7 @@ def test_a_missing_checkpoint_loses_a_round_and_without_any_whole_one_the_run_is
 
 def test_a_client_state_that_is_gone_says_how_to_go_on(finished, uninterrupted, tmp_path):
     run = copied(finished["fedpurin"], tmp_path / "run")
-    version = Checkpoints(run).read(ROUNDS).resumed().versions[1]
+    version = Checkpoints(run).read(ROUNDS).named()[1]
     (run / "checkpoint" / "clients" / f"1-{version}.state").unlink()
     again = {"rounds": ROUNDS, "out": run, "workers": 1, "resume": True}
     with pytest.raises(fb.UserError, match=r"client 1's state .* go back to an earlier round"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ class Ledger:
     def __init__(self) -> None:
         self._packed: list[bytes] = []
         self._rows = array("q")  # after those
+        self._totals = _totals_of(self.columns())
+        self._refused = False  # whether a reply ever was
         self.handlers: list[str] = []
 
     def __len__(self) -> int:
@@ -82,6 +85,10 @@ class Ledger:
         handler, outcome = self.handlers.index(row.handler), OUTCOMES.index(row.outcome)
         nominal = (row.down.value_bytes, row.up.value_bytes, row.down.mask_bits, row.up.mask_bits)
         self._rows.extend((row.round, handler, row.client, row.bytes_down, row.bytes_up, *nominal, outcome))
+        self._refused |= row.outcome == "rejected"
+        moved = (row.bytes_up, row.bytes_down, row.up.nominal_bytes, row.down.nominal_bytes, *nominal[1::-1])
+        for name, size in zip(self._totals, moved, strict=True):
+            self._totals[name] += size
         if len(self._rows) == BLOCK * len(self.COLUMNS):
             self._packed.append(zlib.compress(self._unpacked().tobytes(), 1))
             self._rows = array("q")
@@ -104,20 +111,13 @@ class Ledger:
     def totals(self, start: int = 0) -> dict[str, int]:
         """Bytes from row `start` on: `uplink_bytes`, `downlink_bytes`, what papers count for them (nominal), and of
         that the values alone."""
-        c = self.columns(start)
-        nominal = {way: c[f"value_bytes_{way}"] + (c[f"mask_bits_{way}"] + 7) // 8 for way in ("up", "down")}
-        return {
-            "uplink_bytes": int(c["bytes_up"].sum()),
-            "downlink_bytes": int(c["bytes_down"].sum()),
-            "uplink_nominal_bytes": int(nominal["up"].sum()),
-            "downlink_nominal_bytes": int(nominal["down"].sum()),
-            "uplink_value_bytes": int(c["value_bytes_up"].sum()),
-            "downlink_value_bytes": int(c["value_bytes_down"].sum()),
-        }
+        return _totals_of(self.columns(start)) if start else dict(self._totals)
 
     def refused_in_a_row(self) -> dict[Id, int]:
         """By client of whom a reply was ever refused, in how many of the rounds it was asked in last, without a break,
         its reply was."""
+        if not self._refused:
+            return {}
         c = self.columns()
         refused_once = np.unique(c["client"][c["outcome"] == OUTCOMES.index("rejected")])
         of = np.isin(c["client"], refused_once)
@@ -145,9 +145,9 @@ class Ledger:
             arrays[name] = pa.array(np.array(words, dtype=object)[columns[name]] if len(self) else [], pa.string())
         pq.write_table(pa.table({name: arrays[name] for name in self.COLUMNS}), path)
 
-    def tobytes(self) -> bytes:
-        """The rows as bytes, for a checkpoint."""
-        return self._table().T.tobytes()
+    def tobytes(self, start: int = 0) -> bytes:
+        """The rows from `start` on as bytes, for a checkpoint."""
+        return self._table(start).T.tobytes()
 
     @classmethod
     def frombytes(cls, rows: bytes, handlers: list[str]) -> Ledger:
@@ -160,4 +160,19 @@ class Ledger:
             ledger._packed.append(zlib.compress(table.T.tobytes(), 1))
         ledger._rows.frombytes(rows[whole:])
         ledger.handlers = list(handlers)
+        columns = ledger.columns()
+        ledger._totals = _totals_of(columns)
+        ledger._refused = bool((columns["outcome"] == OUTCOMES.index("rejected")).any())
         return ledger
+
+
+def _totals_of(c: Mapping[str, np.ndarray[Any, np.dtype[np.int64]]]) -> dict[str, int]:
+    nominal = {way: c[f"value_bytes_{way}"] + (c[f"mask_bits_{way}"] + 7) // 8 for way in ("up", "down")}
+    return {
+        "uplink_bytes": int(c["bytes_up"].sum()),
+        "downlink_bytes": int(c["bytes_down"].sum()),
+        "uplink_nominal_bytes": int(nominal["up"].sum()),
+        "downlink_nominal_bytes": int(nominal["down"].sum()),
+        "uplink_value_bytes": int(c["value_bytes_up"].sum()),
+        "downlink_value_bytes": int(c["value_bytes_down"].sum()),
+    }

@@ -71,12 +71,21 @@ class Problem:
         check_device(self.device)
 
     @property
-    def clients(self) -> list[Id]:
+    def clients(self) -> Sequence[Id]:
         """All clients there are, will be or have been."""
-        return list(range(len(self.present)))
+        return range(len(self.present))
+
+    @property
+    def stays(self) -> bool:
+        """Whether every client is there all the time."""
+        if "stays" not in self._kept:
+            self._kept["stays"] = all(first == 1 and last is None for first, last in self.present)
+        return bool(self._kept["stays"])
 
     def clients_in(self, t: int) -> list[Id]:
         """The clients that are there in round t, in ascending order."""
+        if self.stays:
+            return list(self.clients)
         return [i for i, (first, last) in enumerate(self.present) if first <= t and (last is None or t <= last)]
 
     @property

@@ -121,7 +121,8 @@ class FederatedData:
         names = self.classes if self.groups is None else self.groups
 
         def count(split: Split) -> list[int]:
-            return [int(n) for n in torch.bincount(split.labels, minlength=len(names))]
+            counted: list[int] = torch.bincount(split.labels, minlength=len(names)).tolist()
+            return counted
 
         return {
             "classes": list(names),

@@ -49,7 +49,6 @@ class Resumed:
 
     nonce: bytes
     starts: int
-    ledger: Ledger
     versions: dict[Id, int]
     known: list[Id]
     waiting: list[Waiting]
@@ -83,7 +82,8 @@ class Engine(ABC):
         self.network = Network(self)
         """What the method's server half is given."""
         self.clients = self.problem.clients_in(1) if resumed is None else list(resumed.known)
-        self.ledger = Ledger() if resumed is None else resumed.ledger
+        self.ledger = Ledger()
+        """Every exchange of the run; the loop gives that of a run that goes on."""
         self.versions: dict[Id, int] = {} if resumed is None else dict(resumed.versions)
         """The version of each client's state, as of its last accepted reply."""
         self.records = Gathered(self.problem.objective.metrics)

@@ -18,7 +18,7 @@ from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
 from fewbytes.experiments.run import run
-from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
 from fewbytes.running.loop import HEADROOM
 from fewbytes.running.rounding import rounded
 from fewbytes.running.watcher import Watcher
@@ -195,6 +195,6 @@ def _probe(
                 method, task, rounds=rounds, out=folder, workers=1, evaluate_every=10**6, save_models=False,
                 watcher=Stop(), **rounding,
             )  # fmt: skip
-        checkpoint = read_checkpoint(Path(folder))
-    rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
-    return Ledger.frombytes(checkpoint.ledger, checkpoint.handlers), rows
+        checkpoint, kept = read_checkpoint(Path(folder)), Checkpoints(Path(folder))
+        ledger, rows = kept.ledger.read(checkpoint.ledger), kept.rows.read(checkpoint.rows)
+    return Ledger.frombytes(ledger, checkpoint.handlers), [json.loads(line) for line in rows.splitlines()]

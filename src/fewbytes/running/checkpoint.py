@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.files import make_durable, replacing
-from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.data.split import transform_name
@@ -23,6 +22,7 @@ from fewbytes.engines.base import Resumed
 from fewbytes.engines.downlink import Heard, Line
 from fewbytes.engines.underway import UnderWay
 from fewbytes.engines.waiting import Waiting
+from fewbytes.running.growing import Beginning, GrowingFile
 from fewbytes.wire import pack_state, unpack_state
 from fewbytes.wire.frame import MAJOR
 
@@ -47,9 +47,9 @@ class Checkpoint:
     lines: list[Line]  # what rounded messages were last
     heard: bytes  # which of them clients hold, as msgpack
     versions: Tensor  # of client states: (client, version) rows, int64
-    ledger: bytes
+    ledger: Beginning  # of the file of exchanges
     handlers: list[str]
-    rows: bytes  # rounds.jsonl so far
+    rows: Beginning  # of the file of what is in rounds.jsonl
     seconds: float
     peak_memory_bytes: int
 
@@ -59,22 +59,24 @@ class Checkpoint:
 
     def resumed(self) -> Resumed:
         """What an engine takes over."""
-        ledger = Ledger.frombytes(self.ledger, self.handlers)
         heard = msgspec.msgpack.decode(self.heard, type=dict[Id, Heard])
         return Resumed(
-            self.nonce, self.starts, ledger, self.named(), self.known.tolist(), self.waiting, self.under_way,
-            self.clock, self.lines, heard,
+            self.nonce, self.starts, self.named(), self.known.tolist(), self.waiting, self.under_way, self.clock,
+            self.lines, heard,
         )  # fmt: skip
 
 
 class Checkpoints:
     """The checkpoints in a run folder, one for each of its last rounds: `checkpoint/round-<t>.state`.
 
-    Each survives a loss of power, if `durable`, before an older one goes.
+    Each survives a loss of power, if `durable`, before an older one goes. The exchanges and the lines of rounds.jsonl
+    so far, which only grow, lie beside them, once.
     """
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
         self._folder, self._durable = folder / "checkpoint", durable
+        self.ledger = GrowingFile(self._folder / "ledger", durable)
+        self.rows = GrowingFile(self._folder / "rows", durable)
         self.versions: dict[int, dict[Id, int]] = {}
         """The versions of client states that the checkpoint after a round names."""
 
@@ -99,8 +101,11 @@ class Checkpoints:
         """The checkpoint after round t. Raises UserError if it is damaged or cannot be read."""
         path = self.path(t)
         try:
-            return unpack_state(Checkpoint, path.read_bytes())
-        except FrameError as error:
+            found = unpack_state(Checkpoint, path.read_bytes())
+            self.ledger.read(found.ledger)
+            self.rows.read(found.rows)
+            return found
+        except (FrameError, UserError) as error:
             begin = f"remove {self._folder.parent}, and begin anew"
             raise UserError(f"the checkpoint {path} is damaged ({error}); {begin}") from None
         except OSError as error:

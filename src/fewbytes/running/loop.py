@@ -30,7 +30,7 @@ from fewbytes.base.files import (
     write_text,
 )
 from fewbytes.core import gallery
-from fewbytes.core.ledger import LeftOut
+from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Refused
 from fewbytes.core.policy import TooFewReplies
@@ -140,13 +140,14 @@ class _Loop:
         self.budget, self.stop = (None, None) if method.own_rounds else (settings.budget, stop)
         self.ended_by = self.why = ""  # what ends the run before its last round, and why
         self.fingerprint = fingerprint(method, task, how)
-        for t in range(1, self.rounds + 1):
+        for t in () if task.problem.stays else range(1, self.rounds + 1):
             if not task.problem.clients_in(t):
                 raise UserError(f"no client is there in round {t} of {self.rounds}: change the rounds, or who is there")
         self.counts = PartitionCounts(task.data, folder)
         self.checkpoints = Checkpoints(folder, settings.durable)
         self.state: Any = None
         self.rows: list[dict[str, Any]] = []
+        self.kept = 0, 0  # how many exchanges and rows the last checkpoint has
         self.missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
         self.refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
         self.warned = False  # of numbers that are not finite
@@ -167,7 +168,7 @@ class _Loop:
         if self.settings.from_round is None and checkpoint.round < last:
             path = self.checkpoints.path(last)
             self.watcher.note(f"the checkpoint {path} is damaged: the run goes on from round {checkpoint.round}")
-        self.rows = [json.loads(line) for line in checkpoint.rows.decode().splitlines()]
+        self.rows = [json.loads(line) for line in self.checkpoints.rows.read(checkpoint.rows).splitlines()]
         self.spending.recall(self.rows)
         if self._ends(self.rows):
             self.rounds = min(self.rounds, checkpoint.round)
@@ -198,7 +199,9 @@ class _Loop:
                 of_later = [self.folder / name for name in ("result.json", "ledger.parquet", "report.html")]
                 for file in (*of_later, *(self.folder / "models").glob("*.safetensors")):
                     file.unlink(missing_ok=True)
-            write_text(self.folder / "rounds.jsonl", checkpoint.rows.decode())
+            write_text(self.folder / "rounds.jsonl", self.checkpoints.rows.go_back(checkpoint.rows).decode())
+            engine.ledger = Ledger.frombytes(self.checkpoints.ledger.go_back(checkpoint.ledger), checkpoint.handlers)
+            self.kept = len(engine.ledger), len(self.rows)
             gallery.forget_after(self.folder, done + finished)
         self.watcher.started(self.folder, self.rounds, done)
         if self.rounds < self.planned:
@@ -397,7 +400,8 @@ class _Loop:
         self.watcher.moved(totals["uplink_bytes"], totals["downlink_bytes"])
 
     def _checkpoint(self, engine: Engine, t: int, phase: str) -> None:
-        rows = "".join(json.dumps(row) + "\n" for row in self.rows)
+        exchanges, lines = self.kept
+        rows = "".join(json.dumps(row) + "\n" for row in self.rows[lines:])
         server = b"" if self.state is None else bytes(pack_state(self.state))
         whole = t - 1 if phase in ("join", "finish") else t
         checkpoint = Checkpoint(
@@ -415,9 +419,9 @@ class _Loop:
             lines=list(engine.downlink.lines.values()),
             heard=msgspec.msgpack.encode(engine.downlink.heard),
             versions=torch.tensor(sorted(engine.versions.items()), dtype=torch.int64).view(-1, 2),
-            ledger=engine.ledger.tobytes(),
+            ledger=self.checkpoints.ledger.grow(engine.ledger.tobytes(exchanges)),
             handlers=engine.ledger.handlers,
-            rows=rows.encode(),
+            rows=self.checkpoints.rows.grow(rows.encode()),
             seconds=self.seconds,
             peak_memory_bytes=engine.peak_memory_bytes,
         )
@@ -427,7 +431,9 @@ class _Loop:
         self.checkpoints.write(checkpoint, self.settings.keep_checkpoints)
         if engine.released:
             self.spending.keep()
-        write_text(self.folder / "rounds.jsonl", rows)
+        with open(self.folder / "rounds.jsonl", "a", encoding="utf-8") as file:
+            file.write(rows)
+        self.kept = len(engine.ledger), len(self.rows)
         engine.checkpointed(list(kept.values()))
 
     def _summarise(self, engine: Engine) -> None:

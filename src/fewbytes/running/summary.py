@@ -86,6 +86,8 @@ def summary(
 
 def turnover(task: Task, rounds: int) -> int | None:
     """The first round in which nobody is there of those who were in round 1; None if somebody always is."""
+    if task.problem.stays:
+        return None
     first = set(task.problem.clients_in(1))
     return next((t for t in range(2, rounds + 1) if not first & set(task.problem.clients_in(t))), None)
 

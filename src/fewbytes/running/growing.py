@@ -1,0 +1,58 @@
+"""Files that only grow, a beginning of which each checkpoint names: what lies behind it is of later rounds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from fewbytes.base.errors import UserError
+
+
+@dataclass
+class Beginning:
+    """So many bytes of a file, and their BLAKE3."""
+
+    size: int
+    digest: bytes
+
+
+class GrowingFile:
+    """A file that only grows; each part that is added survives a loss of power, if `durable`."""
+
+    def __init__(self, path: Path, durable: bool) -> None:
+        self._path, self._durable = path, durable
+        self._hasher, self._size = blake3(), 0
+
+    def grow(self, part: bytes) -> Beginning:
+        """Add a part; what the file begins with is all that has been added."""
+        with open(self._path, "ab") as file:
+            file.truncate(self._size)  # what a run that was stopped left half-written
+            file.write(part)
+            if self._durable:
+                file.flush()
+                os.fsync(file.fileno())
+        self._hasher.update(part)
+        self._size += len(part)
+        return Beginning(self._size, self._hasher.digest())
+
+    def read(self, beginning: Beginning) -> bytes:
+        """What the file begins with. Raises UserError if that is not there any more."""
+        try:
+            with open(self._path, "rb") as file:
+                data = file.read(beginning.size)
+        except OSError as error:
+            if not beginning.size:
+                return b""
+            raise UserError(f"{self._path} cannot be read: {error.strerror}") from None
+        if blake3(data).digest() != beginning.digest:
+            raise UserError(f"{self._path} is damaged")
+        return data
+
+    def go_back(self, beginning: Beginning) -> bytes:
+        """Go on from what the file begins with, which is given back. Raises UserError as `read`."""
+        data = self.read(beginning)
+        self._hasher, self._size = blake3(data), len(data)
+        return data
