@@ -84,9 +84,7 @@ def main() -> None:
     if options.one:
         measure(options.one[0], *map(int, options.one[1:]), options.rounds)
         return
-    print(
-        "| method | clients | cohort | s to begin | s a round | MB of memory | files | MB on disk | MB written a round |"
-    )
+    print("| method | clients | cohort | start s | round s | memory MB | files | disk MB | written MB a round |")
     print("| --- |" + " ---: |" * 8, flush=True)
     for method in options.methods.split(","):
         for clients in options.clients:

@@ -16,6 +16,7 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.core.problem import Task
 from fewbytes.data import ClientData, FederatedData, Split
+from fewbytes.methods import fedpurin
 from fewbytes.methods.fedpurin import (
     Critical,
     FedPURIN,
@@ -229,3 +230,16 @@ def test_what_is_watched_is_bounded():
 def test_bad_parameters_are_refused(wrong):
     with pytest.raises(fb.UserError, match=next(iter(wrong))):
         FedPURIN(**wrong)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 17])
+def test_overlaps_are_those_of_each_pair_however_many_words_are_compared_at_once(at_once, monkeypatch):
+    monkeypatch.setattr(fedpurin, "WORDS_AT_ONCE", at_once)
+    drawn = torch.rand(4, 333, generator=torch.Generator().manual_seed(0)) < torch.tensor([[0.0], [0.2], [0.5], [1.0]])
+    table = overlap([{"a": row[:100].view(10, 10), "b": row[100:]} for row in drawn])
+    for i, mine in enumerate(drawn):
+        for j, other in enumerate(drawn):
+            if i != j:
+                differ = (mine != other).sum().item()
+                assert table[i, j] == (1 - differ / (2 * mine.sum().item()) if mine.any() else 0.0)
+    assert np.isnan(table.diagonal()).all()
