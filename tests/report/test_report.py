@@ -510,6 +510,34 @@ def charts_of(text: str) -> dict[str, Any]:
     return dict(json.loads(found[1]))
 
 
+def test_of_very_many_clients_neighbours_are_drawn_together(tmp_path: Path) -> None:
+    def page(clients: int) -> tuple[dict[str, Any], str]:
+        folder = make_run(tmp_path / str(clients))
+        counts = [[i, 10] for i in range(clients)]
+        totals = [None if i else 7 for i in range(clients)]
+        partition = {"classes": ["a", "b"], "train": counts, "test": totals}
+        (folder / "partition.json").write_text(json.dumps(partition), "utf-8")
+        text = write_report([read_run(folder)], folder / "r.html").read_text("utf-8")
+        return charts_of(text), text
+
+    few, text = page(200)
+    ((labels,), _), ((moved,), _) = (
+        few["labels-train"]["all" if "all" in few["labels-train"] else "0"],
+        few["clients-uplink"]["all"],
+    )
+    assert labels["z"] == [[i, 10] for i in range(200)]
+    assert labels["customdata"][5] == ["client 5"] * 2
+    assert len(moved["x"]) == 200
+    many, longer = page(5001)
+    ((labels,), _), ((moved,), _) = many["labels-train"]["0"], many["clients-uplink"]["all"]
+    assert labels["y"][:3] == [0, 26, 52]
+    assert labels["z"][0] == [12.5, 10]
+    assert labels["customdata"][-1] == ["clients 4992 to 5000 on average"] * 2
+    assert len(labels["z"]) == len(moved["x"]) == 193
+    assert sum(moved["y"]) == pytest.approx(sum(few["clients-uplink"]["all"][0][0]["y"]) / 26)
+    assert len(longer) < 1.2 * len(text)
+
+
 def test_what_was_rounded_is_drawn_over_rounds(tmp_path: Path) -> None:
     plain, lossy = make_run(tmp_path / "a"), make_run(tmp_path / "b", "fedpurin", config='uplink_bits = "0.5"')
     rows = [json.loads(line) for line in (lossy / "rounds.jsonl").read_text("utf-8").splitlines()]

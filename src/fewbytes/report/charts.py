@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Literal
 
 from fewbytes.report import pieces
@@ -13,6 +14,8 @@ from fewbytes.report.table import megabytes, percent
 from fewbytes.running.rounding import rounded_rows
 
 Clock = Literal["simulated_seconds"]
+MOST_DRAWN = 200
+"""Clients that are drawn one by one."""
 _DASHES = ["solid", "dash", "dot", "dashdot"]
 
 
@@ -98,22 +101,34 @@ def rounded_trace(run: RunFolder, index: int, way: Direction, name: str) -> Trac
     }
 
 
+def together(clients: int) -> list[range]:
+    """Which clients are drawn as one, in order: each by itself, or neighbours where there are more than MOST_DRAWN."""
+    each = -(-clients // MOST_DRAWN)
+    return [range(start, min(start + each, clients)) for start in range(0, clients, each)] if clients else []
+
+
+def called(clients: range) -> str:
+    """What clients that are drawn as one are called."""
+    return f"client {clients[0]}" if len(clients) == 1 else f"clients {clients[0]} to {clients[-1]} on average"
+
+
 def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[Trace], Layout]:
-    """One run: a bar a client. Several: a box of clients a run."""
+    """One run: a bar a client. Several: a box of clients a run. Of very many clients the mean of neighbours."""
     traces: list[Trace] = []
     for index, run in enumerate(runs):
         if run.ledger is None:
             continue
-        clients = run.bytes_by_client(direction)
+        sent = list(run.bytes_by_client(direction).values())
+        clients = {group[0]: (called(group), fmean(sent[i] for i in group)) for group in together(len(sent))}
         values, customdata = (
-            [count / 1e6 for count in clients.values()],
-            [[pieces.plain(run.label), client, megabytes(count)] for client, count in clients.items()],
+            [count / 1e6 for _, count in clients.values()],
+            [[pieces.plain(run.label), who, megabytes(round(count))] for who, count in clients.values()],
         )
         trace: Trace = {
             "customdata": customdata,
             "hovertemplate": "%{customdata[0]}<br><b>%{customdata[2]} MB</b> "
             + direction
-            + "<br>client %{customdata[1]}<extra></extra>",
+            + "<br>%{customdata[1]}<extra></extra>",
             "marker": {"color": pieces.colour(index), "size": 5},
             "meta": index,
         }
@@ -123,7 +138,7 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
             trace |= {"type": "box", "orientation": "h", "x": values, "y": [index] * len(values)}
             trace |= {
                 "hoveron": "points",
-                "boxpoints": "all" if len(values) <= 200 else "outliers",
+                "boxpoints": "all",
                 "jitter": 0.5,
                 "pointpos": 0,
                 "line": {"width": 1.5},
@@ -133,7 +148,7 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
         return traces, {
             "xaxis": {"title": "client"},
             "yaxis": mb_axis("MB", runs, direction),
-            "bargap": 0.15 if len(runs[0].bytes_by_client(direction)) <= 100 else 0,
+            "bargap": 0.15 if (runs[0].clients or 0) <= 100 else 0,
         }
     names = {"tickvals": list(range(len(runs))), "ticktext": [pieces.plain(run.label, 18) for run in runs]}
     return traces, {
@@ -143,7 +158,9 @@ def client_chart(runs: Sequence[RunFolder], direction: Direction) -> tuple[list[
 
 
 def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -> tuple[list[Trace], Layout]:
-    """Samples of each class (across) that each client (down) holds; blank where they are not known by class."""
+    """Samples of each class (across) that each client (down) holds; blank where they are not known by class. Of very
+    many clients the mean of neighbours."""
+    groups = together(len(counts))
     names: list[str] = []
     for name in classes:
         name = pieces.plain(name, 24)
@@ -151,8 +168,9 @@ def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -
     trace = {
         "type": "heatmap",
         "x": names,
-        "y": list(range(len(counts))),
-        "z": [held if isinstance(held, list) else [None] * len(names) for held in counts],
+        "y": [group[0] for group in groups],
+        "z": [_mean([counts[i] for i in group], len(names)) for group in groups],
+        "customdata": [[called(group)] * len(names) for group in groups],
         "zmin": 0,
         "xgap": 1 if len(names) <= 50 else 0,
         "ygap": 1 if len(counts) <= 50 else 0,
@@ -161,12 +179,20 @@ def heat_map(classes: Sequence[str], counts: Sequence[list[int] | int | None]) -
             "outlinewidth": 0,
             "title": {"text": "samples", "side": "right", "font": {"size": 13}},
         },
-        "hovertemplate": "client %{y}, class %{x}<br><b>%{z:,}</b> samples<extra></extra>",
+        "hovertemplate": "%{customdata}, class %{x}<br><b>%{z:,}</b> samples<extra></extra>",
     }
     return [trace], {
         "xaxis": {"title": "class", "type": "category", "showgrid": False},
         "yaxis": {"title": "client", "autorange": "reversed", "showgrid": False, "zeroline": False},
     }
+
+
+def _mean(counts: Sequence[list[int] | int | None], classes: int) -> Sequence[float | None]:
+    """Of clients whose samples are known by class, the mean number of each class."""
+    known = [held for held in counts if isinstance(held, list)]
+    if len(known) < 2:
+        return known[0] if known else [None] * classes
+    return [round(fmean(of), 2) for of in zip(*known, strict=True)]
 
 
 def round_axis(runs: Sequence[RunFolder]) -> Layout:

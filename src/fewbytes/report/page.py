@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
 from fewbytes.report import choice, leaks, left_out, notes, pictures, pieces
 from fewbytes.report.charts import (
+    called,
     client_chart,
     heat_map,
     mb_axis,
@@ -23,6 +25,7 @@ from fewbytes.report.charts import (
     rounded_trace,
     score_axis,
     score_trace,
+    together,
 )
 from fewbytes.report.document import document
 from fewbytes.report.folder import Direction, RunFolder, when
@@ -144,10 +147,11 @@ class Probes:
 
 @dataclass(frozen=True)
 class SampleTotals:
-    """How many samples each client has for training and test, as their nodes say; None if they do not."""
+    """How many samples each client has for training and test, as their nodes say; None if they do not. Of very many
+    clients the mean of neighbours."""
 
     runs: str
-    sizes: list[tuple[int | None, int | None]]
+    sizes: list[tuple[str, float | None, float | None]]
 
 
 @dataclass(frozen=True)
@@ -413,10 +417,15 @@ def _lacks_labels(partition: Partition) -> bool:
     return not all(isinstance(row, list) for row in partition["train"])
 
 
-def _sizes(partition: Partition) -> list[tuple[int | None, int | None]]:
-    """How many samples each client has in either split."""
+def _sizes(partition: Partition) -> list[tuple[str, float | None, float | None]]:
+    """How many samples each client has in either split, and what it is called."""
     train, test = ([sum(held) if isinstance(held, list) else held for held in partition[split]] for split in _SPLITS)
-    return list(zip(train, test, strict=True))
+
+    def mean(of: list[int | None], group: range) -> float | None:
+        known = [held for i in group if (held := of[i]) is not None]
+        return known[0] if len(known) == 1 else round(fmean(known), 1) if known else None
+
+    return [(called(group), mean(train, group), mean(test, group)) for group in together(len(train))]
 
 
 def _versions(runs: Sequence[RunFolder]) -> Versions | None:
