@@ -521,10 +521,7 @@ def test_of_very_many_clients_neighbours_are_drawn_together(tmp_path: Path) -> N
         return charts_of(text), text
 
     few, text = page(200)
-    ((labels,), _), ((moved,), _) = (
-        few["labels-train"]["all" if "all" in few["labels-train"] else "0"],
-        few["clients-uplink"]["all"],
-    )
+    ((labels,), _), ((moved,), _) = few["labels-train"]["0"], few["clients-uplink"]["all"]
     assert labels["z"] == [[i, 10] for i in range(200)]
     assert labels["customdata"][5] == ["client 5"] * 2
     assert len(moved["x"]) == 200
