@@ -61,10 +61,10 @@ def digest(folder: Path) -> str:
     """SHA-256 of the server's state, the ledger, the clients' states and the models of a run that is done."""
     kept = Checkpoints(folder)
     last = kept.read(kept.rounds()[-1])
-    states = [f"checkpoint/clients/{client}-{version}.state" for client, version in last.resumed().versions.items()]
+    states = [f"checkpoint/clients/{client}-{version}.state" for client, version in last.named().items()]
     models = sorted(f"models/{path.name}" for path in (folder / "models").iterdir())
     parts = [(folder / name).read_bytes() for name in [*states, *models]]
-    return hashlib.sha256(b"".join([last.server, last.ledger, *parts])).hexdigest()
+    return hashlib.sha256(b"".join([last.server, kept.ledger.read(last.ledger), *parts])).hexdigest()
 
 
 class _Quiet(fb.Watcher):
