@@ -382,6 +382,18 @@ def test_clients_with_one_class_or_one_sample_take_part(tmp_path):
     assert state.theta["norm.num_batches_tracked"] == 0
 
 
+@pytest.mark.parametrize("transfer", ["pairs", "images"])
+def test_a_single_pair_is_left_out_as_it_cannot_be_normalised(transfer, tmp_path):
+    def narrow() -> nn.Module:  # batch normalisation sees one number a sample and channel
+        return nn.Sequential(nn.Conv2d(1, 4, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
+
+    data = tiny_data()
+    clients = tuple(ClientData(c.train.take((c.train.labels == 2).nonzero().flatten()), c.test) for c in data.clients)
+    task = fb.Task.on(replace(data, clients=clients), narrow)
+    fb.run(method(transfer=transfer), task, rounds=3, out=tmp_path / "run", workers=1)
+    assert server_state(tmp_path / "run").pairs.vectors.classes == [2]
+
+
 def test_every_client_may_have_another_model(tmp_path):
     task = fb.Task.on(tiny_data(), lambda client: [TinyNet, WideNet][client % 2]())
     result = fb.run(method(), task, rounds=2, out=tmp_path / "run", workers=1)

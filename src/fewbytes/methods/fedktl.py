@@ -261,10 +261,12 @@ class FedKTL(Method):
         self.fit(state, message, site)
 
     def fit(self, state: Own, message: Pairs | None, site: Site) -> Parts:
-        """Local training, with L^M where there are pairs; the client's model after it."""
+        """Local training, with L^M where there are pairs (one alone cannot be batch-normalised, and is left out); the
+        client's model after it."""
         own = self.parts(state, site)
         joint, extra, more, local = Joint(own.network), None, None, self.local
-        if message is not None and self.transfer in ("pairs", "conditional"):
+        pairs = 0 if message is None else len(message.vectors.classes)
+        if message is not None and pairs > 1 and self.transfer in ("pairs", "conditional"):
             images, vectors = ready(message.images.values().to(site.device)), message.vectors.rows.to(site.device)
             with seeded(site.problem.seed, "mapping"):  # h' starts the same on every client, in every round
                 joint.mapping = nn.Linear(head_sizes(own.model)[0], vectors.shape[1])
