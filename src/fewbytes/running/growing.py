@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from blake3 import blake3
@@ -20,7 +21,7 @@ class Beginning:
 
 
 class GrowingFile:
-    """A file that only grows; each part that is added survives a loss of power, if `durable`."""
+    """A file that only grows, its owner's to read; each part that is added survives a loss of power, if `durable`."""
 
     def __init__(self, path: Path, durable: bool) -> None:
         self._path, self._durable = path, durable
@@ -28,7 +29,7 @@ class GrowingFile:
 
     def grow(self, part: bytes) -> Beginning:
         """Add a part; what the file begins with is all that has been added."""
-        with open(self._path, "ab") as file:
+        with open(self._path, "ab", opener=partial(os.open, mode=0o600)) as file:
             file.truncate(self._size)  # what a run that was stopped left half-written
             file.write(part)
             if self._durable:
