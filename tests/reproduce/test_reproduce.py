@@ -93,15 +93,15 @@ class Given(CellRuns):
     counted: dict[int, float] = {}  # noqa: RUF012
 
 
-def given(row: str, column: str, theirs: float | None, *values: float) -> CellRuns:
+def given(row: str, column: str, theirs: float | None, *values: float, of: int = 1) -> CellRuns:
     cell = Cell(row, column, {}, Best(accuracy="global"), None if theirs is None else Printed(theirs))
-    made = Given(cell, {})
+    made = Given(cell, {}, of)
     object.__setattr__(made, "counted", dict(enumerate(values, 1)))
     return made
 
 
 def _as_printed(made: Table) -> list[CellRuns]:
-    return [given(c.row, c.column, c.printed.mean, c.printed.mean) for c in made.cells if c.printed]
+    return [given(c.row, c.column, c.printed.mean, *[c.printed.mean] * 2) for c in made.cells if c.printed]
 
 
 def test_the_papers_order_is_seen_where_differences_by_seed_bear_it() -> None:
@@ -144,8 +144,24 @@ def test_a_claim_holds_where_every_comparison_does() -> None:
     )
     assert judged(claim, [found[1]]).sentence == "b is above the others: not run."
     thrice = Claim(text="b is thrice", above=("b",), below=("a",), times=3)
-    assert judged(thrice, [given("a", "x", 1, 10), given("b", "x", 3, 31)]).word == "seen"
-    assert judged(thrice, [given("a", "x", 1, 10), given("b", "x", 3, 29)]).word == "not seen"
+    assert judged(thrice, [given("a", "x", 1, 10, 10), given("b", "x", 3, 31, 31)]).word == "seen"
+    assert judged(thrice, [given("a", "x", 1, 10, 10), given("b", "x", 3, 29, 29)]).word == "not seen"
+
+
+def test_a_claim_says_what_it_has_not_compared() -> None:
+    claim = Claim(text="b is above the others", above=("b",), below=("*",), why="Too few rounds.")
+    above, not_run = given("b", "x", 60, 45, 66), given("c", "x", 60)
+    assert judged(claim, [above, given("a", "x", 50, 40, 60), not_run]).sentence == (
+        "b is above the others: so far seen, 1 comparison not run."
+    )
+    assert judged(claim, [given("b", "x", 60, 45), given("a", "x", 50, 40)]).word == "seen, by one seed"
+    assert judged(claim, [given("b", "x", 60, 45, of=2), given("a", "x", 50, 40, of=2)]).word == (
+        "so far seen, by one seed"
+    )
+    assert order([above, given("a", "x", 50, 40, 60), not_run]).sentence(2) == (
+        "The paper's order of rows is seen so far: of 1 pairs that it tells apart 1 stand as there, 0 the other way "
+        "round, 0 are too close to tell; 1 more are not run."
+    )
 
 
 def test_all_tables_are_run_and_told_in_one_document(
@@ -173,7 +189,7 @@ columns = ["alpha 0.3"]
     ours, other = (made.at(row, "alpha 0.3") for row in ("FedAvg", "Separate"))
     assert ours
     assert other
-    word = "seen" if ours.values[1] > other.values[1] else "not seen"
+    word = f"{'seen' if ours.values[1] > other.values[1] else 'not seen'}, by one seed"
     assert f"| {word}. |" in next(line for line in text.splitlines() if line.startswith("| FedAvg is above"))
     assert "| `fewbytes reproduce tiny/table-1` | alpha 0.3: Separate " in text
     assert "## Tiny" in text

@@ -86,6 +86,7 @@ def reproduce(
     tried = set[str]().union(*map(data_of, chosen))  # of other data there is only what was run before
     begun = {cell.run: [s for s in table.seeds if folder_of(cell, s, folder).exists()] for cell in cells}
     there = [cell for cell in cells if data_of(cell) <= tried or begun[cell.run]]
+    table = dataclasses.replace(table, cells=[c for c in cells if c in there or not missing.keys() & data_of(c)])
     used = sorted({*numbers, *(s for cell in there for s in begun[cell.run])})
     deviation = "; ± is the standard deviation over seeds (n - 1)" if len(used) > 1 else ""
     notes = [
@@ -98,7 +99,7 @@ def reproduce(
     path = folder / f"{short}{re.sub('[^A-Za-z0-9-]', '_', suffix)}"
 
     def write() -> Reproduction:
-        found, damaged = find(there, used, folder)
+        found, damaged = find(there, used, len(table.seeds), folder)
         left_out = [f"Left out: {why}." for why in damaged]
         made = Reproduction(table, found, len(used), [*notes, *left_out], path, chosen_rows, chosen_columns)
         made.write()

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from safetensors import safe_open
@@ -24,6 +24,8 @@ MB = 2**20  # bytes, as papers count
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="show"):
     """A figure in its table's unit. `curve`: the kind of accuracy whose curve the report draws; None: none."""
+
+    chance: ClassVar[bool] = True  # whether it depends much on the seed: sizes do not
 
     curve: str | None = None
 
@@ -64,17 +66,19 @@ class Final(Figure, frozen=True, tag="final"):
 
 
 class Mean(Figure, frozen=True, tag="mean"):
-    """The mean accuracy of one kind over the `last` rounds before newcomers came, or with them, in per cent."""
+    """The mean accuracy of one kind over the `first` or the `last` rounds before newcomers came, or with them, in per
+    cent."""
 
     accuracy: str
-    last: int
+    first: int = 0
+    last: int = 0
     who: Literal["known", "newcomers"] = "known"
 
     def __call__(self, run: RunFolder) -> float | None:
         """None before a round of those clients was scored."""
         arrival, late = run.fact("arrival") or math.inf, self.who == "newcomers"
         curve = [value for row, value in run.curve(self.accuracy) if (row["round"] >= arrival) == late]
-        return 100 * fmean(curve[-self.last :]) if curve else None
+        return 100 * fmean(curve[: self.first] if self.first else curve[-self.last :]) if curve else None
 
 
 class Traffic(Figure, frozen=True, tag="traffic"):
@@ -85,6 +89,7 @@ class Traffic(Figure, frozen=True, tag="traffic"):
     they belong to; one after the last round counts as one round's more. `summed`: over the rounds, not their mean.
     """
 
+    chance: ClassVar[bool] = False
     way: Direction
     first: int = 1
     last: int | None = None
@@ -111,6 +116,7 @@ class Traffic(Figure, frozen=True, tag="traffic"):
 class Total(Figure, frozen=True, tag="total"):
     """What all clients moved over the whole run, in MB of 2^20 bytes by the papers' count, or of 10^6 as sent."""
 
+    chance: ClassVar[bool] = False
     way: Direction
     count: Literal["nominal", "sent"] = "nominal"
 
@@ -125,6 +131,7 @@ class Total(Figure, frozen=True, tag="total"):
 class Stored(Figure, frozen=True, tag="stored"):
     """The size of the run's global model in MB of 2^20 bytes, four bytes a number; with its buffers or without."""
 
+    chance: ClassVar[bool] = False
     buffers: bool = True
 
     def __call__(self, run: RunFolder) -> float | None:

@@ -16,10 +16,11 @@ from fewbytes.reproduce.running import folder_of, read_cell
 
 @dataclass(frozen=True)
 class CellRuns:
-    """A cell and its runs, those that have begun, by seed."""
+    """A cell and its runs, those that have begun, by seed; it is to have as many as its table has `seeds`."""
 
     cell: Cell
     runs: dict[int, RunFolder]
+    seeds: int = 1
 
     @property
     def values(self) -> dict[int, float]:
@@ -49,6 +50,11 @@ class CellRuns:
         }
 
     @property
+    def done(self) -> bool:
+        """Whether the runs that count are done, and as many as there are to be."""
+        return not self.counted.keys() & self.unfinished.keys() and len(self.counted) >= self.seeds
+
+    @property
     def theirs(self) -> str:
         """The paper's in words, and how far ours is from it; nothing where it has none."""
         if self.cell.printed is None:
@@ -57,8 +63,8 @@ class CellRuns:
         return figure(self.cell.printed) + away
 
 
-def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> tuple[list[CellRuns], list[str]]:
-    """The runs of some cells as they are now, and why damaged ones are not among them."""
+def find(cells: Sequence[Cell], seeds: Sequence[int], wanted: int, out: Path) -> tuple[list[CellRuns], list[str]]:
+    """The runs of some cells as they are now, of `wanted` each is to have, and why damaged ones are not among them."""
     read: dict[Path, RunFolder] = {}
     damaged = []
     for folder in sorted({folder_of(cell, seed, out) for cell in cells for seed in seeds}):
@@ -68,7 +74,7 @@ def find(cells: Sequence[Cell], seeds: Sequence[int], out: Path) -> tuple[list[C
             except UserError as error:
                 damaged.append(str(error))
     return [
-        CellRuns(cell, {seed: read[folder] for seed in seeds if (folder := folder_of(cell, seed, out)) in read})
+        CellRuns(cell, {seed: read[folder] for seed in seeds if (folder := folder_of(cell, seed, out)) in read}, wanted)
         for cell in cells
     ], damaged
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fewbytes.reproduce.found import figure
 from fewbytes.reproduce.grid import Cell, Scale
 from fewbytes.reproduce.reproduction import Reproduction
-from fewbytes.reproduce.verdict import Judged, judged
+from fewbytes.reproduce.verdict import Judged
 
 
 def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping[str, str]) -> str:
@@ -23,7 +23,7 @@ def overview(tables: Mapping[str, Reproduction], scale: Scale, not_here: Mapping
         "| --- | --- | --- | --- | --- |",
     ]
     for name, made in tables.items():
-        lines += [_row(name, scale, made, judged(claim, made.found)) for claim in made.of.claims]
+        lines += [_row(name, scale, made, claim) for claim in made.judged]
     lines += ["", "## Not here", "", *(f"- {what}: {why}" for what, why in not_here.items())]
     for name, made in tables.items():
         first, *rest = made.markdown().rstrip().split("\n")

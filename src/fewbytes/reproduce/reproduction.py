@@ -18,7 +18,7 @@ from fewbytes.report.document import document
 from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.reproduce.found import CellRuns, figure
 from fewbytes.reproduce.grid import Table
-from fewbytes.reproduce.verdict import judged, order
+from fewbytes.reproduce.verdict import Judged, judged, order
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,34 @@ class Reproduction:
         return next((f for f in self.found if (f.cell.row, f.cell.column) == (row, column)), None)
 
     def text(self, found: CellRuns) -> str:
-        """Ours in words, with what it lacks; "-" where there is nothing yet."""
-        if found.ours is None:
-            return "-"
-        lacking = [f"{len(found.counted)} of {self.seeds} seeds"] if len(found.counted) < self.seeds else []
-        if rounds := sorted({found.unfinished[seed] for seed in found.counted.keys() & found.unfinished.keys()}):
+        """Ours in words, with what it lacks; "-" where nothing is measured yet."""
+        begun = found.runs.keys() if found.ours is None else found.counted.keys()
+        lacking = [f"{len(begun)} of {self.seeds} seeds"] if 0 < len(begun) < self.seeds else []
+        if rounds := sorted({found.unfinished[seed] for seed in begun & found.unfinished.keys()}):
             most = f" to {rounds[-1]}" if len(rounds) > 1 else ""
-            lacking.append(f"after {rounds[0]}{most} round{'s' if rounds[-1] > 1 else ''}")
-        return figure(found.ours) + (f" [{', '.join(lacking)}]" if lacking else "")
+            lacking.append(f"after {rounds[0]}{most} round{'s' if rounds[-1] != 1 else ''}")
+        return ("-" if found.ours is None else figure(found.ours)) + (f" [{', '.join(lacking)}]" if lacking else "")
 
     @property
     def verdicts(self) -> list[str]:
         """Whether the paper's order is seen, and what came of each of its claims, a sentence each."""
-        seen = order(self.found)
+        seen = order(self.every)
         said = [seen.sentence(self.seeds)] if seen else []
-        if not self.printed:
+        if not self.printed and not self.of.claims:
             said = ["The paper prints no figures of these cells, so that there is no order to compare."]
-        return [*said, *(judged(claim, self.found).sentence for claim in self.of.claims)]
+        return [*said, *(each.sentence for each in self.judged)]
+
+    @property
+    def every(self) -> list[CellRuns]:
+        """What was found, and the cells that nobody asked for yet."""
+        there = {(f.cell.row, f.cell.column) for f in self.found}
+        others = [cell for cell in self.of.cells if (cell.row, cell.column) not in there]
+        return [*self.found, *(CellRuns(cell, {}) for cell in others)]
+
+    @property
+    def judged(self) -> list[Judged]:
+        """What came of each claim."""
+        return [judged(claim, self.every) for claim in self.of.claims]
 
     @property
     def heading(self) -> str:

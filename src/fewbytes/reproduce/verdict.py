@@ -33,11 +33,13 @@ def side(these: Mapping[int, float], those: Mapping[int, float], times: float = 
 @dataclass(frozen=True)
 class Order:
     """Pairs of rows that the paper tells apart, column by column, or of columns where there is but one row: as there,
-    the other way round, too close to tell."""
+    the other way round, too close to tell, and not run."""
 
     as_there: int = 0
     otherwise: int = 0
     close: int = 0
+    missing: int = 0
+    so_far: bool = False  # some run is not done
     of: Literal["rows", "columns"] = "rows"
 
     def __bool__(self) -> bool:
@@ -51,74 +53,104 @@ class Order:
             seen = "is seen, as far as it can be told" if self.close else "is seen"
         else:
             seen = "cannot be told"
+        if self.so_far or self.missing:
+            seen += " so far"
         pairs = self.as_there + self.otherwise + self.close
         counts = f"{self.as_there} stand as there, {self.otherwise} the other way round, {self.close} "
         close = "are too close to tell" if seeds > 1 else "are equal, by one seed"
-        return f"The paper's order of {self.of} {seen}: of {pairs} pairs that it tells apart {counts}{close}."
+        more = f"; {self.missing} more are not run" if self.missing else ""
+        return f"The paper's order of {self.of} {seen}: of {pairs} pairs that it tells apart {counts}{close}{more}."
 
 
 def order(found: Sequence[CellRuns]) -> Order:
     """How the rows of each column stand beside the paper's, or the columns of a table of one row."""
-    counts = {"as_there": 0, "otherwise": 0, "close": 0}
+    counts = {"as_there": 0, "otherwise": 0, "close": 0, "missing": 0}
     rows = len({each.cell.row for each in found}) > 1
+    so_far = False
     for one, other in combinations([each for each in found if each.cell.printed], 2):
         apart = rows and one.cell.column != other.cell.column
         if apart or not one.cell.printed or not other.cell.printed:
             continue
-        theirs = one.cell.printed.mean - other.cell.printed.mean
-        ours = side(one.counted, other.counted)
-        if theirs and ours:
-            kind = "close" if ours == "level" else "as_there" if (ours == "above") == (theirs > 0) else "otherwise"
+        if theirs := one.cell.printed.mean - other.cell.printed.mean:
+            ours = side(one.counted, other.counted)
+            if ours is None:
+                kind = "missing"
+            else:
+                kind = "close" if ours == "level" else "as_there" if (ours == "above") == (theirs > 0) else "otherwise"
+                so_far |= not (one.done and other.done)
             counts[kind] += 1
-    return Order(**counts, of="rows" if rows else "columns")
+    return Order(**counts, so_far=so_far, of="rows" if rows else "columns")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and what came of it: comparisons that hold, that do not, that are too close to tell, and the cells."""
+    """A claim and what came of it: comparisons that hold, that do not, that are too close to tell, that are not run.
+
+    `so_far`: some of their runs are not done. `one_seed`: one of them is of figures of one seed that others might not
+    have. `cells`: all that it names.
+    """
 
     claim: Claim
     holds: int
     fails: int
     close: int
+    missing: int
+    so_far: bool
+    one_seed: bool
     cells: Sequence[CellRuns]
 
     @property
     def word(self) -> str:
-        """seen, not seen, in part (with counts), too close to tell, or not run."""
+        """seen, not seen, in part (with counts), too close to tell, or not run; "so far" where runs are missing or not
+        done, with how many comparisons are not run, and whether it is by one seed."""
         every = self.holds + self.fails + self.close
         if not every:
             return "not run"
+        details = [f"{self.close} too close to tell"] if 0 < self.close < every else []
         if self.holds == every:
-            return "seen"
-        if self.close == every:
-            return "too close to tell"
-        if self.fails == every:
-            return "not seen"
-        close = f", {self.close} too close to tell" if self.close else ""
-        if not self.holds:
-            return f"not seen in any of {every} comparisons{close}"
-        return f"seen in {self.holds} of {every} comparisons{close}"
+            word = "seen"
+        elif self.close == every:
+            word = "too close to tell"
+        elif self.fails == every:
+            word = "not seen"
+        else:
+            word = f"seen in {self.holds} of {every}" if self.holds else f"not seen in any of {every}"
+            word += " comparisons"
+        details += [f"{self.missing} comparison{'s' if self.missing > 1 else ''} not run"] if self.missing else []
+        details += ["by one seed"] if self.one_seed else []
+        return ", ".join([f"so far {word}" if self.so_far or self.missing else word, *details])
 
     @property
     def sentence(self) -> str:
         """The claim, and what came of it."""
-        why = f" {self.claim.why}" if self.claim.why and self.word not in ("seen", "not run") else ""
+        why = f" {self.claim.why}" if self.claim.why and (self.fails or self.close) else ""
         return f"{self.claim.text}: {self.word}.{why}"
 
 
 def judged(claim: Claim, found: Sequence[CellRuns]) -> Judged:
     """Whether each cell of the rows `above` is so many times as much as each of those `below`, column by column."""
-    sides: list[Side] = []
     cells = [each for each in found if any(fnmatchcase(each.cell.column, c) for c in claim.columns)]
     upper, lower = (
         [each for each in cells if any(fnmatchcase(each.cell.row, pattern) for pattern in rows)]
         for rows in (claim.above, claim.below)
     )
-    for one in upper:
-        for other in lower:
-            if one.cell.column == other.cell.column and one.cell.row != other.cell.row:
-                where = side(one.counted, other.counted, claim.times)
-                sides += [] if where is None else [where]
-    named = [each for each in cells if each in upper or each in lower]
-    return Judged(claim, sides.count("above"), sides.count("below"), sides.count("level"), named)
+    pairs = [
+        (one, other)
+        for one in upper
+        for other in lower
+        if one.cell.column == other.cell.column and one.cell.row != other.cell.row
+    ]
+    compared = [(a, b, where) for a, b in pairs if (where := side(a.counted, b.counted, claim.times))]
+    sides = [where for *_, where in compared]
+    return Judged(
+        claim,
+        sides.count("above"),
+        sides.count("below"),
+        sides.count("level"),
+        missing=len(pairs) - len(compared),
+        so_far=any(not each.done for one, other, _ in compared for each in (one, other)),
+        one_seed=any(
+            one.cell.figure.chance and len(one.counted.keys() & other.counted.keys()) == 1 for one, other, _ in compared
+        ),
+        cells=[each for each in cells if each in upper or each in lower],
+    )
