@@ -109,12 +109,13 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises MethodError for a name the model does not have or a shape that differs (nothing is broadcast).
     """
     own = model.state_dict()
-    with torch.no_grad():
-        for name, value in state.items():
-            if name not in own or own[name].shape != value.shape:
-                have = tuple(own[name].shape) if name in own else "no such entry"
-                raise MethodError(f"cannot load {name!r} of shape {tuple(value.shape)}: the model has {have}")
-            own[name].copy_(value)
+    for name, value in state.items():
+        if name not in own or own[name].shape != value.shape:
+            have = tuple(own[name].shape) if name in own else "no such entry"
+            raise MethodError(f"cannot load {name!r} of shape {tuple(value.shape)}: the model has {have}")
+    if state:
+        with torch.no_grad():
+            torch._foreach_copy_([own[name] for name in state], list(state.values()))
 
 
 class Mean:

@@ -17,7 +17,7 @@ from fewbytes.base.errors import FrameError
 from fewbytes.base.ranges import OF_TRAINING, PART, SENT, WHOLE, wrong
 from fewbytes.core.problem import Id
 from fewbytes.wire.layout import Entry, Layout, entry_of
-from fewbytes.wire.values import WireValue
+from fewbytes.wire.values import is_wire_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _check_entries(entries: Mapping[str, Tensor], expected: Mapping[str, Entry],
 
 def entries_of(value: Any) -> Mapping[str, Tensor]:
     """The tensors of a wire value by name; of anything else none."""
-    if not isinstance(value, WireValue):
+    if not is_wire_value(value):
         return {}
     return value.states() or next((held for held in vars(value).values() if isinstance(held, Mapping)), {})
 
@@ -112,7 +112,7 @@ def shape(value: Any) -> Hashable:
     """What two payloads have in common that differ in their numbers alone: fields, entries, types, shapes."""
     if isinstance(value, Tensor):
         return str(value.dtype), tuple(value.shape)
-    if isinstance(value, WireValue):
+    if is_wire_value(value):
         return type(value).__name__, shape(value.states() or vars(value))
     if dataclasses.is_dataclass(value):
         return tuple(shape(getattr(value, f.name)) for f in dataclasses.fields(value))
@@ -177,7 +177,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _fields(value: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Every field of a payload, those of payloads in its lists and dicts too: name, type, value."""
-    if isinstance(value, WireValue | Tensor):
+    if isinstance(value, Tensor) or is_wire_value(value):
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for name, kind in _hints(type(value)).items():
@@ -197,7 +197,7 @@ def _wrong(kind: Any, value: Any) -> str:
     if typing.get_origin(kind) is dict and isinstance(value, Mapping):
         pairs = [(arguments[0], key) for key in value] + [(arguments[1], item) for item in value.values()]
         return next((must for each, item in pairs if (must := _wrong(each, item))), "")
-    return "" if isinstance(value, WireValue | Tensor) else wrong(kind, value)
+    return "" if isinstance(value, Tensor) or is_wire_value(value) else wrong(kind, value)
 
 
 def _metadata(kind: Any) -> tuple[Any, ...]:
@@ -215,7 +215,7 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | float]]
     """The tensors and floats of a payload, with names that say where they stand; those in lists by their list."""
     if isinstance(value, Tensor | float):
         yield name, value
-    elif isinstance(value, WireValue):
+    elif is_wire_value(value):
         yield from _numbers(value.states() or vars(value), name)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for f in dataclasses.fields(value):

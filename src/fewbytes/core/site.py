@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.state import State, in_training, load_state, state_of
-from fewbytes.base.streams import seeded, stream, stream_seed
+from fewbytes.base.streams import seeded, stream_seed
 from fewbytes.core.metrics import Scores, values
 from fewbytes.core.privacy import Diary, PrivateSteps, random_bytes
 from fewbytes.core.problem import Id, Task
@@ -42,8 +44,6 @@ class Site:
         self.device = task.problem.device
         self.train: Split = task.data.clients[me].train
         self.test: Split = task.data.clients[me].test
-        self.rng = stream(self.problem.seed, "client", me, t, what)
-        """Named randomness of this handler (numpy)."""
         self.seed = stream_seed(self.problem.seed, "client", me, t, what)
         """By which the engine seeds the global generators before the handler runs: torch's, and, for transforms of
         users' own data sets, Python's and numpy's."""
@@ -55,6 +55,11 @@ class Site:
         self._what = what
         self._fitted = False
         self._loaded: dict[int, tuple[Tensor | NamedTensors | LazySamples, Tensor]] = {}
+
+    @cached_property
+    def rng(self) -> np.random.Generator:
+        """Named randomness of this handler."""
+        return np.random.default_rng(self.seed)
 
     def model(self, state: State | None = None, fresh: bool = False, of: Id | None = None) -> nn.Module:
         """A model of this client's architecture with `state`'s entries; the others as in the task's first model.

@@ -29,6 +29,7 @@ Order = Literal["shuffled", "stored"]
 """Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch. Of
 `steps`, the next round's begin with another shuffle; with what is stored after the last round's."""
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
+SHUFFLED_BYTES = 64 << 20  # the most that samples may take to be put into an epoch's order all at once
 
 
 def check_device(device: str) -> None:
@@ -236,12 +237,17 @@ def fit(
     for count in counts:
         total = torch.zeros((), device=x.device)
         picked: Iterable[slice | Tensor] = itertools.starmap(slice, bounds)
+        from_x, from_y = x, y
         if private is not None:
             picked = private.batches(x.device)
         elif local.order == "shuffled":
-            picked = torch.randperm(len(y)).to(x.device).split([stop - start for start, stop in bounds])
+            order = torch.randperm(len(y)).to(x.device)
+            if isinstance(x, Tensor) and x.nbytes <= SHUFFLED_BYTES and count == len(bounds):
+                from_x, from_y = x[order], y[order]
+            else:
+                picked = order.split([stop - start for start, stop in bounds])
         for rows in itertools.islice(picked, count):
-            samples, targets = x[rows], y[rows]
+            samples, targets = from_x[rows], from_y[rows]
             if transform is not None and len(targets):
                 samples = transform(one_tensor(samples), targets)
             if frozen is not None:

@@ -15,7 +15,7 @@ from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.wire.frame import MOST_ITEMS, NO_HASH, Frame, Parsed
 from fewbytes.wire.layout import Layout
 from fewbytes.wire.lossy import Lossy
-from fewbytes.wire.values import Base, Reader, WireValue, Writer
+from fewbytes.wire.values import Base, Reader, WireValue, Writer, is_wire_value
 
 T = TypeVar("T")
 LIMIT = 1 << 30  # bytes of arrays a receiver is ready to hold for one payload, unless it says otherwise
@@ -42,10 +42,12 @@ def _hints(cls: type) -> tuple[tuple[str, Any], ...]:
     return tuple((f.name, hints[f.name]) for f in dataclasses.fields(cls))
 
 
+@cache
 def _is_state(kind: Any) -> bool:
     return typing.get_origin(kind) is dict and typing.get_args(kind) == (str, Tensor)
 
 
+@cache
 def _optional(kind: Any) -> Any:
     """The type T of `T | None`, or None if the type is not such a union."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -137,7 +139,7 @@ def _write(kind: Any, value: Any, writer: Writer, path: str) -> Any:
     if kind is Tensor and isinstance(value, Tensor):
         return writer.state({"": value})
     if isinstance(kind, type) and isinstance(value, kind):
-        if isinstance(value, WireValue):
+        if is_wire_value(value):
             writer.path = path
             return value.write(writer)
         if dataclasses.is_dataclass(kind):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,6 +43,17 @@ class WireValue(Protocol):
 
     def counted(self) -> Counted:
         """What papers count for this value."""
+
+
+def is_wire_value(value: Any) -> TypeGuard[WireValue]:
+    """Whether a value knows how it travels. Asked of each class once: of a protocol Python takes long to say."""
+    kind: Any = type(value)
+    return _is_wire_class(kind)
+
+
+@functools.cache
+def _is_wire_class(kind: Any) -> bool:
+    return issubclass(kind, WireValue)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +122,7 @@ class Base:
 
 def wire_values(value: Any) -> list[WireValue]:
     """The wire values in a payload, in order."""
-    if isinstance(value, WireValue):
+    if is_wire_value(value):
         return [value]
     if dataclasses.is_dataclass(value):
         return [v for f in dataclasses.fields(value) for v in wire_values(getattr(value, f.name))]
@@ -128,7 +140,7 @@ def counted(value: Any) -> Counted:
 
 def check_finite(value: Any, name: str = "", perhaps: str = "is lr too high?") -> None:
     """Raises FrameError if numbers of a payload, or of a value of that name in one, are not finite; `perhaps`: why."""
-    if isinstance(value, WireValue):
+    if is_wire_value(value):
         value = value.numbers()
     elif dataclasses.is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
