@@ -38,10 +38,11 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Whatever is drawn in the block, the global generators of torch (CPU), Python and numpy are then as before."""
+    """Whatever is drawn in the block, the global generators of torch, Python and numpy are then as before, and those of
+    GPUs, where this process uses any."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             yield
     finally:
         random.setstate(python)

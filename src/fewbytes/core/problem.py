@@ -20,7 +20,7 @@ from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
 from fewbytes.core.privacy import SamplePrivacy
-from fewbytes.core.training import Loss, Precision, arithmetic, check_device
+from fewbytes.core.training import Loss, Precision, arithmetic, check_device, check_precision
 from fewbytes.data.clients import ClientData, FederatedData
 from fewbytes.data.split import NamedTensors, Split, Transform, check_finite, classes_in, widest
 from fewbytes.data.transforms import with_transforms
@@ -69,6 +69,7 @@ class Problem:
             if must := wrong(kind, getattr(self, name)):
                 raise UserError(f"{name} {must}, not {getattr(self, name)!r}")
         check_device(self.device)
+        check_precision(self.precision, self.device)
 
     @property
     def clients(self) -> Sequence[Id]:

@@ -27,6 +27,7 @@ from fewbytes.core.privacy import Bytes, ClientPrivacy
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered, Records
 from fewbytes.core.rules import Rule
+from fewbytes.core.training import prepare_device
 from fewbytes.core.uplink import Uplink
 from fewbytes.engines.blame import Blame
 from fewbytes.engines.downlink import Downlink, Heard, Line
@@ -78,6 +79,7 @@ class Engine(ABC):
         downlink: Rate = ALL,
     ) -> None:
         self.method, self.task, self.problem = method, task, task.problem
+        prepare_device(self.problem.device, self.problem.precision)
         self.policy, self.coded, self.uplink = policy, coded, uplink or Uplink()
         self.network = Network(self)
         """What the method's server half is given."""

@@ -24,6 +24,7 @@ from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
 from fewbytes.core.site import Site
+from fewbytes.core.training import prepare_device
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
 from fewbytes.wire import Base, Counted, Frame, Layout, Lossy, counted, pack, pack_state, payload, unpack, unpack_state
@@ -120,6 +121,7 @@ class Runner:
 
     def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool) -> None:
         self.method, self.task, self.store, self.coded = method, task, store, coded
+        prepare_device(task.problem.device, task.problem.precision)
         self.state_class = method.state_class("client")
         if task.problem.privacy is not None:
             task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})

@@ -71,7 +71,7 @@ class LocalEngine(Engine):
         torch.set_num_threads(1)  # so that no result depends on the machine's core count
         for client in self.problem.clients:
             self.problem.layout(client)  # made once, before the workers inherit it
-        forked = sys.platform == "linux" and self.problem.device == "cpu"
+        forked = sys.platform == "linux" and torch.device(self.problem.device).type == "cpu"
         count = min(workers or available_cores(), len(self.problem.clients))
         self.pool = WorkerPool(self.runner, count) if forked else None
 

@@ -167,7 +167,9 @@ class ModelSettings(Group):
         64.0, "Of secure aggregation: the largest value that a client may send.", brief=True
     )
     seed: int = setting(0, "Same seed, same results, bit for bit.")
-    precision: Literal["float32", "bf16"] = setting("float32", "float32 or bf16.", metavar="NAME")
+    precision: Literal["float32", "bf16", "tf32"] = setting(
+        "float32", "float32, bf16, or a GPU's tf32.", metavar="NAME"
+    )
     device: str = setting("cpu", "cpu or cuda.", metavar="NAME")
 
 

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
+import torch
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
@@ -195,6 +196,8 @@ def fingerprint(method: Method, task: Task, how: str) -> str:
     parts += [f"{what}: {value}" for what, value in sorted(task.problem.agreed.items())]
     if task.problem.pretrained is not None:
         parts.append(f"weights {task.problem.pretrained.digest}")
+    if (kind := torch.device(task.problem.device).type) != "cpu":
+        parts.append(f"device {kind}")  # its sums round differently
     parts += sorted({frozen for client in task.problem.clients if (frozen := task.problem.frozen(client))})
     if task.data.presence is not None:
         parts.append(f"presence {json.dumps(task.data.presence)}")

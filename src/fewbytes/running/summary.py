@@ -64,6 +64,8 @@ def summary(
         **about,
         "clients": len(task.problem.clients),
         "seed": task.problem.seed,
+        "device": task.problem.device,
+        "precision": task.problem.precision,
         "rounds": len(whole),
         "status": outcome.status,
         "score": score,
