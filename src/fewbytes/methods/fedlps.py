@@ -104,7 +104,7 @@ class FedLPS(Method):
         if message.settled:
             for name in encoder & parameters.keys():
                 parameters[name].requires_grad_(False)
-        pruned = [(parameters[name], kept) for name, kept in state.mask.items()]
+        pruned = [(parameters[name], kept.to(site.device)) for name, kept in state.mask.items()]
 
         def keep_zeros(again: Callable[[], Tensor]) -> None:
             for p, kept in pruned:
