@@ -13,8 +13,8 @@ from cases import TinyNet, tiny_data, tiny_task
 from runs import fingerprint
 
 import fewbytes as fb
-from fewbytes.core import training
-from fewbytes.core.training import prepare_device
+from fewbytes.core import devices
+from fewbytes.core.devices import prepare_device
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.engines.local import LocalEngine
 from fewbytes.models.build import ModelBuilder
@@ -43,7 +43,7 @@ def test_bf16_learns_as_float32_does_and_is_reproducible(tmp_path: Path) -> None
 
 
 def test_bf16_warns_where_the_processor_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_has_bfloat16", lambda: False)
+    monkeypatch.setattr(devices, "_has_bfloat16", lambda: False)
     with pytest.warns(UserWarning, match="this processor has no bfloat16"):
         fb.Task.on(tiny_data(2), TinyNet, precision="bf16")
     with warnings.catch_warnings():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class FewbytesError(Exception):
@@ -29,6 +29,11 @@ class FrameError(FewbytesError):
     def __init__(self, code: str, text: str) -> None:
         super().__init__(f"{text} [{code}]")
         self.code = code
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Names for an error, not too many."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

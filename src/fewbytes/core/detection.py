@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
+from fewbytes.core.devices import Precision, arithmetic
 from fewbytes.core.metrics import Measure, Metric, Scores
 from fewbytes.core.objective import Objective, ShowImages
-from fewbytes.core.training import Loss, Precision, arithmetic, prepared, ready
+from fewbytes.core.training import Loss, prepared, ready
 from fewbytes.data.split import LazySamples, NamedTensors, Split
 
 CONFIDENCE, OVERLAP = 0.01, 0.65

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError, named, one_line
 from fewbytes.base.state import in_training
+from fewbytes.core.devices import Precision, arithmetic
 from fewbytes.core.metrics import (
     KNOWN,
     Measure,
@@ -25,7 +26,7 @@ from fewbytes.core.metrics import (
     value_of,
     values,
 )
-from fewbytes.core.training import EVALUATION_BATCH, Loss, Precision, arithmetic, own_loss, ready
+from fewbytes.core.training import EVALUATION_BATCH, Loss, own_loss, ready
 from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Items, Kind, LazySamples, NamedTensors, Split
 
 Weights = tuple[float, ...] | Literal["balanced"]

@@ -18,9 +18,10 @@ from fewbytes.base.ranges import wrong
 from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
+from fewbytes.core.devices import Precision, arithmetic, check_device, check_precision
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
 from fewbytes.core.privacy import SamplePrivacy
-from fewbytes.core.training import Loss, Precision, arithmetic, check_device, check_precision
+from fewbytes.core.training import Loss
 from fewbytes.data.clients import ClientData, FederatedData
 from fewbytes.data.split import NamedTensors, Split, Transform, check_finite, classes_in, widest
 from fewbytes.data.transforms import with_transforms

@@ -5,11 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
-import platform
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
@@ -17,15 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.errors import UserError
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
 from fewbytes.base.state import in_training
+from fewbytes.core.devices import Precision, arithmetic
 from fewbytes.core.privacy import PrivateSteps
 from fewbytes.data.split import LazySamples, NamedTensors, Transform, one_tensor
 
 M = TypeVar("M", bound=nn.Module)
-Precision = Literal["float32", "bf16", "tf32"]
-"""float32: as IEEE has it, on a GPU, too; bf16: forward passes in mixed bfloat16; tf32: a GPU's shorter float32."""
 Loss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) to the mean loss of a batch; the outputs are whatever the model gives."""
 EVALUATION_BATCH = 250  # samples
@@ -34,52 +28,6 @@ Order = Literal["shuffled", "stored"]
 `steps`, the next round's begin with another shuffle; with what is stored after the last round's."""
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
 SHUFFLED_BYTES = 64 << 20  # the most that samples may take to be put into an epoch's order all at once
-
-
-def check_device(device: str) -> None:
-    """Raises UserError for a device this machine does not have."""
-    if str(device).split(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"device {device!r} is neither cpu nor cuda")
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}: take cpu") from None
-
-
-def prepare_device(device: str, precision: Precision) -> None:
-    """Make a GPU of this process compute as `precision` says, the same each time; a CPU does.
-
-    By default a GPU's convolutions round float32 to TF32's 10 bits, and some of its kernels add in no fixed order.
-    """
-    if torch.device(device).type != "cuda":
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS begins; else it is not the same
-    short = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = short
-    torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def check_precision(precision: Precision, device: str) -> None:
-    """Raises UserError for tf32 on a processor; warns of one that has no bfloat16, where bf16 is slow."""
-    kind = torch.device(device).type
-    if precision == "tf32" and kind != "cuda":
-        raise UserError("precision tf32 is a GPU's: take float32, or a device cuda")
-    if precision == "bf16" and kind == "cpu" and not _has_bfloat16():
-        warnings.warn("this processor has no bfloat16: bf16 is slower here than float32", UserWarning, stacklevel=2)
-
-
-@functools.cache
-def _has_bfloat16() -> bool:
-    """Of other processors than Intel's and AMD's it is not known, and taken for granted."""
-    return platform.machine() not in ("x86_64", "AMD64") or bool(torch.cpu._is_avx512_bf16_supported())
-
-
-def arithmetic(precision: Precision, device: str) -> AbstractContextManager[object]:
-    """The context in which forward passes run: mixed bfloat16 where asked for."""
-    if precision == "bf16":
-        return torch.autocast(torch.device(device).type, torch.bfloat16)
-    return nullcontext()
 
 
 def prepared(model: M) -> M:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, listed
 from fewbytes.base.streams import stream
 from fewbytes.data.schema import Schema
-from fewbytes.data.split import Kind, Split, listed
+from fewbytes.data.split import Kind, Split
 
 
 @dataclass(frozen=True)

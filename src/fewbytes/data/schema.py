@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import msgspec
+
+from fewbytes.base.errors import UserError, listed, suggestion
+
+COLUMNS = 5  # that an error names
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -39,3 +44,9 @@ class Schema(msgspec.Struct, frozen=True):
         """What each number of a sample is: a column's name, or `column=category`."""
         plain = [name for name in self.numbers if name not in self.target]
         return (*plain, *(f"{name}={value}" for name, values in self.categories.items() for value in values))
+
+
+def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserError:
+    """What to raise for a table without a column of that name."""
+    close = suggestion(name, there)
+    return UserError(f"{where} has no column {name!r}{close}; it has {listed(there, COLUMNS)}: {remedy}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from fewbytes.base.errors import UserError, named, suggestion
+from fewbytes.base.errors import UserError, named
 from fewbytes.base.streams import untouched
 
 Transform = Callable[[Tensor, Tensor], Tensor]
@@ -27,7 +27,6 @@ int64 (n, length). boxes: the objects in images, float32 (n, most, 5), of each i
 height in pixels of the image as it is stored; rows of zeros fill up. own: what a loss of one's own takes."""
 
 
-COLUMNS = 5  # of a table, that an error names
 IGNORED_PIXEL, IGNORED_TOKEN = 255, -100
 """Targets that mean nothing: of pixels, and of tokens."""
 
@@ -294,17 +293,6 @@ def ungrouped(split: Split) -> Split:
     if split.learnt is None:
         return split
     return Split(split.x, torch.zeros_like(split.y), split.rows, split.transform, split.learnt)
-
-
-def listed(names: Sequence[str], most: int = 20) -> str:
-    """Names for an error, not too many."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserError:
-    """What to raise for a table without a column of that name."""
-    close = suggestion(name, there)
-    return UserError(f"{where} has no column {name!r}{close}; it has {listed(there, COLUMNS)}: {remedy}")
 
 
 def check_finite(split: Split, who: str, targets: bool = True) -> None:

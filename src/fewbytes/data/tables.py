@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.errors import UserError, listed, one_line
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.folders import TEST_NAMES
-from fewbytes.data.schema import Schema
+from fewbytes.data.schema import COLUMNS, Schema, no_column
 from fewbytes.data.sources import holds_images
-from fewbytes.data.split import COLUMNS, Split, Targets, listed, no_column
+from fewbytes.data.split import Split, Targets
 
 SUFFIXES = (".csv", ".parquet")
 TARGETS = ("target", "label", "labels")

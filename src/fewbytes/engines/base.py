@@ -18,6 +18,7 @@ from fewbytes.base.files import private_folder, replacing
 from fewbytes.base.rate import ALL, Rate
 from fewbytes.base.streams import stream
 from fewbytes.core.admission import Known, admit, norm
+from fewbytes.core.devices import prepare_device
 from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
@@ -27,7 +28,6 @@ from fewbytes.core.privacy import Bytes, ClientPrivacy
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered, Records
 from fewbytes.core.rules import Rule
-from fewbytes.core.training import prepare_device
 from fewbytes.core.uplink import Uplink
 from fewbytes.engines.blame import Blame
 from fewbytes.engines.downlink import Downlink, Heard, Line

@@ -18,13 +18,13 @@ from fewbytes.base.ranges import ANEW, EXACT
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.base.streams import seed_all, untouched
+from fewbytes.core.devices import prepare_device
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
 from fewbytes.core.site import Site
-from fewbytes.core.training import prepare_device
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
 from fewbytes.wire import Base, Counted, Frame, Layout, Lossy, counted, pack, pack_state, payload, unpack, unpack_state

@@ -14,11 +14,11 @@ import msgspec
 from fewbytes.base.errors import UserError, suggestion
 from fewbytes.base.named import only_allowed
 from fewbytes.base.ranges import wrong
+from fewbytes.core.devices import check_device
 from fewbytes.core.method import Method
 from fewbytes.core.objective import Objective, objective_for
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id, Task
-from fewbytes.core.training import check_device
 from fewbytes.data import (
     AUGMENTATIONS,
     FederatedData,

@@ -15,7 +15,7 @@ import msgspec
 
 from fewbytes.base.errors import FewbytesError, UserError, one_line, suggestion
 from fewbytes.base.files import replacing
-from fewbytes.core.training import check_device
+from fewbytes.core.devices import check_device
 from fewbytes.experiments.groups import Reproducing
 from fewbytes.experiments.settings import make_method
 from fewbytes.methods import method_class

@@ -74,6 +74,11 @@ class Mean(Figure, frozen=True, tag="mean"):
     last: int = 0
     who: Literal["known", "newcomers"] = "known"
 
+    def __post_init__(self) -> None:
+        """Raises ValueError unless one of the two is given."""
+        if bool(self.first) == bool(self.last):
+            raise ValueError("a mean is over the first or the last rounds: give one of them")
+
     def __call__(self, run: RunFolder) -> float | None:
         """None before a round of those clients was scored."""
         arrival, late = run.fact("arrival") or math.inf, self.who == "newcomers"

@@ -169,8 +169,8 @@ def check(checkpoint: Checkpoint, fingerprint: str, folder: Path, rounds: int) -
         raise UserError(f"the checkpoint in {folder} was written by fewbytes {checkpoint.fewbytes}; this is {VERSION}")
     if checkpoint.fingerprint != fingerprint:
         raise UserError(
-            f"the checkpoint in {folder} is of another configuration (method, parameters, data, model or seed): "
-            "resume it with the configuration it was made with, or start a new run"
+            f"the checkpoint in {folder} is of another configuration (method, parameters, data, model, seed or "
+            "device): resume it with the configuration it was made with, or start a new run"
         )
 
 
