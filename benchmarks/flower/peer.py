@@ -120,7 +120,7 @@ def peer_rounds(workload: str, rounds: int) -> list[float]:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        first = ArrayRecord(make_task(workload).model(0).state_dict())
+        first = ArrayRecord(make_task(workload).problem.model(0).state_dict())
         config = ConfigRecord({"workload": workload})
         strategy.start(grid=grid, initial_arrays=first, num_rounds=rounds + 1, train_config=config)
 

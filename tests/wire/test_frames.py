@@ -37,9 +37,12 @@ from fewbytes.wire import (
     payload,
     unpack,
 )
+from fewbytes.wire.frame import MAJOR
 from fewbytes.wire.layout import DTYPES
 
 FOLDER = Path(__file__).parents[1] / "frames"
+VERSIONS = (1, MAJOR)
+"""Of the format: all that are read, the last of them written."""
 
 
 @payload
@@ -133,6 +136,7 @@ def examples() -> dict[str, Example]:
     wide = Layout.of(weights)
     noise = (torch.arange(2000) ** 3 * 40503 // 4096 % 256 - 128).to(torch.int32).reshape(40, 50)
     near = {"w": (weights["w"].view(torch.int32) + noise).view(torch.float32)}
+    far = {"w": torch.where(torch.arange(2000).reshape(40, 50) % 7 < 3, weights["w"], weights["w"] * 1.375)}
     # The digest is spelled out: that of a coded frame may change with zstandard.
     held = Base(bytes(range(32)), {"w": weights["w"] - 0.125})
 
@@ -175,6 +179,7 @@ def examples() -> dict[str, Example]:
         "model-coded": Example(message.value, layout, coded=True),
         "model-coded-named": Example(message.value, coded=True),
         "model-reply": Example(Model(Dense(moved)), layout, base, coded=True),
+        "weights-moved": Example(Model(Dense(far)), wide, Base(bytes(range(32)), weights), coded=True),
         "weights-coded": Example(Model(Dense(weights)), wide, coded=True),
         "weights-reply": Example(Model(Dense(near)), wide, Base(bytes(range(32)), weights), coded=True),
         "update": masked(scattered(2000, 3), coded=False),
@@ -248,20 +253,31 @@ def examples() -> dict[str, Example]:
 NAMES = list(examples())
 
 
-def stored(name: str) -> bytes:
-    return (FOLDER / f"{name}.frame").read_bytes()
+FRAMES = [(int(path.parent.name), path.stem) for path in sorted(FOLDER.glob("*/*.frame"))]
+
+
+def stored(name: str, version: int = MAJOR) -> bytes:
+    return (FOLDER / str(version) / f"{name}.frame").read_bytes()
 
 
 def test_every_example_has_its_frame_and_every_frame_its_example() -> None:
-    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(NAMES)
-    assert all(path.suffix == ".frame" and path.stat().st_size < 8192 for path in FOLDER.iterdir())
+    assert sorted(int(path.name) for path in FOLDER.iterdir()) == sorted(VERSIONS)
+    for version in VERSIONS:
+        files = list((FOLDER / str(version)).iterdir())
+        assert all(path.suffix == ".frame" and path.stat().st_size < 8192 for path in files)
+        assert {path.stem for path in files} <= set(NAMES)
+    assert sorted(name for version, name in FRAMES if version == MAJOR) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_stored_frames_still_hold_their_values(name: str) -> None:
+@pytest.mark.parametrize(("version", "name"), FRAMES)
+def test_stored_frames_still_hold_their_values(version: int, name: str) -> None:
     example = examples()[name]
-    value = unpack(type(example.value), stored(name), layout=example.layout, base=example.base)
+    base = example.base
+    if name == "model-reply" and base is not None:  # which answers the message in the file beside it
+        base = Base(stored("model", version)[-32:], base.tensors)
+    value = unpack(type(example.value), stored(name, version), layout=example.layout, base=base)
     assert same(value, example.value)
+    assert stored(name, version)[4] == version
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -277,10 +293,15 @@ def test_the_format_is_as_it_was(name: str) -> None:
 
 def test_the_frames_show_every_coding() -> None:
     numbers, masks = set(), set()
-    for name in NAMES:
-        kind, fields, _, _ = take_apart(stored(name))
+    for version, name in FRAMES:
+        kind, fields, _, _ = take_apart(stored(name, version))
         groups = fields[0][1] if kind == "Model" else [fields[1][2]] if kind == "Update" else []
-        numbers |= {(coding[0], flag) for coding in groups for flag in [None, *(coding[1:] or [[]])[0]]}
+        numbers |= {
+            (coding[0], flag)
+            for coding in groups
+            for flag in [None, *(coding[2:] if coding[0] == 4 else coding[1:] or [[]])[0]]
+        }
+        numbers |= {(4, "mask", coding[1][0]) for coding in groups if coding[0] == 4}
         masks |= {tuple(fields[1][1][:2])} if kind == "Update" else set()
     assert [len(take_apart(stored(f"few{n}"))[1][0][2]) for n in ("", "-coded", "-most", "-even")] == [4, 3, 3, 4]
     assert [take_apart(stored(f"images{n}"))[1][0][1] for n in ("", "-coded", "-grey", "-none")] == [
@@ -290,15 +311,17 @@ def test_the_frames_show_every_coding() -> None:
         [0],
     ]
     plain = {(0, None), (1, None), (1, 0), (1, 1), (2, None), (2, 0), (2, 1)}
-    assert numbers == plain | {(3, None), (3, 0), (3, 1), (3, 2)}
+    changes = {(4, None), (4, 0), (4, 1), (4, "mask", 0), (4, "mask", 2)}
+    assert numbers == plain | changes | {(3, None), (3, 0), (3, 1), (3, 2)}
     assert masks == {(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)}
 
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit(__doc__)
-    FOLDER.mkdir(exist_ok=True)
-    for path in FOLDER.glob("*.frame"):
+    folder = FOLDER / str(MAJOR)
+    folder.mkdir(exist_ok=True)
+    for path in folder.glob("*.frame"):
         path.unlink()
     for name, example in examples().items():
-        (FOLDER / f"{name}.frame").write_bytes(bytes(example.pack()))
+        (folder / f"{name}.frame").write_bytes(bytes(example.pack()))

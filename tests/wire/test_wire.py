@@ -63,7 +63,7 @@ from fewbytes.wire import (
 )
 from fewbytes.wire.fields import check_fields
 from fewbytes.wire.layout import DTYPES
-from fewbytes.wire.values import check_finite
+from fewbytes.wire.values import check_finite, flat_words
 
 CODES = {
     "truncated", "magic", "version", "checksum", "length", "header", "type", "layout", "base", "coding", "padding",
@@ -680,7 +680,7 @@ def assemble(
     if body is None:
         body = b"".join(padded(s) for s in sections)
     values: dict[str, Any] = {
-        "magic": b"FEWB", "major": 1, "minor": 0, "flags": 0,
+        "magic": b"FEWB", "major": 2, "minor": 0, "flags": 0,
         "header_length": len(header), "header_checksum": crc32c(header), "body_length": len(body),
         "layout": bytes(16), "base": bytes(16), "reserved": 0,
     }  # fmt: skip
@@ -690,8 +690,8 @@ def assemble(
     return whole + blake3(whole).digest()
 
 
-def take_apart(frame: bytes) -> tuple[str, list[Any], list[bytes], dict[str, bytes]]:
-    """Kind, fields, sections and the two hashes of a good frame."""
+def take_apart(frame: bytes) -> tuple[str, list[Any], list[bytes], dict[str, Any]]:
+    """Kind, fields, sections, and the major version and the two hashes of a good frame."""
     (length,) = struct.unpack_from("<I", frame, 8)
     kind, fields, table = msgspec.msgpack.decode(frame[64 : 64 + length])
     at, sections = 64 + length + -length % 8, []
@@ -699,7 +699,7 @@ def take_apart(frame: bytes) -> tuple[str, list[Any], list[bytes], dict[str, byt
         sections.append(frame[at : at + size])
         at += size + -size % 8
     assert at == len(frame) - 32
-    return kind, fields, sections, {"layout": frame[24:40], "base": frame[40:56]}
+    return kind, fields, sections, {"major": frame[4], "layout": frame[24:40], "base": frame[40:56]}
 
 
 @dataclass(frozen=True)
@@ -763,6 +763,38 @@ def photographs(n: int, channels: int, size: int, noise: int = 3) -> Tensor:
     return torch.from_numpy((waves + rng.integers(0, noise, waves.shape)).astype(np.uint8))
 
 
+def by_hand(words: list[int], width: int, shift: int, of: int) -> bytes:
+    """The plane of `of` bytes that starts at bit `shift`."""
+    return b"".join((w >> shift & (1 << 8 * of) - 1).to_bytes(of, "little") for w in words)
+
+
+def zigzag(words: Sequence[int], held: Sequence[int], dtype: torch.dtype) -> list[int]:
+    """Differences to the base as the first version of the format has them, computed one number at a time."""
+    top = 1 << (8 * dtype.itemsize - 1)
+
+    def ordered(w: int) -> int:
+        if not dtype.is_floating_point:
+            return w
+        return w if w < top else -(w - top) - 1
+
+    differences = [(ordered(w) - ordered(b) + top) % (2 * top) - top for w, b in zip(words, held, strict=True)]
+    return [2 * d if d >= 0 else -2 * d - 1 for d in differences]
+
+
+def as_before(value: Whole, layout: Layout, base: Base) -> bytes:
+    """A frame of version 1: differences to the base through zstandard, each byte of them a plane."""
+    sections, groups = [], []
+    for dtype in dict.fromkeys(t.dtype for t in value.model.state.values()):
+        names = [name for name, t in value.model.state.items() if t.dtype == dtype]
+        words, held = (
+            [int(w) for name in names for w in flat_words(state[name])] for state in (value.model.state, base.tensors)
+        )
+        coded = zigzag(words, held, dtype)
+        sections += [zstandard.compress(by_hand(coded, 8 * dtype.itemsize, 8 * i, 1)) for i in range(dtype.itemsize)]
+        groups.append([2, [1] * dtype.itemsize])
+    return assemble("Whole", [[True, groups]], sections, major=1, layout=layout.hash, base=base.digest[:16])
+
+
 @cache
 def cases() -> dict[str, Case]:
     """Frames of about 2 kB: dense and masked, coded and not, of the layout and not, based and not."""
@@ -775,6 +807,11 @@ def cases() -> dict[str, Case]:
     weights = {"w": held["w"] + 1e-4, "b": held["b"] * 1.01, "steps": torch.tensor(8)}
     layout = Layout.of(weights)
     some = {"w": weights["w"], "steps": weights["steps"]}
+    moved = {
+        "w": held["w"] * (1 + 0.1 * torch.from_numpy(rng.random((20, 25)) < 0.6)),
+        "b": weights["b"],
+        "steps": held["steps"],
+    }
     dense, wide = Whole(Dense(weights)), {"v": torch.from_numpy(rng.normal(0, 0.05, 6000)).float()}
     base = Base(blake3(b"message").digest(), held)
     wide_base = Base(blake3(b"message").digest(), {"v": wide["v"] - 1e-4})
@@ -828,6 +865,8 @@ def cases() -> dict[str, Case]:
         "dense": Case(Whole, bytes(pack(dense, layout=layout)), layout),
         "dense uncoded": Case(Whole, bytes(pack(dense, layout=layout, coded=False)), layout),
         "dense based": Case(Whole, bytes(pack(dense, layout=layout, base=base)), layout, base),
+        "dense based in part": Case(Whole, bytes(pack(Whole(Dense(moved)), layout=layout, base=base)), layout, base),
+        "dense based before": Case(Whole, as_before(dense, layout, base), layout, base),
         "dense without layout": Case(Whole, bytes(pack(dense))),
         "dense in part": Case(Whole, bytes(pack(Whole(Dense(some)), layout=layout)), layout),
         "masked": Case(Part, bytes(pack(half, layout=wide_layout)), wide_layout),
@@ -870,14 +909,17 @@ def test_the_cases_are_what_they_are_for() -> None:
     assert header_of("dense uncoded") == [True, [[0], [0]]]
     assert header_of("dense")[1][0][0] == 1
     assert 1 in header_of("dense")[1][0][1]
-    assert header_of("dense based")[1][0][0] == 2
-    assert 1 in header_of("dense based")[1][0][1]
+    assert header_of("dense based")[1][0][:2] == [4, [2, 0, 0, 560]]
+    assert 1 in header_of("dense based")[1][0][2]
+    assert header_of("dense based in part")[1][0][1][0] == 0
+    assert len(header_of("dense based in part")[1][0][2]) == 3
+    assert header_of("dense based before")[1][0][0] == 2
     assert header_of("dense in part")[0] == b"\x05"
     assert [entry[0] for entry in header_of("dense without layout")[0]] == ["w", "b", "steps"]
     assert header_of("masked")[1][0] == 1
     assert header_of("masked nearly full")[1][0] == 2
     assert header_of("masked packed")[1][0] == header_of("masked uncoded")[1][0] == 0
-    assert header_of("masked based")[2][0] == 2
+    assert header_of("masked based")[2][0] == 4
     assert header_of("bits")[1][0] == 1
     assert header_of("quantised")[:2] == [True, 8]
     assert 1 in header_of("quantised")[3][1]
@@ -918,12 +960,7 @@ def test_the_layouts_hash_is_what_the_prose_says() -> None:
 def test_a_newer_minor_version_is_read_and_a_newer_major_version_is_not() -> None:
     kind, fields, sections, hashes = take_apart(cases()["dense"].frame)
     cases()["dense"].unpack(assemble(kind, fields, sections, minor=9, **hashes))
-    assert cases()["dense"].refuse(assemble(kind, fields, sections, major=2, **hashes)) == "version"
-
-
-def by_hand(words: list[int], width: int, shift: int, of: int) -> bytes:
-    """The plane of `of` bytes that starts at bit `shift`."""
-    return b"".join((w >> shift & (1 << 8 * of) - 1).to_bytes(of, "little") for w in words)
+    assert cases()["dense"].refuse(assemble(kind, fields, sections, **hashes | {"major": 3})) == "version"
 
 
 @pytest.mark.parametrize("squeeze", [False, True])
@@ -949,21 +986,22 @@ def test_numbers_are_coded_as_the_prose_says(dtype: torch.dtype, squeeze: bool) 
     frame = assemble("Whole", [[[entry], [[1, [int(squeeze)] * len(cuts)]]]], planes)
     assert same(unpack(Whole, frame), Whole(Dense({"x": tensor_of(words)})))
 
-    def ordered(w: int) -> int:
-        if not dtype.is_floating_point:
-            return w
-        return w if w < top else -(w - top) - 1
-
-    def zigzag(d: int) -> int:
-        d = (d + top) % (2 * top) - top
-        return 2 * d if d >= 0 else -2 * d - 1
-
-    coded = [zigzag(ordered(w) - ordered(b)) for w, b in zip(words, held, strict=True)]
-    planes = stored([by_hand(coded, width, 8 * i, 1) for i in range(width // 8)])
+    planes = stored([by_hand(zigzag(words, held, dtype), width, 8 * i, 1) for i in range(width // 8)])
     digest = blake3(b"m").digest()
-    frame = assemble("Whole", [[[entry], [[2, [int(squeeze)] * len(planes)]]]], planes, base=digest[:16])
+    frame = assemble("Whole", [[[entry], [[2, [int(squeeze)] * len(planes)]]]], planes, major=1, base=digest[:16])
     base = Base(digest, {"x": tensor_of(held)})
     assert same(unpack(Whole, frame, base=base), Whole(Dense({"x": tensor_of(words)})))
+
+    kept = [(i, (w - b) % (2 * top)) for i, (w, b) in enumerate(zip(words, held, strict=True)) if w != b]
+    middle = sum(0x80 << 8 * i for i in range(width // 8 - 1))
+    changes = [(d + middle) % (2 * top) for _, d in kept]
+    mask = by_hand([sum(1 << i for i, _ in kept)], 0, 0, (len(words) + 7) // 8)
+    places = [0, int(squeeze), len(mask), len(kept)]
+    for cut in [[(8 * i, 1) for i in range(width // 8)], *([cuts] if width == 32 else [])]:
+        planes = [by_hand(changes, width, shift, of) for shift, of in cut]
+        numbers = [4, places, [int(squeeze)] * len(cut)]
+        frame = assemble("Whole", [[[entry], [numbers]]], stored([mask, *planes]), base=digest[:16])
+        assert same(unpack(Whole, frame, base=base), Whole(Dense({"x": tensor_of(words)})))
 
 
 MASK = [i in (0, 1, 256, 511, 767, 999) for i in range(1000)]
@@ -1099,7 +1137,8 @@ def tree_of(case: Case) -> list[Any]:
 @pytest.mark.parametrize(
     "name",
     [
-        "dense", "dense uncoded", "dense based", "dense in part", "masked", "masked based", "masked packed", "bits",
+        "dense", "dense uncoded", "dense based", "dense based in part", "dense in part", "masked", "masked based",
+        "masked packed", "bits",
         "quantised", "quantised 16", "few", "few patchy", "signs",
     ],
 )  # fmt: skip
@@ -1124,8 +1163,8 @@ def test_no_node_of_a_header_can_be_another(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "everything", "dense without layout", "masked uncoded", "masked nearly full", "bits without layout",
-        "quantised without layout", "images", "images grey",
+        "everything", "dense based before", "dense without layout", "masked uncoded", "masked nearly full",
+        "bits without layout", "quantised without layout", "images", "images grey",
         "few without layout", "few kernels", "signs without layout", "packages",
         "rounded", "rounded based", "rounded without layout", "rounded masked",
     ],
@@ -1242,7 +1281,7 @@ def test_padding_that_is_not_zero_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"magic": b"FEWC"}, "magic"), ({"major": 2}, "version"), ({"major": 0}, "version"),
+        ({"magic": b"FEWC"}, "magic"), ({"major": 3}, "version"), ({"major": 0}, "version"),
         ({"major": 255}, "version"), ({"flags": 1}, "version"), ({"flags": 1 << 15}, "version"),
         ({"reserved": 1}, "version"), ({"header_length": (1 << 32) - 1}, "length"), ({"header_length": 0}, "length"),
         ({"header_length": MiB + 1}, "length"), ({"body_length": (1 << 64) - 1}, "length"),

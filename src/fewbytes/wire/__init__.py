@@ -1,6 +1,6 @@
 """Payloads to bytes and back, without loss unless a run asks for it; nothing is ever unpickled.
 
-The format, version 1. All integers are little-endian; nothing in a frame names code to run.
+The format, version 2. All integers are little-endian; nothing in a frame names code to run.
 
     prelude, 64 bytes   magic 'FEWB' | major u8 | minor u8 | flags u16 (0; bit 0 is kept for a signature) |
                         header length u32 (at most 1 MiB in what travels) | CRC32C of the header u32 |
@@ -22,15 +22,17 @@ after entry, in C order.
 
 A coding of numbers is [0], one section (none for no numbers), the numbers as they are; or [1, flags], byte planes
 from the lowest to the highest, of floats whose sign bit was rotated to the lowest place (32-bit numbers have three
-planes: the two lowest bytes together); or [2, flags], byte planes of the zig-zag difference to the base, floats
-compared as integers in the same order. Each plane is a section, stored as it is (flag 0) or through zstandard
-(flag 1). The base is the message a reply answers: the first tensor of the same name in it, zeros where there is none
-of the same type and shape; the first 16 bytes of that message's digest travel as the base hash. A coding of a mask is
-[kind, flag, length, ones] and one section of `length` bytes once decompressed: packed bits, lowest first (kind 0), or,
-if that takes no more bytes, the gaps before ones (1) or zeros (2), a byte each, 255 meaning 255 and more to come. A
-masked value is [entries, mask, numbers]. Bits are [entries, mask]. A quantised value is [entries, bits, grid, levels]:
-the numbers of its grid are float32, for each entry the value of level 0 and the step to the next; those of its levels
-are unsigned, of 8 or 16 bits as stated. Entries of both are those of the float32 values that are meant.
+planes: the two lowest bytes together); or [4, mask, flags], a mask of the numbers that differ from the base, and byte
+planes of these numbers' bits less the base's, modulo their range, to which 0x80 in each byte but the highest was added
+(32-bit numbers have four planes, or three: the two lowest bytes together). Each plane is a section, stored as it is
+(flag 0) or through zstandard (flag 1). The base is the message a reply answers: the first tensor of the same name in
+it, zeros where there is none of the same type and shape; the first 16 bytes of that message's digest travel as the base
+hash. A coding of a mask is [kind, flag, length, ones] and one section of `length` bytes once decompressed: packed bits,
+lowest first (kind 0), or, if that takes no more bytes, the gaps before ones (1) or zeros (2), a byte each, 255 meaning
+255 and more to come. A masked value is [entries, mask, numbers]. Bits are [entries, mask]. A quantised value is
+[entries, bits, grid, levels]: the numbers of its grid are float32, for each entry the value of level 0 and the step to
+the next; those of its levels are unsigned, of 8 or 16 bits as stated. Entries of both are those of the float32 values
+that are meant.
 
 Places are chosen positions below a size. They travel as a mask of that size, or as [shift, length, count] and one
 section of `length` bytes, bits from the lowest on: of the gap before each place its `shift` lowest bits (the lowest bit
@@ -70,6 +72,9 @@ A receiver checks, in this order: magic, the prelude's checksum, version, that t
 header's checksum, the digest, the header's number of items and their types, every section's bounds, checksum and zero
 padding. Only then is anything decoded, into sizes taken from the receiver's own layout or bounded by its limit, in
 which also counts what a value takes once it is dense. Whatever is wrong ends in one error class, `FrameError`.
+
+Version 1 is read as well. It had [2, flags] instead of [4, mask, flags]: byte planes of the difference to the base,
+floats compared as integers in the same order, all numbers, zig-zag.
 """
 
 from fewbytes.base.errors import FrameError

@@ -12,10 +12,11 @@ from blake3 import blake3
 from crc32c import crc32c
 
 from fewbytes.base.errors import FrameError
-from fewbytes.wire.coding import Buffer
+from fewbytes.wire.sections import Buffer
 
 MAGIC = b"FEWB"
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 2, 0
+OLDEST = 1  # of the majors that are read
 HEADER_CAP = 1 << 20  # bytes
 MOST_ITEMS = 26_000  # that any receiver reads in a header: a thousand tensors in a dict; in memory 80 bytes each
 ALIGN = 8
@@ -145,15 +146,17 @@ class Parsed:
         if view.nbytes < PRELUDE + DIGEST:
             raise FrameError("truncated", f"a frame has at least {PRELUDE + DIGEST} bytes, these are {view.nbytes}")
         fixed = view[: _FIXED.size]
-        magic, major, _minor, flags, header_length, header_checksum, body_length, layout, base, reserved = (
-            _FIXED.unpack(fixed)
+        magic, major, minor, flags, header_length, header_checksum, body_length, layout, base, reserved = _FIXED.unpack(
+            fixed
         )
         if magic != MAGIC:
             raise FrameError("magic", "not a frame: the first four bytes are not 'FEWB'")
         if int.from_bytes(view[_FIXED.size : PRELUDE], "little") != crc32c(fixed):
             raise FrameError("checksum", "the frame's prelude is damaged")
-        if major != MAJOR:
-            raise FrameError("version", f"the frame has format {major}, this code reads {MAJOR}: update the older end")
+        if not OLDEST <= major <= MAJOR:
+            raise FrameError(
+                "version", f"the frame has format {major}, this code reads {OLDEST} to {MAJOR}: update the older end"
+            )
         if flags or reserved:
             raise FrameError("version", "the frame asks for a feature this code does not have: update this end")
         start = PRELUDE + header_length + _gap(header_length)
@@ -173,6 +176,7 @@ class Parsed:
             self.header = msgspec.msgpack.decode(header, type=Header)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise FrameError("header", f"the frame's header cannot be read: {error}") from None
+        self.version = f"{major}.{minor}"
         self.layout_hash, self.base_hash = layout, base
         self.sections: list[memoryview] = []
         for length, checksum in self.header.sections:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fewbytes.base.errors import FrameError
-from fewbytes.wire.coding import Array, Buffer, Sink, Source, deflate, get_plane, size_of
+from fewbytes.wire.sections import Array, Buffer, Sink, Source, deflate, get_plane, size_of
 
 PACKED, GAPS_OF_ONES, GAPS_OF_ZEROS = 0, 1, 2  # codings of masks
 
@@ -32,13 +32,13 @@ def _positions(gaps: Array) -> Array:
 
 def encode_bits(sink: Sink, mask: Array, coded: bool) -> list[Any]:
     """Write a flat bool array as one section: packed bits, or the gaps before the rarer symbol."""
-    header, data = _mask(mask, coded)
+    header, data = mask_section(mask, coded)
     sink.section([data])
     return header
 
 
-def _mask(mask: Array, coded: bool) -> tuple[list[Any], Buffer]:
-    """The header and the section of a mask."""
+def mask_section(mask: Array, coded: bool) -> tuple[list[Any], Buffer]:
+    """The header and the section of a flat bool array."""
     ones = int(np.count_nonzero(mask))
     packed = np.packbits(mask, bitorder="little")
     best: tuple[list[Any], Buffer] = ([PACKED, 0, packed.nbytes, ones], packed)
@@ -133,7 +133,7 @@ def encode_places(sink: Sink, places: Array, size: int, coded: bool) -> list[Any
     """
     mask = np.zeros(size, bool)
     mask[places] = True
-    header, best = _mask(mask, coded)
+    header, best = mask_section(mask, coded)
     rare = places if 2 * places.size <= size else np.flatnonzero(~mask)
     if coded and rare.size:
         gaps = np.diff(rare, prepend=-1) - 1

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
-from fewbytes.wire.coding import SECTION, Array, Buffer, size_of
+from fewbytes.wire.sections import SECTION, Array, Buffer, size_of
 from fewbytes.wire.values import Counted, Reader, Writer
 
 EDGE = 16383  # pixels: the longest side of a WebP file

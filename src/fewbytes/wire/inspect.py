@@ -11,11 +11,11 @@ from rich.text import Text
 
 from fewbytes.base.errors import FrameError, UserError, cleaned
 from fewbytes.wire import Parsed
-from fewbytes.wire.frame import DIGEST, MAJOR, MINOR, NO_HASH, PRELUDE
+from fewbytes.wire.frame import DIGEST, NO_HASH, PRELUDE
 from fewbytes.wire.lossy import DIFFERENCE, SPARED
 from fewbytes.wire.values import ROUNDED
 
-CODINGS = {0: "raw", 1: "planes", 2: "difference to the base"}
+CODINGS = {0: "raw", 1: "planes", 2: "difference to the base", 4: "what differs from the base"}
 SHOWN = 40  # entries of a value that are listed
 
 
@@ -36,7 +36,7 @@ def inspect_frame(path: Path) -> RenderableType:
         "payload": cleaned(header.kind),
         "bytes": f"{len(data):,} = prelude {PRELUDE}, sections {stored:,}, digest {DIGEST}, "
         f"header and padding {len(data) - PRELUDE - stored - DIGEST:,}",
-        "format": f"{MAJOR}.{MINOR}",
+        "format": parsed.version,
         "digest": parsed.digest.hex(),
         "layout": "none: names and shapes stand in the frame"
         if parsed.layout_hash == NO_HASH
@@ -118,5 +118,10 @@ def _numbers(header: list[Any]) -> str:
         parts = [f"{len(ways) - ways.count(SPARED)} of {len(ways)} tensors in steps of {step:.3g}"]
         parts += [f"{ways.count(DIFFERENCE)} as differences to the base"] if DIFFERENCE in ways else []
         return f"rounded: {', '.join(parts)}" + (f"; the others: {_numbers(rest)}" if SPARED in ways else "")
-    flags = f" ({', '.join('zstandard' if f else 'raw' for f in header[1])}; lowest first)" if len(header) > 1 else ""
-    return CODINGS.get(header[0], "?") + flags
+    how = CODINGS.get(header[0], "?")
+    match header:
+        case [4, [kind, flag, length, ones], _]:
+            how += f", a {_mask(kind, flag, length, ones)}"
+    if len(header) == 1:
+        return how
+    return f"{how} ({', '.join('zstandard' if flag else 'raw' for flag in header[-1])}; lowest first)"

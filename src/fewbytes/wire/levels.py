@@ -17,7 +17,7 @@ import numpy as np
 
 from fewbytes.base.errors import FrameError
 from fewbytes.wire import coding
-from fewbytes.wire.coding import Array, Sink, Source
+from fewbytes.wire.sections import Array, Sink, Source
 
 MOST = (1 << 16) - 1  # greatest magnitude of a level
 BLOCK = 1 << 18  # levels coded at a time, class by class

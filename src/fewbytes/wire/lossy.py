@@ -14,9 +14,9 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
-from fewbytes.wire.coding import Array, Buffer, Sink, Source, size_of
 from fewbytes.wire.layout import DTYPES, Entry
 from fewbytes.wire.levels import BLOCK, MOST, Shape, decode_levels, encode_levels, entropy, fold, kinds, width
+from fewbytes.wire.sections import Array, Buffer, Sink, Source, size_of
 
 ZERO, UP = 0.65, 0.4  # of a step: what is below ZERO is 0, and the rest n up to n + 1 - UP is n
 POINTS = 3  # magnitudes told apart by where in their step values lie on the mean: 1, 2, and all from 3 on

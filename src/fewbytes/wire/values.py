@@ -16,10 +16,10 @@ from torch import Tensor
 from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire import coding, gaps
-from fewbytes.wire.coding import Array, Buffer
 from fewbytes.wire.frame import NO_HASH, Parsed
 from fewbytes.wire.layout import DTYPES, Entry, Layout, entry_of
 from fewbytes.wire.lossy import Lossy, Place, round_values, rounded_values
+from fewbytes.wire.sections import Array, Buffer
 
 ROUNDED = 3  # a coding of numbers beside those of `fewbytes.wire.coding`: some of them are rounded
 
@@ -78,7 +78,7 @@ class Base:
 
     digest: bytes
     tensors: Mapping[str, Tensor]
-    _ordered: dict[str, Array] = dataclasses.field(default_factory=dict, repr=False)
+    _words: dict[str, Array] = dataclasses.field(default_factory=dict, repr=False)
     _versions: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -93,14 +93,14 @@ class Base:
         tensor = self.tensors.get(entry.name)
         return None if tensor is None or entry_of(entry.name, tensor) != entry else tensor
 
-    def ordered(self, entry: Entry) -> Array | None:
-        """The same, flat, ready to be subtracted."""
+    def words(self, entry: Entry) -> Array | None:
+        """Its bits, flat."""
         tensor = self.tensor(entry)
         if tensor is None:
             return None
-        if entry.name not in self._ordered:
-            self._ordered[entry.name] = coding.ordered(flat_words(tensor), tensor.is_floating_point())
-        return self._ordered[entry.name]
+        if entry.name not in self._words:
+            self._words[entry.name] = flat_words(tensor)
+        return self._words[entry.name]
 
     @classmethod
     def of(cls, digest: bytes, message: Any) -> Base:
@@ -232,7 +232,7 @@ class Writer:
         ways = bytes(len(places)) if rounded is None else rounded[0]
         left = [place for place, way in zip(places, ways, strict=True) if not way]
         exact = [value for value, way in zip(tensors, ways, strict=True) if not way]
-        header = self.numbers(exact, [_ordered(base, place) for place in left])
+        header = self.numbers(exact, [_words(base, place) for place in left])
         return header if rounded is None else [ROUNDED, *rounded, header]
 
     def _lasting(self, entry: Entry) -> bool:
@@ -350,7 +350,7 @@ class Reader:
                 rounded, header = rounded_values(self, [ways, *rest[:3]], places, bases), rest[3]
         left = [place for place, value in zip(places, rounded, strict=True) if value is None]
         sizes = [place.size for place in left]
-        exact = iter(self.numbers(header, dtype, sizes, [_ordered(self.base, place) for place in left]).split(sizes))
+        exact = iter(self.numbers(header, dtype, sizes, [_words(self.base, place) for place in left]).split(sizes))
         return [next(exact) if value is None else value for value in rounded]
 
     def state(self, header: Any) -> State:
@@ -376,7 +376,7 @@ def _filled(bases: Sequence[Array | None], sizes: Sequence[int], width: int) -> 
     """The bases with zeros where there is none, or None if there is none at all."""
     if all(base is None for base in bases):
         return None
-    return [np.zeros(n, f"i{width}") if base is None else base for n, base in zip(sizes, bases, strict=True)]
+    return [np.zeros(n, f"u{width}") if base is None else base for n, base in zip(sizes, bases, strict=True)]
 
 
 def _there(base: Base | None, place: Place) -> Tensor | None:
@@ -388,7 +388,7 @@ def _there(base: Base | None, place: Place) -> Tensor | None:
     return flat if place.kept is None else flat[torch.from_numpy(place.kept)]
 
 
-def _ordered(base: Base | None, place: Place) -> Array | None:
-    """The same, ready to be subtracted."""
-    known = None if base is None else base.ordered(place.entry)
+def _words(base: Base | None, place: Place) -> Array | None:
+    """The same as bits."""
+    known = None if base is None else base.words(place.entry)
     return known if known is None or place.kept is None else known[place.kept]

@@ -1,0 +1,89 @@
+"""Sections of a frame, written and read: as they are, or through zstandard where that gains.
+
+Every function here is exact. Decoders take the size they must produce from the receiver and allocate nothing beyond it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from fewbytes.base.errors import FrameError
+
+Array = NDArray[Any]
+Buffer = Array | bytes | memoryview
+GAIN = 0.98  # a plane is compressed only if this is what remains, or less
+SECTION = 24  # bytes a section costs at most besides its own: length, checksum, flag, padding
+_FREQUENCIES = zstandard.ZstdCompressionParameters.from_level(
+    1, strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, target_length=0, write_checksum=False
+)
+
+
+class Sink(Protocol):
+    """Takes sections in order (the frame being written)."""
+
+    def section(self, parts: list[Buffer]) -> None:
+        """Take the parts of the next section."""
+
+
+class Source(Protocol):
+    """Gives the sections back in the same order (the frame being read)."""
+
+    def section(self) -> memoryview:
+        """The next section. Raises FrameError if there is none."""
+
+
+class _Zstandard(threading.local):
+    """Contexts that are made once a thread: making one costs as much as coding a small plane."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(compression_params=_FREQUENCIES)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_zstandard = _Zstandard()
+
+
+def size_of(data: Buffer) -> int:
+    """Bytes of a part of a section."""
+    return len(data) if isinstance(data, bytes) else data.nbytes
+
+
+def deflate(plane: Array) -> bytes | None:
+    """The plane through zstandard, or None where that gains nothing.
+
+    A hash table of 64 places finds runs but hardly any other match: on byte planes that is both faster and smaller
+    than any level, because all there is to gain is the bytes' frequencies. Noise is passed over at memory speed.
+    """
+    data = np.ascontiguousarray(plane).data.cast("B")
+    if data.nbytes < 16:
+        return None
+    packed = _zstandard.compressor.compress(data)
+    return packed if len(packed) <= GAIN * data.nbytes else None
+
+
+def inflate(data: memoryview, size: int) -> bytes:
+    """Undo `deflate`. Raises FrameError unless the data hold exactly `size` bytes; allocates no more than that."""
+    try:
+        if zstandard.frame_content_size(data) != size:
+            raise FrameError("length", f"a compressed section does not hold the {size} bytes it must")
+        return _zstandard.decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FrameError("coding", f"a compressed section cannot be decompressed: {error}") from None
+
+
+def get_plane(source: Source, flag: Any, size: int, dtype: Any) -> Array:
+    """A plane of `size` elements: a view of the section where it was stored raw."""
+    section = source.section()
+    nbytes = size * np.dtype(dtype).itemsize
+    if type(flag) is not int or flag not in (0, 1) or (flag and not nbytes):
+        raise FrameError("header", "a section's flag is malformed")
+    if flag:
+        return np.frombuffer(inflate(section, nbytes), dtype)
+    if section.nbytes != nbytes:
+        raise FrameError("length", f"a section of {section.nbytes} bytes stands where {nbytes} must")
+    return np.frombuffer(section, dtype)
