@@ -91,7 +91,7 @@ def test_rounds(golden):
         assert [len(r.theta.values) for r in replies.values()] == g[f"{case}/upload_count"].tolist()
         delta, mean = critical_means(uploads, group), sparse_mean(uploads, list(samples / samples.sum()))
         method = FedPURIN(beta=beta, tau=tau, weighted=name == "weighted")
-        down, _ = method.aggregate(replies, t)
+        down, _ = method.aggregate(replies.items(), t)
         for i in clients:
             for k in chosen:
                 assert torch.allclose(uploads[int(i)][k], torch.from_numpy(g[f"{case}/uploaded/{i}/{k}"]), **CLOSE)
@@ -178,9 +178,9 @@ def test_a_client_without_critical_values_takes_part_in_no_mean():
     ones = {k: torch.ones_like(v, dtype=torch.bool) for k, v in states[0].items()}
     none = {k: ~v for k, v in ones.items()}
     replies = {i: Critical(Masked.of(s, none if i == 2 else ones), 1) for i, s in enumerate(states)}
-    down, _ = FedPURIN().aggregate(replies, 1)
+    down, _ = FedPURIN().aggregate(replies.items(), 1)
     assert torch.allclose(down[2].theta.dense()["b"], (states[0]["b"] + states[1]["b"]) / 2)
-    assert FedPURIN().aggregate({0: replies[0]}, 1) == ({}, {})  # alone: nothing is aggregated
+    assert FedPURIN().aggregate([(0, replies[0])], 1) == ({}, {})  # alone: nothing is aggregated
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,8 @@ class Kept(FedPURIN):
     """FedPURIN that keeps the masks of every round, as they came."""
 
     def aggregate(self, replies, t, clipped):
-        SEEN.append({i: reply.theta.dense() for i, reply in replies.items()})
+        replies = list(replies)
+        SEEN.append({i: reply.theta.dense() for i, reply in replies})
         return super().aggregate(replies, t, clipped)
 
 

@@ -59,6 +59,12 @@ class Handler:
                 check_fields(kind)
         return cls(name, *(None if kind is type(None) else kind for kind in kinds))
 
+    def check(self, message: Any) -> None:
+        """Raises MethodError for a message that is not of its class."""
+        if type(message) is not self.message:
+            wanted = "nothing" if self.message is None else f"a {self.message.__name__}"
+            raise MethodError(f"handler {self.name!r} takes {wanted}, it was sent a {type(message).__name__}")
+
     def roundable(self, way: Way) -> bool:
         """Whether a run that rounds what travels that way finds something to round in its messages or replies."""
         kind = self.reply if way == "uplink" else self.message
@@ -81,6 +87,24 @@ def required(kind: Any) -> Any:
         if len(kinds) == 1:
             return kinds[0]
     return kind
+
+
+class Made(Mapping[Id, Sent]):
+    """A message for each of some clients, made whenever it is read."""
+
+    def __init__(self, clients: Sequence[Id], made: Callable[[Id], Sent]) -> None:
+        self._clients, self._made = dict.fromkeys(clients), made
+
+    def __getitem__(self, client: Id) -> Sent:
+        if client not in self._clients:
+            raise KeyError(client)
+        return self._made(client)
+
+    def __iter__(self) -> Iterator[Id]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
 
 
 class Exchanges(Protocol):
@@ -206,12 +230,13 @@ class Network:
         `to` and `send`: as in `call`; without `to`, everybody gets `send`. `when`: `next` leaves the message until the
         client is asked next, with whose request it travels and before whose handler this one runs; a newer message to
         the handler takes the place of one that waits, and what waits after the last round is sent then. Left with
-        everybody, it also reaches who joins later.
+        everybody, it also reaches who joins later. What is left waits on disk, so a mapping that makes each message as
+        it is read, instead of a dict of all, has one in memory at a time.
         """
         if when not in ("now", "next"):
             raise MethodError(f"a message is sent now or next, not {when!r}")
         if when == "next":
-            wanted = None if to is None else dict(to) if isinstance(to, Mapping) else dict.fromkeys(to, send)
+            wanted = to if to is None or isinstance(to, Mapping) else dict.fromkeys(to, send)
             self._engine.leave(handler, wanted, send, self._part)
             return
         for _ in self.call(handler, self.clients if to is None else to, send):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from fewbytes.core.records import Gathered, Records
 from fewbytes.core.rules import Rule
 from fewbytes.core.uplink import Uplink
 from fewbytes.engines.blame import Blame
-from fewbytes.engines.downlink import Downlink, Heard, Line
+from fewbytes.engines.downlink import Downlink, Heard, Letter, Line
 from fewbytes.engines.handlers import UP_BITS, Done, SampleCounts, unchanged
 from fewbytes.engines.requests import Request, Requests
 from fewbytes.engines.underway import AtWork, UnderWay, Work
@@ -59,12 +59,19 @@ class Resumed:
     heard: dict[Id, Heard]
 
 
+class Named(NamedTuple):
+    """The files that a checkpoint names: client states, by their versions, and messages that wait, by number."""
+
+    versions: Mapping[Id, int]
+    messages: Collection[int]
+
+
 class Engine(ABC):
     """Runs a method's calls on clients; an engine adds how messages get to the clients and replies back.
 
     `policy`: how many must answer. `coded`: lossless coding of the frames. `frames`: a folder that every frame is kept
     in. `resumed`: what is taken over from a checkpoint. `uplink`, `downlink`: how much is kept of the values in
-    replies, and in messages.
+    replies, and in messages. `waiting`: the folder of messages that wait for clients' next requests.
     """
 
     def __init__(
@@ -77,6 +84,8 @@ class Engine(ABC):
         resumed: Resumed | None = None,
         uplink: Uplink | None = None,
         downlink: Rate = ALL,
+        *,
+        waiting: Path,
     ) -> None:
         self.method, self.task, self.problem = method, task, task.problem
         prepare_device(self.problem.device, self.problem.precision)
@@ -130,7 +139,8 @@ class Engine(ABC):
         self._replies: Iterator[tuple[Id, Any]] = iter(())  # of the open call
         self._bounded: dict[Any, tuple[float, int]] = {}
         self._cohorts: dict[float, list[Id]] = {}
-        self._waiting = WaitingMessages(self._named, [] if resumed is None else resumed.waiting)
+        self._left_in = waiting
+        self._waiting = WaitingMessages(waiting, self._named, [] if resumed is None else resumed.waiting)
         self._at_work = AtWork()
         self._resumed_work = None if resumed is None else resumed.under_way  # until a step begins
         self._had: set[Id] = set()  # whose part in this round's stream is over
@@ -195,7 +205,7 @@ class Engine(ABC):
         self._given_up([work.client for work in self._at_work])
         self._at_work.clear()
         self.versions, self.clock = ({}, 0.0) if to is None else (dict(to.versions), to.clock)
-        self._waiting = WaitingMessages(self._named, [] if to is None else to.waiting)
+        self._waiting = WaitingMessages(self._left_in, self._named, [] if to is None else to.waiting)
         self.downlink.go_back([] if to is None else to.lines, {} if to is None else to.heard)
         if to is not None:
             self._at_work.unpack(to.under_way, self, self._named)
@@ -239,14 +249,25 @@ class Engine(ABC):
         """The clients that take part or did before they left, in ascending order."""
         return sorted({*self.clients, *self.versions})
 
-    @abstractmethod
-    def make_durable(self, before: Mapping[Id, int]) -> None:
-        """Have the states of `versions` survive a loss of power, as a checkpoint is about to name them; those of
-        `before`, the last one's, do."""
+    def make_durable(self, before: Named | None) -> None:
+        """Have what a checkpoint is about to name survive a loss of power; what the last one named (None: nothing)
+        does."""
+        before = before or Named({}, frozenset())
+        self._waiting.make_durable(before.messages)
+        self._make_states_durable(before.versions)
+
+    def checkpointed(self, kept: Sequence[Named]) -> None:
+        """The run can go on from what each kept checkpoint names: other files may go."""
+        self._waiting.keep_only({number for named in kept for number in named.messages})
+        self._keep_states([named.versions for named in kept])
 
     @abstractmethod
-    def checkpointed(self, kept: Sequence[Mapping[Id, int]]) -> None:
-        """The run can go on from these versions of states, one for each kept checkpoint: others may go."""
+    def _make_states_durable(self, before: Mapping[Id, int]) -> None:
+        """Have the states of `versions` survive a loss of power; those of `before` do."""
+
+    @abstractmethod
+    def _keep_states(self, kept: Sequence[Mapping[Id, int]]) -> None:
+        """Of client states none but these versions are needed, one for each kept checkpoint."""
 
     @abstractmethod
     def score_clients(self) -> dict[Id, Scores]:
@@ -290,7 +311,7 @@ class Engine(ABC):
         handler = self._handler(function)
         self._asked = len(asked)
         self._open = handler.name  # from now on, so that a call nobody reads is an error, too
-        if not own and self.downlink.rounds(handler, send):
+        if not own and self.downlink.rounds(handler, type(send)):
             able = [i for i in asked if i not in self.not_asked and i not in self.blame.barred]
             self.downlink.to_all(handler, send, able, part)
         self._replies = self._read(handler, asked, messages, own)
@@ -464,7 +485,7 @@ class Engine(ABC):
         self._numbers += 1
         return self._numbers
 
-    def waiting_for(self, client: Id) -> list[tuple[Handler, Any]]:
+    def waiting_for(self, client: Id) -> list[tuple[Handler, Letter]]:
         """What waits for a client, in the order its handlers are to run."""
         return self._waiting.of(client)
 

@@ -47,6 +47,19 @@ class Sent(NamedTuple):
     measured: dict[str, float]
 
 
+class Letter(NamedTuple):
+    """A message, in memory or wherever it waits, and its class; those of equal `key` are equal."""
+
+    key: Hashable
+    kind: type[Any]
+    load: Callable[[], Any]
+
+    @classmethod
+    def of(cls, message: Any) -> Letter:
+        """One in memory, where it stays until it is sent."""
+        return cls(id(message), type(message), lambda: message)
+
+
 class Leg(NamedTuple):
     """One of the frames that bring a message to a client; those of equal `key` are equal. `kind`: as in `Part`.
     `stand`: where the client is once it holds it (None: on no line)."""
@@ -88,9 +101,9 @@ class Downlink:
         if stands:
             self.heard[client] = self.heard.get(client, {}) | stands
 
-    def rounds(self, handler: Handler, message: Any) -> bool:
-        """Whether such a message is rounded."""
-        return bool(self.rate) and type(message) is handler.message and handler.roundable("downlink")
+    def rounds(self, handler: Handler, kind: type[Any]) -> bool:
+        """Whether a message of that class is rounded."""
+        return bool(self.rate) and kind is handler.message and handler.roundable("downlink")
 
     def to_all(self, handler: Handler, message: Any, asked: Sequence[Id], part: str) -> None:
         """Round a message for all that are asked, in a part of the network. Raises UserError where in a step some are
@@ -107,16 +120,16 @@ class Downlink:
             if name not in self._now:
                 self._now[name] = self._moved(name, message, client, shared=True)
 
-    def legs(self, handler: Handler, message: Any, client: Id, own: bool) -> list[Leg]:
+    def legs(self, handler: Handler, letter: Letter, client: Id, own: bool) -> list[Leg]:
         """The frames by which a client gets a message: its `own`, or one that `to_all` was given."""
-        if not self.rounds(handler, message):
-            key = handler.name, id(message), self._problem.architecture(client)
-            return [Leg(key, "", partial(self._whole, handler, message, client))]
+        if not self.rounds(handler, letter.kind):
+            key = handler.name, letter.key, self._problem.architecture(client)
+            return [Leg(key, "", partial(self._whole, handler, letter, client))]
         if own:
             name = f"{handler.name} of {client}"
             follows = self._behind(handler, client, name) == 0
             stand = name, self.lines[name].number + 1 if name in self.lines else 1
-            made = partial(self._own, name, message, client, follows)
+            made = partial(self._own, name, letter, client, follows)
             return [Leg(stand, "next" if follows else "first", made, stand)]
         name = self._name(handler, client)
         line, (received, sent), behind = self.lines[name], self._now[name], self._behind(handler, client, name)
@@ -161,14 +174,15 @@ class Downlink:
         measured = {DOWN_BITS: lossy.bits_a_value, DOWN_ERROR: lossy.nmse} if lossy.values else {}
         return received, Sent(frame, count, Base.of(whole[-32:], received), measured)
 
-    def _own(self, name: str, message: Any, client: Id, follows: bool) -> Sent:
-        return self._moved(name, message, client, shared=False, follows=follows)[1]
+    def _own(self, name: str, letter: Letter, client: Id, follows: bool) -> Sent:
+        return self._moved(name, letter.load(), client, shared=False, follows=follows)[1]
 
     def _first(self, received: Any, sent: Sent, client: Id) -> Sent:
         frame = pack(received, layout=self._problem.layout(client), coded=self._coded)
         return sent._replace(frame=frame, measured={})
 
-    def _whole(self, handler: Handler, message: Any, client: Id) -> Sent:
+    def _whole(self, handler: Handler, letter: Letter, client: Id) -> Sent:
+        message = letter.load()
         frame, count = packed(handler, message, self._problem.layout(client), self._coded)
         return Sent(frame, count, None if frame is None else Base.of(frame.digest, message), {})
 

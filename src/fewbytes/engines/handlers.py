@@ -297,7 +297,5 @@ def packed(handler: Handler, message: Any, layout: Layout, coded: bool) -> tuple
     """A message as it travels: nothing for None. Raises MethodError if it is not of the handler's class."""
     if message is None:
         return None, Counted()
-    if type(message) is not handler.message:
-        wanted = "nothing" if handler.message is None else f"a {handler.message.__name__}"
-        raise MethodError(f"handler {handler.name!r} takes {wanted}, it was sent a {type(message).__name__}")
+    handler.check(message)
     return pack(message, layout=layout, coded=coded), counted(message)

@@ -37,7 +37,8 @@ class LocalEngine(Engine):
     """Moves payloads as frames between this process and its workers; every byte counted is a byte handed over.
 
     `workers`: processes (default: one per core; with a GPU, or where processes cannot be forked safely, handlers
-    run in this process instead). `store`: the folder of client states. `policy`: how many replies must be finite.
+    run in this process instead). `store`: the folder of client states, beside which that of waiting messages is made.
+    `policy`: how many replies must be finite.
     `coded`: lossless coding of the frames. `speeds`: how long clients take by a simulated clock (default: all alike).
     `uplink`, `downlink`: how much is kept of the values in replies, and in messages (default: all).
     A context manager: leaving it ends the workers.
@@ -57,7 +58,9 @@ class LocalEngine(Engine):
         uplink: Uplink | None = None,
         downlink: Rate = ALL,
     ) -> None:
-        super().__init__(method, task, policy or Policy(), coded, frames, resumed, uplink, downlink)
+        super().__init__(
+            method, task, policy or Policy(), coded, frames, resumed, uplink, downlink, waiting=store.parent / "waiting"
+        )
         self._seconds = (speeds or Speeds()).seconds(len(self.problem.clients), self.problem.seed)
         self._jobs: dict[Id, Job] = {}  # of clients that are at work for a stream, once they are to be run
         self._ended: dict[int, Done] = {}  # what came of jobs, by number, until it is their turn
@@ -153,11 +156,11 @@ class LocalEngine(Engine):
         if self.pool is not None:
             self.pool.exchange.free(at)
 
-    def make_durable(self, before: Mapping[Id, int]) -> None:
+    def _make_states_durable(self, before: Mapping[Id, int]) -> None:
         """Those that are new, at once."""
         self.store.make_durable(self.versions.items() - before.items())
 
-    def checkpointed(self, kept: Sequence[Mapping[Id, int]]) -> None:
+    def _keep_states(self, kept: Sequence[Mapping[Id, int]]) -> None:
         """Remove other states."""
         self.store.keep_only(*kept, busy=self._jobs)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
-from fewbytes.engines.downlink import Downlink, Heard, Leg, Stand
+from fewbytes.engines.downlink import Downlink, Heard, Leg, Letter, Stand
 from fewbytes.engines.handlers import Job, Kind, Part
 from fewbytes.wire import Base, Counted, Frame
 
@@ -21,7 +21,7 @@ class Packed:
     handler: str
     waited: bool  # for this request, instead of having caused it
     number: int
-    message: Any
+    message: Any  # None if it waited
     frame: Frame | None
     counted: Counted
     base: Base | None
@@ -85,7 +85,7 @@ class _Leg(NamedTuple):
     key: Hashable
     leg: Leg
     handler: Handler
-    message: Any
+    message: Any  # None if it waited
     waited: bool
 
 
@@ -97,7 +97,7 @@ class Sender(Protocol):
     def next_number(self) -> int:
         """A number no message of this run has had."""
 
-    def waiting_for(self, client: Id) -> list[tuple[Handler, Any]]:
+    def waiting_for(self, client: Id) -> list[tuple[Handler, Letter]]:
         """What waits for a client."""
 
     def put(self, frame: Frame) -> str:
@@ -108,7 +108,10 @@ class Sender(Protocol):
 
 
 class Requests:
-    """The requests of one call: each message packed once, when it is first sent, and dropped with its last reply."""
+    """The requests of one call: each message packed once, when it is first sent, and dropped with its last reply.
+
+    `messages`: by client, or, of what waited, letters.
+    """
 
     def __init__(
         self,
@@ -122,11 +125,13 @@ class Requests:
         self._engine = engine
         self._legs: dict[Id, list[_Leg]] = {}
         for i in asked:
-            waiting = [(waited, message, True) for waited, message in engine.waiting_for(i) if waited != handler]
+            waiting = [(to, letter, None, True) for to, letter in engine.waiting_for(i) if to != handler]
+            message = messages[i]
+            called = (message, None) if isinstance(message, Letter) else (Letter.of(message), message)
             self._legs[i] = [
-                _Leg((waited, leg.key), leg, to, message, waited)
-                for to, message, waited in [*waiting, (handler, messages[i], False)]
-                for leg in engine.downlink.legs(to, message, i, own or waited)
+                _Leg((waited, leg.key), leg, to, held, waited)
+                for to, letter, held, waited in [*waiting, (handler, *called, False)]
+                for leg in engine.downlink.legs(to, letter, i, own or waited)
             ]
         self._uses = Counter(leg.key for legs in self._legs.values() for leg in legs)
         self._packed: dict[Any, Packed] = {}

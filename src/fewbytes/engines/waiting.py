@@ -1,58 +1,99 @@
-"""Messages that wait for their clients' next requests."""
+"""Messages that wait for their clients' next requests, each in a file of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fewbytes.base.errors import MethodError
+from fewbytes.base.errors import FrameError, MethodError, UserError
+from fewbytes.base.files import make_durable, private_folder, replacing
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id
-from fewbytes.engines.handlers import unchanged
-from fewbytes.wire import Base, pack_state, unpack_state
+from fewbytes.engines.downlink import Letter
+from fewbytes.wire import Parsed, pack_state, unpack_state
 
 
 @dataclass
 class Waiting:
-    """Messages to one handler that wait for their clients' next request, as a checkpoint holds them."""
+    """Messages to one handler that wait for their clients' next request, as a checkpoint holds them: by the numbers of
+    their files."""
 
     handler: str
-    frames: list[bytes]
-    of: Tensor  # which frame each of `clients` is to get; this and what follows of clients int64
+    numbers: Tensor  # of the file that each of `clients` is to get; this and what follows of clients int64
     clients: Tensor
-    everybody: int | None  # which frame all others are to get who are not in `had`
+    everybody: int | None  # of the file that all others are to get who are not in `had`
     had: Tensor
     part: str  # of the network they are left in; empty: all of it
     members: Tensor  # who is in it
+
+    @property
+    def files(self) -> set[int]:
+        """The numbers of all its files."""
+        return {*self.numbers.tolist(), *([] if self.everybody is None else [self.everybody])}
 
 
 class WaitingMessages:
     """What waits, by handler and part of the network, in the order of the last messages, in which handlers run.
 
-    `handler_of`: a handler by its name. `resumed`: what a checkpoint holds.
+    A message is written when it is left, into a file of the `folder`, and read when it is sent; memory holds none.
+    `handler_of`: a handler by its name. `resumed`: what a checkpoint holds; raises UserError if a file of it is gone or
+    damaged.
     """
 
-    def __init__(self, handler_of: Callable[[str], Handler], resumed: Iterable[Waiting] = ()) -> None:
-        self._handler_of = handler_of
+    def __init__(self, folder: Path, handler_of: Callable[[str], Handler], resumed: Iterable[Waiting] = ()) -> None:
+        self._folder, self._handler_of = folder, handler_of
+        private_folder(folder)
+        self._last = max((int(path.stem) for path in folder.glob("*.state")), default=0)
         self._members: dict[str, frozenset[Id]] = {}  # of parts of the network
-        self._unsent: dict[tuple[str, str], _Unsent] = {
-            (each.handler, each.part): _Unsent.unpacked(each, handler_of(each.handler)) for each in resumed
-        }
+        self._unsent: dict[tuple[str, str], _Unsent] = {}
+        for each in resumed:
+            self._unsent[each.handler, each.part] = _Unsent.unpacked(each)
+            for number in each.files:
+                self._read(number)
 
     def leave(self, handler: Handler, to: Mapping[Id, Any] | None, send: Any, part: str) -> None:
         """Messages to some clients, or `send` to everybody in a part; see `Network.tell`. Raises MethodError."""
         if handler.reply is not None:
             raise MethodError(f"handler {handler.name!r} replies, so it cannot be left with a next request: call it")
         known = self._unsent.pop((handler.name, part), _Unsent())
-        unsent = _Unsent(everybody=send) if to is None else known
+        if to is None:
+            unsent = _Unsent(everybody=None if send is None else self._write(handler, send))
+        else:
+            unsent, written = known, dict[int, int]()
+            lasting = isinstance(to, dict)  # else each message may be made as it is read, and gone with the next
+            for client, message in to.items():
+                number = written.get(id(message)) if lasting else None
+                if message is not None:
+                    unsent.own[client] = written[id(message)] = number or self._write(handler, message)
         unsent.members = self._members.get(part)
-        unsent.own |= {} if to is None else {i: message for i, message in to.items() if message is not None}
-        unsent.guard()
         self._unsent[handler.name, part] = unsent
+
+    def _write(self, handler: Handler, message: Any) -> int:
+        handler.check(message)
+        self._last += 1
+        with replacing(self._path(self._last)) as file:
+            for part in pack_state(message).parts:
+                file.write(part)
+        return self._last
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number}.state"
+
+    def _read(self, number: int) -> Parsed:
+        path = self._path(number)
+        try:
+            return Parsed(path.read_bytes(), None)
+        except (FrameError, OSError) as error:
+            raise UserError(
+                f"the message {path}, which waits for a client, is gone or damaged: go back to an earlier round "
+                f"(--from-round), or start a new run ({error})"
+            ) from None
 
     def set_part(self, part: str, members: Sequence[Id]) -> None:
         """Who is in a part of the network; see `Network.among`."""
@@ -61,19 +102,27 @@ class WaitingMessages:
             if where == part:
                 unsent.members = self._members[part]
 
-    def of(self, client: Id) -> list[tuple[Handler, Any]]:
-        """What waits for a client. Raises MethodError for a message that was changed in place."""
+    def of(self, client: Id) -> list[tuple[Handler, Letter]]:
+        """What waits for a client."""
         there = [(name, unsent) for (name, _), unsent in self._unsent.items() if unsent.is_for(client)]
-        return [(self._handler_of(name), unsent.message(client)) for name, unsent in there]
+        return [(self._handler_of(name), self._letter(name, unsent, client)) for name, unsent in there]
+
+    def _letter(self, name: str, unsent: _Unsent, client: Id) -> Letter:
+        kind, number = self._handler_of(name).message, unsent.number(client)
+        assert kind is not None
+        return Letter(("waiting", number), kind, partial(self._message, kind, number))
+
+    def _message(self, kind: type[Any], number: int) -> Any:
+        return unpack_state(kind, self._read(number))
 
     def handlers(self) -> list[str]:
         """The handlers for which something may wait."""
         return list(dict.fromkeys(name for name, _ in self._unsent))
 
-    def to(self, handler: str, clients: Iterable[Id]) -> dict[Id, Any]:
+    def to(self, handler: str, clients: Iterable[Id]) -> dict[Id, Letter]:
         """What waits for a handler, by client."""
         of = [unsent for (name, _), unsent in self._unsent.items() if name == handler]
-        return {i: unsent.message(i) for i in clients for unsent in of if unsent.is_for(i)}
+        return {i: self._letter(handler, unsent, i) for i in clients for unsent in of if unsent.is_for(i)}
 
     def delivered(self, handler: str, client: Id) -> None:
         """A client has had a message to that handler."""
@@ -90,56 +139,48 @@ class WaitingMessages:
         """All of it, for a checkpoint."""
         return [unsent.packed(name, part) for (name, part), unsent in self._unsent.items()]
 
+    def make_durable(self, before: Collection[int]) -> None:
+        """Have what waits survive a loss of power, as a checkpoint is about to name it; files of `before` do."""
+        waits = {number for each in self.packed() for number in each.files}
+        if new := waits.difference(before):
+            make_durable(*map(self._path, sorted(new)), self._folder)
+
+    def keep_only(self, numbers: Collection[int]) -> None:
+        """Remove every file but these (and what was left half-written)."""
+        wanted = {self._path(number).name for number in numbers}
+        for file in self._folder.iterdir():
+            if file.name not in wanted:
+                file.unlink(missing_ok=True)
+
 
 @dataclass
 class _Unsent:
-    """Messages to one handler: to some clients their own, and one to everybody else who has not had it."""
+    """Messages to one handler, by the numbers of their files: to some clients their own, and one to everybody else who
+    has not had it."""
 
-    own: dict[Id, Any] = field(default_factory=dict)
-    everybody: Any = None
+    own: dict[Id, int] = field(default_factory=dict)
+    everybody: int | None = None
     had: set[Id] = field(default_factory=set)
     members: frozenset[Id] | None = None  # whom the one to everybody can be for; None: anybody
-    bases: dict[int, Base] = field(default_factory=dict)
-
-    def guard(self) -> None:
-        """Note the messages' tensors as they are, so that a change in place is an error."""
-        self.bases = {key: self.bases.get(key) or Base.of(b"", message) for key, message in self._messages().items()}
-
-    def _messages(self) -> dict[int, Any]:
-        """Each message once."""
-        return {id(message): message for message in (*self.own.values(), self.everybody) if message is not None}
 
     def is_for(self, client: Id) -> bool:
         """Whether there is one for the client."""
         there = self.members is None or client in self.members
         return client in self.own or (self.everybody is not None and there and client not in self.had)
 
-    def message(self, client: Id) -> Any:
-        """The client's message. Raises MethodError if it was changed in place."""
-        message = self.own.get(client, self.everybody)
-        unchanged(self.bases[id(message)])
-        return message
+    def number(self, client: Id) -> int:
+        """Of the client's message, if there is one."""
+        return self.own.get(client, self.everybody or 0)
 
     def packed(self, handler: str, part: str) -> Waiting:
         """As a checkpoint holds it."""
-        messages = self._messages()
-        frames = [bytes(pack_state(message)) for message in messages.values()]
-        at = {key: i for i, key in enumerate(messages)}
-        of = [at[id(message)] for message in self.own.values()]
-        everybody = None if self.everybody is None else at[id(self.everybody)]
-        numbers = (of, list(self.own), sorted(self.had), sorted(self.members or ()))
-        of_whom, own, had, members = (torch.tensor(each, dtype=torch.int64) for each in numbers)
-        return Waiting(handler, frames, of_whom, own, everybody, had, part, members)
+        numbers = (list(self.own.values()), list(self.own), sorted(self.had), sorted(self.members or ()))
+        files, own, had, members = (torch.tensor(each, dtype=torch.int64) for each in numbers)
+        return Waiting(handler, files, own, self.everybody, had, part, members)
 
     @classmethod
-    def unpacked(cls, waiting: Waiting, handler: Handler) -> _Unsent:
+    def unpacked(cls, waiting: Waiting) -> _Unsent:
         """Undo `packed`."""
-        if handler.message is None:
-            raise MethodError(f"messages wait for handler {handler.name!r}, which takes none")
-        messages = [unpack_state(handler.message, frame) for frame in waiting.frames]
-        own = {i: messages[at] for i, at in zip(waiting.clients.tolist(), waiting.of.tolist(), strict=True)}
-        everybody = None if waiting.everybody is None else messages[waiting.everybody]
+        own = dict(zip(waiting.clients.tolist(), waiting.numbers.tolist(), strict=True))
         members = frozenset(waiting.members.tolist()) if waiting.part else None
-        unsent = cls(own, everybody, set(waiting.had.tolist()), members)
-        unsent.guard()
-        return unsent
+        return cls(own, waiting.everybody, set(waiting.had.tolist()), members)

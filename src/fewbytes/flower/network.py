@@ -115,7 +115,10 @@ class FlowerEngine(Engine):
     ) -> None:
         folder = Path(settings.out or "")
         frames = folder / "frames" if settings.keep_frames else None
-        super().__init__(method, task, policy, settings.coded, frames, resumed, settings.uplink(), settings.downlink())
+        super().__init__(
+            method, task, policy, settings.coded, frames, resumed, settings.uplink(), settings.downlink(),
+            waiting=folder / "checkpoint" / "waiting",
+        )  # fmt: skip
         if names and len(names) != len(self.problem.clients):
             raise UserError(f"there are {len(names)} names of nodes for {len(self.problem.clients)} clients")
         self._folder = folder
@@ -241,12 +244,12 @@ class FlowerEngine(Engine):
         self._refresh()
         return True
 
-    def make_durable(self, before: Mapping[Id, int]) -> None:
+    def _make_states_durable(self, before: Mapping[Id, int]) -> None:
         """Nodes do before they answer, but for a simulation's, whose files are in the run folder."""
         if self.frame_folder is not None:
             ClientStore(self._folder / "checkpoint" / "clients").make_durable(self.versions.items() - before.items())
 
-    def checkpointed(self, kept: Sequence[Mapping[Id, int]]) -> None:
+    def _keep_states(self, kept: Sequence[Mapping[Id, int]]) -> None:
         """Nodes may remove older states: the next requests say so."""
         self._oldest = {client: min(versions.get(client, 0) for versions in kept) for client in self.versions}
 

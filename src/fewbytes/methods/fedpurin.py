@@ -14,7 +14,7 @@ up 4 n_i + d/8; down 4 nnz + d/8, where nnz counts the non-zeros sent (after rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -26,16 +26,18 @@ from torch import Tensor, nn
 from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
 from fewbytes.base.state import State, gradients_of, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
-from fewbytes.core.network import Network
+from fewbytes.core.network import Made, Network
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
+from fewbytes.core.table import Stack, Table
 from fewbytes.core.training import Local
 from fewbytes.models import batch_norm_names
 from fewbytes.wire import Masked, payload
 
 WATCHED_CLIENTS = 20  # whose masks are counted: the first ones, as many as the paper has
 WATCHED_ELEMENTS = 1 << 16  # of a layer: the first ones
+PART_OF = "part"  # what a part of all values is called in a state
 WORDS_AT_ONCE = 1 << 17  # of all masks, 64 bits each, that are compared: a megabyte stays near the processor
 
 
@@ -112,15 +114,18 @@ class FedPURIN(Method):
         return Personal(dict(site.problem.first_state(site.me)), {})
 
     def round(self, state: Counts, net: Network, t: int) -> None:
-        replies = dict(net.call(self.train, to=net.sample(self.fraction)))  # lines 3-8
-        combined, mean = self.aggregate(replies, t, net.clipped)
+        replies = net.call(self.train, to=net.sample(self.fraction))  # lines 3-8
+        combined, mean = self.aggregate(self.watched(state, replies), t, net.clipped)
         net.tell(self.receive, to=combined, when="next")
-        if self.activations:
-            for i, reply in replies.items():
-                if i < WATCHED_CLIENTS:
-                    state.critical.setdefault(i, Tally()).add(reply.theta.mask)
-            if mean:
-                state.nonzero.add({name: value != 0 for name, value in mean.items()})
+        if self.activations and mean:
+            state.nonzero.add({name: value != 0 for name, value in mean.items()})
+
+    def watched(self, state: Counts, replies: Iterable[tuple[Id, Critical]]) -> Iterator[tuple[Id, Critical]]:
+        """The replies, counted as `activations` asks."""
+        for i, reply in replies:
+            if self.activations and i < WATCHED_CLIENTS:
+                state.critical.setdefault(i, Tally()).add(reply.theta.mask)
+            yield i, reply
 
     def finish(self, state: Counts, net: Network) -> None:
         if self.activations:
@@ -128,31 +133,50 @@ class FedPURIN(Method):
             net.show_shares("activations", clients | {"server": state.nonzero.shares()})
 
     def aggregate(
-        self, replies: Mapping[Id, Critical], t: int, clipped: Callable[[Sequence[State]], Sequence[State]] = list
-    ) -> tuple[dict[Id, Combined], State]:
+        self,
+        replies: Iterable[tuple[Id, Critical]],
+        t: int,
+        clipped: Callable[[Sequence[State]], Sequence[State]] = lambda states: states,
+    ) -> tuple[Mapping[Id, Combined], State]:
         """Lines 9-13: what each client gets back, and Eq. 10's mean; both empty if there is nobody to aggregate with.
 
-        Clients without a critical value take part in no mean.
+        Clients without a critical value take part in no mean. Uploads and what is made of them lie in tables, some
+        columns of which are in memory at a time.
         """
-        ids = [i for i, reply in replies.items() if len(reply.theta.values)]
-        if len(replies) < 2 or not ids:
+        ids, samples, masks, uploads = [], [], list[NDArray[np.uint8]](), Stack()
+        everybody = []
+        for i, reply in replies:
+            everybody.append(i)
+            if len(reply.theta.values):
+                ids.append(i)
+                samples.append(float(reply.samples))
+                masks.append(packed(reply.theta.mask))
+                uploads.add(reply.theta.dense())
+        if len(everybody) < 2 or not ids:
             return {}, {}
-        masks = [replies[i].theta.mask for i in ids]
-        uploads = clipped([replies[i].theta.dense() for i in ids])
-        group = collaborators(overlap(masks), t, self.beta)  # line 10
-        weights = [float(replies[i].samples) if self.weighted else 1.0 for i in ids]
-        delta = critical_means(uploads, group)  # line 11, Eq. 9
-        mean = sparse_mean(uploads, weights)  # line 12, Eq. 10
+        sent = clipped(uploads)
+        uploads = sent if isinstance(sent, Stack) else Stack(sent)
+        group = collaborators(
+            overlap(uploads.named(unpacked(bits, 0, uploads.columns)) for bits in masks), t, self.beta
+        )  # line 10
+        weights = samples if self.weighted else [1.0] * len(ids)
         kept = t > self.beta
-        combined = {}
-        for i in replies:
-            if i in ids:
-                at = ids.index(i)
-                theta = combine({} if kept else delta[at], mean, masks[at])  # Eq. 11
-            else:
-                theta = mean
-            combined[i] = Combined(Masked.nonzero(theta), kept)
-        return combined, mean
+        thetas, mean = Table(uploads.columns), torch.empty(uploads.columns)
+        for start, stop in uploads.blocks():
+            part = [{PART_OF: values} for values in uploads.part(start, stop)]
+            delta = critical_means(part, group) if not kept else [{}] * len(ids)  # line 11, Eq. 9
+            mean_part = sparse_mean(part, weights)  # line 12, Eq. 10
+            mean[start:stop] = mean_part[PART_OF]
+            for row, bits in enumerate(masks):
+                mask = {PART_OF: unpacked(bits, start, stop)}
+                thetas.write(row, combine(delta[row], mean_part, mask)[PART_OF], start)  # Eq. 11
+        rows, whole = {i: row for row, i in enumerate(ids)}, uploads.named(mean)
+
+        def combined(i: Id) -> Combined:
+            theta = uploads.named(thetas.read(rows[i])) if i in rows else whole
+            return Combined(Masked.nonzero(theta), kept)
+
+        return Made(everybody, combined), whole
 
     def train(self, state: Personal, message: None, site: Site) -> Critical:
         model = site.model(state.theta)
@@ -220,19 +244,29 @@ def critical(score: Tensor, tau: float, cutoff: float = 1e-10, least: float | No
     return score >= threshold
 
 
-def overlap(masks: Sequence[State]) -> NDArray[np.float64]:
+def packed(mask: State) -> NDArray[np.uint8]:
+    """A mask's entries one after another, eight a byte, the highest bit first."""
+    return np.packbits(np.concatenate([m.numpy().reshape(-1) for m in mask.values()]))
+
+
+def unpacked(bits: NDArray[np.uint8], start: int, stop: int) -> Tensor:
+    """The entries of a packed mask from `start` up to `stop`, flat."""
+    first = start % 8
+    return torch.from_numpy(np.unpackbits(bits[start // 8 : (stop + 7) // 8])[first : first + stop - start].view(bool))
+
+
+def overlap(masks: Iterable[State]) -> NDArray[np.float64]:
     """O_ij = 1 - sum |m_i - m_j| / (2 n_i) over all layers, shape (N, N), not symmetric; the diagonal is NaN.
 
     Rows of a mask without ones are 0.
     """
-    flat = [np.packbits(np.concatenate([m.numpy().reshape(-1) for m in mask.values()])) for mask in masks]
-    words = np.stack([np.pad(bits, (0, -len(bits) % 8)).view(np.uint64) for bits in flat])
+    words = np.stack([np.pad(bits := packed(mask), (0, -len(bits) % 8)).view(np.uint64) for mask in masks])
     ones = np.bitwise_count(words).sum(1, dtype=np.int64)
-    differ = np.zeros((len(masks), len(masks)), np.int64)
-    width = max(1, WORDS_AT_ONCE // len(masks))
+    differ = np.zeros((len(words), len(words)), np.int64)
+    width = max(1, WORDS_AT_ONCE // len(words))
     for start in range(0, words.shape[1], width):
         block = np.ascontiguousarray(words[:, start : start + width])
-        for i in range(len(masks) - 1):
+        for i in range(len(words) - 1):
             differ[i, i + 1 :] += np.bitwise_count(block[i + 1 :] ^ block[i]).sum(1, dtype=np.int64)
     differ += differ.T
     table = np.where(ones[:, None] > 0, 1 - differ / (2 * np.maximum(ones[:, None], 1)), 0.0)

@@ -19,7 +19,7 @@ from fewbytes.base.files import make_durable, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.data.split import transform_name
-from fewbytes.engines.base import Resumed
+from fewbytes.engines.base import Named, Resumed
 from fewbytes.engines.downlink import Heard, Line
 from fewbytes.engines.underway import UnderWay
 from fewbytes.engines.waiting import Waiting
@@ -32,7 +32,8 @@ VERSION = version("fewbytes")
 
 @dataclass
 class Checkpoint:
-    """Everything a run needs to go on as if it had never stopped, but for the client states in the store."""
+    """Everything a run needs to go on as if it had never stopped, but for client states and messages that wait, which
+    lie in files of their own."""
 
     fewbytes: str
     nonce: bytes  # drawn when the run began
@@ -54,16 +55,16 @@ class Checkpoint:
     seconds: float
     peak_memory_bytes: int
 
-    def named(self) -> dict[Id, int]:
-        """The versions of client states that it names."""
-        return dict(self.versions.tolist())
+    def named(self) -> Named:
+        """The files that it names."""
+        return Named(dict(self.versions.tolist()), frozenset(number for each in self.waiting for number in each.files))
 
     def resumed(self) -> Resumed:
         """What an engine takes over."""
         heard = msgspec.msgpack.decode(self.heard, type=dict[Id, Heard])
         return Resumed(
-            self.nonce, self.starts, self.named(), self.known.tolist(), self.waiting, self.under_way, self.clock,
-            self.lines, heard,
+            self.nonce, self.starts, dict(self.versions.tolist()), self.known.tolist(), self.waiting, self.under_way,
+            self.clock, self.lines, heard,
         )  # fmt: skip
 
 
@@ -78,8 +79,8 @@ class Checkpoints:
         self._folder, self._durable = folder / "checkpoint", durable
         self.ledger = GrowingFile(self._folder / "ledger", durable)
         self.rows = GrowingFile(self._folder / "rows", durable)
-        self.versions: dict[int, dict[Id, int]] = {}
-        """The versions of client states that the checkpoint after a round names."""
+        self.named: dict[int, Named] = {}
+        """The files that the checkpoint after a round names."""
 
     def path(self, t: int) -> Path:
         """The file of the checkpoint after round t."""
@@ -117,10 +118,10 @@ class Checkpoints:
         with replacing(self.path(checkpoint.round), sync=self._durable) as file:
             for part in pack_state(checkpoint).parts:
                 file.write(part)
-        self.versions[checkpoint.round] = checkpoint.named()
+        self.named[checkpoint.round] = checkpoint.named()
         for t in self.rounds()[: -most if most else 0]:
             self.path(t).unlink()
-            self.versions.pop(t, None)
+            self.named.pop(t, None)
 
     def go_back(self, t: int) -> bool:
         """Forget the checkpoints after round t, and damaged ones; whether there were any after it."""
@@ -131,7 +132,7 @@ class Checkpoints:
             make_durable(self._folder)
         for each in self.rounds():
             try:
-                self.versions[each] = self.read(each).named()
+                self.named[each] = self.read(each).named()
             except UserError:
                 self.path(each).unlink()
         return bool(later)

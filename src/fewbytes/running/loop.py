@@ -425,9 +425,9 @@ class _Loop:
             seconds=self.seconds,
             peak_memory_bytes=engine.peak_memory_bytes,
         )
-        kept = self.checkpoints.versions
+        kept = self.checkpoints.named
         if self.settings.durable:
-            engine.make_durable(kept[max(kept)] if kept else {})
+            engine.make_durable(kept[max(kept)] if kept else None)
         self.checkpoints.write(checkpoint, self.settings.keep_checkpoints)
         if engine.released:
             self.spending.keep()

@@ -15,7 +15,7 @@ from fewbytes.base.errors import FrameError
 from fewbytes.base.state import State
 from fewbytes.wire.layout import DTYPES, Entry, entry_of
 from fewbytes.wire.lossy import Place
-from fewbytes.wire.values import Counted, Reader, Writer
+from fewbytes.wire.values import Counted, Reader, Writer, flat_words, tensor_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,12 @@ class Masked:
     @classmethod
     def of(cls, state: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Self:
         """Keep `state[name]` where `mask[name]` is true; all tensors of one type, masks of the same shapes."""
-        kept = [state[name].detach().cpu()[mask[name]] for name in mask]
-        return cls({name: m.detach().cpu() for name, m in mask.items()}, torch.cat(kept) if kept else torch.empty(0))
+        mask = {name: m.detach().cpu() for name, m in mask.items()}
+        # as bits, by places: a fifth of the time that indexing by a mask takes
+        kept = [
+            tensor_of(flat_words(state[name]).take(np.flatnonzero(m)), state[name].dtype) for name, m in mask.items()
+        ]
+        return cls(mask, torch.cat(kept) if kept else torch.empty(0))
 
     @classmethod
     def nonzero(cls, state: Mapping[str, Tensor]) -> Self:
@@ -44,7 +48,7 @@ class Masked:
     def _dense(self) -> State:
         state = {name: torch.zeros(m.shape, dtype=self.values.dtype) for name, m in self.mask.items()}
         for name, part in self.numbers().items():
-            state[name].masked_scatter_(self.mask[name], part)  # unlike state[name][mask] = part, exact for every NaN
+            flat_words(state[name])[np.flatnonzero(self.mask[name])] = flat_words(part)
         return state
 
     def dense(self) -> State:

@@ -391,4 +391,4 @@ def _there(base: Base | None, place: Place) -> Tensor | None:
 def _words(base: Base | None, place: Place) -> Array | None:
     """The same as bits."""
     known = None if base is None else base.words(place.entry)
-    return known if known is None or place.kept is None else known[place.kept]
+    return known if known is None or place.kept is None else known.take(np.flatnonzero(place.kept))
