@@ -10,6 +10,7 @@ from cases import LOCAL, scheduled_task, tiny_task
 
 import fewbytes as fb
 from fewbytes.base.ranges import Positive
+from fewbytes.core.network import Made
 from fewbytes.engines.local import LocalEngine
 
 
@@ -146,10 +147,49 @@ def test_wrong_messages_are_refused(engine):
     net, method = engine.network, engine.method
     with pytest.raises(fb.MethodError, match="'ask' replies, so it cannot be left with a next request"):
         net.tell(method.ask, to=[0], when="next")
+    with pytest.raises(fb.MethodError, match="'told' takes a News, it was sent a int"):
+        net.tell(method.told, to=[0], send=7, when="next")
+
+
+def test_a_message_waits_as_it_was_left(engine):
+    net, method = engine.network, engine.method
     news = News.of(1)
     net.tell(method.told, to=[0], send=news, when="next")
     news.values.state["x"].add_(1)
-    with pytest.raises(fb.MethodError, match="'x' was changed in place"):
+    assert heard(engine)[0] == [1]
+
+
+def test_each_message_that_waits_is_written_once(engine, tmp_path):
+    net, method, folder = engine.network, engine.method, engine.store.folder.parent / "waiting"
+    one = News.of(1)
+    net.tell(method.told, to={0: one, 1: News.of(2), 2: one}, when="next")
+    files = sorted(folder.iterdir())
+    assert len(files) == 2
+    before = [file.stat().st_mtime_ns for file in files]
+    engine.waiting()
+    assert [file.stat().st_mtime_ns for file in sorted(folder.iterdir())] == before
+    assert {i: said for i, said in heard(engine).items() if said} == {0: [1], 1: [2], 2: [1]}
+
+
+def test_messages_may_be_made_as_they_are_left(engine):
+    net, method, made = engine.network, engine.method, []
+
+    def make(client):
+        made.append(client)
+        return News.of(client)
+
+    net.tell(method.told, to=Made([3, 1], make), when="next")
+    assert made == [3, 1]
+    assert {i: said for i, said in heard(engine).items() if said} == {1: [1], 3: [3]}
+    assert made == [3, 1]
+
+
+def test_a_message_that_is_gone_is_told(engine):
+    net, method = engine.network, engine.method
+    net.tell(method.told, to=[0], send=News.of(1), when="next")
+    for file in (engine.store.folder.parent / "waiting").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(fb.UserError, match=r"waits for a client, is gone or damaged: go back to an earlier round"):
         heard(engine)
 
 

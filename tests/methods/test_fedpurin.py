@@ -14,6 +14,7 @@ from runs import fingerprint
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.core import table
 from fewbytes.core.problem import Task
 from fewbytes.data import ClientData, FederatedData, Split
 from fewbytes.methods import fedpurin
@@ -181,6 +182,24 @@ def test_a_client_without_critical_values_takes_part_in_no_mean():
     down, _ = FedPURIN().aggregate(replies.items(), 1)
     assert torch.allclose(down[2].theta.dense()["b"], (states[0]["b"] + states[1]["b"]) / 2)
     assert FedPURIN().aggregate([(0, replies[0])], 1) == ({}, {})  # alone: nothing is aggregated
+
+
+@pytest.mark.parametrize("t", [1, 100, 101])
+def test_the_server_gives_the_same_bits_however_much_is_in_memory(t, monkeypatch):
+    g = torch.Generator().manual_seed(1)
+    shapes = {"a": (40, 70), "b": (33,), "c": (7, 3, 3, 3)}
+    replies = []
+    for i in range(23):
+        state = {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
+        replies.append((i, Critical(Masked.of(state, {k: v.abs() > 0.2 + 0.02 * i for k, v in state.items()}), i + 1)))
+    whole, mean = FedPURIN(weighted=True).aggregate(replies, t)
+    monkeypatch.setattr(table, "IN_MEMORY", 1)
+    monkeypatch.setattr(table, "BLOCK", 1)
+    parts, parts_mean = FedPURIN(weighted=True).aggregate(replies, t)
+    assert all(torch.equal(mean[name], parts_mean[name]) for name in mean)
+    for i in whole:
+        assert torch.equal(whole[i].theta.values, parts[i].theta.values)
+        assert all(torch.equal(m, parts[i].theta.mask[name]) for name, m in whole[i].theta.mask.items())
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +24,8 @@ class Table:
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
-        self._file = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 (gone when nobody has it)
+        self._file = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 (closed with the table)
+        weakref.finalize(self, self._file.close)
 
     def write(self, row: int, values: Tensor, start: int = 0) -> None:
         """Put a flat tensor into a row, from a column on."""
@@ -33,7 +36,7 @@ class Table:
         """Columns of a row, flat: all, or those from `start` up to `stop`."""
         count = (self.columns if stop is None else stop) - start
         self._file.seek(4 * (row * self.columns + start))
-        return torch.frombuffer(bytearray(self._file.read(4 * count)), dtype=torch.float32)
+        return torch.from_numpy(np.frombuffer(bytearray(self._file.read(4 * count)), np.float32))
 
 
 class Stack(Sequence[State]):

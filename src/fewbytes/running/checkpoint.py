@@ -55,15 +55,19 @@ class Checkpoint:
     seconds: float
     peak_memory_bytes: int
 
-    def named(self) -> Named:
-        """The files that it names."""
-        return Named(dict(self.versions.tolist()), frozenset(number for each in self.waiting for number in each.files))
+    def named(self) -> dict[Id, int]:
+        """The versions of client states that it names."""
+        return dict(self.versions.tolist())
+
+    def files(self) -> Named:
+        """All files that it names."""
+        return Named(self.named(), frozenset(number for each in self.waiting for number in each.files))
 
     def resumed(self) -> Resumed:
         """What an engine takes over."""
         heard = msgspec.msgpack.decode(self.heard, type=dict[Id, Heard])
         return Resumed(
-            self.nonce, self.starts, dict(self.versions.tolist()), self.known.tolist(), self.waiting, self.under_way,
+            self.nonce, self.starts, self.named(), self.known.tolist(), self.waiting, self.under_way,
             self.clock, self.lines, heard,
         )  # fmt: skip
 
@@ -79,7 +83,7 @@ class Checkpoints:
         self._folder, self._durable = folder / "checkpoint", durable
         self.ledger = GrowingFile(self._folder / "ledger", durable)
         self.rows = GrowingFile(self._folder / "rows", durable)
-        self.named: dict[int, Named] = {}
+        self.files: dict[int, Named] = {}
         """The files that the checkpoint after a round names."""
 
     def path(self, t: int) -> Path:
@@ -118,10 +122,10 @@ class Checkpoints:
         with replacing(self.path(checkpoint.round), sync=self._durable) as file:
             for part in pack_state(checkpoint).parts:
                 file.write(part)
-        self.named[checkpoint.round] = checkpoint.named()
+        self.files[checkpoint.round] = checkpoint.files()
         for t in self.rounds()[: -most if most else 0]:
             self.path(t).unlink()
-            self.named.pop(t, None)
+            self.files.pop(t, None)
 
     def go_back(self, t: int) -> bool:
         """Forget the checkpoints after round t, and damaged ones; whether there were any after it."""
@@ -132,7 +136,7 @@ class Checkpoints:
             make_durable(self._folder)
         for each in self.rounds():
             try:
-                self.named[each] = self.read(each).named()
+                self.files[each] = self.read(each).files()
             except UserError:
                 self.path(each).unlink()
         return bool(later)

@@ -425,7 +425,7 @@ class _Loop:
             seconds=self.seconds,
             peak_memory_bytes=engine.peak_memory_bytes,
         )
-        kept = self.checkpoints.named
+        kept = self.checkpoints.files
         if self.settings.durable:
             engine.make_durable(kept[max(kept)] if kept else None)
         self.checkpoints.write(checkpoint, self.settings.keep_checkpoints)
