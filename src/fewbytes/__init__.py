@@ -1,11 +1,16 @@
 """fewbytes: federated learning over slow links, measured in the bytes that cross the wire."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from fewbytes.base.lazy import names_of
 
 if TYPE_CHECKING:
     from fewbytes.names import *  # noqa: F403
+
+# torch's threads, loaded later, sleep while they wait for one another: spinning, on a machine that is busy otherwise
+# they take seconds for what else takes a tenth of one
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _find, _names = names_of("fewbytes")
 

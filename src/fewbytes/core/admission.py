@@ -111,7 +111,7 @@ def _norm(tensor: Tensor | float) -> float:
 def shape(value: Any) -> Hashable:
     """What two payloads have in common that differ in their numbers alone: fields, entries, types, shapes."""
     if isinstance(value, Tensor):
-        return str(value.dtype), tuple(value.shape)
+        return value.dtype, tuple(value.shape)
     if is_wire_value(value):
         return type(value).__name__, shape(value.states() or vars(value))
     if dataclasses.is_dataclass(value):
@@ -123,12 +123,16 @@ def shape(value: Any) -> Hashable:
     return type(value).__name__
 
 
+Kind = tuple[torch.dtype, int]
+"""A tensor's type and number of axes."""
+
+
 class Looks:
     """What the replies of a step look like, by handler and model, to tell whose is unlike the others'."""
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, Hashable], dict[Id, int]] = {}  # as hashes
-        self._types: dict[str, dict[frozenset[tuple[str, str]], list[Id]]] = {}
+        self._types: dict[str, dict[frozenset[tuple[str, Kind]], list[Id]]] = {}
 
     def add(self, handler: str, architecture: Hashable, client: Id, reply: Any) -> None:
         """Remember how a client's reply to a handler looks; `architecture`: of its model."""
@@ -153,11 +157,11 @@ class Looks:
             count = Counter(pair for types, clients in groups.items() for pair in types for _ in clients)
             every = Counter(name for types, clients in groups.items() for name, _ in types for _ in clients)
             for types, clients in groups.items():
-                for name, kind in sorted(types):
+                for name, kind in sorted(types, key=str):
                     kinds = {k: m for (n, k), m in count.items() if n == name}
                     usual = next((k for k, m in kinds.items() if 2 * m > every[name]), kind)
                     if kind != usual:
-                        found |= dict.fromkeys(clients, f"{name} is a tensor {kind}, the others' {usual}")
+                        found |= dict.fromkeys(clients, f"{name} is a tensor {said(kind)}, the others' {said(usual)}")
         return found
 
 
@@ -204,11 +208,16 @@ def _metadata(kind: Any) -> tuple[Any, ...]:
     return getattr(kind, "__metadata__", ())
 
 
-def _types(value: Any) -> Iterator[tuple[str, str]]:
+def _types(value: Any) -> Iterator[tuple[str, Kind]]:
     """The tensors of a payload by name, their types and numbers of axes."""
     for name, tensor in _numbers(value):
         if isinstance(tensor, Tensor):
-            yield name, f"of {str(tensor.dtype).removeprefix('torch.')} with {tensor.ndim} axes"
+            yield name, (tensor.dtype, tensor.ndim)
+
+
+def said(kind: Kind) -> str:
+    """A type and a number of axes, in words."""
+    return f"of {str(kind[0]).removeprefix('torch.')} with {kind[1]} axes"
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | float]]:
