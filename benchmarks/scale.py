@@ -1,10 +1,12 @@
 """What grows with the clients: seconds, memory, files and bytes on disk of runs of a tiny model.
 
-    python benchmarks/scale.py [--clients 1000,10000,100000] [--cohorts 10,100,1000] [--rounds 6] [--methods fedavg]
+    python benchmarks/scale.py [--clients 1000,10000,100000] [--cohorts 10,100,1000,all] [--rounds 6] [--methods fedavg]
+        [--paper 1000000]
 
 Each run is a process of its own, one worker. A client has four samples of eight numbers, and the model 18 parameters,
 so that what is left is what the engine does: a round's seconds are those of rounds 2 on, median, training included.
-Written a round: all that the process writes, to files and to its worker, on average.
+Written a round: all that the process writes, to files and to its worker, on average. `--paper`: a row that is not run,
+on the line through the two rows of most clients of the same cohort.
 """
 
 from __future__ import annotations
@@ -69,16 +71,31 @@ def measure(method: str, clients: int, cohort: int, rounds: int) -> None:
 
 
 def numbers(text: str) -> list[int]:
-    """A list with commas."""
-    return [int(part) for part in text.split(",")]
+    """A list with commas; `all`: more than there are."""
+    return [sys.maxsize if part == "all" else int(part) for part in text.split(",")]
+
+
+def cells(row: str) -> list[float]:
+    """The numbers of a row from its clients on."""
+    return [float(cell.replace(",", "")) for cell in row.strip("| \n").split(" | ")[1:]]
+
+
+def on_paper(method: str, clients: int, rows: list[list[float]]) -> str:
+    """What rows of the same cohort, of fewer clients, lead to."""
+    (some, *low), (more, *high) = rows[-2:]
+    begins, cohort = (clients - more) / (more - some), low[0]
+    found = [b + begins * (b - a) for a, b in zip(low[1:], high[1:], strict=True)]
+    told = [f"{x:,.{digits}f}" for x, digits in zip(found, (2, 3, 0, 0, 2, 3), strict=True)]
+    return f"| {method} | {clients:,} (on paper) | {cohort:,.0f} | {' | '.join(told)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=numbers, default=[1_000, 10_000, 100_000])
-    parser.add_argument("--cohorts", type=numbers, default=[10, 100, 1_000])
+    parser.add_argument("--cohorts", type=numbers, default=[10, 100, 1_000, sys.maxsize])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--methods", default="fedavg")
+    parser.add_argument("--paper", type=int)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # method, clients, cohort: in this process
     options = parser.parse_args()
     if options.one:
@@ -87,11 +104,19 @@ def main() -> None:
     print("| method | clients | cohort | start s | round s | memory MB | files | disk MB | written MB a round |")
     print("| --- |" + " ---: |" * 8, flush=True)
     for method in options.methods.split(","):
+        rows: dict[int, list[list[float]]] = {}
         for clients in options.clients:
             for cohort in sorted({min(cohort, clients) for cohort in options.cohorts}):
                 one = ["--one", method, str(clients), str(cohort), "--rounds", str(options.rounds)]
-                if subprocess.run([sys.executable, __file__, *one], check=False).returncode:
+                done = subprocess.run([sys.executable, __file__, *one], check=False, stdout=subprocess.PIPE, text=True)
+                if done.returncode:
                     print(f"| {method} | {clients:,} | {cohort:,} | failed |", flush=True)
+                    continue
+                print(done.stdout, end="", flush=True)
+                rows.setdefault(cohort, []).append(cells(done.stdout))
+        for of_cohort in rows.values() if options.paper else ():
+            if len(of_cohort) > 1:
+                print(on_paper(method, options.paper, of_cohort), flush=True)
 
 
 if __name__ == "__main__":

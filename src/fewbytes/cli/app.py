@@ -316,19 +316,22 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would cost in bytes and time, from a few real rounds of a few clients."""
-    from fewbytes.experiments.plan import EXCHANGE_SECONDS, make_plan
+    from fewbytes.experiments.plan import EXCHANGE_SECONDS, FEW_SPLIT, MOST_SPLIT, make_plan
     from fewbytes.experiments.prepared import PreparedRun
 
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
     if method is not None:
         settings["method"] = method
-    job = PreparedRun(settings)
-    for text in job.notes:
+    clients = settings.get("clients")
+    many = clients if isinstance(clients, int) and clients > MOST_SPLIT else None
+    job = PreparedRun(settings | ({"clients": FEW_SPLIT} if many else {}))
+    split = [f"{many} clients are planned for, each with as many samples as one of {FEW_SPLIT}"] if many else []
+    for text in [*job.notes, *split]:
         note(text)
     with console.status(f"running a few rounds of {job.method.method_name} to measure its payloads"):
         how = job.experiment.run
         exchange = EXCHANGE_SECONDS if how.engine == "flower-deployment" else 0.0
-        made = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget, how.rounding)
+        made = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget, how.rounding, many)
     if as_json:
         print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))
     else:

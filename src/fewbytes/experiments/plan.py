@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fewbytes.base.errors import UserError
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
@@ -24,6 +25,8 @@ from fewbytes.running.rounding import rounded
 from fewbytes.running.watcher import Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
+MOST_SPLIT, FEW_SPLIT = 1000, 10
+"""Clients a plan splits the data among at most; into how many parts it splits them for more."""
 EXCHANGE_SECONDS = 0.2
 """What an exchange with a resident node takes besides moving and training: benchmarks/flower/exchange.py."""
 
@@ -115,18 +118,22 @@ def make_plan(
     exchange_seconds: float = 0.0,
     budget: int | None = None,
     rounding: Mapping[str, Any] = MappingProxyType({}),
+    clients: int | None = None,
 ) -> Plan:
     """Run a few real rounds on the first few clients and extrapolate; links in bytes per second.
 
     `exchange_seconds`: what an exchange takes besides. `budget`: as in `fewbytes.run`. `rounding`: a run's
-    settings of that name (`Settings.rounding`).
+    settings of that name (`Settings.rounding`). `clients`: how many it is for, where that are more than the task has.
+    Raises UserError for a method whose messages depend on all clients.
     """
     fraction = getattr(method, "fraction", 1.0)
     few = task.data.clients[:PROBED_CLIENTS]
     probed = method.changed(fraction=1.0) if fraction != 1.0 else method
     small = task.with_data(replace(task.data, clients=few, presence=None))
     planned = method.planned_rounds(rounds)
-    there = round(fmean(len(task.problem.clients_in(t)) for t in range(1, planned + 1)))
+    there = clients or round(fmean(len(task.problem.clients_in(t)) for t in range(1, planned + 1)))
+    if clients and method.own_rounds:
+        raise UserError(f"what {method.method_name} sends depends on all clients: plan at most {MOST_SPLIT} of them")
     ledger, rows = _probe(probed, small, PROBED_ROUNDS, rounding, whole=False)
     seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
     if method.own_rounds:  # what is sent may depend on the number of clients: all of them, with little to train on
