@@ -47,15 +47,21 @@ def test_a_worker_killed_in_the_middle_of_a_handler_is_replaced(uninterrupted, t
     assert fingerprint(tmp_path / "run") == uninterrupted("fedpurin")
 
 
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_workers_killed_from_outside_again_and_again(uninterrupted, tmp_path):
     class Kill(fb.Watcher):
         replies, killed = 0, 0
 
         def replied(self, client):
             self.replies += 1
-            children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-            if self.replies % 4 == 2 and children:  # a client is tried again, but not for ever
-                os.kill(int(children[0]), signal.SIGKILL)
+            mothers = children(os.getpid())  # which fork the workers
+            workers = [worker for mother in mothers for worker in children(mother)]
+            chosen = (mothers if self.killed % 2 else workers)[:1]
+            if self.replies % 4 == 2 and chosen:  # a client is tried again, but not for ever
+                os.kill(chosen[0], signal.SIGKILL)
                 self.killed += 1
 
     kill = Kill()

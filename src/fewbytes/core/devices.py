@@ -21,10 +21,37 @@ def check_device(device: str) -> None:
     """Raises UserError for a device this machine does not have."""
     if str(device).split(":")[0] not in ("cpu", "cuda"):
         raise UserError(f"device {device!r} is neither cpu nor cuda")
+    if why := _why_not(device):
+        raise UserError(f"device {device!r} cannot be used here: {why}: take cpu")
+
+
+def _why_not(device: str) -> str:
+    """What is said where a tensor is made on a device; nothing if it can be.
+
+    Of a GPU that is not open yet a process of its own is asked: those forked from one that has opened it have none.
+    """
+    if torch.device(device).type != "cpu" and not torch.cuda.is_initialized() and hasattr(os, "fork"):
+        here, there = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                os.write(there, _tried(device).encode())
+            finally:
+                os._exit(0)
+        os.close(there)
+        with os.fdopen(here, encoding="utf-8") as told:
+            why = told.read()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return why or (f"the process that tried it ended with {code}" if code else "")
+    return _tried(device)
+
+
+def _tried(device: str) -> str:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}: take cpu") from None
+        return str(error).splitlines()[0]
+    return ""
 
 
 def prepare_device(device: str, precision: Precision) -> None:

@@ -36,9 +36,9 @@ AHEAD = 4  # replies per worker that may wait for their turn
 class LocalEngine(Engine):
     """Moves payloads as frames between this process and its workers; every byte counted is a byte handed over.
 
-    `workers`: processes (default: one per core; with a GPU, or where processes cannot be forked safely, handlers
-    run in this process instead). `store`: the folder of client states, beside which that of waiting messages is made.
-    `policy`: how many replies must be finite.
+    `workers`: processes (default: one per core; with a GPU, unless some are asked for and this process has not opened
+    it, or where processes cannot be forked safely, handlers run in this process instead). `store`: the folder of client
+    states, beside which that of waiting messages is made. `policy`: how many replies must be finite.
     `coded`: lossless coding of the frames. `speeds`: how long clients take by a simulated clock (default: all alike).
     `uplink`, `downlink`: how much is kept of the values in replies, and in messages (default: all).
     A context manager: leaving it ends the workers.
@@ -74,7 +74,8 @@ class LocalEngine(Engine):
         torch.set_num_threads(1)  # so that no result depends on the machine's core count
         for client in self.problem.clients:
             self.problem.layout(client)  # made once, before the workers inherit it
-        forked = sys.platform == "linux" and torch.device(self.problem.device).type == "cpu"
+        on_gpu = torch.device(self.problem.device).type != "cpu"
+        forked = sys.platform == "linux" and (not on_gpu or ((workers or 1) > 1 and not torch.cuda.is_initialized()))
         count = min(workers or available_cores(), len(self.problem.clients))
         self.pool = WorkerPool(self.runner, count) if forked else None
 

@@ -1,4 +1,4 @@
-"""Worker processes: forked from this one, one torch thread each, replaced when they die."""
+"""Worker processes, one torch thread each, replaced when they die: a process that does nothing else forks them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import mmap
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Sequence
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import recv_handle, send_handle
 
 import msgspec
 import torch
@@ -28,6 +30,7 @@ from fewbytes.wire import Frame
 INLINE_REPLY = 1 << 16  # bytes: shorter frames go through the pipe
 ATTEMPTS = 3  # times a job may kill its worker
 QUEUED = 2  # jobs a worker holds, so that it never waits for the next one
+PATIENCE = 5.0  # seconds that a worker whose pipe has closed may take to end
 
 
 class Exchange:
@@ -84,10 +87,14 @@ class Exchange:
 
 
 class WorkerPool:
-    """Runs jobs on worker processes. A worker that dies is replaced and its jobs run again from the same states."""
+    """Runs jobs on worker processes. A worker that dies is replaced and its jobs run again from the same states.
+
+    This process may open a GPU once there is a pool, not before.
+    """
 
     def __init__(self, runner: Runner, workers: int) -> None:
         self.runner, self.exchange = runner, Exchange()
+        self._mother = _Mother(runner, self.exchange)
         self._queue: deque[Job] = deque()
         self._attempts: dict[int, int] = {}
         self._workers: list[_Worker] = []
@@ -137,14 +144,12 @@ class WorkerPool:
 
     def pids(self) -> list[int]:
         """The workers' process ids."""
-        return [w.process.pid or 0 for w in self._workers]
+        return [w.pid for w in self._workers]
 
     def close(self) -> None:
         """End the workers, whatever they are doing, and remove the exchange."""
+        self._mother.close()
         for worker in self._workers:
-            worker.process.kill()
-        for worker in self._workers:
-            worker.process.join()
             worker.pipe.close()
         self._workers = []
         self.exchange.close()
@@ -162,8 +167,7 @@ class WorkerPool:
                 self._replace(worker)
 
     def _replace(self, worker: _Worker) -> None:
-        worker.process.join(timeout=5)
-        code = worker.process.exitcode
+        code = self._mother.ended(worker.pid)
         worker.pipe.close()
         self._workers.remove(worker)
         if worker.jobs:
@@ -179,30 +183,129 @@ class WorkerPool:
         self._workers.append(self._fork())
 
     def _fork(self) -> _Worker:
-        here, there = get_context("fork").Pipe()
-        inherited = [here, *(w.pipe for w in self._workers)]
-        process = get_context("fork").Process(
-            target=_work, args=(self.runner, self.exchange, there, inherited, os.getpid()), daemon=True
-        )
-        sys.stdout.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # threads of ours (a progress display) are never used there
-            process.start()
+        here, there = Pipe()
+        try:
+            pid = self._mother.fork(there)
+        except (OSError, EOFError):  # it was killed, and its workers with it
+            self._mother.close()
+            self._mother = _Mother(self.runner, self.exchange)
+            pid = self._mother.fork(there)
         there.close()
-        return _Worker(process, here)
+        return _Worker(pid, here)
+
+
+class _Mother:
+    """The process that forks workers. It is forked first, and trains nothing: so what it forks, at any time, may open a
+    GPU, which no child can of a process that has, and is as this process was when the pool began."""
+
+    def __init__(self, runner: Runner, exchange: Exchange) -> None:
+        self._pipe, there = Pipe()
+        parent = os.getpid()
+        self._pid = forked(lambda: _bear(runner, exchange, there, self._pipe, parent))
+        there.close()
+
+    def fork(self, pipe: Connection) -> int:
+        """A worker that holds this end of a pipe; its process id. Raises OSError or EOFError if the mother is gone."""
+        self._pipe.send_bytes(b"fork")
+        send_handle(self._pipe, pipe.fileno(), self._pid)
+        return int(self._pipe.recv_bytes())
+
+    def ended(self, pid: int) -> int | None:
+        """The exit code of a worker that is ending, negative for a signal; None if it does not, or nobody knows."""
+        try:
+            self._pipe.send_bytes(str(pid).encode())
+            told = self._pipe.recv_bytes()
+        except (OSError, EOFError):
+            return None
+        return int(told) if told else None
+
+    def close(self) -> None:
+        """End all its workers, and it."""
+        with suppress(OSError):  # of a mother that is gone
+            self._pipe.send_bytes(b"end")
+        self._pipe.close()
+        os.waitpid(self._pid, 0)
+
+
+def forked(run: Callable[[], None]) -> int:
+    """The id of a child process that runs this and ends."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours (a progress display) are never used there
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        run()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _bear(runner: Runner, exchange: Exchange, pipe: Connection, other: Connection, parent: int) -> None:
+    """The mother's life: workers forked and waited for as asked, until it is told to end."""
+    _serve(parent)
+    other.close()
+    workers: set[int] = set()
+    me = os.getpid()
+    while True:
+        try:
+            asked = pipe.recv_bytes()
+        except EOFError:
+            break
+        if asked == b"end":
+            break
+        if asked == b"fork":
+            end = Connection(recv_handle(pipe))
+            pid = forked(lambda: _work(runner, exchange, end, pipe, me))  # noqa: B023 (it is called at once)
+            end.close()
+            workers.add(pid)
+            pipe.send_bytes(str(pid).encode())
+        else:
+            pid = int(asked)
+            code = _waited(pid)
+            workers.discard(pid)
+            pipe.send_bytes(b"" if code is None else str(code).encode())
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+    for pid in workers:
+        os.waitpid(pid, 0)
+
+
+def _waited(pid: int) -> int | None:
+    """A child's exit code, once it has ended; None, and killed, if it has not in time."""
+    until = time.monotonic() + PATIENCE
+    with suppress(ChildProcessError):  # that of a mother before
+        while time.monotonic() < until:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.005)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return None
+
+
+def _serve(parent: int) -> None:
+    """A process of the pool ends with its parent, and not by what the user presses."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends the workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent(parent)
 
 
 def _cause(code: int | None) -> str:
-    if code is None or code >= 0:
+    if code is None:
+        return "nobody saw how"
+    if code >= 0:
         return f"exit code {code}"
     return f"{signal.Signals(-code).name}{': out of memory?' if code == -signal.SIGKILL else ''}"
 
 
 class _Worker:
-    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
-        self.process, self.pipe = process, pipe
+    def __init__(self, pid: int, pipe: Connection) -> None:
+        self.pid, self.pipe = pid, pipe
         self.jobs: dict[int, Job] = {}  # what it was given and has not ended, oldest first
 
 
@@ -233,21 +336,18 @@ def unable(job: Job, error: BaseException) -> Done:
     return Done(job.number, error=text.replace("\n", " ") or type(error).__name__, trace=trace)
 
 
-def _work(runner: Runner, exchange: Exchange, pipe: Connection, inherited: list[Connection], parent: int) -> None:
+def _work(runner: Runner, exchange: Exchange, pipe: Connection, mothers: Connection, parent: int) -> None:
     """A worker's life: jobs in, results out, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends the workers
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    die_with_parent(parent)
+    _serve(parent)
     keep_memory()
-    for other in inherited:
-        other.close()
+    mothers.close()
     torch.set_num_threads(1)
     gc.freeze()
     while True:
         try:
             job = msgspec.msgpack.decode(pipe.recv_bytes(), type=Job)
         except EOFError:
-            os._exit(0)
+            return
         done, frame = attempt(runner, job, [exchange.read(part.at, part.length) for part in job.parts])
         if frame is not None:
             if len(frame) <= INLINE_REPLY:
