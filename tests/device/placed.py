@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from cases import CASES, LOCAL, TinyNet, task_of, tiny_data
+from cases import CASES, TinyNet, task_of, tiny_data
 from runs import configured, fingerprint
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from torchmetrics import MeanSquaredError
 
 import fewbytes as fb
 from fewbytes.analysis.attack import attack
@@ -19,9 +23,25 @@ from fewbytes.analysis.poisoning import poison
 from fewbytes.analysis.probe import probe
 from fewbytes.analysis.settings import Attacking, Inferring, Poisoning, Probing
 from fewbytes.core.site import Site
+from fewbytes.data import (
+    ClientData,
+    FederatedData,
+    Split,
+    Targets,
+    Transform,
+    crop_flip,
+    flip_rotate15_crop,
+    rotate20_flip,
+    stamp_shapes,
+)
 from fewbytes.methods.parts.averaging import Model, Trained
+from fewbytes.models import build_model
+from fewbytes.models.unet import UNet
 
+Case = Callable[[Path, str], Any]
+"""Of an empty folder and a device to what must be the same on both devices."""
 ROUNDS = 2
+AVERAGE = fb.FedAvg(epochs=1, lr=0.1, batch=4)
 DIGITS = {"rounds": 1, "clients": 2, "partition": "iid", "samples": "30/10"}
 
 
@@ -54,12 +74,8 @@ def digits(folder: Path, device: str, method: str = "fedavg", model: str = "lene
     return configured(folder, method, device=device, model=model, parameters=parameters, **DIGITS | more)
 
 
-def transformed(name: str, folder: Path, device: str) -> dict[str, Any]:
-    return left(digits(folder, device, model="mlp", **{name: 1 if name == "backdoor" else True}))
-
-
 def attacked(folder: Path, device: str) -> Any:
-    return attack(digits(folder, device), Attacking(images=1, iterations=3, restarts=1, noise=1e-6))
+    return attack(digits(folder, device), Attacking(images=1, iterations=1, restarts=1, noise=1e-6))
 
 
 def probed(folder: Path, device: str) -> Any:
@@ -68,7 +84,7 @@ def probed(folder: Path, device: str) -> Any:
 
 
 def inferred(folder: Path, device: str) -> Any:
-    run = digits(folder, device, model="mlp", samples="120/120")
+    run = digits(folder, device, model="mlp", samples="120/120", parameters={"batch": 60})
     return membership(run, Inferring(shadows=4, samples=100))
 
 
@@ -77,23 +93,135 @@ def poisoned(folder: Path, device: str) -> Any:
 
 
 def scored(folder: Path, device: str) -> Any:
-    return [dataclasses.asdict(row) for row in local_accuracies(digits(folder, device, "ensemble", "mlp"))]
+    return local_accuracies(digits(folder, device, "ensemble", "mlp", backdoor=1, image_size=16))
+
+
+def images(n: int, channels: int = 3, side: int = 8) -> Tensor:
+    return torch.rand(n, channels, side, side, generator=torch.Generator().manual_seed(n))
+
+
+def transformed(transform: Transform, folder: Path, device: str) -> dict[str, Any]:
+    def split(n: int, how: Transform | None = None) -> Split:
+        return Split(images(n, side=16), torch.arange(n) % 3, transform=how)
+
+    data = FederatedData(
+        tuple(ClientData(split(12 + i, transform), split(4)) for i in range(2)), split(6), ("a", "b", "c")
+    )
+    return run_case(AVERAGE, fb.Task.on(data, convolution), folder, device)
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 5, stride=4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 9, 3))
+
+
+def linear(outputs: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, outputs))
+
+
+class Read(Dataset):
+    """Samples that are read one by one."""
+
+    def __init__(self, x: Any, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.x[i], int(self.y[i])
+
+
+class Both(nn.Module):
+    """A model of samples of two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.age = nn.Linear(3 * 8 * 8, 3), nn.Linear(2, 3)
+
+    def forward(self, image: Tensor, age: Tensor) -> Tensor:
+        return self.image(image.flatten(1)) + self.age(age)
+
+
+def learnt(
+    x: Any,
+    y: Tensor,
+    model: Callable[[], nn.Module],
+    of: Callable[[Any, Tensor], Any] = lambda x, y: (x, y),
+    **how: Any,
+) -> Case:
+    """A run on 24 samples of two clients and of a test set."""
+
+    def rows(start: int) -> Any:
+        taken = {k: v[start : start + 8] for k, v in x.items()} if isinstance(x, dict) else x[start : start + 8]
+        return of(taken, y[start : start + 8])
+
+    run = {key: how.pop(key) for key in ("dp",) if key in how}
+
+    def case(folder: Path, device: str) -> Any:
+        task = fb.Task.of(model, [(rows(0), rows(16)), (rows(8), rows(0))], rows(16), **how)
+        return run_case(AVERAGE, task, folder, device, **run)
+
+    return case
+
+
+def detected(folder: Path, device: str) -> Any:
+    """A detector of rectangles, one an image."""
+    side, classes = 64, ("red", "blue")
+
+    def split(n: int, start: int) -> Split:
+        x, boxes, objects = (images(n, side=side) * 60).byte(), torch.zeros(n, 2, 5), []
+        for i in range(n):
+            kind, at = (start + i) % 2, 4 + 2 * i
+            x[i, 2 * kind, at : at + 30, at : at + 24] = 250
+            boxes[i, 0] = torch.tensor([kind, at + 12, at + 15, 24, 30])
+            box = {"bbox": [at, at, 24, 30], "area": 720, "iscrowd": 0, "category_id": kind, "image_id": i}
+            objects.append({"id": i + 1, **box})
+        truth = {
+            "images": [{"id": i, "width": side, "height": side} for i in range(n)],
+            "annotations": objects,
+            "categories": [{"id": i, "name": name} for i, name in enumerate(classes)],
+        }
+        return Split(x, boxes[:, 0, 0].long(), learnt=Targets("boxes", boxes, truth))
+
+    data = FederatedData(tuple(ClientData(split(6, i), split(2, i)) for i in range(2)), split(4, 0), classes)
+    task = fb.Task.on(data, lambda: build_model("yolox-nano", (3, side, side), 2), seed=1)
+    return run_case(fb.FedAvg(epochs=1, lr=0.01, batch=3), task, folder, device)
 
 
 def forgetful(folder: Path, device: str) -> Any:
-    return run_case(Forgetful(local=fb.FedAvg(**LOCAL).local), fb.Task.on(tiny_data(2), TinyNet), folder, device)
+    return run_case(Forgetful(local=AVERAGE.local), fb.Task.on(tiny_data(2), TinyNet), folder, device)
 
 
-PLACED: dict[str, Callable[[Path, str], Any]] = {
+X, Y = images(24), torch.arange(24) % 3
+METHODS: dict[str, Case] = {
     name: lambda folder, device, name=name: run_case(CASES[name], task_of(name), folder, device) for name in CASES
 }
-PLACED |= {
+TRANSFORMS: dict[str, Case] = {
+    one.__name__: functools.partial(transformed, one)
+    for one in (crop_flip, flip_rotate15_crop, rotate20_flip, stamp_shapes)
+}
+OBJECTIVES: dict[str, Case] = {
+    "classes": learnt(X, Y, linear(3), weights="balanced", metrics=["accuracy", "f1", "auc"]),
+    "labels": learnt(X, torch.stack([Y == 0, Y == 1], 1), linear(2)),
+    "numbers": learnt(X, X.sum((1, 2, 3)), linear(1), metrics=["mae", "r2"]),
+    "masks": learnt(X, X[:, 0].mul(2.99).long(), lambda: UNet((3, 8, 8), 3, width=4)),
+    "tokens": learnt(
+        Y.view(24, 1).expand(24, 6).clone(), Y.view(24, 1).expand(24, 6).clone(), lambda: nn.Embedding(3, 3)
+    ),
+    "own": learnt(X, X, lambda: nn.Conv2d(3, 3, 1), loss=nn.functional.mse_loss, metrics={"error": MeanSquaredError}),
+    "items": learnt(X, Y, linear(3), of=Read),
+    "tensors": learnt({"image": X, "age": X[:, 0, 0, :2]}, Y, Both),
+    "private": learnt(X, Y, linear(3), dp="of=samples,epsilon=8,delta=1e-5,clip=1.0,noise=seeded"),
+    "boxes": detected,
+}
+ANALYSES: dict[str, Case] = {
     "attack": attacked,
     "probe": probed,
     "membership": inferred,
     "poison": poisoned,
-    "local accuracies": scored,
+    "local-accuracies": scored,
 }
+PLACED = METHODS | TRANSFORMS | OBJECTIVES | ANALYSES
 """By name what is run; both devices must give the same."""
 FORGETFUL = "forgetful"
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "pretend"
 aten = torch.ops.aten
@@ -140,7 +140,9 @@ def check_devices(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     others = args
     if func in INDEXED and isinstance(args[0], Pretended):
         others = (args[0], *args[2:])
-    strange = [one for one in tree_leaves((others, kwargs)) if isinstance(one, Tensor) and not isinstance(one, Pretended)]
+    strange = [
+        one for one in tree_leaves((others, kwargs)) if isinstance(one, Tensor) and not isinstance(one, Pretended)
+    ]
     written = args and isinstance(args[0], Tensor) and func._schema.arguments[0].is_write
     if any(one.dim() for one in strange) or (written and any(one is args[0] for one in strange)):
         raise RuntimeError(
@@ -157,6 +159,19 @@ def _factory(func: Any) -> Callable[..., Tensor]:
     return make
 
 
+def _copy_from(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
+    """What is left of copies where PyTorch asks no tensor's class, as in `torch.tensor`."""
+    _raw(to).copy_(_raw(source))
+    return to
+
+
+class _Module(_DummyBackendModule):
+    """What `torch.autocast` asks."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
 def _swapped(swap: Callable[[Tensor, Tensor], None], one: Tensor, other: Tensor) -> None:
     """A parameter that moves keeps what was noted of it, as one does that moves to a GPU."""
     noted = {key: value for key, value in one.__dict__.items() if key not in ("raw", "_is_param")}
@@ -167,11 +182,12 @@ def _swapped(swap: Callable[[Tensor, Tensor], None], one: Tensor, other: Tensor)
 @functools.cache
 def set_up() -> torch.library.Library:
     """Register the device in this process, and let modules that move to it stay what they are."""
-    _setup_privateuseone_for_python_backend(NAME)
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     library = torch.library.Library("aten", "IMPL")
     for name in FACTORIES:
         base, _, overload = name.partition(".")
         library.impl(name, _factory(getattr(getattr(aten, base), overload or "default")), "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.utils.swap_tensors = functools.partial(_swapped, torch.utils.swap_tensors)
     return library
