@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from device.pretence import NAME, set_up
-from fewbytes.core import problem
+from fewbytes.analysis import probe
+from fewbytes.core import detection, objective, problem, training
 from fewbytes.engines import local
 from fewbytes.experiments import settings
 
@@ -22,6 +23,9 @@ def main() -> None:
     set_up()
     problem.check_device = settings.check_device = lambda device: None  # it knows no pretended one
     local.WorkerPool = lambda *_: None  # clients of both runs in this process
+    for module in (training, objective, probe):
+        module.EVALUATION_BATCH = 16  # so that few samples are several batches
+    detection.BATCH = 3
     from device.placed import differing
 
     for name in sys.argv[1:]:

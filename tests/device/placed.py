@@ -24,6 +24,7 @@ from fewbytes.analysis.membership import membership
 from fewbytes.analysis.poisoning import poison
 from fewbytes.analysis.probe import probe
 from fewbytes.analysis.settings import Attacking, Inferring, Poisoning, Probing
+from fewbytes.core.network import Network
 from fewbytes.core.site import Site
 from fewbytes.data import (
     ClientData,
@@ -54,6 +55,18 @@ class Forgetful(fb.FedAvg):
         for parameter in model.parameters():
             (parameter * torch.full(parameter.shape, 0.5)).sum()
         return super().train(state, message, site)
+
+
+class Shows(fb.FedAvg):
+    """FedAvg that shows people what lies on the device."""
+
+    def round(self, state: Any, net: Network, t: int) -> None:
+        super().round(state, net, t)
+        weights = next(self.global_model(state, net.problem).parameters()).flatten(1)
+        classes = torch.arange(len(weights), device=weights.device)
+        net.show_images("images", (weights[:, :9].reshape(-1, 1, 3, 3) * 9).byte(), ["a"] * len(weights))
+        net.show_points("points", {"weights": {"of classes": (weights, classes)}})
+        net.show_shares("shares", {"server": {"layer": weights.sigmoid()}})
 
 
 def left(folder: Path) -> dict[str, Any]:
@@ -186,10 +199,14 @@ def detected(folder: Path, device: str) -> Any:
         }
         return Split(x, boxes[:, 0, 0].long(), learnt=Targets("boxes", boxes, truth))
 
-    data = FederatedData(tuple(ClientData(split(6, i), split(2, i).take([])) for i in range(2)), split(4, 0), classes)
+    data = FederatedData(tuple(ClientData(split(4, i), split(2, i).take([])) for i in range(2)), split(4, 0), classes)
     task = fb.Task.on(data, lambda: build_model("yolox-nano", (3, side, side), 2), seed=1)
-    run_case(fb.FedAvg(epochs=1, lr=0.01, batch=3), task, folder, device, rounds=1)
+    run_case(fb.FedAvg(epochs=1, lr=0.01, batch=2), task, folder, device, rounds=1)
     return [row["loss"]["train"] for row in left(folder)["rounds"]]
+
+
+def shown(folder: Path, device: str) -> Any:
+    return run_case(Shows(local=AVERAGE.local), fb.Task.on(tiny_data(2), TinyNet), folder, device)
 
 
 def forgetful(folder: Path, device: str) -> Any:
@@ -206,6 +223,7 @@ TRANSFORMS: dict[str, Case] = {
 }
 OBJECTIVES: dict[str, Case] = {
     "classes": learnt(X, Y, linear(3), weights="balanced", metrics=["accuracy", "f1", "auc"]),
+    "weighted": learnt(X, Y, linear(3), weights=[1.0, 2.0, 0.5]),
     "labels": learnt(X, torch.stack([Y == 0, Y == 1], 1), linear(2)),
     "numbers": learnt(X, X.sum((1, 2, 3)), linear(1), metrics=["mae", "r2"]),
     "masks": learnt(X, X[:, 0].mul(2.99).long(), lambda: UNet((3, 8, 8), 3, width=4)),
@@ -219,6 +237,7 @@ OBJECTIVES: dict[str, Case] = {
     "tensors": learnt({"image": X, "age": X[:, 0, 0, :2]}, Y, Both),
     "private": learnt(X, Y, linear(3), dp="of=samples,epsilon=8,delta=1e-5,clip=1.0,noise=seeded"),
     "boxes": detected,
+    "gallery": shown,
 }
 ANALYSES: dict[str, Case] = {
     "attack": attacked,
@@ -236,6 +255,7 @@ FAULTS: dict[str, Case] = {
     "forgetful": forgetful,
     "product": lambda _, device: torch.ones(3) * torch.ones(3, device=device),
     "written": lambda _, device: torch.zeros(()).add_(torch.ones((), device=device)),
+    "stacked": lambda _, device: torch.stack([torch.ones(()), torch.ones((), device=device)]),
     "indexed": lambda _, device: torch.ones(3)[torch.arange(2, device=device)],
     "numpy": lambda _, device: torch.ones(3, device=device).numpy(),
     "generator": lambda _, device: torch.rand(3, device=device, generator=torch.Generator()),

@@ -20,11 +20,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 NAME = "pretend"
 aten = torch.ops.aten
-COPIES = {
-    aten.copy_.default,
-    aten._foreach_copy_.default,
-    aten._to_copy.default,
-}
+COPIES = {aten.copy_.default, aten._foreach_copy_.default, aten._to_copy.default}
 INDEXED = {
     aten.index.Tensor,
     aten.index_put.default,
@@ -34,6 +30,8 @@ INDEXED = {
     aten._unsafe_index_put.default,
 }
 """Operators whose second argument, indices, may be of the CPU."""
+JOINED = {aten.cat.default, aten.stack.default}
+"""Operators that take no CPU tensors of no dimension either."""
 FACTORIES = (
     "arange",
     "arange.start",
@@ -115,8 +113,8 @@ class Pretended(Tensor):
         for shell in shells.values():
             if shell.size() != shell.raw.size() or shell.stride() != shell.raw.stride():
                 raise NotImplementedError(f"{NAME} has no {func}: it changes a tensor's shape in place")
-        if func in COPIES and func is not aten._to_copy.default:
-            return args[0] if func is aten.copy_.default else None
+        if func is aten.copy_.default:
+            return args[0]  # it may be the CPU's
         if not here:
             return made
         return tree_map(lambda one: _shelled(one, shells) if isinstance(one, Tensor) else one, made)
@@ -137,17 +135,18 @@ def check_devices(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{generator.device.type}'")
     if func in COPIES:
         return
-    others = args
-    if func in INDEXED and isinstance(args[0], Pretended):
-        others = (args[0], *args[2:])
-    strange = [
-        one for one in tree_leaves((others, kwargs)) if isinstance(one, Tensor) and not isinstance(one, Pretended)
-    ]
-    written = args and isinstance(args[0], Tensor) and func._schema.arguments[0].is_write
-    if any(one.dim() for one in strange) or (written and any(one is args[0] for one in strange)):
+    others = (args[0], *args[2:]) if func in INDEXED and isinstance(args[0], Pretended) else args
+    strange = [one for one in tree_leaves((others, kwargs)) if _of_the_cpu(one)]
+    named = zip(func._schema.arguments, args, strict=False)
+    written = [one for argument, given in named if argument.is_write for one in tree_leaves(given)]
+    if any(one.dim() for one in strange) or (func in JOINED and strange) or any(map(_of_the_cpu, written)):
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu! ({func})"
         )
+
+
+def _of_the_cpu(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, Pretended)
 
 
 def _factory(func: Any) -> Callable[..., Tensor]:

@@ -11,10 +11,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from runs import PATIENCE
 
 from device.placed import ANALYSES, FAULTS, METHODS, OBJECTIVES, TRANSFORMS
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this version of torch takes no device that is written in Python",
+)
 NAMES = list(METHODS)
 GROUPS = [NAMES[::2], NAMES[1::2], [*TRANSFORMS, *OBJECTIVES, *ANALYSES, *FAULTS]]
 """Cases that share a process, which takes longer to start than most of them."""
