@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from torchmetrics import MeanSquaredError
 
 import fewbytes as fb
+from fewbytes import wire
 from fewbytes.analysis.attack import attack
 from fewbytes.analysis.local import local_accuracies
 from fewbytes.analysis.membership import membership
@@ -205,6 +206,57 @@ def detected(folder: Path, device: str) -> Any:
     return [row["loss"]["train"] for row in left(folder)["rounds"]]
 
 
+@wire.payload
+class Parcel:
+    """A wire value of every kind."""
+
+    dense: wire.Dense
+    bits: wire.Bits
+    masked: wire.Masked
+    quantised: wire.Quantised
+    signs: wire.Signs
+    topk: wire.TopK
+    images: wire.Images
+
+
+def packed(_: Path, device: str) -> Any:
+    """The frames of tensors that lie on the device, whole, and against a base."""
+    state = {"weight": (images(6)[:, 0] - 0.5).to(device)}
+    mask = {"weight": state["weight"] > 0}
+
+    def parcel() -> Parcel:
+        return Parcel(
+            wire.Dense(state),
+            wire.Bits(mask),
+            wire.Masked.of(state, mask),
+            wire.Quantised.of(state, 8),
+            wire.Signs.of(state),
+            wire.TopK.of(state, {"weight": torch.arange(0, 300, 7, device=device)}),
+            wire.Images.of(images(2).to(device)),
+        )
+
+    first = wire.pack(parcel())
+    base = wire.Base.of(first.digest, wire.unpack(Parcel, bytes(first)))
+    state["weight"] = state["weight"] * 1.01
+    return [bytes(first), bytes(wire.pack(parcel(), base=base))]
+
+
+class Whole(nn.Module):
+    """A network without parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.flatten(1))
+
+
+def tried(folder: Path, device: str) -> Any:
+    """A method that asks a model without parts how much it gives."""
+    return run_case(CASES["feddistill"], fb.Task.on(tiny_data(2), Whole), folder, device)
+
+
 def shown(folder: Path, device: str) -> Any:
     return run_case(Shows(local=AVERAGE.local), fb.Task.on(tiny_data(2), TinyNet), folder, device)
 
@@ -238,6 +290,11 @@ OBJECTIVES: dict[str, Case] = {
     "private": learnt(X, Y, linear(3), dp="of=samples,epsilon=8,delta=1e-5,clip=1.0,noise=seeded"),
     "boxes": detected,
     "gallery": shown,
+    "frames": packed,
+    "tried": tried,
+    "fedgen-quirks": lambda folder, device: run_case(
+        dataclasses.replace(CASES["fedgen"], release_quirks=True), task_of("fedgen"), folder, device
+    ),
 }
 ANALYSES: dict[str, Case] = {
     "attack": attacked,

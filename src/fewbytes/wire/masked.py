@@ -32,8 +32,9 @@ class Masked:
     @classmethod
     def of(cls, state: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Self:
         """Keep `state[name]` where `mask[name]` is true; all tensors of one type, masks of the same shapes."""
-        kept = [state[name].detach().cpu()[mask[name]] for name in mask]
-        return cls({name: m.detach().cpu() for name, m in mask.items()}, torch.cat(kept) if kept else torch.empty(0))
+        masks = {name: m.detach().cpu() for name, m in mask.items()}
+        kept = [state[name].detach().cpu()[m] for name, m in masks.items()]
+        return cls(masks, torch.cat(kept) if kept else torch.empty(0))
 
     @classmethod
     def nonzero(cls, state: Mapping[str, Tensor]) -> Self:
