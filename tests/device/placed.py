@@ -91,6 +91,10 @@ def digits(folder: Path, device: str, method: str = "fedavg", model: str = "lene
     return configured(folder, method, device=device, model=model, parameters=parameters, **DIGITS | more)
 
 
+def set_so(settings: dict[str, Any], folder: Path, device: str) -> dict[str, Any]:
+    return left(digits(folder, device, **settings))
+
+
 def attacked(folder: Path, device: str) -> Any:
     return attack(digits(folder, device), Attacking(images=1, iterations=1, restarts=1, noise=1e-6))
 
@@ -110,7 +114,7 @@ def poisoned(folder: Path, device: str) -> Any:
 
 
 def scored(folder: Path, device: str) -> Any:
-    return local_accuracies(digits(folder, device, "ensemble", "mlp"))
+    return local_accuracies(digits(folder, device, "ensemble", "mlp", parameters={"epochs": 1}))
 
 
 def images(n: int, channels: int = 3, side: int = 8) -> Tensor:
@@ -296,6 +300,12 @@ OBJECTIVES: dict[str, Case] = {
         dataclasses.replace(CASES["fedgen"], release_quirks=True), task_of("fedgen"), folder, device
     ),
 }
+SETTINGS: dict[str, Case] = {
+    "lora": functools.partial(set_so, {"model": "mlp", "lora": "rank=2"}),
+    "normalise": functools.partial(set_so, {"normalise": "data"}),
+    "kgf": functools.partial(set_so, {"model": "resnet8:width=4", "kgf": 2}),
+    "secure": functools.partial(set_so, {"model": "mlp", "clients": 3, "secure_aggregation": True}),
+}
 ANALYSES: dict[str, Case] = {
     "attack": attacked,
     "probe": probed,
@@ -303,7 +313,7 @@ ANALYSES: dict[str, Case] = {
     "poison": poisoned,
     "local-accuracies": scored,
 }
-PLACED = METHODS | TRANSFORMS | OBJECTIVES | ANALYSES
+PLACED = METHODS | TRANSFORMS | OBJECTIVES | SETTINGS | ANALYSES
 """By name what is run; both devices must give the same."""
 CLOSE = {"boxes"}
 """What rounds differently: autograd lays the gradients of what was written in place out anew, as for other devices."""

@@ -14,16 +14,16 @@ import pytest
 import torch
 from runs import PATIENCE
 
-from device.placed import ANALYSES, FAULTS, METHODS, OBJECTIVES, TRANSFORMS
+from device.placed import ANALYSES, FAULTS, METHODS, OBJECTIVES, SETTINGS, TRANSFORMS
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this version of torch takes no device that is written in Python",
 )
-NAMES = list(METHODS)
-GROUPS = [NAMES[::2], NAMES[1::2], [*TRANSFORMS, *OBJECTIVES, *ANALYSES, *FAULTS]]
+OTHERS = [*TRANSFORMS, *OBJECTIVES, *SETTINGS, *ANALYSES]
+GROUPS = [[*METHODS][::2], [*METHODS][1::2], [*OTHERS, *FAULTS]]
 """Cases that share a process, which takes longer to start than most of them."""
-NEEDS = {"boxes": "yolox", "private": "dp_accounting"}
+NEEDS = {"boxes": "yolox", "lora": "peft", "private": "dp_accounting"}
 
 
 @functools.cache
@@ -47,7 +47,7 @@ def case(name: str) -> dict:
     return told(next(i for i, names in enumerate(GROUPS) if name in names))[name]
 
 
-@pytest.mark.parametrize("name", [*METHODS, *TRANSFORMS, *OBJECTIVES, *ANALYSES])
+@pytest.mark.parametrize("name", [*METHODS, *OTHERS])
 def test_a_device_gives_what_the_cpu_gives(name: str) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
