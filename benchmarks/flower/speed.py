@@ -1,10 +1,10 @@
 """Seconds per round of the same FedAvg: our local engine, Flower's own on its simulation, ours on Flower's simulation.
 
-    FEWBYTES_DATA=… python benchmarks/flower/speed.py [cnn4] [mlp] [--rounds 5] [--repeats 3]
+    FEWBYTES_DATA=… python benchmarks/flower/speed.py [cnn4] [mlp] [--rounds 5] [--repeats 5]
 
 Each is measured in a process of its own, in turn, round's end to round's end; start-up (Ray's too) and the first round
-are not counted. Nothing is evaluated; our frames are coded and our checkpoints written. Two workers or Ray actors of
-one thread. Memory is the peak of all processes together, start-up included, shared pages counted once; Ray's own
+are not counted. Nothing is evaluated; our frames are coded, but for `plain`, as Flower's arrays are not, and our
+checkpoints written. Two workers or Ray actors of one thread. Memory is the peak of all processes together, start-up included, shared pages counted once; Ray's own
 processes belong to it. One part alone: `--part peer --workload cnn4` (JSON).
 """
 
@@ -25,6 +25,7 @@ from peer import WORK, PeakMemory, make_task, peer_rounds
 import fewbytes as fb
 
 PARTS = {
+    "plain": "fewbytes, local engine, uncoded",
     "local": "fewbytes, local engine",
     "peer": "Flower's FedAvg, its simulation",
     "simulation": "fewbytes, Flower's simulation",
@@ -47,18 +48,19 @@ class Ends(fb.Watcher):
         self.times.append(time.perf_counter())
 
 
-def our_rounds(workload: str, rounds: int, engine: str) -> list[float]:
+def our_rounds(workload: str, rounds: int, engine: str, coded: bool = True) -> list[float]:
     """Seconds of each of `rounds` rounds, end to end; one before, and one after in which the end is scored, are not
     counted."""
     ends = Ends()
     fb.run(
         method(workload), make_task(workload), rounds=rounds + 2, engine=engine, workers=2, evaluate_every=10**6,
-        save_models=False, watcher=ends,
+        save_models=False, watcher=ends, coded=coded,
     )  # fmt: skip
     return [end - start for start, end in itertools.pairwise(ends.times[:-1])]
 
 
 MEASURE = {
+    "plain": lambda workload, rounds: our_rounds(workload, rounds, "local", coded=False),
     "local": lambda workload, rounds: our_rounds(workload, rounds, "local"),
     "peer": peer_rounds,
     "simulation": lambda workload, rounds: our_rounds(workload, rounds, "flower-simulation"),
@@ -77,16 +79,20 @@ def measure(part: str, workload: str, rounds: int) -> tuple[list[float], int]:
 
 
 def table(workload: str, times: dict[str, list[list[float]]], memory: dict[str, int]) -> str:
-    """The measurements of a workload as text; a ratio is the median over the repeats, each to its own neighbour."""
+    """The measurements of a workload as text; ratios to ours in the same repeat: the least of all, and their median."""
     middles = {part: [statistics.median(values) for values in repeats] for part, repeats in times.items()}
-    ours = next(iter(middles.values()))
-    lines = [f"{workload:34} {'s/round':>8} {'min-max':>15} {'to ours':>8} {'peak MiB':>9}"]
+    bases = [part for part in ("plain", "local") if part in times] or list(times)[:1]
+    heads = "".join(f" {'to ' + part:>18}" for part in bases)
+    lines = [f"{workload:34} {'s/round':>8} {'min-max':>15}{heads} {'peak MiB':>9}"]
     for part, repeats in times.items():
         values = [value for repeat in repeats for value in repeat]
         spread = f"{min(values):.2f}-{max(values):.2f}"
-        ratio = statistics.median(theirs / own for theirs, own in zip(middles[part], ours, strict=True))
+        ratios = ""
+        for base in bases:
+            found = [theirs / own for theirs, own in zip(middles[part], middles[base], strict=True)]
+            ratios += f" {f'{min(found):.2f}x {statistics.median(found):.2f}x':>18}"
         size = memory[part] / 2**20
-        lines.append(f"  {PARTS[part]:32} {statistics.median(values):8.2f} {spread:>15} {ratio:7.2f}x {size:9.0f}")
+        lines.append(f"  {PARTS[part]:32} {statistics.median(values):8.2f} {spread:>15}{ratios} {size:9.0f}")
     return "\n".join(lines)
 
 
@@ -94,7 +100,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", nargs="*", default=list(WORK))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--part", choices=list(PARTS))
     parser.add_argument("--workload", choices=list(WORK))
