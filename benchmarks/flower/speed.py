@@ -4,8 +4,9 @@
 
 Each is measured in a process of its own, in turn, round's end to round's end; start-up (Ray's too) and the first round
 are not counted. Nothing is evaluated; our frames are coded, but for `plain`, as Flower's arrays are not, and our
-checkpoints written. Two workers or Ray actors of one thread. Memory is the peak of all processes together, start-up included, shared pages counted once; Ray's own
-processes belong to it. One part alone: `--part peer --workload cnn4` (JSON).
+checkpoints written. Two workers or Ray actors of one thread. Memory is the peak of all processes together, start-up
+included, shared pages counted once; Ray's own processes belong to it. One part alone: `--part peer --workload cnn4`
+(JSON).
 """
 
 from __future__ import annotations

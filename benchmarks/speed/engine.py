@@ -4,7 +4,8 @@
 
 The floor: two processes of one thread, data in memory as tensors, channels-last images, torch.optim.SGD; no
 aggregation, no evaluation, no bytes. The engine runs FedAvg with two workers and no evaluation. Both are measured in
-turn; ratios are of medians, paired: the least of the repeats, and their median. Needs FEWBYTES_DATA for cifar10 and mnist.
+turn; ratios are of medians, paired: the least of the repeats, and their median. Needs FEWBYTES_DATA for cifar10 and
+mnist.
 """
 
 from __future__ import annotations
@@ -113,13 +114,9 @@ def rounded(value):
     """With four digits after the point."""
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
-    return (
-        [rounded(item) for item in value]
-        if isinstance(value, list)
-        else round(value, 4)
-        if isinstance(value, float)
-        else value
-    )
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 if __name__ == "__main__":
