@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -118,17 +119,23 @@ class FederatedData:
     def label_counts(self) -> dict[str, Any]:
         """`{"classes": [name], "train": [[samples per class] per client], "test": likewise}`, plain ints for JSON; of
         the groups instead where there are some."""
-        names = self.classes if self.groups is None else self.groups
+        train, test = self._counted
+        return {
+            "classes": list(self.classes if self.groups is None else self.groups),
+            "train": list(train),
+            "test": list(test),
+        }
+
+    @cached_property
+    def _counted(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Of each client's training and test samples, how many are of each class (or group)."""
+        classes = len(self.classes if self.groups is None else self.groups)
 
         def count(split: Split) -> list[int]:
-            counted: list[int] = torch.bincount(split.labels, minlength=len(names)).tolist()
+            counted: list[int] = torch.bincount(split.labels, minlength=classes).tolist()
             return counted
 
-        return {
-            "classes": list(names),
-            "train": [count(client.train) for client in self.clients],
-            "test": [count(client.test) for client in self.clients],
-        }
+        return [count(client.train) for client in self.clients], [count(client.test) for client in self.clients]
 
 
 def split_off_test(whole: Split) -> tuple[Split, Split]:
