@@ -2,11 +2,13 @@
 
     python benchmarks/scale.py [--clients 1000,10000,100000] [--cohorts 10,100,1000,all] [--rounds 6] [--methods fedavg]
         [--paper 1000000]
+    python benchmarks/scale.py --draw scale.png TABLE…
 
 Each run is a process of its own, one worker. A client has four samples of eight numbers, and the model 18 parameters,
 so that what is left is what the engine does: a round's seconds are those of rounds 2 on, median, training included.
 Written a round: all that the process writes, to files and to its worker, on average. `--paper`: a row that is not run,
-on the line through the two rows of most clients of the same cohort.
+on the line through the two rows of most clients of the same cohort. `--draw`: a picture of tables that were printed
+before, by matplotlib, which the extra `detection` brings along.
 """
 
 from __future__ import annotations
@@ -89,6 +91,31 @@ def on_paper(method: str, clients: int, rows: list[list[float]]) -> str:
     return f"| {method} | {clients:,} (on paper) | {cohort:,.0f} | {' | '.join(told)} |"
 
 
+def draw(path: Path, tables: list[Path]) -> None:
+    """Seconds, memory and bytes written over clients, a line a cohort."""
+    import matplotlib.pyplot as plt
+
+    lines = [line for table in tables for line in table.read_text().splitlines()]
+    rows = sorted(cells(line) for line in lines if line.startswith("| fed") and "paper" not in line)
+    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6))
+    shown = ((3, "seconds a round"), (4, "memory, MB"), (7, "MB written a round"))
+    for ax, (column, label) in zip(axes, shown, strict=True):
+        for cohort in (10, 100, 1000, None):
+            here = [row for row in rows if row[1] == (cohort or row[0])]
+            ax.plot(
+                [r[0] for r in here], [r[column] for r in here], "o-", ms=4, label=f"{cohort:,}" if cohort else "all"
+            )
+        ax.set_xscale("log")
+        ax.set_yscale("linear" if column == 4 else "log")
+        ax.set_ylim(bottom=0 if column == 4 else None)
+        ax.set_xlabel("clients")
+        ax.set_title(label)
+        ax.grid(alpha=0.3)
+    axes[0].legend(title="a cohort of")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=numbers, default=[1_000, 10_000, 100_000])
@@ -97,7 +124,11 @@ def main() -> None:
     parser.add_argument("--methods", default="fedavg")
     parser.add_argument("--paper", type=int)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # method, clients, cohort: in this process
+    parser.add_argument("--draw", nargs="+", type=Path)
     options = parser.parse_args()
+    if options.draw:
+        draw(options.draw[0], options.draw[1:])
+        return
     if options.one:
         measure(options.one[0], *map(int, options.one[1:]), options.rounds)
         return
