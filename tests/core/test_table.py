@@ -27,12 +27,14 @@ def test_states_are_stacked_and_read_again(shapes, rows, in_memory):
     for row, state in enumerate(states):
         assert stack[row].keys() == state.keys()
         assert all(torch.equal(stack[row][name], value) for name, value in state.items())
-        assert torch.equal(stack.flat(state), torch.cat([part[row] for part in parts(stack)] or [torch.empty(0)]))
+        assert torch.equal(
+            stack.flat(state), torch.cat([torch.empty(0), *(stack.flat(part[row]) for part in parts(stack))])
+        )
     with pytest.raises(IndexError):
         stack[rows]
 
 
-def parts(stack: Stack) -> list[list[torch.Tensor]]:
+def parts(stack: Stack) -> list[list[dict[str, torch.Tensor]]]:
     return [stack.part(start, stop) for start, stop in stack.blocks()]
 
 
@@ -40,6 +42,7 @@ def test_parts_are_of_one_entry_each_and_all_of_it(monkeypatch):
     monkeypatch.setattr(table, "BLOCK", 2048)
     stack = Stack([{"a": torch.zeros(3000), "b": torch.zeros(2, 5), "none": torch.zeros(0)}] * 2)
     assert stack.blocks() == [(0, 1024), (1024, 2048), (2048, 3000), (3000, 3010)]
+    assert [list(part[0]) for part in parts(stack)] == [["a"], ["a"], ["a"], ["b"]]
 
 
 def test_what_does_not_stack_is_told():

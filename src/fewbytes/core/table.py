@@ -89,15 +89,27 @@ class Stack(Sequence[State]):
             (at, min(at + width, end)) for start, end in itertools.pairwise(ends) for at in range(start, end, width)
         ]
 
-    def part(self, start: int, stop: int) -> list[Tensor]:
-        """Of each state the numbers from `start` up to `stop`, flat."""
-        return [self._table.read(row, start, stop) for row in range(self._rows)]
+    def part(self, start: int, stop: int) -> list[State]:
+        """Of each state the numbers from `start` up to `stop`, which are one of `blocks`, flat, under their entry's
+        name."""
+        return [self.named(self._table.read(row, start, stop), start) for row in range(self._rows)]
 
     def flat(self, state: Mapping[str, Tensor]) -> Tensor:
-        """A state as one vector, in the order of the first one's entries."""
-        return torch.cat([state[name].reshape(-1) for name in self._shapes]) if self._shapes else torch.empty(0)
+        """A state, or a part, as one vector, in the order of the first one's entries."""
+        return torch.cat([torch.empty(0), *(state[name].reshape(-1) for name in self._shapes if name in state)])
 
-    def named(self, vector: Tensor) -> State:
-        """Undo `flat`."""
+    def named(self, vector: Tensor, start: int = 0) -> State:
+        """Undo `flat`; of a part, which begins at `start`."""
+        if len(vector) < self.columns:
+            return {self._entry(start): vector}
         parts = vector.split([shape.numel() for shape in self._shapes.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+    def _entry(self, start: int) -> str:
+        ends = itertools.accumulate(shape.numel() for shape in self._shapes.values())
+        return next(name for name, end in zip(self._shapes, ends, strict=True) if start < end)
+
+
+def stacked(states: Sequence[State]) -> Stack:
+    """States as a stack, unless they are one."""
+    return states if isinstance(states, Stack) else Stack(states)

@@ -30,14 +30,13 @@ from fewbytes.core.network import Made, Network
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
-from fewbytes.core.table import Stack, Table
+from fewbytes.core.table import Stack, Table, stacked
 from fewbytes.core.training import Local
 from fewbytes.models import batch_norm_names
 from fewbytes.wire import Masked, payload
 
 WATCHED_CLIENTS = 20  # whose masks are counted: the first ones, as many as the paper has
 WATCHED_ELEMENTS = 1 << 16  # of a layer: the first ones
-PART_OF = "part"  # what a part of all values is called in a state
 WORDS_AT_ONCE = 1 << 17  # of all masks, 64 bits each, that are compared: a megabyte stays near the processor
 
 
@@ -86,6 +85,30 @@ class Personal:
 
     theta: State  # theta_i, with its batch normalisation
     mask: State  # m_i of the last upload
+
+
+@dataclass
+class Uploads:
+    """What a round's clients sent; of those with a critical value theta_i * m_i as rows of a table, and m_i packed."""
+
+    clients: list[Id] = field(default_factory=list)
+    rows: dict[Id, int] = field(default_factory=dict)
+    samples: list[float] = field(default_factory=list)
+    bits: list[NDArray[np.uint8]] = field(default_factory=list)
+    values: Stack = field(default_factory=Stack)
+
+    def add(self, client: Id, reply: Critical) -> None:
+        self.clients.append(client)
+        if len(reply.theta.values):
+            self.rows[client] = len(self.rows)
+            self.samples.append(float(reply.samples))
+            self.bits.append(packed(reply.theta.mask))
+            self.values.add(reply.theta.dense())
+
+    def masks(self, start: int = 0, stop: int | None = None) -> Iterator[State]:
+        """Of each row the mask, or a part of it as `Stack.part` has values."""
+        for bits in self.bits:
+            yield self.values.named(unpacked(bits, start, self.values.columns if stop is None else stop), start)
 
 
 @dataclass(frozen=True)
@@ -143,40 +166,30 @@ class FedPURIN(Method):
         Clients without a critical value take part in no mean. Uploads and what is made of them lie in tables, some
         columns of which are in memory at a time.
         """
-        ids, samples, masks, uploads = [], [], list[NDArray[np.uint8]](), Stack()
-        everybody = []
+        sent = Uploads()
         for i, reply in replies:
-            everybody.append(i)
-            if len(reply.theta.values):
-                ids.append(i)
-                samples.append(float(reply.samples))
-                masks.append(packed(reply.theta.mask))
-                uploads.add(reply.theta.dense())
-        if len(everybody) < 2 or not ids:
+            sent.add(i, reply)
+        if len(sent.clients) < 2 or not sent.rows:
             return {}, {}
-        sent = clipped(uploads)
-        uploads = sent if isinstance(sent, Stack) else Stack(sent)
-        group = collaborators(
-            overlap(uploads.named(unpacked(bits, 0, uploads.columns)) for bits in masks), t, self.beta
-        )  # line 10
-        weights = samples if self.weighted else [1.0] * len(ids)
+        uploads = stacked(clipped(sent.values))
+        group = collaborators(overlap(sent.masks()), t, self.beta)  # line 10
+        weights = sent.samples if self.weighted else [1.0] * len(uploads)
         kept = t > self.beta
-        thetas, mean = Table(uploads.columns), torch.empty(uploads.columns)
+        thetas, average = Table(uploads.columns), torch.empty(uploads.columns)
         for start, stop in uploads.blocks():
-            part = [{PART_OF: values} for values in uploads.part(start, stop)]
-            delta = critical_means(part, group) if not kept else [{}] * len(ids)  # line 11, Eq. 9
-            mean_part = sparse_mean(part, weights)  # line 12, Eq. 10
-            mean[start:stop] = mean_part[PART_OF]
-            for row, bits in enumerate(masks):
-                mask = {PART_OF: unpacked(bits, start, stop)}
-                thetas.write(row, combine(delta[row], mean_part, mask)[PART_OF], start)  # Eq. 11
-        rows, whole = {i: row for row, i in enumerate(ids)}, uploads.named(mean)
+            part, masks = uploads.part(start, stop), sent.masks(start, stop)
+            delta = [{}] * len(part) if kept else critical_means(part, group)  # line 11, Eq. 9
+            mean = sparse_mean(part, weights)  # line 12, Eq. 10
+            average[start:stop] = uploads.flat(mean)
+            for row, mask in enumerate(masks):
+                thetas.write(row, uploads.flat(combine(delta[row], mean, mask)), start)  # Eq. 11
+        everywhere = uploads.named(average)
 
         def combined(i: Id) -> Combined:
-            theta = uploads.named(thetas.read(rows[i])) if i in rows else whole
+            theta = uploads.named(thetas.read(sent.rows[i])) if i in sent.rows else everywhere
             return Combined(Masked.nonzero(theta), kept)
 
-        return Made(everybody, combined), whole
+        return Made(sent.clients, combined), everywhere
 
     def train(self, state: Personal, message: None, site: Site) -> Critical:
         model = site.model(state.theta)
