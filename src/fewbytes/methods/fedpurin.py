@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
-from fewbytes.base.state import State, gradients_of, load_state, state_of, trained_parameters
+from fewbytes.base.state import State, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Made, Network
 from fewbytes.core.problem import Id, Problem
@@ -194,12 +194,16 @@ class FedPURIN(Method):
     def train(self, state: Personal, message: None, site: Site) -> Critical:
         model = site.model(state.theta)
         site.fit(model, self.local)  # line 4
-        after, gradient, mask = state_of(model), gradients_of(model), {}
+        after, mask = state_of(model), {}
         for name in taking_part(model, self.batch_norm):
-            g = after[name] - state.theta[name] if self.gradient == "delta" else gradient[name]
+            p = model.get_parameter(name)
+            theta = p.detach()  # where it was trained: its scores are made there
+            g = torch.zeros_like(theta) if p.grad is None else p.grad
+            if self.gradient == "delta":
+                g = theta - state.theta[name].to(theta.device)
             if self.gradient_storage == "float16":
                 g = g.half().float()
-            mask[name] = critical(scores(after[name], g, self.hessian), self.tau, self.cutoff)  # lines 5-6
+            mask[name] = critical(scores(theta, g, self.hessian), self.tau, self.cutoff).cpu()  # lines 5-6
         state.theta, state.mask = after, mask
         reply = Critical(Masked.of(after, mask), len(site.train))  # line 7
         load_state(model, reply.theta.dense())
