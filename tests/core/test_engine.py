@@ -220,6 +220,20 @@ def test_a_message_changed_in_place_is_told_at_either_end(net):
         next(replies)
 
 
+def test_what_forks_workers_may_be_killed_and_then_the_workers_of_the_next(tmp_path):
+    import os
+    import signal
+
+    with LocalEngine(Probe(), tiny_task(clients=6), tmp_path / "clients", workers=2) as engine:
+        engine.begin(1)
+        for _ in range(2):
+            for pids in ([engine.pool._mother._pid], None):
+                for pid in pids or engine.pool.pids():
+                    os.kill(pid, signal.SIGKILL)
+                replies = engine.network.call(engine.method.ask, to=range(6), send=Question(7))
+                assert [i for i, _ in replies] == list(range(6))
+
+
 def test_a_handler_that_keeps_killing_its_worker_is_an_error(tmp_path):
     import os
     import signal

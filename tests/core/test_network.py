@@ -188,7 +188,10 @@ def test_a_message_that_is_gone_is_told(engine):
     net, method = engine.network, engine.method
     net.tell(method.told, to=[0], send=News.of(1), when="next")
     for file in (engine.store.folder.parent / "waiting").iterdir():
-        file.write_bytes(file.read_bytes()[:-1])
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1])
+        (file.parent / "notes.state").write_bytes(b"somebody's")
+        (file.parent / "folder").mkdir()
     with pytest.raises(fb.UserError, match=r"waits for a client, is gone or damaged: go back to an earlier round"):
         heard(engine)
 

@@ -77,6 +77,11 @@ class Stack(Sequence[State]):
         return self.named(self._table.read(row % self._rows))
 
     @property
+    def names(self) -> list[str]:
+        """Of its entries, in order."""
+        return list(self._shapes)
+
+    @property
     def columns(self) -> int:
         """Numbers of a state."""
         return self._table.columns

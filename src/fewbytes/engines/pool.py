@@ -183,15 +183,12 @@ class WorkerPool:
         self._workers.append(self._fork())
 
     def _fork(self) -> _Worker:
-        here, there = Pipe()
         try:
-            pid = self._mother.fork(there)
+            return self._mother.fork()
         except (OSError, EOFError):  # it was killed, and its workers with it
             self._mother.close()
             self._mother = _Mother(self.runner, self.exchange)
-            pid = self._mother.fork(there)
-        there.close()
-        return _Worker(pid, here)
+            return self._mother.fork()
 
 
 class _Mother:
@@ -204,11 +201,11 @@ class _Mother:
         self._pid = forked(lambda: _bear(runner, exchange, there, self._pipe, parent))
         there.close()
 
-    def fork(self, pipe: Connection) -> int:
-        """A worker that holds this end of a pipe; its process id. Raises OSError or EOFError if the mother is gone."""
+    def fork(self) -> _Worker:
+        """A worker. Raises OSError or EOFError if the mother is gone."""
         self._pipe.send_bytes(b"fork")
-        send_handle(self._pipe, pipe.fileno(), self._pid)
-        return int(self._pipe.recv_bytes())
+        pid = int(self._pipe.recv_bytes())
+        return _Worker(pid, Connection(recv_handle(self._pipe)))
 
     def ended(self, pid: int) -> int | None:
         """The exit code of a worker that is ending, negative for a signal; None if it does not, or nobody knows."""
@@ -228,15 +225,19 @@ class _Mother:
 
 
 def forked(run: Callable[[], None]) -> int:
-    """The id of a child process that runs this and ends."""
+    """The id of a child process that runs this and ends; Ctrl-C is for its parent alone."""
     sys.stdout.flush()
     sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads of ours (a progress display) are never used there
         pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
     try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         run()
         os._exit(0)
     except BaseException:
@@ -250,24 +251,21 @@ def _bear(runner: Runner, exchange: Exchange, pipe: Connection, other: Connectio
     other.close()
     workers: set[int] = set()
     me = os.getpid()
-    while True:
-        try:
-            asked = pipe.recv_bytes()
-        except EOFError:
-            break
-        if asked == b"end":
-            break
-        if asked == b"fork":
-            end = Connection(recv_handle(pipe))
-            pid = forked(lambda: _work(runner, exchange, end, pipe, me))  # noqa: B023 (it is called at once)
-            end.close()
-            workers.add(pid)
-            pipe.send_bytes(str(pid).encode())
-        else:
-            pid = int(asked)
-            code = _waited(pid)
-            workers.discard(pid)
-            pipe.send_bytes(b"" if code is None else str(code).encode())
+    with suppress(EOFError, OSError):  # its parent is gone
+        while (asked := pipe.recv_bytes()) != b"end":
+            if asked == b"fork":
+                here, there = Pipe()  # made where no other pool can inherit the worker's end
+                pid = forked(lambda: _work(runner, exchange, there, (pipe, here), me))  # noqa: B023 (called at once)
+                there.close()
+                workers.add(pid)
+                pipe.send_bytes(str(pid).encode())
+                send_handle(pipe, here.fileno(), parent)
+                here.close()
+            else:
+                pid = int(asked)
+                code = _waited(pid)
+                workers.discard(pid)
+                pipe.send_bytes(b"" if code is None else str(code).encode())
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
     for pid in workers:
@@ -289,8 +287,7 @@ def _waited(pid: int) -> int | None:
 
 
 def _serve(parent: int) -> None:
-    """A process of the pool ends with its parent, and not by what the user presses."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends the workers
+    """A process of the pool ends with its parent."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent(parent)
 
@@ -336,17 +333,18 @@ def unable(job: Job, error: BaseException) -> Done:
     return Done(job.number, error=text.replace("\n", " ") or type(error).__name__, trace=trace)
 
 
-def _work(runner: Runner, exchange: Exchange, pipe: Connection, mothers: Connection, parent: int) -> None:
+def _work(runner: Runner, exchange: Exchange, pipe: Connection, others: Sequence[Connection], parent: int) -> None:
     """A worker's life: jobs in, results out, until the pipe closes."""
     _serve(parent)
     keep_memory()
-    mothers.close()
+    for other in others:
+        other.close()
     torch.set_num_threads(1)
     gc.freeze()
     while True:
         try:
             job = msgspec.msgpack.decode(pipe.recv_bytes(), type=Job)
-        except EOFError:
+        except (EOFError, OSError):
             return
         done, frame = attempt(runner, job, [exchange.read(part.at, part.length) for part in job.parts])
         if frame is not None:
@@ -358,7 +356,10 @@ def _work(runner: Runner, exchange: Exchange, pipe: Connection, mothers: Connect
                 except OSError as error:
                     done = Done(job.number, error=f"OSError: {error}")
                 done.length = len(frame)
-        pipe.send_bytes(msgspec.msgpack.encode(done))
+        try:
+            pipe.send_bytes(msgspec.msgpack.encode(done))
+        except OSError:  # nobody is there
+            return
 
 
 def keep_memory() -> None:

@@ -49,13 +49,13 @@ class WaitingMessages:
     def __init__(self, folder: Path, handler_of: Callable[[str], Handler], resumed: Iterable[Waiting] = ()) -> None:
         self._folder, self._handler_of = folder, handler_of
         private_folder(folder)
-        self._last = max((int(path.stem) for path in folder.glob("*.state")), default=0)
+        self._last = max((int(path.stem) for path in folder.glob("*.state") if path.stem.isdecimal()), default=0)
         self._members: dict[str, frozenset[Id]] = {}  # of parts of the network
         self._unsent: dict[tuple[str, str], _Unsent] = {}
         for each in resumed:
             self._unsent[each.handler, each.part] = _Unsent.unpacked(each)
             for number in each.files:
-                self._read(number)
+                self._read(handler_of(each.handler), number)
 
     def leave(self, handler: Handler, to: Mapping[Id, Any] | None, send: Any, part: str) -> None:
         """Messages to some clients, or `send` to everybody in a part; see `Network.tell`. Raises MethodError."""
@@ -85,10 +85,13 @@ class WaitingMessages:
     def _path(self, number: int) -> Path:
         return self._folder / f"{number}.state"
 
-    def _read(self, number: int) -> Parsed:
+    def _read(self, handler: Handler, number: int) -> Parsed:
         path = self._path(number)
         try:
-            return Parsed(path.read_bytes(), None)
+            parsed = Parsed(path.read_bytes(), None)
+            if handler.message is None or parsed.header.kind != handler.message.__name__:
+                raise FrameError("type", f"it holds a {parsed.header.kind[:80]!r}")
+            return parsed
         except (FrameError, OSError) as error:
             raise UserError(
                 f"the message {path}, which waits for a client, is gone or damaged: go back to an earlier round "
@@ -108,12 +111,11 @@ class WaitingMessages:
         return [(self._handler_of(name), self._letter(name, unsent, client)) for name, unsent in there]
 
     def _letter(self, name: str, unsent: _Unsent, client: Id) -> Letter:
-        kind, number = self._handler_of(name).message, unsent.number(client)
-        assert kind is not None
-        return Letter(("waiting", number), kind, partial(self._message, kind, number))
+        handler, number = self._handler_of(name), unsent.number(client)
+        return Letter(("waiting", number), handler.message or type(None), partial(self._message, handler, number))
 
-    def _message(self, kind: type[Any], number: int) -> Any:
-        return unpack_state(kind, self._read(number))
+    def _message(self, handler: Handler, number: int) -> Any:
+        return unpack_state(handler.message or type(None), self._read(handler, number))
 
     def handlers(self) -> list[str]:
         """The handlers for which something may wait."""
@@ -149,7 +151,7 @@ class WaitingMessages:
         """Remove every file but these (and what was left half-written)."""
         wanted = {self._path(number).name for number in numbers}
         for file in self._folder.iterdir():
-            if file.name not in wanted:
+            if file.name not in wanted and not file.is_dir():
                 file.unlink(missing_ok=True)
 
 

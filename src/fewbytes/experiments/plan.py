@@ -25,8 +25,7 @@ from fewbytes.running.rounding import rounded
 from fewbytes.running.watcher import Watcher
 
 PROBED_CLIENTS, PROBED_ROUNDS = 4, 3
-MOST_SPLIT, FEW_SPLIT = 1000, 10
-"""Clients a plan splits the data among at most; into how many parts it splits them for more."""
+FEW_SPLIT = 10  # clients that data are split among for a plan of so many that they are too few
 EXCHANGE_SECONDS = 0.2
 """What an exchange with a resident node takes besides moving and training: benchmarks/flower/exchange.py."""
 
@@ -133,7 +132,7 @@ def make_plan(
     planned = method.planned_rounds(rounds)
     there = clients or round(fmean(len(task.problem.clients_in(t)) for t in range(1, planned + 1)))
     if clients and method.own_rounds:
-        raise UserError(f"what {method.method_name} sends depends on all clients: plan at most {MOST_SPLIT} of them")
+        raise UserError(f"what {method.method_name} sends depends on all clients: give it data for all of them")
     ledger, rows = _probe(probed, small, PROBED_ROUNDS, rounding, whole=False)
     seconds = [row["seconds"] - row["seconds_scoring"] for row in rows if row["phase"] == "round"]
     if method.own_rounds:  # what is sent may depend on the number of clients: all of them, with little to train on

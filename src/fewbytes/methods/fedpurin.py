@@ -102,8 +102,8 @@ class Uploads:
         if len(reply.theta.values):
             self.rows[client] = len(self.rows)
             self.samples.append(float(reply.samples))
-            self.bits.append(packed(reply.theta.mask))
             self.values.add(reply.theta.dense())
+            self.bits.append(packed({name: reply.theta.mask[name] for name in self.values.names}))
 
     def masks(self, start: int = 0, stop: int | None = None) -> Iterator[State]:
         """Of each row the mask, or a part of it as `Stack.part` has values."""

@@ -24,7 +24,7 @@ from fewbytes.engines.downlink import Heard, Line
 from fewbytes.engines.underway import UnderWay
 from fewbytes.engines.waiting import Waiting
 from fewbytes.running.growing import Beginning, GrowingFile
-from fewbytes.wire import pack_state, unpack_state
+from fewbytes.wire import Parsed, pack_state, unpack_state
 from fewbytes.wire.frame import MAJOR
 
 VERSION = version("fewbytes")
@@ -106,13 +106,24 @@ class Checkpoints:
     def read(self, t: int) -> Checkpoint:
         """The checkpoint after round t. Raises UserError if it is damaged or cannot be read."""
         path = self.path(t)
+        begin = f"remove {self._folder.parent}, and begin anew"
         try:
-            found = unpack_state(Checkpoint, path.read_bytes())
+            parsed = Parsed(path.read_bytes(), None)
+            if parsed.version.partition(".")[0] != str(MAJOR):
+                raise UserError(
+                    f"the checkpoint {path} was written by another version of fewbytes, {parsed.header.fields[0]}, in "
+                    f"format {parsed.version}, and this one has {MAJOR}: go on with that one, or {begin}"
+                )
+            found = unpack_state(Checkpoint, parsed)
+        except FrameError as error:
+            raise UserError(f"the checkpoint {path} is damaged ({error}); {begin}") from None
+        except OSError as error:
+            raise UserError(f"the checkpoint {path} cannot be read: {error}") from None
+        try:
             self.ledger.read(found.ledger)
             self.rows.read(found.rows)
             return found
-        except (FrameError, UserError) as error:
-            begin = f"remove {self._folder.parent}, and begin anew"
+        except UserError as error:
             raise UserError(f"the checkpoint {path} is damaged ({error}); {begin}") from None
         except OSError as error:
             raise UserError(f"the checkpoint {path} cannot be read: {error}") from None

@@ -320,7 +320,8 @@ class Reader:
     def numbers(self, header: Any, dtype: torch.dtype, sizes: Sequence[int], bases: Sequence[Array | None]) -> Tensor:
         """Read what `Writer.numbers` wrote: one flat tensor of sum(sizes) elements."""
         total = sum(sizes)
-        self.spend(total * dtype.itemsize)
+        masked = isinstance(header, list) and header[:1] == [coding.CHANGES]
+        self.spend(total * (dtype.itemsize + masked))
         words = np.dtype(f"u{dtype.itemsize}")
         known = _filled(bases, sizes, dtype.itemsize)
         floating = dtype.is_floating_point
