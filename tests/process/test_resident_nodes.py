@@ -114,7 +114,7 @@ def test_what_is_long_passes_a_link_that_is_reset_after_every_two_megabytes(big,
     (proxy,) = seen.proxies
     (row,) = pq.read_table(tmp_path / "run" / "ledger.parquet").to_pylist()
     for link, size in ((proxy.up, row["bytes_up"]), (proxy.down, row["bytes_down"])):
-        assert size > 6 * MB
+        assert size > 5 * MB
         assert link.bytes < 1.5 * size  # what had begun to come is lost with each reset, and no more
         assert link.struck["reset"] > 1
     assert row["outcome"] == "answered"
