@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch import library as operators
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -179,14 +180,14 @@ def _swapped(swap: Callable[[Tensor, Tensor], None], one: Tensor, other: Tensor)
 
 
 @functools.cache
-def set_up() -> torch.library.Library:
+def set_up() -> operators.Library:
     """Register the device in this process, and let modules that move to it stay what they are."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-    library = torch.library.Library("aten", "IMPL")
+    kernels = operators.Library("aten", "IMPL")
     for name in FACTORIES:
         base, _, overload = name.partition(".")
-        library.impl(name, _factory(getattr(getattr(aten, base), overload or "default")), "PrivateUse1")
-    library.impl("_copy_from", _copy_from, "PrivateUse1")
+        kernels.impl(name, _factory(getattr(getattr(aten, base), overload or "default")), "PrivateUse1")
+    kernels.impl("_copy_from", _copy_from, "PrivateUse1")
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.utils.swap_tensors = functools.partial(_swapped, torch.utils.swap_tensors)
-    return library
+    return kernels

@@ -26,7 +26,6 @@ from fewbytes.experiments.display import Display, console, note, printed, progre
 from fewbytes.experiments.groups import GROUPS, Reproducing
 
 if TYPE_CHECKING:
-    from fewbytes.experiments.prepared import PreparedRun
     from fewbytes.report import RunFolder
 
 NAME = "bold cyan"  # how the names of what is listed look
@@ -317,12 +316,12 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run would cost in bytes and time, from a few real rounds of a few clients."""
-    from fewbytes.experiments.plan import EXCHANGE_SECONDS, make_plan
+    from fewbytes.experiments.plan import EXCHANGE_SECONDS, make_plan, prepared_for_plan
 
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
     if method is not None:
         settings["method"] = method
-    job, many, notes = _split_for_plan(settings)
+    job, many, notes = prepared_for_plan(settings)
     for text in [*job.notes, *notes]:
         note(text)
     with console.status(f"running a few rounds of {job.method.method_name} to measure its payloads"):
@@ -333,25 +332,6 @@ def plan(
         print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))
     else:
         printed.print(made.table())
-
-
-def _split_for_plan(settings: dict[str, Any]) -> tuple[PreparedRun, int | None, list[str]]:
-    """The experiment; where its data are too few for its clients, that of a few clients, how many it is for, and what
-    people should know of it."""
-    from fewbytes.experiments.plan import FEW_SPLIT
-    from fewbytes.experiments.prepared import PreparedRun
-
-    try:
-        return PreparedRun(settings), None, []
-    except UserError as error:
-        clients = settings.get("clients")
-        if not isinstance(clients, int) or clients <= FEW_SPLIT or settings.get("newcomers"):
-            raise
-        try:
-            job = PreparedRun(settings | {"clients": FEW_SPLIT})
-        except UserError:
-            raise error from None
-        return job, clients, [f"{error}; for this plan each of {clients} clients has as many as one of {FEW_SPLIT}"]
 
 
 def _reproducing(given: dict[str, Any]) -> Reproducing:

@@ -18,6 +18,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Task
+from fewbytes.experiments.prepared import PreparedRun
 from fewbytes.experiments.run import run
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
 from fewbytes.running.loop import HEADROOM
@@ -166,6 +167,22 @@ def make_plan(
         waiting_seconds=exchange_seconds * len(moved["bytes_up"]) / measured,
         **rounded([row for row in rows if row["round"] >= first]),
     )
+
+
+def prepared_for_plan(settings: dict[str, Any]) -> tuple[PreparedRun, int | None, list[str]]:
+    """The experiment; where its data are too few for its clients, that of a few clients, how many it is for, and what
+    people should know of it."""
+    try:
+        return PreparedRun(settings), None, []
+    except UserError as error:
+        clients = settings.get("clients")
+        if not isinstance(clients, int) or clients <= FEW_SPLIT or settings.get("newcomers"):
+            raise
+        try:
+            job = PreparedRun(settings | {"clients": FEW_SPLIT})
+        except UserError:
+            raise error from None
+        return job, clients, [f"{error}; for this plan each of {clients} clients has as many as one of {FEW_SPLIT}"]
 
 
 def _scant(task: Task) -> Task:

@@ -6,7 +6,7 @@ gain, never assumed. Decoders take the size they must produce from the receiver 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,18 +117,25 @@ def _sampled(arrays: Sequence[Array], bases: Sequence[Array], floating: bool) ->
     return bits * differences.size / max(1, int(np.count_nonzero(differences))) if helps else None
 
 
+def _blocks(arrays: Sequence[Array]) -> Iterator[tuple[int, slice, slice]]:
+    """Parts of arrays that stay in the cache: of which array, where in it, and where in all of them together."""
+    at = 0
+    for i, array in enumerate(arrays):
+        for start in range(0, array.size, BLOCK):
+            stop = min(start + BLOCK, array.size)
+            yield i, slice(start, stop), slice(at + start, at + stop)
+        at += array.size
+
+
 def _plain_planes(arrays: Sequence[Array], floating: bool) -> list[Array]:
     """Planes of the numbers."""
     kind = arrays[0].dtype
     cuts = _cuts(kind.itemsize, together=kind.itemsize == 4)
     planes = [np.empty(sum(a.size for a in arrays), dtype) for _, dtype in cuts]
     rotated, spare = np.empty(BLOCK, kind), np.empty(BLOCK, kind)
-    at = 0
-    for array in arrays:
-        for start in range(0, array.size, BLOCK):
-            words = array[start : start + BLOCK]
-            _split(_rotated(words, floating, rotated[: words.size]), planes, cuts, at, spare[: words.size])
-            at += words.size
+    for i, part, here in _blocks(arrays):
+        words = arrays[i][part]
+        _split(_rotated(words, floating, rotated[: words.size]), planes, cuts, here.start, spare[: words.size])
     return planes
 
 
@@ -139,18 +146,15 @@ def _changed(arrays: Sequence[Array], bases: Sequence[Array], together: bool) ->
     total = sum(a.size for a in arrays)
     mask, planes = np.empty(total, bool), [np.empty(total, dtype) for _, dtype in cuts]
     scratch, spare, middle = np.empty(BLOCK, kind), np.empty(BLOCK, kind), _middle(kind)
-    at = changed = 0
-    for array, base in zip(arrays, bases, strict=True):
-        for start in range(0, array.size, BLOCK):
-            words = array[start : start + BLOCK]
-            here = mask[at : at + words.size]
-            differences = np.subtract(words, base[start : start + BLOCK], out=scratch[: words.size])
-            np.not_equal(differences, 0, out=here)
-            kept = differences[here]
-            kept += middle
-            _split(kept, planes, cuts, changed, spare[: kept.size])
-            at += words.size
-            changed += kept.size
+    changed = 0
+    for i, part, here in _blocks(arrays):
+        words = arrays[i][part]
+        differences = np.subtract(words, bases[i][part], out=scratch[: words.size])
+        np.not_equal(differences, 0, out=mask[here])
+        kept = differences[mask[here]]
+        kept += middle
+        _split(kept, planes, cuts, changed, spare[: kept.size])
+        changed += kept.size
     return mask, [plane[:changed] for plane in planes]
 
 
@@ -212,33 +216,32 @@ def decode_numbers(
     mask = decode_bits(source, rest[0], total) if kind == CHANGES else None
     size = total if mask is None else int(np.count_nonzero(mask))
     planes = [get_plane(source, flag, size, cut[1]) for flag, cut in zip(flags, cuts, strict=True)]
-    if kind != PLANES and bases is None:
-        raise FrameError("base", "numbers are coded against a message this receiver does not hold: send in full")
     out = np.empty(total, dtype)
-    if mask is None:
-        at = 0
-        for base in bases if kind == DIFFERENCES and bases is not None else [out]:
-            for start in range(0, base.size, BLOCK):
-                here = slice(at + start, at + min(start + BLOCK, base.size))
-                words = _joined(planes, cuts, here, out[here])
-                if kind == PLANES:
-                    _unrotated(words, floating)
-                else:
-                    _undifference(words, base[start : start + BLOCK], floating)
-            at += base.size
-        return out
-    scratch, middle = np.empty(BLOCK, dtype), _middle(dtype)
-    at = changed = 0
-    for base in bases or ():
-        for start in range(0, base.size, BLOCK):
-            here = slice(at + start, at + min(start + BLOCK, base.size))
-            chosen, words = mask[here], out[here]
-            count = int(np.count_nonzero(chosen))
-            kept = _joined(planes, cuts, slice(changed, changed + count), scratch[:count])
-            kept -= middle
-            words[:] = 0
-            words[chosen] = kept
-            words += base[start : start + BLOCK]
-            changed += count
-        at += base.size
+    if kind == PLANES:
+        for _, _, here in _blocks([out]):
+            _unrotated(_joined(planes, cuts, here, out[here]), floating)
+    elif bases is None:
+        raise FrameError("base", "numbers are coded against a message this receiver does not hold: send in full")
+    elif mask is None:
+        for i, part, here in _blocks(bases):
+            _undifference(_joined(planes, cuts, here, out[here]), bases[i][part], floating)
+    else:
+        _take_changes(out, mask, planes, cuts, bases)
     return out
+
+
+def _take_changes(
+    out: Array, mask: Array, planes: Sequence[Array], cuts: Sequence[tuple[int, Any]], bases: Sequence[Array]
+) -> None:
+    """Undo `_changed`, into `out`."""
+    scratch, middle = np.empty(BLOCK, out.dtype), _middle(out.dtype)
+    changed = 0
+    for i, part, here in _blocks(bases):
+        chosen, words = mask[here], out[here]
+        count = int(np.count_nonzero(chosen))
+        kept = _joined(planes, cuts, slice(changed, changed + count), scratch[:count])
+        kept -= middle
+        words[:] = 0
+        words[chosen] = kept
+        words += bases[i][part]
+        changed += count
