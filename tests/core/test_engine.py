@@ -227,7 +227,7 @@ def test_what_forks_workers_may_be_killed_and_then_the_workers_of_the_next(tmp_p
     with LocalEngine(Probe(), tiny_task(clients=6), tmp_path / "clients", workers=2) as engine:
         engine.begin(1)
         for _ in range(2):
-            for pids in ([engine.pool._mother._pid], None):
+            for pids in ([engine.pool._mother.pid], None):
                 for pid in pids or engine.pool.pids():
                     os.kill(pid, signal.SIGKILL)
                 replies = engine.network.call(engine.method.ask, to=range(6), send=Question(7))

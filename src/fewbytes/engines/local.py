@@ -240,7 +240,7 @@ class LocalEngine(Engine):
         """Memory of this process and its workers, shared pages counted once; takes half a percent of the time."""
         started = time.monotonic()
         if started >= self._measure_again:
-            processes = [os.getpid(), *(self.pool.pids() if self.pool is not None else [])]
+            processes = [os.getpid(), *(self.pool.processes() if self.pool is not None else [])]
             self.peak_memory_bytes = max(self.peak_memory_bytes, sum(map(memory_bytes, processes)))
             now = time.monotonic()
             self._measure_again = now + 200 * (now - started)

@@ -146,6 +146,10 @@ class WorkerPool:
         """The workers' process ids."""
         return [w.pid for w in self._workers]
 
+    def processes(self) -> list[int]:
+        """The ids of all its processes: the workers, and what forks them."""
+        return [*self.pids(), self._mother.pid]
+
     def close(self) -> None:
         """End the workers, whatever they are doing, and remove the exchange."""
         self._mother.close()
@@ -198,7 +202,7 @@ class _Mother:
     def __init__(self, runner: Runner, exchange: Exchange) -> None:
         self._pipe, there = Pipe()
         parent = os.getpid()
-        self._pid = forked(lambda: _bear(runner, exchange, there, self._pipe, parent))
+        self.pid = forked(lambda: _bear(runner, exchange, there, self._pipe, parent))
         there.close()
 
     def fork(self) -> _Worker:
@@ -221,7 +225,7 @@ class _Mother:
         with suppress(OSError):  # of a mother that is gone
             self._pipe.send_bytes(b"end")
         self._pipe.close()
-        os.waitpid(self._pid, 0)
+        os.waitpid(self.pid, 0)
 
 
 def forked(run: Callable[[], None]) -> int:

@@ -182,7 +182,8 @@ def prepared_for_plan(settings: dict[str, Any]) -> tuple[PreparedRun, int | None
             job = PreparedRun(settings | {"clients": FEW_SPLIT})
         except UserError:
             raise error from None
-        return job, clients, [f"{error}; for this plan each of {clients} clients has as many as one of {FEW_SPLIT}"]
+        why = str(error).partition(";")[0]
+        return job, clients, [f"{why}: for this plan each of {clients} clients has as many as one of {FEW_SPLIT}"]
 
 
 def _scant(task: Task) -> Task:
