@@ -7,8 +7,8 @@
 Each run is a process of its own, one worker. A client has four samples of eight numbers, and the model 18 parameters,
 so that what is left is what the engine does: a round's seconds are those of rounds 2 on, median, training included.
 Written a round: all that the process writes, to files and to its worker, on average. `--paper`: a row that is not run,
-on the line through the two rows of most clients of the same cohort. `--draw`: a picture of tables that were printed
-before, by matplotlib, which the extra `detection` brings along.
+on the line through the two rows of most clients of the same cohort, or as the last where that falls. `--draw`: a
+picture of tables that were printed before, by matplotlib, which the extra `detection` brings along.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def on_paper(method: str, clients: int, rows: list[list[float]]) -> str:
     """What rows of the same cohort, of fewer clients, lead to."""
     (some, *low), (more, *high) = rows[-2:]
     begins, cohort = (clients - more) / (more - some), low[0]
-    found = [b + begins * (b - a) for a, b in zip(low[1:], high[1:], strict=True)]
+    found = [max(b, b + begins * (b - a)) for a, b in zip(low[1:], high[1:], strict=True)]
     told = [f"{x:,.{digits}f}" for x, digits in zip(found, (2, 3, 0, 0, 2, 3), strict=True)]
     return f"| {method} | {clients:,} (on paper) | {cohort:,.0f} | {' | '.join(told)} |"
 
