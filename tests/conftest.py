@@ -40,11 +40,14 @@ def _few_processes() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
-    """Gives each process a file at a time, but of the laws a case at a time, so that its run is made once."""
+    """Gives each process a file at a time, but of the laws a case at a time, so that its run is made once, and of what
+    needs a GPU a test, as a machine with one is lent for minutes."""
 
     class ByCase(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file, _, test = nodeid.partition("::")
+            if "/gpu/" in file:
+                return nodeid
             case = test.partition("[")[2].removesuffix("]")
             return case if "/laws/" in file and case in CASES else file
 

@@ -23,9 +23,13 @@ def stream(seed: int, *names: int | str) -> np.random.Generator:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's global generators; torch.manual_seed walks the call stack where CUDA is built in but absent."""
+    """Seed torch's global generators, those of GPUs where this process has opened any.
+
+    torch.manual_seed would walk the call stack where none is open, and asking whether there are any keeps the processes
+    that are forked from this one from opening theirs.
+    """
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
 
 

@@ -68,6 +68,12 @@ def prepare_device(device: str, precision: Precision) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
+def open_device(device: str) -> None:
+    """Open a GPU in this process, whose workers are forked: what is seeded from now on seeds it, too."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.init()
+
+
 def check_precision(precision: Precision, device: str) -> None:
     """Raises UserError for tf32 on a processor; warns of one that has no bfloat16, where bf16 is slow."""
     kind = torch.device(device).type

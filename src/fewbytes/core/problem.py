@@ -110,6 +110,12 @@ class Problem:
         of = getattr(self.build, "architecture", None)
         return client if of is None else of(client)
 
+    def on_cpu(self) -> Problem:
+        """The same for the CPU, to look at models before a run forks its workers: those have no GPU that is open."""
+        if self.device == "cpu":
+            return self
+        return replace(self, device="cpu", precision="float32" if self.precision == "tf32" else self.precision)
+
     def architectures(self) -> Iterator[Id]:
         """A client of each architecture, the lowest of those that have it."""
         return iter({self.architecture(i): i for i in reversed(self.clients)}.values())
@@ -154,7 +160,7 @@ class Problem:
         them."""
         key = (draw, self.architecture(client))
         if key not in self._kept:
-            self._kept[key] = state_of(self.model(client, draw))
+            self._kept[key] = state_of(self.on_cpu().model(client, draw))
         first: State = self._kept[key]
         return first
 
@@ -163,7 +169,7 @@ class Problem:
         all of it is trained."""
         key = ("frozen", self.architecture(client))
         if key not in self._kept:
-            self._kept[key] = frozen_digest(self.model(client))
+            self._kept[key] = frozen_digest(self.on_cpu().model(client))
         digest: str = self._kept[key]
         return digest
 
@@ -179,7 +185,9 @@ class Problem:
         """What buffers of the client's model are called in their modules, such as batch normalisation's statistics."""
         key = ("statistics", self.architecture(client))
         if key not in self._kept:
-            self._kept[key] = frozenset(name.rpartition(".")[2] for name, _ in self.model(client).named_buffers())
+            self._kept[key] = frozenset(
+                name.rpartition(".")[2] for name, _ in self.on_cpu().model(client).named_buffers()
+            )
         names: frozenset[str] = self._kept[key]
         return names
 
@@ -313,7 +321,7 @@ class Task:
         problem = self.problem
         if isinstance(problem.objective, Detection):
             return
-        problem = replace(problem, remodel=None)
+        problem = replace(problem.on_cpu(), remodel=None)
         held = [(f"client {i}'s training samples", i, client.train) for i, client in enumerate(self.data.clients)]
         held += [(f"client {i}'s test samples", i, client.test) for i, client in enumerate(self.data.clients)]
         held += [("the server's test samples", 0, self.data.test)]

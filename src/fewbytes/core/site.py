@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.state import State, in_training, load_state, state_of
 from fewbytes.base.streams import seeded, stream_seed
+from fewbytes.core.graphs import Recordings
 from fewbytes.core.metrics import Scores, values
 from fewbytes.core.privacy import Diary, PrivateSteps, random_bytes
 from fewbytes.core.problem import Id, Task
@@ -26,8 +27,8 @@ class Site:
     """What a handler sees of its client: its data, its randomness, a model to work with, the training loop.
 
     Made by the engine for the handler `what` in round `t`. `models`: modules that earlier sites of the process made,
-    to be used again; `scored`: whether scores of this round are wanted; `diary`: where clients keep theirs, if
-    the problem promises privacy to samples.
+    to be used again, `recordings` of steps of these on a GPU; `scored`: whether scores of this round are wanted;
+    `diary`: where clients keep theirs, if the problem promises privacy to samples.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Site:
         models: dict[Any, nn.Module] | None = None,
         scored: bool = True,
         diary: Diary | None = None,
+        recordings: Recordings | None = None,
     ) -> None:
         self.problem, self.me, self.round = task.problem, me, t
         self.device = task.problem.device
@@ -49,6 +51,7 @@ class Site:
         users' own data sets, Python's and numpy's."""
         self.records = Records()
         self._models = {} if models is None else models
+        self._recordings = recordings
         self._taken = 0
         self._scored = scored
         self._diary = diary
@@ -112,10 +115,12 @@ class Site:
         hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"), y)
         precision, transform = self.problem.precision, self.train.transform
         private = self._private(model, local, more is not None) if self.problem.privacy else None
+        again = self._recordings if any(model is kept for kept in self._models.values()) else None
         try:
             value = fit(
-                model, x, y, local, self.round, precision=precision, transform=transform, private=private, **hooks
-            )
+                model, x, y, local, self.round,
+                precision=precision, transform=transform, private=private, recordings=again, **hooks,
+            )  # fmt: skip
         except RuntimeError as error:
             if not x[:1].is_floating_point() and "type" in str(error):
                 raise UserError(

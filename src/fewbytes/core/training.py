@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fewbytes.base.ranges import BelowOne, Count, NotNegative, Positive, Share, Whole, check_ranges
 from fewbytes.base.state import in_training
 from fewbytes.core.devices import Precision, arithmetic
+from fewbytes.core.graphs import Recordings, Step, recording
 from fewbytes.core.privacy import PrivateSteps
 from fewbytes.data.split import LazySamples, NamedTensors, Transform, one_tensor
 
@@ -163,6 +164,7 @@ def fit(
     precision: Precision = "float32",
     transform: Transform | None = None,
     private: PrivateSteps | None = None,
+    recordings: Recordings | None = None,
     **hooks: Unpack[Hooks],
 ) -> float:
     """Train `model` in place on (x, y), by the terms of round t; returns the mean loss over the batches of the last
@@ -171,7 +173,8 @@ def fit(
     Shuffled from torch's global generator; the optimiser starts anew. `precision`: of the forward passes. `transform`
     is applied to every batch as it is cut. Gradients are clipped as one vector, or, where the model has `apart`,
     modules of it, each one's by itself. `private`: what draws the batches and makes their gradients instead, so that no
-    one sample shows; then the loss is not told (0).
+    one sample shows; then the loss is not told (0). `recordings`: of steps of this very module on a GPU, by earlier
+    trainings, to which this one's are added; the results are the same.
     Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters that do not require
     gradients, or have none in the first batch, stay as they are.
     """
@@ -180,7 +183,8 @@ def fit(
     before_step, after_step = hooks.get("before_step"), hooks.get("after_step")
     model.to(x.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    step = stepper(parameters, local, local.lr_in(t))
+    velocity: list[Tensor] = []
+    step = stepper(parameters, local, local.lr_in(t), velocity)
     bounds = batches(len(y), local.batch) if local.order == "shuffled" else whole_batches(len(y), local.batch)
     if local.steps and local.order == "stored" and bounds:
         begun = (t - 1) * local.steps % len(bounds)
@@ -206,7 +210,22 @@ def fit(
         value.backward()
         return value.detach()
 
+    def stepped(samples: Tensor | NamedTensors, targets: Tensor) -> Tensor:
+        value = gradients(samples, targets)
+        if before_step is not None:
+            before_step(functools.partial(gradients, samples, targets))
+        if local.clip:
+            clip_each(local.clip, *getattr(model, "apart", [model]))
+        step()
+        if after_step is not None:
+            after_step()
+        return value
+
     in_training(model)
+    of_each_batch: Step = stepped
+    plain = loss is F.cross_entropy and not extra and not before_step and not after_step and private is None
+    if recordings is not None and plain and x.device.type == "cuda" and local.optimiser in ("sgd", "nesterov"):
+        of_each_batch = recording(recordings, model, stepped, velocity, (local, local.lr_in(t), precision))
     if (
         frozen is not None
         and transform is None
@@ -233,14 +252,7 @@ def fit(
                 samples = transform(one_tensor(samples), targets)
             if frozen is not None:
                 samples = outputs(frozen, samples, precision)
-            total += gradients(samples, targets)
-            if before_step is not None:
-                before_step(functools.partial(gradients, samples, targets))
-            if local.clip:
-                clip_each(local.clip, *getattr(model, "apart", [model]))
-            step()
-            if after_step is not None:
-                after_step()
+            total += of_each_batch(samples, targets)
     return float(total) / counts[-1] if bounds and counts else 0.0
 
 
@@ -252,37 +264,34 @@ def by_epoch(local: Local, whole: int) -> list[int]:
     return [whole] * full + [rest] * (rest > 0)
 
 
-def stepper(parameters: Sequence[nn.Parameter], local: Local, lr: float) -> Callable[[], object]:
-    """A function that moves the parameters by their gradients, each time it is called."""
+def stepper(
+    parameters: Sequence[nn.Parameter], local: Local, lr: float, velocity: list[Tensor]
+) -> Callable[[], object]:
+    """A function that moves the parameters by their gradients, each time it is called.
+
+    `velocity`: of SGD with momentum; empty at first, then kept there.
+    """
     if local.optimiser in ("adam", "adamw"):
         made = torch.optim.AdamW if local.optimiser == "adamw" else torch.optim.Adam
         return made(parameters, lr, weight_decay=local.weight_decay).step
-    velocity: list[Tensor] | None = None
-
-    def step() -> None:
-        nonlocal velocity
-        moved = [p for p in parameters if p.grad is not None]
-        velocity = _sgd(moved, velocity, local, lr)
-
-    return step
+    return lambda: _sgd([p for p in parameters if p.grad is not None], velocity, local, lr)
 
 
 @torch.no_grad()
-def _sgd(moved: Sequence[Tensor], velocity: list[Tensor] | None, local: Local, lr: float) -> list[Tensor] | None:
-    """One step, in place; returns the velocity to come back with."""
+def _sgd(moved: Sequence[Tensor], velocity: list[Tensor], local: Local, lr: float) -> None:
+    """One step, in place; of the velocity, too."""
     step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
     if local.weight_decay:
         step = list(torch._foreach_add(step, list(moved), alpha=local.weight_decay))
     if local.momentum:
-        if velocity is None:
-            velocity = [g.clone() for g in step]
+        if not velocity:
+            velocity += [g.clone() for g in step]
         else:
             torch._foreach_mul_(velocity, local.momentum)
             torch._foreach_add_(velocity, step)
         nesterov = local.optimiser == "nesterov"
         step = list(torch._foreach_add(step, velocity, alpha=local.momentum)) if nesterov else velocity
     torch._foreach_add_(list(moved), step, alpha=-lr)
-    return velocity
 
 
 def outputs(model: nn.Module, x: Tensor | NamedTensors | LazySamples, precision: Precision = "float32") -> Tensor:

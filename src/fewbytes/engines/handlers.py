@@ -18,7 +18,8 @@ from fewbytes.base.ranges import ANEW, EXACT
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.base.streams import seed_all, untouched
-from fewbytes.core.devices import prepare_device
+from fewbytes.core.devices import open_device, prepare_device
+from fewbytes.core.graphs import Recordings
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
@@ -126,12 +127,14 @@ class Runner:
         if task.problem.privacy is not None:
             task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
         self._models: dict[Any, nn.Module] = {}
+        self._recordings: Recordings = {}
         self._handlers: dict[str, Handler] = {}
         self._messages: dict[int, Received] = {}  # of the last job, by number: the next may get the same
 
     def run(self, job: Job, frames: Sequence[memoryview]) -> tuple[Done, Frame | None]:
         """Run one job; the new state is stored before this returns. `frames`: of the job's messages."""
         started = time.monotonic()
+        open_device(self.task.problem.device)
         layout = self.task.problem.layout(job.client)
         state, lost, heard = self._state(job)
         done = Done(job.number, version=job.version)
@@ -172,7 +175,7 @@ class Runner:
 
     def _site(self, job: Job, handler: str, done: Done) -> Site:
         """What a handler of the job sees, which measures into `done`; the global generators are seeded for it."""
-        site = Site(self.task, job.client, job.round, handler, self._models, job.scored, self.store)
+        site = Site(self.task, job.client, job.round, handler, self._models, job.scored, self.store, self._recordings)
         site.records = done.records
         seed_all(site.seed)
         return site

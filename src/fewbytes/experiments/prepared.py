@@ -98,7 +98,7 @@ def _picked(settings: dict[str, Any], experiment: Experiment) -> Iterator[str]:
 
 def _left_alone(task: Task) -> Iterator[str]:
     """Which convolutions keep all their kernels where others' are generated, by the reason."""
-    model = task.problem.first_model()
+    model = task.problem.on_cpu().first_model()
     names: dict[str, list[str]] = {}
     for name, why in left_alone(model, base).items() if (base := generated(model)) else ():
         names.setdefault(why, []).append(name)
@@ -111,7 +111,7 @@ def _left_drawn(task: Task) -> Iterator[str]:
     """What of the models is drawn although there are weights to start from."""
     if (pretrained := task.problem.pretrained) is not None:
         for client in task.problem.architectures():
-            yield from pretrained.left(task.problem.model(client))
+            yield from pretrained.left(task.problem.on_cpu().model(client))
 
 
 def _other_tokenizers(experiment: Experiment) -> Iterator[str]:

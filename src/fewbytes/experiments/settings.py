@@ -143,7 +143,7 @@ class Experiment:
                 task.problem.layout(client)  # so that a wrong model is refused before anything is written
         except (ValueError, TypeError, RuntimeError) as error:
             raise UserError(f"the model {name} cannot be used: {' '.join(str(error).split())}") from None
-        if detects and not all(hasattr(task.problem.model(i), "loss") for i in range(len(build.names))):
+        if detects and not all(hasattr(task.problem.on_cpu().model(i), "loss") for i in range(len(build.names))):
             raise UserError(
                 f"{self.data.dataset} holds objects to be found: take a detector, such as yolox-s, not {name}"
             )

@@ -30,6 +30,7 @@ from fewbytes.base.files import (
     write_text,
 )
 from fewbytes.core import gallery
+from fewbytes.core.devices import open_device
 from fewbytes.core.ledger import Ledger, LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.network import Refused
@@ -65,14 +66,16 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
         loop = _Loop(method, task, settings if scratch is None else replace(settings, durable=False), folder)
         if not settings.resume:
             # what cannot be is refused before anything is written, here and by the next lines
-            loop.state = method.server(task.problem)
-            if loop.state is not None:
-                check_fields(type(loop.state))
+            if (begun := method.server(task.problem.on_cpu())) is not None:
+                check_fields(type(begun))
             method.state_class("client")
             task.check()
         with _held(folder):
             checkpoint = loop.begin()
             with connect(folder, checkpoint) as engine:
+                open_device(task.problem.device)
+                if checkpoint is None:
+                    loop.state = method.server(task.problem)
                 summary = loop.run(engine, checkpoint)
                 model = method.global_model(loop.state, task.problem)
                 if settings.save_models:

@@ -1,0 +1,97 @@
+"""A step of training recorded on a GPU, as a CUDA graph, and replayed: its hundreds of launches become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Step = Callable[[Any, Tensor], Tensor]
+"""(samples, targets) of a batch to its loss; leaves gradients, and moves parameters by them."""
+
+
+@dataclass
+class Recorded:
+    """The kernels that a step launched, where they read a batch, and where they leave its loss and its gradients."""
+
+    graph: torch.cuda.CUDAGraph
+    samples: Tensor
+    targets: Tensor
+    loss: Tensor
+    gradients: list[Tensor | None]
+
+
+@dataclass
+class Recording:
+    """A step of one module by the same terms, recorded for each shape of a batch that comes twice.
+
+    An epoch has two shapes at most; with many clients there are more, whose recordings use the same memory. `terms` say
+    where the module's values lie, too: recordings read and write there.
+    """
+
+    model: nn.Module
+    step: Step
+    velocity: list[Tensor]
+    terms: Hashable
+    by_shape: dict[Hashable, Recorded | None] = field(default_factory=dict)
+    refused: bool = False  # by CUDA: what waits for the GPU cannot be recorded
+
+    def __call__(self, samples: Any, targets: Tensor) -> Tensor:
+        """As the step does; the loss is overwritten by the next batch of its shape."""
+        if self.refused or not isinstance(samples, Tensor):
+            return self.step(samples, targets)
+        shape = (samples.shape, samples.stride(), samples.dtype, targets.shape, targets.dtype)
+        if shape not in self.by_shape:
+            self.by_shape[shape] = None
+            return self.step(samples, targets)
+        if (recorded := self.by_shape[shape]) is None:
+            stream = torch.cuda.current_stream()
+            try:
+                recorded = self.by_shape[shape] = self._record(samples, targets)
+            except RuntimeError:
+                torch.cuda.set_stream(stream)
+                self.refused = True
+                return self.step(samples, targets)
+        recorded.samples.copy_(samples)
+        recorded.targets.copy_(targets)
+        recorded.graph.replay()
+        for p, gradient in zip(self.model.parameters(), recorded.gradients, strict=True):
+            p.grad = gradient
+        return recorded.loss
+
+    def _record(self, samples: Tensor, targets: Tensor) -> Recorded:
+        samples, targets = samples.clone(), targets.clone()
+        graph = torch.cuda.CUDAGraph()
+        others = [recorded.graph for recorded in self.by_shape.values() if recorded]
+        with torch.cuda.graph(graph, others[0].pool() if others else None):  # they take turns in one's memory
+            loss = self.step(samples, targets)
+        return Recorded(graph, samples, targets, loss, [p.grad for p in self.model.parameters()])
+
+
+Recordings = dict[Hashable, Recording]
+"""By module and terms."""
+
+
+def recording(kept: Recordings, model: nn.Module, step: Step, velocity: list[Tensor], terms: Hashable) -> Step:
+    """The step of a training that begins, as recorded by an earlier one where there is one."""
+    if not _same_each_time(model):
+        return step
+    learns = tuple(p.requires_grad for p in model.parameters())
+    trains = tuple(module.training for module in model.modules())
+    terms = terms, tuple(value.data_ptr() for value in (*model.parameters(), *model.buffers()))
+    key = id(model), learns, trains
+    found = kept.get(key)
+    if found is None or found.terms != terms:
+        found = kept[key] = Recording(model, step, velocity, terms)
+    for v in found.velocity:
+        v.fill_(-0.0)  # to which adding a gradient gives that gradient, to the bit
+    return found
+
+
+def _same_each_time(model: nn.Module) -> bool:
+    """Whether each pass launches the same kernels, as those of PyTorch's modules and our own do: what others compute in
+    Python, or keep there, a replay would leave out."""
+    return all(type(m).__module__.split(".")[0] in ("torch", "torchvision", "fewbytes") for m in model.modules())
