@@ -30,7 +30,7 @@ FLOORS = [
 ]
 """A room may import itself and the floors below its own."""
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
-ONLY = {"flwr": "flower", "typer": "cli", "plotly": "report", "jinja2": "report"}
+ONLY = {"flwr": "flower", "typer": "cli", "jinja2": "report"}
 
 
 def name_of(path: Path) -> str:
@@ -85,7 +85,7 @@ def test_the_package_imports_nothing_that_only_some_need():
     code = "import sys; from fewbytes import *; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert "torch" in loaded
-    assert not {"flwr", "typer", "plotly", "jinja2", "sklearn", "torchvision"} & set(loaded)
+    assert not {"flwr", "typer", "jinja2", "sklearn", "torchvision"} & set(loaded)
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["probe"]])

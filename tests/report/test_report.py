@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import json
@@ -354,10 +355,41 @@ def test_the_policy_lets_the_scripts_of_the_page_run(tmp_path: Path) -> None:
     text = write_report([read_run(make_run(tmp_path / "a"))], tmp_path / "r.html").read_text("utf-8")
     policies = [attrs["content"] or "" for tag, attrs in Page(text).tags if tag == "meta" and "http-equiv" in attrs]
     scripts = re.findall("<script>(.*?)</script>", text, re.DOTALL)
+    [packed] = re.findall('<script type="application/gzip" id="plotly">(.*?)</script>', text, re.DOTALL)
+    scripts.append(gzip.decompress(base64.b64decode(packed)).decode())
     assert len(scripts) == 2
     for script in scripts:
         digest = hashlib.sha256(script.encode()).digest()
         assert f"'sha256-{base64.b64encode(digest).decode()}'" in policies[0]
+
+
+def test_a_page_is_small_and_asks_for_nothing(tmp_path: Path) -> None:
+    for i in range(12):
+        make_run(tmp_path / f"run-{i}")
+    runs = read_runs([tmp_path])
+    for some in (runs[:1], runs):
+        page = write_report(some, tmp_path / "r.html")
+        assert page.stat().st_size < 1_500_000
+        sources = [
+            value or ""
+            for _, attrs in Page(page.read_text("utf-8")).tags
+            for name, value in attrs.items()
+            if name in ("src", "href")
+        ]
+        assert all(source.startswith("data:") for source in sources)
+
+
+def test_every_chart_has_its_numbers(tmp_path: Path) -> None:
+    for name in ("fedavg", "fedper"):
+        make_run(tmp_path / name, name)
+    text = write_report(read_runs([tmp_path]), tmp_path / "r.html").read_text("utf-8")
+    charts = [figure for figure in re.findall("<figure>.*?</figure>", text, re.DOTALL) if 'class="chart"' in figure]
+    assert len(charts) >= 7
+    assert all("<summary>Numbers</summary>" in chart for chart in charts)
+    [scores] = [chart for chart in charts if 'id="scores-rounds"' in chart]
+    of_fedavg = re.findall(r'<th scope="row">fedavg</th><td>(.*?)</td>', scores)
+    curve = [0.95 - 0.6 * 0.7 ** (t + len("fedavg") % 3) for t in range(1, ROUNDS + 1)]
+    assert of_fedavg[0] == "; ".join(f"{t}: {value:.4g}" for t, value in enumerate(curve, 1))
 
 
 def test_what_a_run_is_called_is_text_wherever_it_stands(tmp_path: Path) -> None:
@@ -382,7 +414,7 @@ def test_what_a_run_is_called_is_text_wherever_it_stands(tmp_path: Path) -> None
 
 
 def test_only_what_writes_a_page_imports_what_makes_pages() -> None:
-    code = "import sys, fewbytes.report; print(sorted({'jinja2', 'plotly'} & sys.modules.keys()))"
+    code = "import sys, fewbytes.report; print(sorted({'jinja2'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

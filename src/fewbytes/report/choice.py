@@ -153,10 +153,12 @@ def _guessing(kind: str, runs: Sequence[RunFolder]) -> float | None:
 
 @dataclass(frozen=True)
 class Section:
-    """The recommendations, the chart's views, whether there are budgets, and how many runs one ended."""
+    """The recommendations, the chart's views, the labels on their fronts, whether there are budgets, and how many runs
+    one ended."""
 
     choices: list[Choice]
     views: dict[str, str]
+    best: list[str]
     caveat: str
     metric: str
     step: str
@@ -172,7 +174,8 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
     charts["choice"] = {choice.kind: _chart(choice, runs) for choice in found}
     ended = sum((run.result or {}).get("ended_by") == "budget" for run in runs)
     views = {choice.kind: WORDS[choice.kind] for choice in found}
-    return Section(found, views, CAVEAT, runs[0].metric, _Words(runs[0]).step, bool(_budgets(runs)), ended)
+    best = [point.label for choice in found for point in front(_points(choice.kind, runs, False))]
+    return Section(found, views, best, CAVEAT, runs[0].metric, _Words(runs[0]).step, bool(_budgets(runs)), ended)
 
 
 def _budgets(runs: Sequence[RunFolder]) -> list[int]:
@@ -188,17 +191,20 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
     sign = 1 if runs[0].higher() else -1
     steps = [(place(p.uplink), sign * p.score) for p in best] + ([(right, sign * best[-1].score)] if best else [])
     lines = [_rule([x for x, _ in steps], [y for _, y in steps], "solid")]
-    heights = [sign * p.score for p in [*inside, *over]] + ([] if guessing is None else [guessing])
+    heights = [sign * p.score for p in [*inside, *over]]
     low, high = min(heights), max(heights)
     margin = max(0.02 if runs[0].share() else 0.02 * abs(high), 0.08 * (high - low))
+    if guessing is not None and guessing > low - (high - low) / 4:  # further off it would take the others' room
+        low = min(low, guessing)
     bottom, top = low - margin, high + margin
-    if guessing is not None:
+    if guessing is not None and guessing >= bottom:
         lines.append(_rule([left, right], [guessing, guessing], "dot"))
     lines += [_rule([place(budget)] * 2, [bottom, top], "dot") for budget in budgets]
     index = {run.label: number for number, run in enumerate(runs)}
+    names = _names(best)
     marks = [
         _mark(runs[index[point.label]], index[point.label], point, choice, place(point.uplink))
-        | _look(index[point.label], point, choice, point in best, outside)
+        | _look(index[point.label], point, choice, names.get(point.label), outside)
         for points, outside in ((inside, False), (over, True))
         for point in points
     ]
@@ -235,7 +241,6 @@ def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) ->
         "type": "scatter",
         "x": [x],
         "y": [point.score if run.higher() else -point.score],
-        "text": [pieces.plain(point.label, 24)],
         "customdata": [[pieces.plain(point.label), megabytes(point.uplink)]],
         "hovertemplate": f"%{{customdata[0]}}<br><b>%{{y:{'.1%' if run.share() else '.4~g'}}}</b> "
         + f"{choice.kind}<br>%{{customdata[1]}} MB uplink{over}<extra></extra>",
@@ -243,11 +248,20 @@ def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) ->
     }
 
 
-def _look(index: int, point: Point, choice: Choice, named: bool, over: bool) -> Trace:
+def _names(front: Sequence[Point]) -> dict[str, str]:
+    """What stands at the marks of a front, by the label of the first of those at one place."""
+    at: dict[tuple[float, float], list[str]] = {}
+    for point in front:
+        at.setdefault((point.uplink, point.score), []).append(point.label)
+    more = {labels[0]: f" and {len(labels) - 1} more" if len(labels) > 1 else "" for labels in at.values()}
+    return {label: pieces.plain(label, 24) + rest for label, rest in more.items()}
+
+
+def _look(index: int, point: Point, choice: Choice, name: str | None, over: bool) -> Trace:
     """How a mark looks; of those on the front the name stands above the line, where no other run is."""
     symbol = "star" if point.label == choice.label else pieces.symbol(index)
     return {
-        "mode": "markers+text" if named else "markers",
+        **({"mode": "markers"} if name is None else {"mode": "markers+text", "text": [name]}),
         "textposition": "top left",
         "cliponaxis": False,
         "marker": {

@@ -4,7 +4,7 @@ const coarse = matchMedia("(pointer: coarse)"), hovers = matchMedia("(hover: hov
 
 function draw(div) {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const hidden = [...document.querySelectorAll(".key input:not(:checked)")].map((box) => Number(box.value));
+  const hidden = div.id === "choice" ? [] : [...document.querySelectorAll(".key input:not(:checked)")].map((box) => Number(box.value));
   const picked = div.closest("article, section").querySelector(".picker input:checked");
   const views = charts[div.id];
   const [traces, layout] = views[picked ? picked.value : Object.keys(views)[0]];
@@ -27,12 +27,50 @@ function draw(div) {
     modeBarButtons: [["toImage", "resetScale2d"]] });
 }
 
+// plotly.js is packed in the page; the page's policy knows the hash of what comes out
+async function unpack() {
+  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (one) => one.charCodeAt(0));
+  const script = document.createElement("script");
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+}
+
+// the rows of a table whose words hold all that is looked for
+function filter(field) {
+  const words = field.value.toLowerCase().split(/\s+/);
+  for (const row of field.closest("section").querySelectorAll("tbody tr"))
+    row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
+}
+
+// the rows by a column: numbers by their size, and what has none last; once more turns them round
+function sort(head) {
+  const body = head.closest("table").tBodies[0], column = Number(head.dataset.column);
+  const up = head.ariaSort === "descending" || (!head.ariaSort && column === 0);
+  const value = (row) => {
+    const text = row.cells[column].textContent.trim(), number = parseFloat(text.replace(/[,\u202f]/g, ""));
+    return column === 0 ? text : Number.isNaN(number) ? -Infinity : number;
+  };
+  const compare = (a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) * (up ? 1 : -1);
+  const rows = [...body.rows], runs = rows.filter((row) => !row.classList.contains("baseline"));
+  body.append(...runs.sort(compare), ...rows.filter((row) => row.classList.contains("baseline")));
+  for (const other of head.closest("thead").querySelectorAll("[data-column]")) other.ariaSort = null;
+  head.ariaSort = up ? "ascending" : "descending";
+}
+
 const drawAll = () => document.querySelectorAll(".chart").forEach(draw);
 document.addEventListener("change", (event) => {
   const box = event.target;
   if (box.value === "all" && box.type === "checkbox")
     document.querySelectorAll(".key input").forEach((other) => { other.checked = box.checked; });
+  if (box.type !== "search") drawAll();
+});
+document.addEventListener("input", (event) => { if (event.target.type === "search") filter(event.target); });
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-column] button");
+  if (button) sort(button.closest("[data-column]"));
+});
+unpack().then(() => {
+  dark.addEventListener("change", drawAll);
   drawAll();
 });
-dark.addEventListener("change", drawAll);
-drawAll();
