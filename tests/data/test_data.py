@@ -1097,7 +1097,7 @@ def test_not_found_names_what_lies_there(hub: Hub, pets: Path, monkeypatch: pyte
 
 def test_no_hub_client_installed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match="huggingface_hub, which fetches ylecun/mnist, is not installed"):
+    with pytest.raises(UserError, match=r"fetching ylecun/mnist needs huggingface_hub: pip install .fewbytes\[hub\]."):
         load_dataset("mnist")
 
 

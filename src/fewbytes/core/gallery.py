@@ -98,13 +98,14 @@ def _panel(title: str, points: Points) -> dict[str, dict[str, list[float] | list
 
 
 def _two_dimensional(points: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Points (n, d) as (n, 2), to four digits of the largest."""
-    from sklearn.decomposition import PCA
-
+    """Points (n, d) along their two principal axes (n, 2), to four digits of the largest; of each axis the largest
+    component is positive."""
     centred = F.pad(points - points.mean(0), (0, max(0, 2 - points.shape[1]))).numpy()
     if len(centred) < 2 or np.abs(centred).max() < 1e-100:
         return np.zeros((len(centred), 2))
-    flat: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = PCA(2, random_state=0).fit_transform(centred)
+    axes = np.linalg.svd(centred.astype(np.float64), full_matrices=False)[2][:2]
+    axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])[:, None]
+    flat: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = centred @ axes.T
     return flat.round(3 - math.floor(math.log10(np.abs(flat).max()))) + 0.0  # no -0.0
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fewbytes.base.errors import UserError, one_line, suggestion
+from fewbytes.base.extras import needs
 from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN
 
 
@@ -158,6 +159,7 @@ def _of_ones_own(make: Callable[[], Measure], predictions: Tensor) -> Measure:
 
 
 def _made(kind: str, path: str, options: dict[str, Any], predictions: Tensor) -> Measure:
+    needs(f"the metric {path}", "metrics", "torchmetrics")
     import torchmetrics  # slow to import
     import torchmetrics.text
 

@@ -2,7 +2,11 @@
 
 import os
 
-from fewbytes.flower.compat import QUIET
+from fewbytes.base.extras import needs
+
+needs("Flower", "flower", "flwr")
+
+from fewbytes.flower.compat import QUIET  # noqa: E402
 
 for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)  # here, for whichever module imports flwr first

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.extras import needs
 from fewbytes.base.ranges import ANEW, EXACT, Positive, Several, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.core.method import Method
@@ -225,6 +226,7 @@ def matched(
 
     A global neuron is the posterior mean of those matched to it: their sum / sigma^2 over 1 / sigma_0^2 + n / sigma^2.
     """
+    needs("matching neurons", "clusters", "scipy")
     from scipy.optimize import linear_sum_assignment  # takes long to import
 
     every = range(len(clients))

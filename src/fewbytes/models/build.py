@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewbytes.base.errors import UserError, import_failed, one_line, suggestion
+from fewbytes.base.extras import needs
 from fewbytes.base.named import imported
 from fewbytes.models.features import PooledFeatures
 from fewbytes.models.hugging_face import PREFIX, hugging_face_model
@@ -224,12 +225,9 @@ def _options(base: str, text: str) -> dict[str, Any]:
 
 
 def _torchvision(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
-    try:
-        import torchvision.models as zoo
-    except ImportError as error:
-        raise UserError(
-            f"model 'torchvision:{name}' needs torchvision; install it with: pip install torchvision"
-        ) from error
+    needs(f"the model torchvision:{name}", "vision", "torchvision")
+    import torchvision.models as zoo
+
     names = zoo.list_models(module=zoo)
     if name not in names:
         raise UserError(

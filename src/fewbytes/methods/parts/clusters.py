@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.extras import needs
 from fewbytes.base.ranges import EXACT
 from fewbytes.base.streams import stream_seed
 from fewbytes.core.network import Network, Refused
@@ -152,6 +153,7 @@ def subspace_distance(own: Tensor, members: Sequence[Tensor], similarity: str = 
 
 def k_means(points: Tensor, clusters: int, seed: int) -> list[int]:
     """The cluster of each point (n, …): k-means++ of 10 starts; clusters are numbered as they first appear."""
+    needs("k-means", "clusters", "sklearn")
     from sklearn.cluster import KMeans  # slow to import
     from sklearn.exceptions import ConvergenceWarning
 
@@ -164,6 +166,7 @@ def k_means(points: Tensor, clusters: int, seed: int) -> list[int]:
 def hierarchical(points: Tensor, clusters: int) -> list[int]:
     """The cluster of each point (n, …), n at least 2: the two clusters nearest to each other, by the mean distance of
     their points, become one until so many are left; they are numbered as they first appear."""
+    needs("hierarchical clustering", "clusters", "scipy")
     from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
 
     return numbered(cut_tree(linkage(points.double().numpy(), "average"), clusters).ravel())

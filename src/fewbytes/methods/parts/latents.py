@@ -49,11 +49,10 @@ def usable_classes(centroids: Tensor, known: list[int], valid: Tensor) -> list[i
 
 def client_images(images: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Generated images (n, any channels, height, width) as the clients': resized to cover `shape`, centre cut out."""
-    from torchvision.transforms.functional import center_crop  # slow to import
-
     channels, height, width = shape
     factor = max(height / images.shape[2], width / images.shape[3])
     size = [max(goal, round(n * factor)) for n, goal in zip(images.shape[2:], (height, width), strict=True)]
     if tuple(size) != tuple(images.shape[2:]):
         images = F.interpolate(images, size, mode="bilinear", antialias=True)
-    return with_channels(center_crop(images, [height, width]), channels)
+    top, left = (round((n - goal) / 2) for n, goal in zip(images.shape[2:], (height, width), strict=True))
+    return with_channels(images[:, :, top : top + height, left : left + width], channels)

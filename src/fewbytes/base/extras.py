@@ -1,0 +1,20 @@
+"""Says in one line which extra brings a package that is not installed."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from fewbytes.base.errors import UserError
+
+
+def needs(what: str, extra: str, *packages: str) -> None:
+    """Raises UserError if one of the packages cannot be found; `what` needs them, in people's words."""
+    missing = [package for package in packages if not is_there(package)]
+    if missing:
+        raise UserError(f"{what} needs {' and '.join(missing)}: pip install 'fewbytes[{extra}]'")
+
+
+def is_there(package: str) -> bool:
+    """Whether a package can be found; nothing is imported."""
+    return sys.modules[package] is not None if package in sys.modules else find_spec(package) is not None
