@@ -14,7 +14,7 @@ from typing import IO
 
 from runs import PATIENCE
 
-from fewbytes.cli.app import main
+from fewbytes.__main__ import main
 
 for name in ("analysis.attack", "analysis.probe", "experiments.compare", "experiments.plan", "reproduce"):
     importlib.import_module(f"fewbytes.{name}")  # once, and not in every command

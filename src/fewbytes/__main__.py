@@ -6,6 +6,16 @@ import sys
 def main() -> None:
     """Run the command line; an interruption while it is loaded ends it as quietly as one later does."""
     try:
+        if sys.argv[1:] in ([], ["-h"], ["--help"]):  # at once, without what commands need
+            from fewbytes.cli.overview import page
+
+            print(page())
+            return
+        if sys.argv[1:] == ["--version"]:
+            from importlib.metadata import version
+
+            print(version("fewbytes"))
+            return
         from fewbytes.cli.app import main as run
     except KeyboardInterrupt:
         sys.exit(130)

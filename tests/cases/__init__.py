@@ -29,8 +29,6 @@ for file in pkgutil.iter_modules(__path__):
     CASES |= of.CASES
     COSTS |= of.COSTS
 
-ANY_MODELS = fb.FedKTL, fb.LG_FedAvg, fb.FedProto, fb.FedDistill, fb.FML, fb.FedKD, fb.FedGH, fb.FedGen
-"""Methods whose clients may have models of their own."""
 LEARNING: dict[str, fb.Method | None] = dict.fromkeys(CASES) | {
     name: dataclasses.replace(CASES[name], **changes)
     for name, changes in {
@@ -213,7 +211,7 @@ def late_task() -> fb.Task:
 
 def task_of(name: str, clients: int = 4) -> fb.Task:
     """The task a case runs on: a different model on every client where the method takes that, or one it needs."""
-    if isinstance(CASES[name], ANY_MODELS):
+    if CASES[name].models_differ:
         return fb.Task.on(tiny_data(clients), lambda client: OwnNet(2 + client))
     if isinstance(CASES[name], fb.FedMA):
         return fb.Task.on(tiny_data(clients), Chain)

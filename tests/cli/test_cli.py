@@ -119,7 +119,7 @@ def test_compare_beats_guessing(tmp_path):
         kind = "global" if result["score"]["kind"] == "global" else "personalised"
         assert result["score"]["final"] > result["majority_class_accuracy"][kind] + 0.2
     assert results["separate"]["uplink_bytes"] == 0 < results["fedpurin"]["uplink_bytes"]
-    assert (only_run(tmp_path) / "report.html").stat().st_size > 1_000_000
+    assert (only_run(tmp_path) / "report.html").stat().st_size > 500_000
 
 
 @dataclass(frozen=True)

@@ -89,3 +89,15 @@ def _range(limits: list[Meta]) -> str:
     if low is not None and high is not None:
         return f"in {'(' if 'gt' in ends else '['}{low:g}, {high:g}{')' if 'lt' in ends else ']'}"
     return " and ".join(f"{words[name]} {end:g}" for name, end in ends.items())
+
+
+def described(kind: Any) -> str:
+    """What a hyper-parameter of a type may be, in words: `number in (0, 1]`, `one of sgd, adam`."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("none" if arg is types.NoneType else described(arg) for arg in args)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    plain, limits = (args[0], [arg for arg in args if isinstance(arg, Meta)]) if origin is Annotated else (kind, [])
+    name = NAMES.get(plain, getattr(plain, "__name__", str(plain))).removeprefix("a ")
+    return f"{name} {_range(limits)}".rstrip()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import inspect
+import itertools
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,11 +29,20 @@ if TYPE_CHECKING:
 
 NAME = "bold cyan"  # how the names of what is listed look
 app = typer.Typer(
+    name="fewbytes",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs where no method is named: same models, many rounds
+
+
+def _method_names(incomplete: str) -> list[str]:
+    """For the shell: the names of our own methods that begin so."""
+    files = (Path(__file__).parents[1] / "methods").glob("*.py")
+    return sorted(name for file in files if (name := file.stem).startswith(incomplete) and name != "__init__")
+
+
 Out = Annotated[Path, typer.Option(help="Where run folders go.")]
 Watch = Annotated[
     list[str] | None,
@@ -52,6 +60,10 @@ Allow = Annotated[
         help="Modules, with commas, of which code that a run's own files name may be imported (default: none).",
         metavar="LIST",
     ),
+]
+MethodName = Annotated[
+    str | None,
+    typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.", autocompletion=_method_names),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 CONFIG = option(
@@ -95,51 +107,47 @@ with_settings = with_options("settings", SETTINGS, _settings)
 """Gives a command the options of an experiment; it gets the settings that were named as `settings`."""
 
 
-def _tell_version(asked: bool) -> None:
-    if asked:
-        print(version("fewbytes"))
-        raise typer.Exit
-
-
 @app.callback()
-def options_of_all(
-    asked: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def of_all() -> None:
     """Federated learning over slow links, measured in the bytes that cross the wire."""
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
-    """List the methods: paper, what each sends, its parameters and their defaults."""
-    from fewbytes.methods import METHODS
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A method to tell all of: a name, or package.module:Class.", autocompletion=_method_names),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or tell of one its paper, idea, cost and parameters.
 
-    rows = []
-    for name in METHODS:
-        try:
-            cls = METHODS[name]
-        except UserError as error:  # of another package
-            note(str(error))
-            continue
-        text = inspect.getdoc(inspect.getmodule(cls)) or ""
-        parts = [" ".join(part.split()) for part in text.split("\n\n")]
-        paper, idea, *_, cost = parts if len(parts) > 2 else [*parts, "", ""]
-        fields = cls.defaults()
-        rows.append({"name": name, "paper": paper, "idea": idea, "bytes": cost, "parameters": fields})
-        if not as_json:
-            listed = ", ".join(f"{key}={value}" for key, value in fields.items())
-            more = f"{cost}\n  parameters: {listed}"
-            printed.print(Text.assemble((name, NAME), f": {paper}\n  {idea}\n  ", (more, "dim"), "\n"))
+    Example: `fewbytes methods fedpurin`
+    """
+    from fewbytes.cli.methods import all_of, one
+    from fewbytes.experiments.catalogue import about
+    from fewbytes.methods import METHODS, method_class
+
+    if name is not None:
+        found = [about(name, method_class(name))]
+    else:
+        found = []
+        for each in METHODS:
+            try:
+                found.append(about(each, METHODS[each]))
+            except UserError as error:  # of another package
+                note(str(error))
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+    else:
+        printed.print(all_of(found) if name is None else one(found[0]))
 
 
 @app.command()
 @with_settings
 def run(
     settings: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.")] = None,
+    method: MethodName = None,
     out: Out = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run folder.")] = None,
     from_round: FromRound = None,
@@ -147,7 +155,10 @@ def run(
     watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one method; writes a run folder with the result, the ledger, the models and a report."""
+    """Run one method; writes a run folder with the result, the ledger, the models and a report.
+
+    Example: `fewbytes run fedpurin --dataset digits --clients 10 --alpha 0.3 --rounds 5 --set batch=20`
+    """
     from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
@@ -171,7 +182,7 @@ def run(
 @with_settings
 def deploy(
     settings: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.")] = None,
+    method: MethodName = None,
     out: Out = Path("runs"),
     hosts: Annotated[str | None, typer.Option(help="Names of the clients' hosts, with commas.", metavar="LIST")] = None,
     address: Annotated[str | None, typer.Option(help="Where the nodes reach this machine.")] = None,
@@ -185,7 +196,10 @@ def deploy(
     watch: Watch = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run one method on Flower's SuperLink and nodes over TLS, on this machine or on a list of hosts."""
+    """Run one method on Flower's SuperLink and nodes over TLS, on this machine or on a list of hosts.
+
+    Example: `fewbytes deploy fedavg --dataset digits --clients 3 --rounds 2`
+    """
     from fewbytes.experiments.deploy import KINDS, LOOPBACK, Deployment, host_names, places, remembered
     from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
     from fewbytes.methods import short_name
@@ -252,7 +266,10 @@ def compare(
     settings: dict[str, Any],
     methods: Annotated[
         list[str] | None,
-        typer.Argument(help="Names of `fewbytes methods` (default: fedavg, fedpurin, separate), or all."),
+        typer.Argument(
+            help="Names of `fewbytes methods` (default: fedavg, fedpurin, separate), or all.",
+            autocompletion=_method_names,
+        ),
     ] = None,
     out: Out = Path("runs"),
     resume: Annotated[
@@ -265,6 +282,8 @@ def compare(
     """Run several methods on the same clients; a table, a report of accuracy against megabytes, and which to take.
 
     `all` runs every method there is on equal terms: a few minutes on the digits.
+
+    Example: `fewbytes compare fedavg fedpurin separate --dataset digits --rounds 5 --set epochs=2`
     """
     from fewbytes.experiments.compare import compare as compare_methods
 
@@ -308,14 +327,17 @@ def _show(runs: Sequence[RunFolder], page: Path) -> None:
 @with_settings
 def plan(
     settings: dict[str, Any],
-    method: Annotated[str | None, typer.Argument(help="A name of `fewbytes methods`, or package.module:Class.")] = None,
+    method: MethodName = None,
     uplink: Annotated[
         str, typer.Option(help="A client's uplink, e.g. 1MB/s or, in bits, 10Mbit/s or 10Mb/s.")
     ] = "1MB/s",
     downlink: Annotated[str | None, typer.Option(help="A client's downlink (default: as the uplink).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run would cost in bytes and time, from a few real rounds of a few clients."""
+    """Show what a run would cost in bytes and time, from a few real rounds of a few clients.
+
+    Example: `fewbytes plan fedpurin --dataset digits --model resnet8 --clients 50 --uplink 1MB/s`
+    """
     from fewbytes.experiments.plan import EXCHANGE_SECONDS, make_plan, prepared_for_plan
 
     rates = parse_rate(uplink), parse_rate(downlink or uplink)
@@ -535,6 +557,32 @@ def method_files(
     printed.print(f"it runs: fewbytes run {called}", soft_wrap=True)
 
 
+@new.command("project")
+def project_files(
+    name: Annotated[str, typer.Argument(help="The name of its folder, e.g. my-hospitals.")],
+    folder: Annotated[Path, typer.Option(help="Where the folder goes.", metavar="DIR")] = Path("."),
+) -> None:
+    """Write a small tested project: own data, own model, a config, a test.
+
+    Example: `fewbytes new project my-hospitals`
+    """
+    from fewbytes.experiments.new import new_project
+
+    paths = new_project(name, folder)
+    printed.print("wrote " + ", ".join(map(str, paths)), soft_wrap=True)
+    printed.print(f"it runs: cd {paths[0].parent}; fewbytes run -c config.toml", soft_wrap=True)
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what is installed here, and what works: extras, cores, GPU, shared memory, data."""
+    from fewbytes.experiments.doctor import findings
+
+    for found in findings():
+        line = Text.assemble((f"{found.about:<16}", NAME), found.words)
+        printed.print(line if not found.mend else line + Text(f": {found.mend}", "yellow"), soft_wrap=True)
+
+
 @app.command("inspect")
 def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")]) -> None:
     """Print what a frame holds."""
@@ -596,10 +644,23 @@ def main() -> None:
     except Exception as error:
         message = getattr(error, "format_message", None)  # a usage error of the command line's library
         if message is not None:
-            code = _fail(f"{message()} (--help lists the options)", 2)
+            code = _fail(_parameter(error) or f"{message()} (--help lists the options)", 2)
         else:
             code = _fail(f"unexpected: {type(error).__name__}: {error} (FEWBYTES_DEBUG=1 shows where)", 1)
     sys.exit(code)
+
+
+def _parameter(error: Exception) -> str:
+    """How to set what was named as an option and is a parameter of the method; nothing for anything else."""
+    from fewbytes.methods import METHODS
+
+    option = str(getattr(error, "option_name", ""))
+    key = option.lstrip("-").replace("-", "_")
+    named = [METHODS[name] for name in sys.argv[2:] if name in METHODS] or [METHODS["fedavg"]]
+    if not any(key in method.defaults() for method in named):
+        return ""
+    values = [after for before, after in itertools.pairwise(sys.argv) if before == option]
+    return f"{option} is no option but a parameter of the method: --set {key}={(values or ['VALUE'])[0]}"
 
 
 def _fail(text: str, code: int) -> int:

@@ -71,6 +71,10 @@ class Method(ABC, metaclass=_Terms):
     that trains has a field `local: Local`, whose terms may be given by their plain names.
     """
 
+    sends: ClassVar[str] = ""
+    """What a client sends a round, in a few words."""
+    models_differ: ClassVar[bool] = False
+    """Whether clients may have models of their own."""
     headline: ClassVar[str] = "global"
     """The accuracy the method's paper reports: `global`, `personalised`, or a name its handlers score."""
     scored_after_finish: ClassVar[bool] = False

@@ -90,11 +90,11 @@ class Local:
     Raises UserError for a value that cannot be.
     """
 
-    epochs: Count = 1
-    lr: Positive = 0.01
+    epochs: Count = 1  # passes over a client's samples in a round
+    lr: Positive = 0.01  # learning rate
     batch: Count = 10  # samples
     momentum: BelowOne = 0.0  # of SGD
-    weight_decay: NotNegative = 0.0
+    weight_decay: NotNegative = 0.0  # of the parameters, added to their gradients (adamw: apart from these)
     optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = "sgd"  # Adam has 0.9 and 0.999
     lr_rounds: Whole = 0  # what lr_schedule counts by; 0: lr stays
     lr_schedule: Literal["cosine", "linear", "step"] = "cosine"  # lr falls to 0 over lr_rounds; step: at each lr_rounds

@@ -1,9 +1,10 @@
-"""A new method's three files: the method, its case for the tests, its card."""
+"""Writes the files of something new: of a method, its case for the tests and its card; of a project of one's own."""
 
 from __future__ import annotations
 
 import keyword
 import sys
+from collections.abc import Mapping
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,12 +45,42 @@ def new_method(title: str, folder: Path) -> tuple[str, list[Path]]:
             raise UserError(f"{path} is there already, and nothing is written over it: take another name")
     words = {"name": name, "class": class_name}
     words |= {"file": _within(root, method), "tests": _within(root, tests)}
+    _write(made, words)
+    return called, list(made)
+
+
+def new_project(title: str, folder: Path) -> list[Path]:
+    """Write a folder of that name with a data module, a model, a config, a test and a README; it runs as it is.
+
+    Raises UserError for a name that cannot be, and a folder that is there already.
+    """
+    name = title.lower().replace("-", "_")
+    if not (name.isidentifier() and name.isascii()) or keyword.iskeyword(name):
+        raise UserError(
+            f"{title!r} cannot be the name of a project: take letters, digits, - and _, such as my-hospitals"
+        )
+    place = folder / title
+    if place.exists():
+        raise UserError(f"{place} is there already, and nothing is written over it: take another name")
+    made = {
+        f"{name}_data.py": "data",
+        f"{name}_model.py": "model",
+        "config.toml": "config",
+        f"test_{name}.py": "test",
+        "README.md": "readme",
+    }
+    paths = {place / file: f"project/{kind}" for file, kind in made.items()}
+    _write(paths, {"name": name})
+    return list(paths)
+
+
+def _write(made: Mapping[Path, str], words: Mapping[str, str]) -> None:
+    """Each file by its template."""
     for path, kind in made.items():
         template = Template((files("fewbytes.experiments") / "templates" / f"{kind}.txt").read_text("utf-8"))
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(template.substitute(words).encode())
-    return called, list(made)
 
 
 def root_of(folder: Path) -> Path | None:

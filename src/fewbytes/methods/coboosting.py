@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +57,8 @@ class CoBoosting(Distilled):
     server_weight_decay: NotNegative = 1e-4
     server_clip: Positive = 10.0  # the largest norm of a gradient, the generator's and the student's
     temperature: Positive = 4.0
+
+    sends: ClassVar[str] = "its whole model, once"
 
     def quick(self, epochs: int) -> Self:
         """With a student that learns fast, so that the few images it sees suffice."""

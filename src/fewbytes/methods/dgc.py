@@ -63,6 +63,7 @@ class DGC(Method):
     warmup: Whole = 0  # rounds until it is: density^(t / (warmup + 1)) in round t before; the paper has 4
     norm: NotNegative = 0.0  # to which the sum of a round's gradients is clipped, times sqrt(n); 0: it is not
 
+    sends: ClassVar[str] = "the 32nd part of its change that is largest"
     aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
 

@@ -40,6 +40,7 @@ class Ditto(Method):
     personal_epochs: Whole = 0  # s, or steps if these are counted; 0: as many as the server's model is trained for
     lambda_near: NotNegative = 1.0  # lambda
 
+    sends: ClassVar[str] = "its whole model"
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})

@@ -42,6 +42,7 @@ class FedAdam(Method):
     beta2: BelowOne = 0.99
     tau: Positive = 1e-3
 
+    sends: ClassVar[str] = "its whole model"
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})

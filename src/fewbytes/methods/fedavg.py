@@ -46,6 +46,7 @@ class FedAvg(Method):
     buffers: Literal["averaged", "local"] = "averaged"  # batch-norm statistics; local: never sent (FedPURIN's tables)
     received: bool = False  # whether clients also score the model as they receive it
 
+    sends: ClassVar[str] = "its whole model"
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})

@@ -36,6 +36,7 @@ class FedBN(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.01, batch=32)
 
+    sends: ClassVar[str] = "its model but batch normalisation"
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})

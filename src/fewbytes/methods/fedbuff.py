@@ -50,6 +50,7 @@ class FedBuff(Method):
     server_lr: Positive = 1.0  # eta_g
     discount: NotNegative = 0.5  # a; 0: old changes count as new ones
 
+    sends: ClassVar[str] = "its change of the model, when it is done"
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     streams: ClassVar[bool] = True

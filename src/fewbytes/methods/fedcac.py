@@ -72,6 +72,7 @@ class FedCAC(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
 
+    sends: ClassVar[str] = "its whole model, and a bit mask of its critical values"
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = CLIPPING
 

@@ -61,6 +61,7 @@ class FedCAMS(Method):
     epsilon: Positive = 1e-3  # the least v^
     server_lr: Positive = 1.0  # eta
 
+    sends: ClassVar[str] = "the signs of its change, a bit each"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
 

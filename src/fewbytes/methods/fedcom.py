@@ -65,6 +65,7 @@ class FedCOM(Method):
     gamma: Positive = 1.0  # the server's step
     gate: bool = False  # FedCOMGATE: clients track how their gradients differ from the mean
 
+    sends: ClassVar[str] = "its change of the model, 8 or 16 bits a value"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
 

@@ -57,6 +57,8 @@ class FedDistill(Method):
     local: Local = STORED
     gamma: NotNegative = 1.0  # of the distance to the mean logits
 
+    sends: ClassVar[str] = "the mean logits of its classes"
+    models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
     needs: ClassVar[type[Objective]] = Classification
 

@@ -35,6 +35,7 @@ class FedFina(Method):
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
     convolutions: Count = 4  # how many of the last
 
+    sends: ClassVar[str] = "a fixed part of its layers"
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     sums: ClassVar[bool] = True

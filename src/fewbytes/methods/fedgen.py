@@ -92,6 +92,8 @@ class FedGen(Method):
     hidden: Count = 512  # width of g
     release_quirks: bool = False  # as that comparison's code: uniform noise, and g is sent as it was before training
 
+    sends: ClassVar[str] = "its classifier"
+    models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "combined"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification

@@ -59,6 +59,8 @@ class FedGH(Method):
     server_lr: Positive = 0.01
     server_batch: Several = 10  # class means
 
+    sends: ClassVar[str] = "the mean features of its classes"
+    models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "combined"
     needs: ClassVar[type[Objective]] = Classification
 

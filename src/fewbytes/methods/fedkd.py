@@ -65,10 +65,12 @@ class FedKD(Method):
     local: Local = replace(STORED, clip=10.0)  # the gradient of each model and of W is clipped
     energy_start: UpToOne = 0.95  # T at the start
     energy_end: UpToOne = 0.98  # T from round `energy_rounds` on
-    energy_rounds: Count = 1000
+    energy_rounds: Count = 1000  # over which the energy that is kept rises from its start to its end
     kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
 
+    sends: ClassVar[str] = "the singular values of a small model that all share"
+    models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification

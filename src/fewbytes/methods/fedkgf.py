@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -63,13 +63,15 @@ class FedKGF(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=1, lr=0.05, batch=64, momentum=0.9, weight_decay=5e-4, lr_rounds=400)
     base: Count = 16  # b, base kernels of a convolution
-    sign: bool = True
-    alpha: bool = True
+    sign: bool = True  # generated kernels are multiplied by random signs
+    alpha: bool = True  # generated kernels are multiplied by learned factors
     through: bool = True  # gradients reach the base kernels through the generated ones, too
     init: Literal["he", "uniform1"] = "he"  # base kernels at first: He's normal, or uniform in [-1, 1]
     owners: Whole = 1  # clients that upload a group, whose mean is taken; 0: all upload the whole model, as in FedAvg
     groups: Literal["fixed", "random"] = "fixed"  # of consecutive modules, or dealt out at random in each round
     common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
+
+    sends: ClassVar[str] = "one group of its layers' base kernels"
 
     def model_for(self, shape: tuple[int, ...]) -> str:
         """Of images a model with convolutions."""

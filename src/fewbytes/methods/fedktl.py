@@ -101,22 +101,22 @@ class FedKTL(Method):
     lambda_mmd: NotNegative = 1.0  # of Eq. 3; 0: without
     dimension: Whole = 0  # K; 0: C
     scale: Positive = 64.0  # s of ArcFace; scale=1 and margin=0: the contrastive loss on cosines (Eq. 6)
-    margin: NotNegative = 0.5  # m
+    margin: NotNegative = 0.5  # m of ArcFace
     server_lr: Positive = 0.01  # eta_S
     server_batch: Several = 100  # B_S
     server_epochs: Count = 100  # E_S
     # conditional: pairs of the generator's own classes (+CS); images: train on them as samples, no h'; none: no L^M
-    transfer: Literal["pairs", "conditional", "images", "none"] = "pairs"
+    transfer: Literal["pairs", "conditional", "images", "none"] = "pairs"  # what of the generator's clients learn from
     classifier: Literal["etf", "linear"] = "etf"  # linear: the model's own; prototypes are the means of f(x)
     centroids: Literal["means", "learned"] = "means"  # learned: a free table, as the authors' code
-    lengths: Literal["own", "valid"] = (
-        "own"  # of centroids in pairs; valid: all as long as valid latents are on average
-    )
+    lengths: Literal["own", "valid"] = "own"  # of centroids in pairs; valid: as valid latents' on average
     bandwidth: Literal["fixed", "median"] = "fixed"  # of Eq. 3's kernels; median: of the squared distances
     client_noise: NotNegative = 0.0  # coefficient of Gaussian noise on what clients upload (NC); 0.2 is usual
     server_noise: NotNegative = 0.0  # on what the server sends (NG)
-    noise_deviation: NotNegative = 0.05
+    noise_deviation: NotNegative = 0.05  # of either noise, before its coefficient
 
+    sends: ClassVar[str] = "one small vector for each class it holds"
+    models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
     needs: ClassVar[type[Objective]] = Classification
 

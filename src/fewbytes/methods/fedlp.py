@@ -44,6 +44,7 @@ class FedLP(Method):
     local: Local = Local(epochs=10, lr=0.01, batch=64, momentum=0.9)
     ratio: BelowOne = 0.5  # part of the entries that is left out
 
+    sends: ClassVar[str] = "some of its layers, drawn at random"
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
 

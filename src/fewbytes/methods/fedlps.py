@@ -76,6 +76,7 @@ class FedLPS(Method):
     ratio: BelowOne = 0.8  # p, the part of the channels that is pruned
     ratios: Literal["equal", "adaptive"] = "equal"  # adaptive: 0, 0.2, 0.4, 0.6, 0.8 and from the first again
 
+    sends: ClassVar[str] = "what is left of a pruned model"
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
 

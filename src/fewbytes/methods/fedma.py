@@ -97,6 +97,7 @@ class FedMA(Method):
     sweeps: Whole = 5  # how often each client is matched anew
     local: Local = LONG  # epochs (or steps) in all, E/L a round: at least L
 
+    sends: ClassVar[str] = "its model once, layer by layer"
     headline: ClassVar[str] = "global"
     needs: ClassVar[type[Objective]] = Classification
 

@@ -38,6 +38,7 @@ class FedPer(Method):
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
     buffers: Literal["averaged", "local"] = "local"  # batch-norm statistics
 
+    sends: ClassVar[str] = "its model but the classifier"
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})

@@ -66,6 +66,7 @@ class FedPM(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=3, lr=0.1, batch=20, optimiser="adam")  # on the scores
 
+    sends: ClassVar[str] = "one bit a weight: which of a random network's to keep"
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 

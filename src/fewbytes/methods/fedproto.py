@@ -70,6 +70,8 @@ class FedProto(Method):
     local: Local = STORED
     lambda_proto: NotNegative = 10.0  # of the distance to the global prototypes
 
+    sends: ClassVar[str] = "the mean features of its classes"
+    models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "combined"
     needs: ClassVar[type[Objective]] = Classification
 

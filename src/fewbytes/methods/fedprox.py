@@ -37,9 +37,10 @@ class FedProx(Method):
 
     fraction: Share = 1.0
     local: Local = Local(epochs=20, lr=0.03, batch=10)  # E, eta, B
-    mu: NotNegative = 1.0
+    mu: NotNegative = 1.0  # weight of how far a client's model is from the one it received
     stragglers: UpToOne = 0.0  # part of the clients that train for 1 to E epochs (or steps), drawn anew each round
 
+    sends: ClassVar[str] = "its whole model"
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})

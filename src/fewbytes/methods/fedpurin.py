@@ -127,6 +127,7 @@ class FedPURIN(Method):
     fraction: Share = 1.0
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)  # E, eta
 
+    sends: ClassVar[str] = "the half of its values that matter most, and a bit mask"
     headline: ClassVar[str] = "sparse"
     aggregates: ClassVar[frozenset[str]] = CLIPPING
 

@@ -48,6 +48,7 @@ class FedRep(Method):
     local: Local = Local(epochs=1, lr=0.01, batch=10, momentum=0.5)  # of the body
     head_epochs: Count = 10  # tau, before those of the body; steps if these are counted, as in Algorithm 1
 
+    sends: ClassVar[str] = "its model but the classifier"
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})

@@ -43,6 +43,7 @@ class FedYogi(Method):
     beta2: BelowOne = 0.99
     tau: Positive = 1e-3
 
+    sends: ClassVar[str] = "its whole model"
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients", "samples"})

@@ -54,6 +54,8 @@ class FML(Method):
     kl: Kl = "mean"  # of a batch: over samples and classes, as the authors' code has it; batchmean: over samples
     detach: bool = False  # whether a model learns from its own loss only, and not from how the other one's follows it
 
+    sends: ClassVar[str] = "a small model that all share"
+    models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     sums: ClassVar[bool] = True

@@ -112,6 +112,7 @@ class FuseFL(Method):
     ccvr_covariance: Covariance = "correct"  # released: as the authors' code computes it
     local: Local = Local(epochs=200, lr=0.01, batch=128, momentum=0.9)  # E in all, E/K a stage: at least K; or steps
 
+    sends: ClassVar[str] = "its whole model once, block by block"
     headline: ClassVar[str] = "global"
     scored_after_finish: ClassVar[bool] = True
 

@@ -99,7 +99,7 @@ class GeneFL(Method):
     clusters: Count = 4  # K; 1: no subspaces are sent
     vectors: Count = 5  # d, singular vectors of each client
     similarity: Similarity = "projections"  # of subspaces, or of the vectors as they are
-    grouping: Grouping = "k-means"
+    grouping: Grouping = "k-means"  # how clients are put into clusters
     start_from: Literal["own", "learngene"] = "learngene"  # training: a client's last model, with the learnGene in it
     inherit: Literal["shared", "cluster", "nothing"] = "shared"  # by newcomers: the learnGene, all the server has
     fraction: Share = 0.2  # S / N
@@ -121,6 +121,7 @@ class GeneFL(Method):
     classifier: Literal["shared", "own"] = "shared"  # own: the last layer stays with the client
     batch_norm: Literal["own", "layer"] = "own"  # own: it stays with the client; layer: it travels with its layer
 
+    sends: ClassVar[str] = "the layers that change least for their size"
     headline: ClassVar[str] = "cohort"
     needs: ClassVar[type[Objective]] = Classification
 

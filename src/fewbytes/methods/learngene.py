@@ -49,6 +49,7 @@ class Learngene(Method):
     select: Literal["fixed", "updates"] = "fixed"  # updates: the layers that moved least
     select_rounds: Count = 10  # after which they are picked
 
+    sends: ClassVar[str] = "a fixed part of its layers"
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     sums: ClassVar[bool] = True

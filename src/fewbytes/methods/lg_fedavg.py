@@ -40,6 +40,8 @@ class LG_FedAvg(Method):
 
     fraction: Share = 1.0  # rho
     local: Local = STORED
+    sends: ClassVar[str] = "its classifier"
+    models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "combined"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     sums: ClassVar[bool] = True

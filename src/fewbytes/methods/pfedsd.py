@@ -52,6 +52,7 @@ class PFedSD(Method):
     temperature: Positive = 3.0  # T
     teacher: Literal["train", "eval"] = "train"  # how v_k normalises: by the batch, as the authors' code, or not
 
+    sends: ClassVar[str] = "its whole model"
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})

@@ -69,6 +69,7 @@ class SCAFFOLD(Method):
     local: Local = Local(epochs=1, lr=0.01, batch=10)  # eta_l
     server_lr: Positive = 1.0  # eta_g
 
+    sends: ClassVar[str] = "its whole model, and a control variate as large"
     headline: ClassVar[str] = "global"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
 

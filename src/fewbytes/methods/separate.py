@@ -32,6 +32,7 @@ class Separate(Method):
 
     local: Local = Local(epochs=5, lr=0.1, batch=100, momentum=0.9)
 
+    sends: ClassVar[str] = "nothing"
     headline: ClassVar[str] = "personalised"
 
     def client(self, site: Site) -> Own:

@@ -57,6 +57,7 @@ class SmartIdx(Method):
     density: Share = 1 / 32  # part of all values that is important
     patterns: Annotated[int, Meta(ge=0, le=256)] = 16  # sign patterns that are frequent, at most
 
+    sends: ClassVar[str] = "the largest of its change, where it can whole kernels"
     aggregates: ClassVar[frozenset[str]] = VECTOR_RULES
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
 

@@ -1,0 +1,48 @@
+"""Shows what there is to know of methods: a line each, or all of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fewbytes.experiments.catalogue import KINDS, About
+
+NAME = "bold cyan"
+
+
+def all_of(methods: Sequence[About]) -> RenderableType:
+    """By kind, each method and what a client sends a round."""
+    parts: list[RenderableType] = []
+    width = max((len(each.name) for each in methods), default=0) + 2
+    for kind, words in KINDS.items():
+        parts.append(Text.assemble((f"{kind[0].upper()}{kind[1:]}", "bold"), (f": {words}", "dim")))
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+        table.add_column(width=width, style=NAME, no_wrap=True)
+        table.add_column("sends")
+        for each in methods:
+            if each.kind == kind:
+                table.add_row(each.name, each.sends)
+        parts += [table, Text()]
+    parts.append(Text("Beside each: what a client sends a round. fewbytes methods NAME tells all of one.", "dim"))
+    return Group(*parts)
+
+
+def one(method: About) -> RenderableType:
+    """A method's kind, paper, idea and cost, and a table of its parameters."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("parameter", "default", "may be", "meaning"):
+        table.add_column(head, no_wrap=head in ("parameter", "default"), style=NAME if head == "parameter" else "")
+    for each in method.parameters:
+        table.add_row(each.name, _said(each.default), each.kind, each.meaning)
+    title = Text.assemble((method.name, NAME), f": {method.kind}; a client sends {method.sends or 'what it says'}")
+    paragraphs = [Text(text) for text in (method.paper, method.idea, method.cost) if text]
+    return Group(title, Text(), *(part for text in paragraphs for part in (text, Text())), table)
+
+
+def _said(value: object) -> str:
+    """As `--set` takes it."""
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,93 @@
+"""The command line explains itself: help, methods, what a mistake leads to, what is installed, a new project."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import fewbytes
+from runs import PATIENCE
+from typer.main import get_command
+
+from fewbytes.cli.app import app
+from fewbytes.cli.overview import COMMANDS
+from fewbytes.experiments.catalogue import KINDS, about
+from fewbytes.methods import FILES, METHODS
+
+
+def test_the_overview_names_every_command() -> None:
+    named = [name for commands in COMMANDS.values() for name in commands]
+    assert sorted(named) == sorted(get_command(app).commands)
+
+
+@pytest.mark.parametrize("arguments", [(), ("-h",), ("--help",), ("--version",)])
+def test_help_and_version_come_at_once(arguments: tuple[str, ...]) -> None:
+    code = f"""import sys
+sys.argv = ["fewbytes", *{arguments!r}]
+from fewbytes.__main__ import main
+main()
+print(sorted({{"torch", "numpy", "typer", "rich"}} & sys.modules.keys()))"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.endswith("[]\n")
+    assert len(done.stdout.splitlines()) == 2 if arguments == ("--version",) else "fedpurin" in done.stdout
+
+
+@pytest.mark.parametrize("command", [name for commands in COMMANDS.values() for name in commands])
+def test_every_command_has_short_help(command: str, tmp_path: Path) -> None:
+    done = fewbytes(command, "-h", cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"fewbytes {command}" in done.stdout
+
+
+def test_methods_are_listed_by_kind_a_line_each(tmp_path: Path) -> None:
+    lines = fewbytes("methods", cwd=tmp_path).stdout.splitlines()
+    assert [line.split(":")[0].lower() for line in lines if line and not line.startswith(" ") and ":" in line][:4] == [
+        *KINDS
+    ]
+    for name in FILES:
+        assert sum(line.strip().startswith(f"{name} ") for line in lines) == 1, name
+
+
+def test_all_of_one_method(tmp_path: Path) -> None:
+    done = fewbytes("methods", "fedpurin", cwd=tmp_path)
+    words = " ".join(done.stdout.split())
+    assert "Sparse Personalized" in words
+    assert "number in (0, 1] part of each layer that is critical" in words
+    told = json.loads(fewbytes("methods", "fedpurin", "--json", cwd=tmp_path).stdout)[0]
+    assert {"name": "tau", "kind": "number in (0, 1]", "default": 0.5}.items() <= told["parameters"][0].items()
+    assert "did you mean 'fedpurin'" in fewbytes("methods", "fedpurim", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_parameter_is_explained(name: str) -> None:
+    told = about(name, METHODS[name])
+    assert told.sends
+    assert [each.name for each in told.parameters if len(each.meaning) < 4] == []
+
+
+def test_a_parameter_named_as_an_option_leads_to_set(tmp_path: Path) -> None:
+    done = fewbytes("run", "fedpurin", "--tau", "0.3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "fewbytes: --tau is no option but a parameter of the method: --set tau=0.3\n"
+
+
+def test_the_doctor_says_what_is_here(tmp_path: Path) -> None:
+    done = fewbytes("doctor", cwd=tmp_path)
+    assert done.returncode == 0
+    found = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert {"fewbytes", "torch", "GPU", "cores", "workers", "data", "flower", "vision"} <= found.keys()
+
+
+@pytest.mark.process
+def test_a_new_project_passes_its_tests(tmp_path: Path) -> None:
+    assert fewbytes("new", "project", "my-hospitals", cwd=tmp_path).returncode == 0
+    folder = tmp_path / "my-hospitals"
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(tests, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stdout
+    again = fewbytes("new", "project", "my-hospitals", cwd=tmp_path)
+    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    assert fewbytes("new", "project", "my hospitals", cwd=tmp_path).returncode == 2
