@@ -10,12 +10,12 @@ def main() -> None:
             from fewbytes.cli.overview import page
 
             print(page())
-            return
+            sys.exit(0)
         if sys.argv[1:] == ["--version"]:
             from importlib.metadata import version
 
             print(version("fewbytes"))
-            return
+            sys.exit(0)
         from fewbytes.cli.app import main as run
     except KeyboardInterrupt:
         sys.exit(130)

@@ -19,7 +19,7 @@ import pytest
 from commands import fewbytes
 
 import fewbytes as fb
-from fewbytes.cli.app import main
+from fewbytes.__main__ import main
 from fewbytes.experiments import compare as comparison
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.settings import make_method

@@ -28,7 +28,10 @@ def test_help_and_version_come_at_once(arguments: tuple[str, ...]) -> None:
     code = f"""import sys
 sys.argv = ["fewbytes", *{arguments!r}]
 from fewbytes.__main__ import main
-main()
+try:
+    main()
+except SystemExit as ended:
+    assert ended.code == 0
 print(sorted({{"torch", "numpy", "typer", "rich"}} & sys.modules.keys()))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.endswith("[]\n")

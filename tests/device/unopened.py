@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import torch
 from cases import CASES, task_of
@@ -13,8 +15,7 @@ from cases import CASES, task_of
 import fewbytes as fb
 from fewbytes.core import devices
 from fewbytes.engines import local
-from fewbytes.experiments.run import run_with
-from fewbytes.experiments.settings import make_experiment
+from fewbytes.experiments.prepared import PreparedRun
 
 
 class Forked(Exception):
@@ -40,8 +41,8 @@ def may(begin) -> str:
 
 def of_the_command_line() -> None:
     asked = {"method": "fedkgf", "device": "cuda", "dataset": "digits", "model": "resnet8", "workers": 2}
-    experiment = make_experiment(asked)
-    run_with(experiment.made(), experiment.task(), experiment.run, experiment.policy)
+    with tempfile.TemporaryDirectory() as folder:
+        PreparedRun(asked).execute(Path(folder) / "run", False)
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def deploy(
             if show:
                 deployment.prepare()
             else:
-                with Display(job.method.method_name, folder, "deploy") as display:
+                with Display(job.method.method_name, folder, "deploy", job.method.headline) as display:
                     for text in notes:
                         display.note(text)
                     deployment.execute(together([display, *watchers]), display.note)

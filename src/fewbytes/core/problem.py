@@ -93,7 +93,7 @@ class Problem:
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of one sample, of several tensors that of the first. Raises UserError if it is not known."""
-        return tuple(self.blank().shape[1:])
+        return tuple(self.on_cpu().blank().shape[1:])
 
     def blank(self) -> Tensor | NamedTensors:
         """A sample of zeros (1, …) as models take samples. Raises UserError if the task has no data here."""

@@ -94,7 +94,9 @@ def compare(
     else:
         folder = resume
     try:
-        results = [_result(name, job, folder, watch) for name, job in jobs]
+        results = [
+            _result(name, job, folder, watch, f"{number} of {len(jobs)}") for number, (name, job) in enumerate(jobs, 1)
+        ]
     except KeyboardInterrupt:
         if any(finished(folder / name) for name, _ in jobs):
             write_report(read_runs([folder]), folder / "report.html")
@@ -126,8 +128,9 @@ def _asked(folder: Path) -> tuple[list[str], dict[str, Any]]:
     return asked.methods, asked.settings
 
 
-def _result(name: str, job: PreparedRun | str, folder: Path, watch: Sequence[str]) -> dict[str, Any]:
-    """One method's result.json, from what there is of its run in the comparison's folder on, or why there is none."""
+def _result(name: str, job: PreparedRun | str, folder: Path, watch: Sequence[str], place: str) -> dict[str, Any]:
+    """One method's result.json, from what there is of its run in the comparison's folder on, or why there is none;
+    `place`: which of all methods it is."""
     run = folder / name
     try:
         if isinstance(job, str):
@@ -135,7 +138,7 @@ def _result(name: str, job: PreparedRun | str, folder: Path, watch: Sequence[str
         if finished(run):
             return json.loads((run / "result.json").read_text())  # type: ignore[no-any-return]
         watchers = [watcher_of(text, f"{folder.absolute().name}/{name}") for text in watch]
-        display = Display(name, folder, "compare")
+        display = Display(name, folder, "compare", job.method.headline, place)
         return job.execute(run, begun(run), page=False, display=display, watchers=watchers)
     except OSError:
         raise

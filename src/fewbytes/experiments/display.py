@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from fewbytes.base.units import listed, written
@@ -31,21 +32,27 @@ def note(text: str) -> None:
 
 
 class Display(Watcher):
-    """A live line: rounds done, scores by their kinds and megabytes so far; at the end what result.json says.
+    """A live line: rounds done and how long the rest will take, the score, megabytes so far; at the end what
+    result.json says. What a narrow terminal has no room for is left out, the least important first.
 
     Where there is no terminal, lines now and then; of a deployment, of which logs are kept, one a round.
+    `headline`: the kind of score that comes first. `place`: of several runs, which this is, as in `2 of 3`.
     """
 
-    def __init__(self, name: str, folder: Path, command: str = "run") -> None:
-        self._command = command
+    def __init__(
+        self, name: str, folder: Path, command: str = "run", headline: str = "global", place: str = ""
+    ) -> None:
+        self._command, self._headline = command, headline
+        self._seconds: list[float] = []  # that rounds took
         self._folder, self._up, self._down, self._replies = folder, 0, 0, 0
         self._name, self._rounds, self._when = name, 0, "round"
         self._scores: dict[str, dict[str, float]] = {}
         self._spent = ""  # of what the run promises of privacy
         self._joined: list[Id] = []
         self._noted: set[str] = set()
-        self._progress = _line(TimeElapsedColumn())
-        self._bar = self._progress.add_task(name, total=None, text="starting")
+        self._label = f"{name} ({place})" if place else name
+        self._progress = _line()
+        self._bar = self._progress.add_task(self._label, total=None, text="starting")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -102,6 +109,7 @@ class Display(Watcher):
         self._replies = 0
         last = row["phase"] == "finish"
         done = self._rounds if last else row["round"]
+        self._seconds.append(row.get("seconds", 0.0))
         when = f"{'after ' if last else ''}round {done}"
         if self._joined:
             self.note(f"{when}: joined: {self._joiners()}")
@@ -119,13 +127,13 @@ class Display(Watcher):
             before = self._scores if last else {}
             self._scores = {metric: before.get(metric, {}) | kinds for metric, kinds in row["scores"].items()}
         if "privacy" in row:
-            self._spent = f"  epsilon {row['privacy']['epsilon']:.2f}"
+            self._spent = f"epsilon {row['privacy']['epsilon']:.2f}"
         self._progress.update(self._bar, completed=done)
         self._show()
         often = 1 if self._command == "deploy" else max(1, self._rounds // 5)
         due = row["scores"] if last else done % often == 0 or done == 1
         if due and not console.is_terminal:
-            console.print(f"{self._name}: {self._text(done)}")
+            console.print(f"{self._label}: {self._text(done)}")
 
     def stopped(self, t: int, why: str) -> None:
         """Shorten the line, and say why."""
@@ -135,24 +143,54 @@ class Display(Watcher):
 
     def _show(self) -> None:
         done = int(self._progress.tasks[self._bar].completed)
-        self._progress.update(self._bar, text=self._text(done))
+        room = console.width - len(self._label) - _bar_width() - 3
+        self._progress.update(self._bar, text=self._text(done, room))
 
-    def _text(self, done: int) -> str:
-        now = f", client {self._replies} of this one" if self._replies else ""
-        scores = score_words(self._scores)
-        moved = f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down"
-        return f"{self._when} {done}/{self._rounds}{now}  {scores}  {moved}{self._spent}"
+    def _text(self, done: int, room: int = 1 << 16) -> str:
+        """What there is to say in so many characters."""
+        kinds = {metric: list(of) for metric, of in self._scores.items()}
+        first = next(((m, k) for m, of in kinds.items() for k in of if k == self._headline), None)
+        first = first or next(((m, k) for m, of in kinds.items() for k in of), None)
+        own = {first[0]: {first[1]: self._scores[first[0]][first[1]]}} if first else {}
+        rest = {m: {k: v for k, v in of.items() if (m, k) != first} for m, of in self._scores.items()}
+        named = list(self._scores) != ["accuracy"]
+        left = (self._rounds - done) * statistics.median(self._seconds) if self._seconds and console.is_terminal else 0
+        parts = [  # as they stand, each with how soon it is left out
+            (f"{self._when} {done}/{self._rounds}", 0),
+            (f"client {self._replies} of this one" if self._replies else "", 4),
+            (score_words(own, named), 1),
+            (score_words({m: of for m, of in rest.items() if of}, named), 5),
+            (f"{self._up / 1e6:.2f} MB up {self._down / 1e6:.2f} MB down", 2),
+            (self._spent, 1),
+            (f"{_duration(left)} left" if left >= 1 else "", 3),
+        ]
+        for gone in (6, 5, 4, 3, 2, 1):
+            text = "  ".join(words for words, rank in parts if words and rank < gone)
+            if len(text) <= room:
+                break
+        return text
 
 
-def score_words(scores: dict[str, dict[str, float]]) -> str:
-    """Scores by metric and kind in a line; accuracy, where it is the only metric, needs no name."""
+def _bar_width() -> int:
+    return 24 if console.width >= 120 else 12 if console.width >= 100 else 6
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def score_words(scores: dict[str, dict[str, float]], named: bool | None = None) -> str:
+    """Scores by metric and kind in a line; accuracy, where it is the only metric, needs no name (`named`: it has)."""
     from fewbytes.core.metrics import traits  # imports torch, which is there where something was scored
 
     lines = []
     for metric, kinds in scores.items():
         share = traits(metric)[1]
         line = "  ".join(f"{kind} {written(value, share)}" for kind, value in kinds.items())
-        lines.append(line if list(scores) == ["accuracy"] else f"{metric}: {line}")
+        plain = list(scores) == ["accuracy"] if named is None else not named
+        lines.append(line if plain else f"{metric}: {line}")
     return "  ".join(lines)
 
 
@@ -164,7 +202,7 @@ def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, steps, text: line.update(bar, completed=done, total=steps, text=text)
 
 
-def _line(time: ProgressColumn, **how: bool) -> Progress:
+def _line(*more: ProgressColumn, **how: bool) -> Progress:
     name = TextColumn("{task.description}", style="bold", markup=False)
-    columns = name, BarColumn(bar_width=24), TextColumn("{task.fields[text]}", markup=False), time
+    columns = name, BarColumn(bar_width=_bar_width()), TextColumn("{task.fields[text]}", markup=False), *more
     return Progress(*columns, console=console, **how)  # type: ignore[arg-type]  # none of them but flags

@@ -58,7 +58,7 @@ class PreparedRun:
         self.experiment.policy.check(len(self.task.problem.clients))
         self.experiment.run.clock(len(self.task.problem.clients), self.experiment.run.engine != "local")
         promised(method, self.task, self.experiment.run, self.experiment.policy)
-        method.server(method.adapted(self.task).problem)
+        method.server(method.adapted(self.task).problem.on_cpu())
 
     def execute(
         self,
@@ -77,7 +77,7 @@ class PreparedRun:
         if not resume:
             self.check()
         notes = self.notes
-        with display or Display(self.method.method_name, folder) as display:
+        with display or Display(self.method.method_name, folder, headline=self.method.headline) as display:
             for text in notes:
                 display.note(text)
             settings = e.run_settings(self.task, folder, resume, together([display, *watchers]), from_round)
