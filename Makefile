@@ -7,7 +7,7 @@ FLOWERS := 1.40.0 1.42.0
 # the tests begin hundreds of processes: Python keeps what it compiles of the libraries, whatever the caller's setting
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-process test-flowers lint bench hardening clean
+.PHONY: demo test test-process test-flowers lint docs package bench hardening clean
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fewbytes needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
@@ -47,3 +47,11 @@ hardening: .venv/installed
 
 clean:
 	rm -rf .venv .flowers .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# the site, in build/docs; a warning is an error
+docs: .venv/installed
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs
+
+# the wheel alone, in new environments
+package: .venv/installed
+	$(BIN)/python scripts/check_package.py

@@ -1,6 +1,6 @@
 """Payloads to bytes and back, without loss unless a run asks for it; nothing is ever unpickled.
 
-The format, version 2. All integers are little-endian; nothing in a frame names code to run.
+The format, version 2. All integers are little-endian; nothing in a frame names code to run::
 
     prelude, 64 bytes   magic 'FEWB' | major u8 | minor u8 | flags u16 (0; bit 0 is kept for a signature) |
                         header length u32 (at most 1 MiB in what travels) | CRC32C of the header u32 |
