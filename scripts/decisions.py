@@ -70,12 +70,19 @@ def tables(found: dict[str, list[dict[str, float | None]]]) -> None:
     """README's table, and that of docs/which.md."""
     heads = ["each client's own model", "one model for all", "MB up", "MB down"]
     for path, names, kind, place in (
-        (ROOT / "README.md", README, False, ("https://fewbytes.readthedocs.io/en/latest/methods/", ".html")),
+        (
+            ROOT / "README.md",
+            [*README, "separate"],
+            False,
+            ("https://fewbytes.readthedocs.io/en/latest/methods/", ".html"),
+        ),
         (ROOT / "docs" / "which.md", [*README, *OTHERS], True, ("methods/", ".md")),
     ):
         columns = ["method", *(["kind"] if kind else []), *heads]
         lines = [f"| {' | '.join(columns)} |", "| --- |" + (" --- |" if kind else "") + " ---: |" * len(heads)]
-        lines += [row(name, found[name], kind).replace("{cards}", place[0]).replace("{end}", place[1]) for name in names]
+        lines += [
+            row(name, found[name], kind).replace("{cards}", place[0]).replace("{end}", place[1]) for name in names
+        ]
         write(path, lines)
 
 
