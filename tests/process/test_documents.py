@@ -1,7 +1,8 @@
 """The code blocks of README and the site run as they stand, and so do the examples.
 
 What runs: ```python blocks of a page one after another, each `fewbytes` line of its ```bash blocks in order, and
-```toml blocks that name a method. What cannot run here (other hosts, models of gigabytes, days of training) is ```sh or ```py.
+```toml blocks that name a method. What cannot run here (other hosts, models of gigabytes, days of training) is ```sh or
+```py.
 """
 
 from __future__ import annotations
