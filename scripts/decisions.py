@@ -1,7 +1,8 @@
-"""Runs some methods on one task and writes what came of them: README's table, and the one of "which method for what".
+"""Runs every method on one task and writes what came of it: README's table, and the one of "which method for what".
 
-    python scripts/decisions.py           # a few minutes; writes docs/decisions.json and the tables
+    python scripts/decisions.py           # half an hour; writes docs/decisions.json and the tables
     python scripts/decisions.py --tables  # writes the tables again, from docs/decisions.json
+    python scripts/cards.py               # then: each method's figure, and the list of methods
 
 The task: digits, 10 clients, Dirichlet alpha 0.3, ResNet-8 of width 16, 20 rounds, two seeds; each method with the
 terms that suit it, as `fewbytes compare` gives them.
@@ -17,73 +18,92 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-from fewbytes.experiments.catalogue import about
+from fewbytes.experiments.catalogue import KINDS, about
 from fewbytes.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "decisions.json"
-README = ["fedavg", "fedpurin", "fusefl", "genefl", "fedkgf", "fedktl"]
-OTHERS = ["fedper", "feddistill", "scaffold", "dgc", "ensemble", "separate"]
+README = ["fedavg", "fedpurin", "fusefl", "genefl", "fedkgf", "fedktl", "separate"]
 SEEDS = (1, 2)
 TASK = ["--dataset", "digits", "--clients", "10", "--alpha", "0.3", "--model", "resnet8:width=16", "--rounds", "20"]
 
 
-def measured() -> dict[str, list[dict[str, float | None]]]:
-    """By method, of each seed: final accuracies of the clients' own models and of the one for all, MB up and down."""
-    found: dict[str, list[dict[str, float | None]]] = {}
+Run = dict[str, Any]
+"""What came of one seed: final accuracies of the clients' own models and of the one for all (absent: there is none), MB
+up and down; `rounds`: of each scored round MB up so far, own, shared."""
+
+
+def measured() -> dict[str, list[Run]]:
+    """By method, a run of each seed."""
+    found: dict[str, list[Run]] = {}
     for seed in SEEDS:
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "fewbytes", "compare", *README, *OTHERS, *TASK, "--seed", str(seed)]
-            done = subprocess.run([*command, "--out", folder, "--json"], capture_output=True, text=True, check=True)
-        for result in json.loads(done.stdout):
-            kinds = result["score"]["all"]
-            found.setdefault(result["method"], []).append(
-                {
-                    "own": kinds.get("personalised", {}).get("final"),
-                    "shared": kinds.get("global", {}).get("final"),
-                    "up": result["uplink_bytes"] / 1e6,
-                    "down": result["downlink_bytes"] / 1e6,
-                }
-            )
+        with tempfile.TemporaryDirectory() as name:
+            command = [sys.executable, "-m", "fewbytes", "compare", *METHODS, *TASK, "--seed", str(seed)]
+            done = subprocess.run([*command, "--out", name, "--json"], stdout=subprocess.PIPE, text=True, check=True)
+            for result in json.loads(done.stdout):
+                rows = next(Path(name).glob(f"*/{result['method']}/rounds.jsonl")).read_text("utf-8").splitlines()
+                found.setdefault(result["method"], []).append(of_one(result, [json.loads(row) for row in rows]))
     return found
 
 
-def row(name: str, runs: list[dict[str, float | None]], kind: bool) -> str:
+def of_one(result: dict[str, Any], rows: list[dict[str, Any]]) -> Run:
+    kinds, rounds, sent = result["score"]["all"], [], 0
+    for row in rows:
+        sent += row["uplink_bytes"]
+        scores = row.get("scores", {}).get("accuracy", {})
+        if scores:
+            rounds.append([round(sent / 1e6, 4), *(_short(scores.get(key)) for key in ("personalised", "global"))])
+    return {
+        "own": _short(kinds.get("personalised", {}).get("final")),
+        "shared": _short(kinds.get("global", {}).get("final")),
+        "up": result["uplink_bytes"] / 1e6,
+        "down": result["downlink_bytes"] / 1e6,
+        "rounds": rounds,
+    }
+
+
+def _short(score: float | None) -> float | None:
+    return None if score is None else round(score, 5)
+
+
+def row(name: str, runs: list[Run], link: str) -> str:
     """A row of a table: means over the seeds."""
-    cells = [f"[`{name}`]({{cards}}{name}{{end}})"] + ([about(name, METHODS[name]).kind] if kind else [])
+    cells = [f"[`{name}`]({link.format(name)})"]
     for key in ("own", "shared"):
         values = [run[key] for run in runs if run[key] is not None]
         cells.append(f"{fmean(values):.1%}" if values else "")
-    cells += [f"{fmean(run[key] or 0 for run in runs):.3g}" for key in ("up", "down")]
+    cells += [f"{fmean(run[key] for run in runs):.3g}" for key in ("up", "down")]
     return f"| {' | '.join(cells)} |"
 
 
+def table(found: dict[str, list[Run]], names: list[str], link: str) -> list[str]:
+    heads = ["method", "each client's own model", "one model for all", "MB up", "MB down"]
+    return [
+        f"| {' | '.join(heads)} |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        *(row(name, found[name], link) for name in names),
+    ]
+
+
 def write(path: Path, lines: list[str]) -> None:
-    """Put a table between the marks of a file."""
+    """Put lines between the marks of a file."""
     text = path.read_text("utf-8")
     marked = "<!-- measured -->\n" + "\n".join(lines) + "\n<!-- /measured -->"
     path.write_text(re.sub("<!-- measured -->.*<!-- /measured -->", lambda _: marked, text, flags=re.S), "utf-8")
 
 
-def tables(found: dict[str, list[dict[str, float | None]]]) -> None:
-    """README's table, and that of docs/which.md."""
-    heads = ["each client's own model", "one model for all", "MB up", "MB down"]
-    for path, names, kind, place in (
-        (
-            ROOT / "README.md",
-            [*README, "separate"],
-            False,
-            ("https://fewbytes.readthedocs.io/en/latest/methods/", ".html"),
-        ),
-        (ROOT / "docs" / "which.md", [*README, *OTHERS], True, ("methods/", ".md")),
-    ):
-        columns = ["method", *(["kind"] if kind else []), *heads]
-        lines = [f"| {' | '.join(columns)} |", "| --- |" + (" --- |" if kind else "") + " ---: |" * len(heads)]
-        lines += [
-            row(name, found[name], kind).replace("{cards}", place[0]).replace("{end}", place[1]) for name in names
-        ]
-        write(path, lines)
+def tables(found: dict[str, list[Run]]) -> None:
+    """README's table, and those of docs/which.md: a kind of methods each, by what clients send."""
+    write(ROOT / "README.md", table(found, README, "https://fewbytes.readthedocs.io/en/latest/methods/{}.html"))
+    lines: list[str] = []
+    for kind, meaning in KINDS.items():
+        names = [name for name in found if about(name, METHODS[name]).kind == kind]
+        names.sort(key=lambda name: fmean(run["up"] for run in found[name]))
+        lines += [f"### {kind[0].upper()}{kind[1:]}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
+        lines += [*table(found, names, "methods/{}.md"), ""]
+    write(ROOT / "docs" / "which.md", lines[:-1])
 
 
 def main() -> None:

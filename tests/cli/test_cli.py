@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import functools
 import json
@@ -24,6 +25,7 @@ from fewbytes.experiments import compare as comparison
 from fewbytes.experiments.display import Display
 from fewbytes.experiments.settings import make_method
 from fewbytes.methods import METHODS
+from fewbytes.methods.fedpurin import Critical
 
 QUICK = ["--dataset", "digits", "--clients", "4", "--alpha", "1", "--rounds", "3", "--set", "batch=20"]
 
@@ -88,6 +90,12 @@ def test_inspect_tells_what_a_frame_holds(finished, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Critical" in done.stdout
     assert "mask of" in done.stdout
+    fields = [field.name for field in dataclasses.fields(Critical)]
+    shown = done.stdout.partition("fields")[2].partition("sections")[0]
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith(" ") and line[1:2].strip()] == [
+        "field",
+        *fields,
+    ]
     frame = tmp_path / "damaged.frame"
     data = bytearray((finished / "frames" / "2-train-0-up.frame").read_bytes())
     data[len(data) // 2] ^= 1

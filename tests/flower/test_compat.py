@@ -47,7 +47,7 @@ def of_flower(module: str, name: str) -> object:
 
 def test_the_requirement_is_the_packages():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert compat.REQUIREMENT in project["dependencies"]
+    assert compat.REQUIREMENT in project["optional-dependencies"]["flower"]
 
 
 @pytest.mark.parametrize("name", [*compat.ENVIRONMENT, compat.HOME])

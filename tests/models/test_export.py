@@ -176,8 +176,8 @@ def test_what_cannot_be_exported_is_told_in_one_line_and_leaves_nothing(finished
     trained(tmp_path / "own", "fedper", model="mlp")
     for folder, client, words in (
         (tmp_path / "none", None, "there is no run folder"),
-        (tmp_path, None, "it has none: it has not ended, or was not to save models"),
-        (tmp_path / "own", None, r"name a client \(--client I\)"),
+        (tmp_path, None, "is not a run folder: it has no config.toml"),
+        (tmp_path / "own", None, r"name a client, such as --client \d"),
         (tmp_path / "own", 7, r"no model client-7.safetensors; it has client-0.safetensors, client-1"),
         (run, 0, "leave out --client"),
     ):

@@ -586,9 +586,10 @@ def doctor() -> None:
 @app.command("inspect")
 def inspect_file(frame: Annotated[Path, typer.Argument(help="A frame, e.g. of `fewbytes run --keep-frames`.")]) -> None:
     """Print what a frame holds."""
+    from fewbytes.experiments.catalogue import payload_fields
     from fewbytes.wire.inspect import inspect_frame
 
-    printed.print(inspect_frame(frame))
+    printed.print(inspect_frame(frame, payload_fields(frame)))
 
 
 @contextlib.contextmanager

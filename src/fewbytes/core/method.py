@@ -198,13 +198,18 @@ class Method(ABC, metaclass=_Terms):
         """Whether a run takes a number of rounds of its own, whatever is asked."""
         return self.planned_rounds(1) == self.planned_rounds(2)
 
+    @classmethod
+    def handlers(cls) -> list[Handler]:
+        """What runs at clients, by their type hints."""
+        found = []
+        for name in dir(cls):
+            with suppress(MethodError, TypeError):  # it is no handler
+                found.append(Handler.of(getattr(cls, name)))
+        return found
+
     def roundable(self, way: Way) -> bool:
         """Whether values travel that way that a run may round (`uplink_bits`, `downlink_bits`)."""
-        for name in dir(type(self)):
-            with suppress(MethodError, TypeError):  # it is no handler
-                if Handler.of(getattr(type(self), name)).roundable(way):
-                    return True
-        return False
+        return any(handler.roundable(way) for handler in self.handlers())
 
     def state_class(self, half: Literal["server", "client"]) -> type[Any] | None:
         """The class of the state that `server` or `client` makes, by its return type; None for no state.

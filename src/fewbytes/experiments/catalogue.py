@@ -6,11 +6,14 @@ import dataclasses
 import inspect
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fewbytes.base.ranges import described
 from fewbytes.core.method import Method
 from fewbytes.core.training import Local
+from fewbytes.experiments.settings import read_experiment
+from fewbytes.methods import METHODS
 
 KINDS = {
     "one model for all": "every round a model that all share",
@@ -81,6 +84,25 @@ def about(name: str, method: type[Method]) -> About:
         for key, default in sorted(method.defaults().items(), key=lambda item: item[0] in terms)  # its own first
     ]
     return About(name, _kind(method), method.sends, paper, idea, cost, parameters)
+
+
+def payload_fields(frame: Path) -> dict[str, list[str]]:
+    """The fields of payloads, by the payload's name: of the method whose run a frame lies in, else of every method.
+
+    Payloads of one name whose fields differ from method to method are left out.
+    """
+    config = frame.absolute().parent.parent / "config.toml"
+    name = str(read_experiment(config).get("method")) if config.is_file() else ""
+    found: dict[str, list[str]] = {}
+    differ: set[str] = set()
+    for method in [METHODS[name]] if name in METHODS else METHODS.values():
+        for handler in method.handlers():
+            for kind in (handler.message, handler.reply):
+                if kind is not None:
+                    fields = [field.name for field in dataclasses.fields(kind)]
+                    if fields != found.setdefault(kind.__name__, fields):
+                        differ.add(kind.__name__)
+    return {name: fields for name, fields in found.items() if name not in differ}
 
 
 def _kind(method: type[Method]) -> str:

@@ -156,11 +156,14 @@ def _place(run: Path, client: int | None) -> Path:
         return path
     if not run.is_dir():
         raise UserError(f"there is no run folder {run}")
+    if not (run / "config.toml").is_file():
+        raise UserError(f"{run} is not a run folder: it has no config.toml")
     have = sorted(p.name for p in path.parent.glob("*.safetensors"))
     if not have:
         raise UserError(f"{run} has no model {path.name}; it has none: it has not ended, or was not to save models")
     if client is not None and have == ["global.safetensors"]:
         return path.with_name(have[0])
     listed = ", ".join(have[:3]) + (", …" if len(have) > 3 else "")
-    hint = ": name a client (--client I)" if client is None and any(n.startswith("client-") for n in have) else ""
+    own = [name.removeprefix("client-").removesuffix(".safetensors") for name in have if name.startswith("client-")]
+    hint = f": name a client, such as --client {own[0]}" if client is None and own else ""
     raise UserError(f"{run} has no model {path.name}; it has {listed}{hint}")

@@ -31,20 +31,9 @@ from fewbytes.report.document import document
 from fewbytes.report.folder import Direction, RunFolder, when
 from fewbytes.report.pieces import Charts, Layout
 from fewbytes.report.records import Partition, Probed
-from fewbytes.report.table import alike, badges, majority_rows
+from fewbytes.report.table import KINDS, alike, badges, majority_rows
 from fewbytes.running.rounding import MEASURED, rounded_rows
 
-KINDS = {
-    "global": "the server's model on the server's test set",
-    "personalised": "mean over clients: each client's own model on its own test split, after local training and "
-    "before the exchange",
-    "micro": "all clients' own models together: correct predictions over samples, of all their test splits",
-    "sparse": "mean over clients: the masked model a client uploaded, on its own test split",
-    "combined": "mean over clients: the model a client received from the exchange, before training it",
-    "cohort": "mean over the clients of a round: each one's own model after local training, on its own test split",
-    "inherited": "a newcomer's model as it joins, before any training, on its own test split",
-    "newcomers": "as personalised, of the clients that came later only",
-}
 METRICS = {
     "mAP": "COCO's average precision: the mean over classes and over the overlaps (IoU), 0.50 to 0.95, that a box must "
     "have with a true one",

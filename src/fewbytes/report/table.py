@@ -18,6 +18,17 @@ from fewbytes.running.rounding import rounded
 from fewbytes.running.settings import ROUNDING
 
 T = TypeVar("T")
+KINDS = {
+    "global": "the one model for all, on the server's test data",
+    "personalised": "each client's own model, trained and not yet sent, on its own test data: the mean over clients",
+    "micro": "clients' own models on all their test samples together",
+    "sparse": "the masked model that a client sent, on its own test data: the mean over clients",
+    "combined": "the model that a client received, not yet trained, on its own test data: the mean over clients",
+    "cohort": "as personalised, of the clients of the last scored round",
+    "inherited": "a newcomer's model as it joins, not yet trained, on its own test data",
+    "newcomers": "as personalised, of the clients that came later",
+}
+"""What is scored, by kind."""
 
 
 def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) -> Table:
@@ -33,8 +44,8 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
 def summary_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: final and best score of the method's own kind, final personalised and global score, megabytes
     (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class would score.
-    Under it a line for every run that has further metrics or left clients out, for what its method noted, one of
-    simulated seconds and one of rounding. At most 100 columns wide."""
+    Under it what the kinds mean, a line for every run that has further metrics or left clients out, for what its method
+    noted, one of simulated seconds and one of rounding. At most 100 columns wide."""
     metrics = list(dict.fromkeys(run.metric for run in runs))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
     table.add_column("method", overflow="fold", min_width=10, max_width=26)
@@ -58,6 +69,7 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
         cells = [percent(majority.get(kind)) for kind in ("personalised", "global")]
         table.add_row(Text(name), "", "", "", *cells, "", "", "", style="dim")
     if lines := [
+        *_meanings(runs),
         *_further(runs),
         *_turnovers(runs),
         *_clocks(runs),
@@ -67,6 +79,13 @@ def summary_table(runs: Sequence[RunFolder]) -> Table:
     ]:
         table.caption, table.caption_justify = Text("\n".join(lines)), "left"
     return table
+
+
+def _meanings(runs: Sequence[RunFolder]) -> list[str]:
+    """A line for every kind of score in the table: what it is of."""
+    there = {run.kind for run in runs}
+    there |= {kind for kind in ("personalised", "global") for run in runs if run.score(kind).final is not None}
+    return [f"{kind}: {meaning}" for kind, meaning in KINDS.items() if kind in there]
 
 
 def _further(runs: Sequence[RunFolder]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ CODINGS = {0: "raw", 1: "planes", 2: "difference to the base", 4: "what differs 
 SHOWN = 40  # entries of a value that are listed
 
 
-def inspect_frame(path: Path) -> RenderableType:
-    """The frame in a file as a printable page. Raises UserError if there is no whole frame in it."""
+def inspect_frame(path: Path, known: Mapping[str, Sequence[str]] | None = None) -> RenderableType:
+    """The frame in a file as a printable page. Raises UserError if there is no whole frame in it.
+
+    `known` names the fields of payloads, by the payload's name: a frame holds only their order.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -45,13 +49,16 @@ def inspect_frame(path: Path) -> RenderableType:
     }.items():
         facts.add_row(Text(name, "bold"), value)
     fields = Table("field", "content", title="fields", title_justify="left", box=None)
-    for number, field in enumerate(header.fields):
+    names = (known or {}).get(header.kind, ())
+    named = list(names) if len(names) == len(header.fields) else [str(number) for number in range(len(header.fields))]
+    for name, field in zip(named, header.fields, strict=True):
         try:
             lines = _describe(field)
         except (TypeError, ValueError, IndexError, RecursionError):
             lines = ["not what this version writes"]
         for line in lines:
-            fields.add_row(str(number), cleaned(line))
+            fields.add_row(name, cleaned(line))
+            name = ""
     sections = Table("section", "bytes", "CRC32C", title="sections", title_justify="left", box=None)
     for number, (length, checksum) in enumerate(header.sections):
         sections.add_row(str(number), f"{length:,}", f"{checksum:08x}")
@@ -100,7 +107,10 @@ def _entries(entries: Any) -> list[str]:
         case bytes():
             return [f"{sum(b.bit_count() for b in entries)} of the model's entries"]
         case list() if all(isinstance(e, list) and len(e) == 3 and isinstance(e[2], list) for e in entries):
-            listed = [f"{name}: {dtype} {'x'.join(map(str, shape)) or 'scalar'}" for name, dtype, shape in entries]
+            listed = [
+                f"{f'{name}: ' if name else ''}{dtype} {'x'.join(map(str, shape)) or 'scalar'}"
+                for name, dtype, shape in entries
+            ]
             more = [f"… and {len(listed) - SHOWN} more"] if len(listed) > SHOWN else []
             return listed[:SHOWN] + more or ["no entries"]
         case _:

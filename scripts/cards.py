@@ -1,0 +1,112 @@
+"""Draws each method's figure from docs/decisions.json, puts it on the method's card, and writes the list of methods.
+
+python scripts/cards.py     # after scripts/decisions.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from fewbytes.experiments.catalogue import KINDS, about
+from fewbytes.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+CARDS = ROOT / "docs" / "methods"
+VIEWS = ((1, "each client's own model"), (2, "one model for all"))
+GREY, COLOUR = "#8a8f98", "#2f81f7"  # legible on white and on black
+STYLE = {
+    "svg.fonttype": "none", "svg.hashsalt": "fewbytes", "font.family": "sans-serif", "font.size": 10,
+    "text.color": GREY, "axes.edgecolor": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
+    "axes.spines.top": False, "axes.spines.right": False,
+}  # fmt: skip
+
+
+def curve(axes: Axes, runs: list[dict[str, Any]], view: int, colour: str, label: str) -> None:
+    """Accuracy over MB up, a line a seed; a method that is scored once is a dot a seed."""
+    for run in runs:
+        points = [(point[0], point[view]) for point in run["rounds"] if point[view] is not None]
+        if points:
+            mark = "o" if len(points) == 1 else ""
+            axes.plot(*zip(*points, strict=True), color=colour, marker=mark, lw=1.6, ms=5, label=label)
+            label = ""  # named once
+
+
+def figure(name: str, found: dict[str, list[dict[str, Any]]]) -> None:
+    """A method's accuracy over what clients sent, beside FedAvg's, and training alone as a level."""
+    views = [
+        (view, title) for view, title in VIEWS if any(point[view] is not None for point in found[name][0]["rounds"])
+    ]
+    with plt.rc_context(STYLE):
+        drawn, rows = plt.subplots(1, len(views), figsize=(3.6 * len(views) + 0.4, 2.9), sharey=True, squeeze=False)
+        for axes, (view, title) in zip(rows[0], views, strict=True):
+            alone = [run["own"] for run in found["separate"]]
+            if view == 1 and name != "separate":
+                axes.axhline(sum(alone) / len(alone), color=GREY, lw=1, ls=":", label="training alone")
+            if name != "fedavg":
+                curve(axes, found["fedavg"], view, GREY, "fedavg")
+            curve(axes, found[name], view, COLOUR, name)
+            axes.set(title=title, xlabel="MB up, all clients", ylim=(0, 1))
+            axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+            if name != "separate":
+                axes.set_xscale("log")
+            axes.legend(frameon=False, fontsize=8, loc="lower right")
+        drawn.tight_layout()
+        drawn.savefig(CARDS / "pictures" / f"{name}.svg", transparent=True, metadata={"Date": None})
+        plt.close(drawn)
+
+
+def card(name: str) -> None:
+    """Put the figure on the card: in place of the one that is there, or after the first paragraph."""
+    path = CARDS / f"{name}.md"
+    text = re.sub("<!-- figure -->.*?<!-- /figure -->\n\n", "", path.read_text("utf-8"), flags=re.S)
+    title, first, rest = text.split("\n\n", 2)
+    words = textwrap.fill(
+        "Accuracy over what all clients sent: digits, 10 clients, Dirichlet alpha 0.3, ResNet-8 of width 16, two seeds "
+        "([all methods, and how they were run](../which.md#measured)).",
+        120,
+    )
+    block = f"<!-- figure -->\n![{name}: accuracy over MB up](pictures/{name}.svg)\n\n{words}\n<!-- /figure -->"
+    path.write_text("\n\n".join([title, first, block, rest]), "utf-8")
+
+
+def listed() -> None:
+    """docs/methods/index.md: every method by kind, and what its clients send."""
+    lines = [
+        "<!-- by scripts/cards.py -->\n# Methods\n",
+        "`fewbytes methods` lists them, `fewbytes methods NAME` tells all of one. Beside each: what a client sends.\n",
+    ]
+    known = [about(name, method) for name, method in METHODS.items()]
+    for kind in KINDS:
+        of_kind = sorted((each for each in known if each.kind == kind), key=lambda each: each.name)
+        lines += [f"## {kind[0].upper()}{kind[1:]}\n", "| method | what a client sends |", "| --- | --- |"]
+        lines += [f"| [`{each.name}`]({each.name}.md) | {each.sends} |" for each in of_kind]
+        lines += ["\n```{toctree}\n:hidden:\n", *(each.name for each in of_kind), "```\n"]
+    lines += [
+        "## Around any of them\n",
+        "[`Clustered`](clustered.md) runs a method once in each cluster of clients whose data are alike.\n",
+        "```{toctree}\n:hidden:\n\nclustered\n```",
+    ]
+    (CARDS / "index.md").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def main() -> None:
+    found = json.loads((ROOT / "docs" / "decisions.json").read_text("utf-8"))
+    (CARDS / "pictures").mkdir(exist_ok=True)
+    for name in found:
+        figure(name, found)
+        card(name)
+    listed()
+
+
+if __name__ == "__main__":
+    main()
