@@ -4,6 +4,7 @@ from importlib import metadata
 
 project = "fewbytes"
 author = "The fewbytes authors"
+copyright = "2026, The fewbytes authors"
 release = metadata.version("fewbytes")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["pictures", "*.json"]

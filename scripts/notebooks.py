@@ -24,8 +24,9 @@ def notebook(page: Path) -> str:
     for number, part in enumerate(re.split(r"(```(?:bash|python)\n.*?```\n)", text, flags=re.DOTALL)):
         if block := _BLOCK.fullmatch(part):
             language, code = block.groups()
-            lines = [f"!{line}" if language == "bash" else line for line in code.rstrip().splitlines()]
-            cell = new_code_cell("\n".join(lines))
+            if language == "bash":
+                code = "".join(f"!{line}\n" for line in re.sub(r"\\\n\s*", "", code).splitlines())
+            cell = new_code_cell(code.rstrip())
         elif part.strip():
             cell = new_markdown_cell(_LINK.sub(lambda link: _elsewhere(page, link), part.strip()))
         else:

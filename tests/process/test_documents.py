@@ -30,7 +30,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands(page: str) -> list[str]:
-    return [line for block in blocks(page, "bash") for line in block.splitlines() if line.startswith("fewbytes ")]
+    joined = [re.sub(r"\\\n\s*", "", block) for block in blocks(page, "bash")]
+    return [line for block in joined for line in block.splitlines() if line.startswith("fewbytes ")]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
