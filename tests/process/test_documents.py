@@ -7,6 +7,7 @@ What runs: ```python blocks of a page one after another, each `fewbytes` line of
 
 from __future__ import annotations
 
+import random
 import re
 import shlex
 import subprocess
@@ -29,8 +30,8 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGES[page], re.S)
 
 
-def commands(page: str) -> list[str]:
-    joined = [re.sub(r"\\\n\s*", "", block) for block in blocks(page, "bash")]
+def commands(page: str, language: str = "bash") -> list[str]:
+    joined = [re.sub(r"\\\n\s*", "", block) for block in blocks(page, language)]
     return [line for block in joined for line in block.splitlines() if line.startswith("fewbytes ")]
 
 
@@ -50,6 +51,22 @@ def test_commands(page, tmp_path):
         done = fewbytes(*words, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         assert done.stdout
+
+
+def test_the_commands_for_tables(tmp_path):
+    """Those of the page of the command line, on tables of the names it has."""
+    shown = [command for command in commands("docs/command-line.md", "sh") if ".csv" in command]
+    assert len(shown) == 2
+    (tmp_path / "sites").mkdir()
+    for number, name in enumerate(("patients", "server", "sites/north", "sites/south")):
+        drawn = random.Random(number)
+        rows = [(drawn.gauss(60, 10), drawn.choice("fm")) for _ in range(120)]
+        lines = [f"{age:.1f},{sex},{'ill' if age + 5 * (sex == 'm') > 62 else 'well'}" for age, sex in rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,outcome", *lines]))
+    for command in shown:
+        done = fewbytes(*shlex.split(command)[1:], "--rounds", "2", cwd=tmp_path)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert "global" in done.stdout
 
 
 CONFIGS = [(page, n) for page in PAGES for n, text in enumerate(blocks(page, "toml")) if text.startswith("method")]

@@ -16,7 +16,7 @@ from typing import Any
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import replacing
 from fewbytes.experiments.app import EVENTS
-from fewbytes.experiments.hosts import ENVIRONMENT, allowed, write_host
+from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
 from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
@@ -102,14 +102,15 @@ class Deployment:
     ) -> None:
         if node not in KINDS:
             raise UserError(f"--node is {' or '.join(KINDS)}, not {node!r}")
-        self.experiment, self.out, self.nodes = experiment, folder.absolute(), nodes
+        self.remote = not all(place.here for place in nodes)
+        self.experiment = experiment if self.remote else with_whole_paths(experiment)
+        self.out, self.nodes = folder.absolute(), nodes
         self.resume, self.from_round, self._kind = resume, from_round, node
         self.folder = self.out / "deployment"
         self._asked = address
         host, colon, port = address.rpartition(":")
         if not colon or not port.isdecimal() or int(port) > 65535:
             raise UserError(f"address {address!r}: expected host:port, such as server.example:9092")
-        self.remote = not all(place.here for place in nodes)
         if self.remote and port == "0":
             raise UserError("nodes on other hosts need --address HOST:PORT, where they reach this machine")
         self.host = host.strip("[]")

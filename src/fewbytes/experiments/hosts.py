@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.core.problem import Id
@@ -84,6 +86,31 @@ def write_host(processes: Processes, experiment: Experiment, client: Id, name: s
     ):
         with replacing(folder / part) as file:
             file.write(text.encode())
+
+
+def with_whole_paths(experiment: Experiment) -> Experiment:
+    """The experiment with paths that mean the same wherever a process of this machine runs."""
+    data, model = experiment.data, experiment.model
+    whole: dict[str, Any] = {
+        key: _whole(getattr(data, key)) for key in ("dataset", "public", "client_data", "tokenizer")
+    }
+    parts = [part.rpartition(PREFIX) for part in (model.model or "").split("+")]
+    models = "+".join(f"{before}{prefix}{_whole(name) if prefix else name}" for before, prefix, name in parts)
+    return dataclasses.replace(
+        experiment,
+        data=dataclasses.replace(data, **whole),
+        model=dataclasses.replace(model, weights=_whole(model.weights), model=models or model.model),
+    )
+
+
+def _whole(name: str | None) -> str | None:
+    """A path from the current folder as one from the root; what lies under FEWBYTES_DATA, or is no path, as it is."""
+    if name is None or name == "digits" or name.isdecimal():
+        return name
+    root = os.environ.get("FEWBYTES_DATA")
+    if (root and (Path(root).expanduser() / name).exists()) or not Path(name).expanduser().exists():
+        return name
+    return str(Path(name).expanduser().absolute())
 
 
 def allowed(experiment: Experiment, here: bool) -> dict[str, str]:

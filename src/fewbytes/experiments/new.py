@@ -12,7 +12,6 @@ from string import Template
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
-from fewbytes.methods import METHODS, short_name
 
 
 def new_method(title: str, folder: Path) -> tuple[str, list[Path]]:
@@ -21,6 +20,8 @@ def new_method(title: str, folder: Path) -> tuple[str, list[Path]]:
     In a checkout of this project, of which `folder` is any folder, they are put where all methods' are; elsewhere into
     `folder` itself. Raises UserError for a name that cannot be or is taken, and a file that is there already.
     """
+    from fewbytes.methods import METHODS, short_name  # they need torch, and a project does not
+
     name = short_name(title)
     if not (title.isidentifier() and title.isascii()) or keyword.iskeyword(name) or keyword.iskeyword(title):
         raise UserError(f"{title!r} cannot be the name of a class: take letters, digits and _, such as FedSAM")
