@@ -9,6 +9,7 @@ it should be; a Python that is not found is said, and passed over.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,15 @@ def run(*command: str | Path, cwd: Path | None = None, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+def found(version: str) -> str | None:
+    """A Python of that version that starts: on PATH, or one that pyenv keeps."""
+    kept = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    for python in (shutil.which(f"python{version}"), *map(str, kept.glob(f"{version}.*/bin/python{version}"))):
+        if python and subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0:
+            return python
+    return None
+
+
 def megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) / 1e6
 
@@ -48,7 +58,9 @@ def try_wheel(python: str, wheel: Path, folder: Path) -> None:
     seconds, site = time.perf_counter() - started, next((folder / "venv" / "lib").glob("python*/site-packages"))
     of_torch = sum(megabytes(site / name) for name in ("torch", "nvidia", "triton") if (site / name).is_dir())
     size = megabytes(folder / "venv") - empty
-    print(f"{python}: installed in {seconds:.0f} s, {size:,.0f} MB, {size - of_torch:,.0f} MB without torch")
+    print(
+        f"Python {folder.name}: installed in {seconds:.0f} s, {size:,.0f} MB, {size - of_torch:,.0f} MB without torch"
+    )
     started = time.perf_counter()
     run(here / "fewbytes", "--version")
     print(f"  fewbytes --version: {time.perf_counter() - started:.2f} s")
@@ -71,7 +83,7 @@ def main() -> None:
         [wheel], [source] = (list((folder / "dist").glob(f"*.{kind}")) for kind in ("whl", "tar.gz"))
         print(f"wheel {wheel.stat().st_size / 1e6:.1f} MB, source {source.stat().st_size / 1e6:.1f} MB")
         for version in options.pythons.split(","):
-            if python := shutil.which(f"python{version}"):
+            if python := found(version):
                 (folder / version).mkdir()
                 try_wheel(python, wheel, folder / version)
             else:

@@ -29,7 +29,10 @@ def test_a_file_is_a_method_with_a_case_and_a_card(name):
     assert found.__name__.lower() == found().method_name == name
     assert getattr(fb, found.__name__) is found
     assert (Path(cases.__file__).parent / f"{name}.py").exists()
-    assert (ROOT / "docs" / "methods" / f"{name}.md").exists()
+    cards = ROOT / "docs" / "methods"
+    assert f"](pictures/{name}.svg)" in (cards / f"{name}.md").read_text("utf-8")
+    assert (cards / "pictures" / f"{name}.svg").exists()
+    assert f"| [`{name}`]({name}.md) | {found.sends} |" in (cards / "index.md").read_text("utf-8")
 
 
 def test_what_is_no_method_is_no_attribute():
