@@ -65,10 +65,10 @@ def figure(name: str, found: dict[str, list[dict[str, Any]]]) -> None:
         plt.close(drawn)
 
 
-def card(name: str, model: str) -> None:
-    """Put the figure on the card: in place of the one that is there, or after the first paragraph."""
-    path = CARDS / f"{name}.md"
-    text = re.sub("<!-- figure -->.*?<!-- /figure -->\n\n", "", path.read_text("utf-8"), flags=re.S)
+def card(name: str, model: str) -> str:
+    """The card with its figure: in place of the one that is there, or after the first paragraph."""
+    text = (CARDS / f"{name}.md").read_text("utf-8")
+    text = re.sub("<!-- figure -->.*?<!-- /figure -->\n\n", "", text, flags=re.DOTALL)
     title, first, rest = text.split("\n\n", 2)
     words = textwrap.fill(
         f"Accuracy over what all clients sent: digits, 10 clients, alpha 0.3, `{model}`, 20 rounds, two seeds "
@@ -76,11 +76,11 @@ def card(name: str, model: str) -> None:
         120,
     )
     block = f"<!-- figure -->\n![{name}: accuracy over MB up](pictures/{name}.svg)\n\n{words}\n<!-- /figure -->"
-    path.write_text("\n\n".join([title, first, block, rest]), "utf-8")
+    return "\n\n".join([title, first, block, rest])
 
 
-def listed() -> None:
-    """docs/methods/index.md: every method by kind, and what its clients send."""
+def listed() -> str:
+    """The text of docs/methods/index.md: every method by kind, and what its clients send."""
     lines = [
         "<!-- by scripts/cards.py -->\n# Methods\n",
         "`fewbytes methods` lists them, `fewbytes methods NAME` tells all of one. Beside each: what a client sends.\n",
@@ -96,19 +96,27 @@ def listed() -> None:
         "[`Clustered`](clustered.md) runs a method once in each cluster of clients whose data are alike.\n",
         "```{toctree}\n:hidden:\n\nclustered\n```",
     ]
-    (CARDS / "index.md").write_text("\n".join(lines) + "\n", "utf-8")
+    return "\n".join(lines) + "\n"
+
+
+def tasks(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """By method the model that it was measured with: the first of the file that it could train."""
+    return {name: model for model, runs in reversed(found.items()) for name in runs}
+
+
+def pages(found: dict[str, dict[str, Any]]) -> dict[Path, str]:
+    """The cards with their figures, and the list of methods."""
+    cards = {CARDS / f"{name}.md": card(name, model) for name, model in tasks(found).items()}
+    return {**cards, CARDS / "index.md": listed()}
 
 
 def main() -> None:
     found = json.loads((ROOT / "docs" / "decisions.json").read_text("utf-8"))
     (CARDS / "pictures").mkdir(exist_ok=True)
-    drawn: set[str] = set()
-    for model, runs in found.items():  # the task of all methods first
-        for name in runs.keys() - drawn:
-            figure(name, runs)
-            card(name, model)
-        drawn |= runs.keys()
-    listed()
+    for name, model in tasks(found).items():
+        figure(name, found[model])
+    for path, text in pages(found).items():
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

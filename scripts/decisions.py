@@ -91,23 +91,25 @@ def table(found: dict[str, list[Run]], names: list[str], link: str) -> list[str]
     ]
 
 
-def write(path: Path, lines: list[str]) -> None:
-    """Put lines between the marks of a file."""
-    text = path.read_text("utf-8")
-    marked = "<!-- measured -->\n" + "\n".join(lines) + "\n<!-- /measured -->"
-    path.write_text(re.sub("<!-- measured -->.*<!-- /measured -->", lambda _: marked, text, flags=re.S), "utf-8")
+def marked(path: Path, lines: list[str]) -> str:
+    """The text of a file with these lines between its marks."""
+    block = "<!-- measured -->\n" + "\n".join(lines) + "\n<!-- /measured -->"
+    return re.sub("<!-- measured -->.*<!-- /measured -->", lambda _: block, path.read_text("utf-8"), flags=re.DOTALL)
 
 
-def tables(found: dict[str, list[Run]]) -> None:
-    """README's table, and those of docs/which.md: a kind of methods each, by what clients send."""
-    write(ROOT / "README.md", table(found, README, "https://fewbytes.readthedocs.io/en/latest/methods/{}.html"))
+def pages(found: dict[str, list[Run]]) -> dict[Path, str]:
+    """README with its table, and docs/which.md with its own: one for each kind of methods, by what clients send."""
     lines: list[str] = []
     for kind, meaning in KINDS.items():
         names = [name for name in found if about(name, METHODS[name]).kind == kind]
         names.sort(key=lambda name: fmean(run["up"] for run in found[name]))
         lines += [f"### {kind[0].upper()}{kind[1:]}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
         lines += [*table(found, names, "methods/{}.md"), ""]
-    write(ROOT / "docs" / "which.md", lines[:-1])
+    readme, which = ROOT / "README.md", ROOT / "docs" / "which.md"
+    return {
+        readme: marked(readme, table(found, README, "https://fewbytes.readthedocs.io/en/latest/methods/{}.html")),
+        which: marked(which, lines[:-1]),
+    }
 
 
 def main() -> None:
@@ -119,7 +121,8 @@ def main() -> None:
             CHAIN: measured([*ONLY_CHAINS, "fedavg", "separate"], ["--model", CHAIN, *ALIKE]),
         }
         FIGURES.write_text(json.dumps(found) + "\n", "utf-8")
-    tables(json.loads(FIGURES.read_text("utf-8"))[MODEL])
+    for path, text in pages(json.loads(FIGURES.read_text("utf-8"))[MODEL]).items():
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -54,9 +54,10 @@ def test_commands(page, tmp_path):
 
 
 def test_the_commands_for_tables(tmp_path):
-    """Those of the page of the command line, on tables of the names it has."""
-    shown = [command for command in commands("docs/command-line.md", "sh") if ".csv" in command]
-    assert len(shown) == 2
+    """On tables of the names that the pages have; those for other hosts only write what goes there."""
+    pages = ("docs/command-line.md", "docs/tutorials/own-data.md")
+    shown = [command for page in pages for command in commands(page, "sh") if ".csv" in command]
+    assert len(shown) == 4
     (tmp_path / "sites").mkdir()
     for number, name in enumerate(("patients", "server", "sites/north", "sites/south")):
         drawn = random.Random(number)
@@ -64,9 +65,10 @@ def test_the_commands_for_tables(tmp_path):
         lines = [f"{age:.1f},{sex},{'ill' if age + 5 * (sex == 'm') > 62 else 'well'}" for age, sex in rows]
         (tmp_path / f"{name}.csv").write_text("\n".join(["age,sex,outcome", *lines]))
     for command in shown:
-        done = fewbytes(*shlex.split(command)[1:], "--rounds", "2", cwd=tmp_path)
+        elsewhere = ["--print"] if "--hosts" in command else []
+        done = fewbytes(*shlex.split(command)[1:], "--rounds", "2", *elsewhere, cwd=tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
-        assert "global" in done.stdout
+        assert ("start.sh" if elsewhere else "global") in done.stdout
 
 
 CONFIGS = [(page, n) for page in PAGES for n, text in enumerate(blocks(page, "toml")) if text.startswith("method")]

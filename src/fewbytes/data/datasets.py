@@ -208,7 +208,7 @@ def not_found(name: str, why: str) -> UserError:
     looked = (
         f"no such folder, nor one under FEWBYTES_DATA={root}" if root else "no such folder, FEWBYTES_DATA is not set"
     )
-    close = difflib.get_close_matches(name, sorted(known - {name}), n=3)
+    close = [] if name in HUB else difflib.get_close_matches(name, sorted(known), n=3)
     return UserError(
         f"data set {name!r} not found: {looked}, and {why}"
         + (f"; did you mean {' or '.join(close)}" if close else "")
