@@ -38,7 +38,8 @@ def one(method: About) -> RenderableType:
         table.add_column(head, no_wrap=head in ("parameter", "default"), style=NAME if head == "parameter" else "")
     for each in method.parameters:
         table.add_row(each.name, _said(each.default), each.kind, each.meaning)
-    title = Text.assemble((method.name, NAME), f": {method.kind}; a client sends {method.sends or 'what it says'}")
+    sends = f"; a client sends {method.sends}" if method.sends else ""
+    title = Text.assemble((method.name, NAME), f": {method.kind}{sends}")
     paragraphs = [Text(text) for text in (method.paper, method.idea, method.cost) if text]
     return Group(title, Text(), *(part for text in paragraphs for part in (text, Text())), table)
 
