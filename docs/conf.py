@@ -18,6 +18,7 @@ html_theme_options = {
 }
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
+default_role = "code"  # `name` in docstrings
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"

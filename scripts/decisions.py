@@ -5,7 +5,8 @@
     python scripts/cards.py               # then: each method's figure, and the list of methods
 
 The task: digits, 10 clients, Dirichlet alpha 0.3, ResNet-8 of width 8, 20 rounds, two seeds; all methods train alike,
-as `fewbytes compare all` has them. What cannot train that model is measured on CHAIN, beside FedAvg and training alone.
+as `fewbytes compare all --set lr=0.05` has them. What cannot train that model is measured on CHAIN, beside FedAvg and
+training alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ SEEDS = (1, 2)
 TASK = ["--dataset", "digits", "--clients", "10", "--alpha", "0.3", "--rounds", "20"]
 MODEL, CHAIN = "resnet8:width=8", "lenet"
 ONLY_CHAINS = ["fedma"]
-ALIKE = [f"--set={term}" for term in ("epochs=2", "fedma.epochs=40", "lr=0.1", "batch=20", "momentum=0.9")]
+RATE = "lr=0.05"  # with 0.1 fusefl diverges for one of the seeds
+ALIKE = [f"--set={term}" for term in ("epochs=2", "fedma.epochs=40", RATE, "batch=20", "momentum=0.9")]
 
 
 Run = dict[str, Any]
@@ -44,11 +46,13 @@ def measured(names: list[str], options: list[str]) -> dict[str, list[Run]]:
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as name:
             command = [sys.executable, "-m", "fewbytes", "compare", *names, *TASK, *options, "--seed", str(seed)]
-            done = subprocess.run([*command, "--out", name, "--json"], stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run([*command, "--out", name, "--json"], stdout=subprocess.PIPE, text=True, check=False)
             for result in json.loads(done.stdout):
                 if "score" in result:
                     rows = next(Path(name).glob(f"*/{result['method']}/rounds.jsonl")).read_text("utf-8").splitlines()
                     found.setdefault(result["method"], []).append(of_one(result, [json.loads(row) for row in rows]))
+    if unlike := [name for name, runs in found.items() if len(runs) != len(SEEDS)]:
+        sys.exit(f"{', '.join(unlike)} failed for some seed, as is said above: no table is made of the others")
     return found
 
 
@@ -117,7 +121,7 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="from the figures that are there")
     if not parser.parse_args().tables:
         found = {
-            MODEL: measured(["all"], ["--model", MODEL]),
+            MODEL: measured(["all"], ["--model", MODEL, "--set", RATE]),
             CHAIN: measured([*ONLY_CHAINS, "fedavg", "separate"], ["--model", CHAIN, *ALIKE]),
         }
         FIGURES.write_text(json.dumps(found) + "\n", "utf-8")

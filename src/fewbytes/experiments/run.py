@@ -19,23 +19,29 @@ from fewbytes.running.settings import Settings
 def run(method: Method, task: Task, *, policy: Policy | None = None, **settings: Any) -> Result:
     """Run a method on a task on this machine; returns when all rounds are done.
 
-    `settings`: the fields of `fewbytes.running.settings.Settings`. The first are an experiment's, with its defaults:
-    `rounds` (20), `budget` (most uplink bytes of the whole run, all clients together; it ends before a round that would
-    exceed it, see `within`, unless the method has a number of rounds of its own), `stop_when` (likewise ends it where a
-    score is reached, "global>=0.9", or none was better for so many scored rounds, "patience=5": see `StopWhen`),
-    `speeds` (simulated seconds that each client takes for an exchange, "1,1,10" or "10x": see `Speeds`),
-    `aggregate` (what the server takes in place of the mean), `dp` (what is promised of whose privacy),
-    `uplink_bits` or `uplink_step` (to about how many bits a value, or what steps, clients round what they send) and
-    `downlink_bits` (the server: see docs/lossy.md),
-    `engine` ("local", or "flower-simulation" on Ray: the same results, bit for bit), `ray_address` (with it, a
-    Ray cluster to run on), `workers` (one per core),
-    `evaluate_every` (1), `coded` (lossless coding of what travels), `keep_frames`, `keep_checkpoints` (2) and
-    `save_models`. The others are `out`, the run folder (default: a temporary one that lives as long as the result),
-    `resume` (go on from the last checkpoint in `out`), `from_round` (or from the one after that round, if it is kept),
-    `durable` (a loss of power loses no round of the run in `out`), `config` (text of config.toml; default: the method's
-    parameters), `about` (entries for result.json) and `watcher` (a `Watcher`, a function that is called with each line
-    of rounds.jsonl, or a list of such).
     `policy`: how many clients must reply with finite numbers, and how long Flower waits for whom.
+
+    `settings`, by name, the fields of `fewbytes.running.settings.Settings`. Of the experiment:
+
+    - `rounds` (20), `evaluate_every` (1): the method may have a number of rounds of its own.
+    - `budget`: most uplink bytes of the run, all clients together; it ends before a round that would exceed them.
+    - `stop_when`: ends the run where a score is reached, "global>=0.9", or none was better for so many scored rounds,
+      "patience=5".
+    - `speeds`: simulated seconds that each client takes for an exchange, "1,1,10" or "10x".
+    - `aggregate`: what the server takes in place of the mean. `dp`: what is promised of whose privacy.
+    - `uplink_bits` or `uplink_step`, `downlink_bits`: how finely clients, or the server, round what they send.
+
+    Of how it is run:
+
+    - `engine`: "local", or "flower-simulation" on Ray, with the same results, bit for bit. `ray_address`: a cluster to
+      run on. `workers`: one a core.
+    - `coded` (True): lossless coding of what travels. `keep_frames`, `keep_checkpoints` (2), `save_models`: what stays.
+    - `out`: the run folder; without one, a temporary folder that lives as long as the result.
+    - `resume`: go on from the last checkpoint in `out`. `from_round`: from the one after that round, if it is kept.
+    - `durable`: a loss of power loses no round of the run in `out`.
+    - `watcher`: a `Watcher`, a function that is called with each line of rounds.jsonl, or a list of such.
+    - `config`: text of config.toml; without it, the method's parameters. `about`: entries for result.json.
+
     Raises UserError for a setting that cannot be and a folder that cannot be used, MethodError when a handler fails,
     TooFewReplies by the `policy`; a KeyboardInterrupt leaves the folder ready to be resumed.
     """
