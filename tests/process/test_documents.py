@@ -2,7 +2,7 @@
 
 What runs: ```python blocks of a page one after another, each `fewbytes` line of its ```bash blocks in order, and
 ```toml blocks that name a method. What cannot run here (other hosts, models of gigabytes, days of training) is ```sh or
-```py.
+```py. Tutorials run as notebooks (test_notebooks.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
+RUN = [page for page in PAGES if not page.startswith("docs/tutorials/")]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -35,7 +36,7 @@ def commands(page: str, language: str = "bash") -> list[str]:
     return [line for block in joined for line in block.splitlines() if line.startswith("fewbytes ")]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+@pytest.mark.parametrize("page", [page for page in RUN if blocks(page, "python")])
 def test_python_blocks(page, tmp_path):
     code = "\n".join(blocks(page, "python"))
     done = subprocess.run(
@@ -44,7 +45,7 @@ def test_python_blocks(page, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+@pytest.mark.parametrize("page", [page for page in RUN if commands(page)])
 def test_commands(page, tmp_path):
     for command in commands(page):
         words = shlex.split(command, comments=True)[1:]
