@@ -16,6 +16,7 @@ import matplotlib
 matplotlib.use("svg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from fewbytes.experiments.catalogue import KINDS, about
 from fewbytes.methods import METHODS
@@ -56,9 +57,12 @@ def figure(name: str, found: dict[str, list[dict[str, Any]]]) -> None:
                 curve(axes, found["fedavg"], view, GREY, "fedavg")
             curve(axes, found[name], view, COLOUR, name)
             axes.set(title=title, xlabel="MB up, all clients", ylim=(0, 1))
-            axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
             if name != "separate":
                 axes.set_xscale("log")
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axes.xaxis.set_minor_formatter(NullFormatter())
             axes.legend(frameon=False, fontsize=8, loc="lower right")
         drawn.tight_layout()
         drawn.savefig(CARDS / "pictures" / f"{name}.svg", transparent=True, metadata={"Date": None})
@@ -71,7 +75,7 @@ def card(name: str, model: str) -> str:
     text = re.sub("<!-- figure -->.*?<!-- /figure -->\n\n", "", text, flags=re.DOTALL)
     title, first, rest = text.split("\n\n", 2)
     words = textwrap.fill(
-        f"Accuracy over what all clients sent: digits, 10 clients, alpha 0.3, `{model}`, 20 rounds, two seeds "
+        f"Accuracy over what all clients sent: digits, 10 clients, alpha 1, `{model}`, 20 rounds, two seeds "
         "([all methods, and how they were run](../which.md#measured)).",
         120,
     )
