@@ -9,13 +9,18 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-process test-flowers lint docs package bench hardening clean
 
-.venv/installed: pyproject.toml
+# the core alone, for the demo
+.venv/core: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fewbytes needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e .
+	@touch $@
+
+.venv/installed: .venv/core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]'
 	@touch $@
 
-demo: .venv/installed
+demo: .venv/core
 	$(BIN)/fewbytes compare fedavg fedpurin separate --dataset digits --clients 10 --alpha 0.3 --rounds 20 \
 		--set epochs=2 --set lr=0.1 --set batch=20 --set momentum=0.9
 

@@ -150,3 +150,17 @@ def test_a_page_of_forty_runs(tmp_path):
     assert [trace["text"][0] for trace in marks if trace["marker"]["symbol"] == "star"] == ["m34"]
     assert all(trace["x"][0] > 0 for trace in marks)  # on a logarithmic axis, nothing sent has a place, too
     assert layout["xaxis"]["ticktext"][0] == "0"
+
+
+def test_of_few_runs_all_are_named_in_the_chart(tmp_path):
+    runs = [
+        run("cheap", 1000, **{"global": 0.5}),
+        run("best", 2000, **{"global": 0.9}),
+        run("dear", 3000, **{"global": 0.7}),
+    ]
+    text = write_report(runs, tmp_path / "report.html").read_text()
+    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.S)
+    traces, _ = json.loads(found[1])["choice"]["global"]
+    marks = [trace for trace in traces if "meta" in trace]
+    named = {trace["text"][0]: trace["textposition"] for trace in marks}
+    assert named == {"cheap": "top left", "best": "top left", "dear": "bottom left"}  # below the front's line

@@ -150,6 +150,8 @@ def _guessing(kind: str, runs: Sequence[RunFolder]) -> float | None:
 
 # ---- the section of the page ----
 
+FEW = 6  # runs: with more, only those on the front are named in the chart
+
 
 @dataclass(frozen=True)
 class Section:
@@ -202,9 +204,10 @@ def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layo
     lines += [_rule([place(budget)] * 2, [bottom, top], "dot") for budget in budgets]
     index = {run.label: number for number, run in enumerate(runs)}
     names = _names(best)
+    others = _names([p for p in [*inside, *over] if p not in best]) if len(runs) <= FEW else {}
     marks = [
         _mark(runs[index[point.label]], index[point.label], point, choice, place(point.uplink))
-        | _look(index[point.label], point, choice, names.get(point.label), outside)
+        | _look(index[point.label], point, choice, names.get(point.label), others.get(point.label), outside)
         for points, outside in ((inside, False), (over, True))
         for point in points
     ]
@@ -248,21 +251,22 @@ def _mark(run: RunFolder, index: int, point: Point, choice: Choice, x: float) ->
     }
 
 
-def _names(front: Sequence[Point]) -> dict[str, str]:
-    """What stands at the marks of a front, by the label of the first of those at one place."""
+def _names(points: Sequence[Point]) -> dict[str, str]:
+    """What stands at marks, by the label of the first of those at one place."""
     at: dict[tuple[float, float], list[str]] = {}
-    for point in front:
+    for point in points:
         at.setdefault((point.uplink, point.score), []).append(point.label)
     more = {labels[0]: f" and {len(labels) - 1} more" if len(labels) > 1 else "" for labels in at.values()}
     return {label: pieces.plain(label, 24) + rest for label, rest in more.items()}
 
 
-def _look(index: int, point: Point, choice: Choice, name: str | None, over: bool) -> Trace:
+def _look(index: int, point: Point, choice: Choice, above: str | None, below: str | None, over: bool) -> Trace:
     """How a mark looks; of those on the front the name stands above the line, where no other run is."""
+    name = above or below
     symbol = "star" if point.label == choice.label else pieces.symbol(index)
     return {
         **({"mode": "markers"} if name is None else {"mode": "markers+text", "text": [name]}),
-        "textposition": "top left",
+        "textposition": "top left" if above else "bottom left",
         "cliponaxis": False,
         "marker": {
             "color": pieces.colour(index),
