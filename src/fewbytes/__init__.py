@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 # torch's threads, loaded later, sleep while they wait for one another: spinning, on a machine that is busy otherwise
 # they take seconds for what else takes a tenth of one
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# asking torch whether there is a GPU otherwise keeps the workers that are forked later from opening it
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 _find, _names = names_of("fewbytes")
 

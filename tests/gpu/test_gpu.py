@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,23 +64,28 @@ def test_shorter_floats_learn_as_well(precision, tmp_path):
 def test_each_method_is_the_same_again_and_resumed(name, tmp_path):
     method, task = CASES[name], on_gpu(task_of(name))
     fb.run(method, task, rounds=ROUNDS, out=tmp_path / "whole", workers=1)
-    if method.planned_rounds(ROUNDS) > 1:
+    several = method.planned_rounds(ROUNDS) > 1
+    if several:
         with pytest.raises(KeyboardInterrupt):
             fb.run(method, task, rounds=ROUNDS, out=tmp_path / "again", workers=1, watcher=StopAfter(1))
-    fb.run(method, task, rounds=ROUNDS, out=tmp_path / "again", workers=1, resume=True)
+    fb.run(method, task, rounds=ROUNDS, out=tmp_path / "again", workers=1, resume=several)
     assert fingerprint(tmp_path / "again") == fingerprint(tmp_path / "whole")
 
 
-MODELS: dict[str, torch.nn.Module] = {}
+MODELS: dict[str, tuple[torch.nn.Module, dict[str, torch.Tensor]]] = {}
 
 
 def built(model: str) -> torch.nn.Module:
-    """A model on the GPU, the same object each time."""
+    """A model on the GPU, the same object and values each time."""
     if model not in MODELS:
+        seed_torch(1)
         layers = torch.nn.Flatten(), torch.nn.Linear(3072, 32), torch.nn.Dropout(), torch.nn.Linear(32, 10)
         made = torch.nn.Sequential(*layers) if model == "dropout" else build_model(model, (3, 32, 32), 10)
-        MODELS[model] = training.prepared(made).cuda()
-    return MODELS[model]
+        net = training.prepared(made).cuda()
+        MODELS[model] = net, {name: value.clone() for name, value in net.state_dict().items()}
+    net, values = MODELS[model]
+    net.load_state_dict(values)
+    return net
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet", "cnn4", "resnet8", "resnet18", "dropout"])
@@ -131,9 +137,9 @@ def test_a_step_that_cannot_be_recorded_is_taken_as_it_is():
     test_a_recorded_step_is_the_step_to_the_bit("lenet", "float32", local)  # what was refused leaves no trace
 
 
-def test_workers_and_what_forks_them_killed(tmp_path):
+def killed(who: str, folder: Path) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "gpu.killed", str(tmp_path)],
+        [sys.executable, "-m", "gpu.killed", str(folder), who],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
@@ -141,6 +147,36 @@ def test_workers_and_what_forks_them_killed(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout) >= 3
-    fb.run(CASES["fedpurin"], on_gpu(tiny_task()), rounds=ROUNDS, out=tmp_path / "whole", workers=1)
-    assert fingerprint(tmp_path / "killed") == fingerprint(tmp_path / "whole")
+    return done
+
+
+def test_workers_killed_and_what_forks_them(tmp_path):
+    task = on_gpu(tiny_task())
+    fb.run(CASES["fedpurin"], task, rounds=ROUNDS, out=tmp_path / "whole", workers=1)
+    assert int(killed("workers", tmp_path).stdout) >= 3
+    assert fingerprint(tmp_path / "workers") == fingerprint(tmp_path / "whole")
+    done = killed("mother", tmp_path)
+    assert done.stdout.strip() == "1"
+    assert "the run can be resumed" in done.stderr
+    fb.run(CASES["fedpurin"], task, rounds=ROUNDS, out=tmp_path / "mother", workers=1, resume=True)
+    assert fingerprint(tmp_path / "mother") == fingerprint(tmp_path / "whole")
+
+
+def test_a_process_that_has_asked_for_the_gpu_may_run_on_it(tmp_path):
+    """torch.cuda.is_available, asked before fewbytes is imported, keeps what is forked from opening the GPU."""
+    code = (
+        "import torch; torch.cuda.is_available(); import sys; sys.path.insert(0, '.'); import fewbytes as fb; "
+        "from cases import CASES, tiny_task; from gpu.test_gpu import on_gpu; "
+        f"fb.run(CASES['fedavg'], on_gpu(tiny_task()), rounds=1, out={str(tmp_path / 'run')!r}, workers=2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "0"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no workers" in done.stderr

@@ -29,6 +29,7 @@ def _why_not(device: str) -> str:
     """What is said where a tensor is made on a device; nothing if it can be.
 
     Of a GPU that is not open yet a process of its own is asked: those forked from one that has opened it have none.
+    What that one could not do is tried here: it cannot where this process has asked CUDA something.
     """
     if torch.device(device).type != "cpu" and not torch.cuda.is_initialized() and hasattr(os, "fork"):
         here, there = os.pipe()
@@ -42,7 +43,9 @@ def _why_not(device: str) -> str:
         with os.fdopen(here, encoding="utf-8") as told:
             why = told.read()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return why or (f"the process that tried it ended with {code}" if code else "")
+        if code:
+            return f"the process that tried it ended with {code}"
+        return why and _tried(device)
     return _tried(device)
 
 

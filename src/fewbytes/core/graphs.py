@@ -53,6 +53,7 @@ class Recording:
                 recorded = self.by_shape[shape] = self._record(samples, targets)
             except RuntimeError:
                 torch.cuda.set_stream(stream)
+                _end_recording()
                 self.refused = True
                 return self.step(samples, targets)
         recorded.samples.copy_(samples)
@@ -69,6 +70,12 @@ class Recording:
         with torch.cuda.graph(graph, others[0].pool() if others else None):  # they take turns in one's memory
             loss = self.step(samples, targets)
         return Recorded(graph, samples, targets, loss, [p.grad for p in self.model.parameters()])
+
+
+def _end_recording() -> None:
+    """After a recording that failed: random numbers are still drawn for it, until one ends well."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros(1, device="cuda")
 
 
 Recordings = dict[Hashable, Recording]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -75,7 +76,10 @@ class LocalEngine(Engine):
         for client in self.problem.clients:
             self.problem.layout(client)  # made once, before the workers inherit it
         on_gpu = torch.device(self.problem.device).type != "cpu"
-        forked = sys.platform == "linux" and (not on_gpu or ((workers or 1) > 1 and not torch.cuda.is_initialized()))
+        forked = sys.platform == "linux" and (not on_gpu or (workers or 1) > 1)
+        if forked and on_gpu and torch.cuda.is_initialized():
+            warnings.warn("no workers: this process has opened the GPU before the run, and trains there", stacklevel=2)
+            forked = False
         count = min(workers or available_cores(), len(self.problem.clients))
         self.pool = WorkerPool(self.runner, count) if forked else None
 

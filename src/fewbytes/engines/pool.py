@@ -190,6 +190,11 @@ class WorkerPool:
         try:
             return self._mother.fork()
         except (OSError, EOFError):  # it was killed, and its workers with it
+            if torch.device(self.runner.task.problem.device).type != "cpu" and torch.cuda.is_initialized():
+                raise UserError(
+                    "the process that forks the workers was killed, and this one has opened the GPU since, so that it "
+                    "can fork none that could: the run can be resumed"
+                ) from None
             self._mother.close()
             self._mother = _Mother(self.runner, self.exchange)
             return self._mother.fork()
