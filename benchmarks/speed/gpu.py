@@ -5,7 +5,8 @@
 The floor: the same SGD steps in a bare PyTorch loop of one process, data on the GPU, one client after another; of its
 time, what the GPU's kernels take (the profiler's sum over one round). Ours: FedAvg, then FedPURIN, coded, without
 evaluation; and without recorded steps. Each row is a process of its own; the median of rounds, of which the first is
-left out. Needs FEWBYTES_DATA for cifar10.
+left out. Needs FEWBYTES_DATA for cifar10. Workers run side by side only under NVIDIA's multi-process service: start it
+before (nvidia-cuda-mps-control -d).
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def _gpu() -> Finding:
     except UserError as error:
         why = str(error).partition("here: ")[2].removesuffix(": take cpu").split(". ")[0]
         return Finding("GPU", f"none that PyTorch can use ({why})")
-    return Finding("GPU", "PyTorch can use it: --device cuda")
+    return Finding(
+        "GPU", "PyTorch can use it: --device cuda; several workers share it well under nvidia-cuda-mps-control -d"
+    )
 
 
 def _memory() -> Finding:
