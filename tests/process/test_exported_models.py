@@ -25,7 +25,7 @@ import fewbytes as fb
 from fewbytes.base.language import read_tokenizer
 from fewbytes.data import table
 from fewbytes.data.images import squared
-from fewbytes.data.split import NamedTensors
+from fewbytes.data.named import NamedTensors
 from fewbytes.data.text import token_ids
 from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment

@@ -20,7 +20,8 @@ from fewbytes.core.devices import Precision, arithmetic
 from fewbytes.core.metrics import Measure, Metric, Scores
 from fewbytes.core.objective import Objective, ShowImages
 from fewbytes.core.training import Loss, prepared, ready
-from fewbytes.data.split import LazySamples, NamedTensors, Split
+from fewbytes.data.named import NamedTensors
+from fewbytes.data.split import LazySamples, Split
 
 CONFIDENCE, OVERLAP = 0.01, 0.65
 """Detections of less confidence are dropped, and those that overlap a better one of the class more (YOLOX's values)."""

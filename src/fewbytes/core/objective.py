@@ -27,7 +27,8 @@ from fewbytes.core.metrics import (
     values,
 )
 from fewbytes.core.training import EVALUATION_BATCH, Loss, own_loss, ready
-from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Items, Kind, LazySamples, NamedTensors, Split
+from fewbytes.data.named import NamedTensors
+from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Items, Kind, LazySamples, Split
 
 Weights = tuple[float, ...] | Literal["balanced"]
 """Of classes in a loss: one each, or the inverse of how often a client has them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -13,17 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.calls import takes_argument
-from fewbytes.base.errors import UserError, named, one_line
+from fewbytes.base.errors import UserError, named
 from fewbytes.base.ranges import wrong
 from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
-from fewbytes.core.devices import Precision, arithmetic, check_device, check_precision
+from fewbytes.core.devices import Precision, check_device, check_precision
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
 from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.training import Loss
 from fewbytes.data.clients import ClientData, FederatedData
-from fewbytes.data.split import NamedTensors, Split, Transform, check_finite, classes_in, widest
+from fewbytes.data.named import NamedTensors
+from fewbytes.data.split import Split, Transform, check_finite, classes_in, widest
 from fewbytes.data.transforms import with_transforms
 from fewbytes.models.adapters import Lora
 from fewbytes.models.pretrained import Pretrained
@@ -31,7 +31,6 @@ from fewbytes.wire.layout import Layout
 
 Id = int
 """A client: 0, 1, 2, …"""
-TRIED, MODELS_TRIED = 8, 8  # samples and, at most, models, before a run begins
 
 
 @dataclass(frozen=True)
@@ -313,23 +312,6 @@ class Task:
             about["schema"] = msgspec.to_builtins(self.data.schema)
         return about
 
-    def check(self) -> None:
-        """Raises UserError if a first model, tried on a few samples, cannot learn the data that are here.
-
-        Of clients with the same model it is tried on those who have the highest label; of very many models on a few.
-        """
-        problem = self.problem
-        if isinstance(problem.objective, Detection):
-            return
-        problem = replace(problem.on_cpu(), remodel=None)
-        held = [(f"client {i}'s training samples", i, client.train) for i, client in enumerate(self.data.clients)]
-        held += [(f"client {i}'s test samples", i, client.test) for i, client in enumerate(self.data.clients)]
-        held += [("the server's test samples", 0, self.data.test)]
-        for client in islice(problem.architectures(), MODELS_TRIED):
-            alike = [each for each in held if each[2] and problem.architecture(each[1]) == problem.architecture(client)]
-            if alike:
-                _try(problem, *max(alike, key=lambda each: classes_in([each[2]])))
-
     def with_data(self, data: FederatedData) -> Task:
         """The same problem on other data."""
         return Task(replace(self.problem, **_known(data)), data)
@@ -358,29 +340,6 @@ def _pair(client: Id, pair: Any) -> tuple[Split, Split]:
         return Split.of(pair[0]), Split.of(pair[1])
     except UserError as error:
         raise UserError(f"client {client}: {error}") from None
-
-
-def _try(problem: Problem, who: str, client: Id, split: Split) -> None:
-    """One forward pass, and the loss. Raises UserError if either cannot be."""
-    rows = {int(split.labels.argmax()), *np.linspace(0, len(split) - 1, min(len(split), TRIED)).astype(int).tolist()}
-    with seeded(problem.seed, "try"):
-        x, targets = problem.objective.samples(split.take(sorted(rows)), problem.device)
-        model, samples = problem.model(client).eval(), x[:]
-        with arithmetic(problem.precision, problem.device):
-            try:
-                outputs = model(samples)
-            except UserError:
-                raise
-            except Exception as error:  # the user's code
-                kind = "numbers" if samples.is_floating_point() else "integers"
-                raise UserError(
-                    f"{who} are {kind} of shape {tuple(samples.shape[1:])}, which this model does not take: "
-                    f"{one_line(error)}"
-                ) from None
-            try:
-                problem.objective.check(model, outputs, targets)
-            except UserError as error:
-                raise UserError(f"{who}: {error}") from None
 
 
 def _by_name(model: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -20,7 +20,8 @@ from fewbytes.core.privacy import Diary, PrivateSteps, random_bytes
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
 from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
-from fewbytes.data.split import LazySamples, NamedTensors, Split, one_tensor
+from fewbytes.data.named import NamedTensors, one_tensor
+from fewbytes.data.split import LazySamples, Split
 
 
 class Site:

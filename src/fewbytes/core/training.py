@@ -18,7 +18,8 @@ from fewbytes.base.state import in_training
 from fewbytes.core.devices import Precision, arithmetic
 from fewbytes.core.graphs import Recordings, Step, recording
 from fewbytes.core.privacy import PrivateSteps
-from fewbytes.data.split import LazySamples, NamedTensors, Transform, one_tensor
+from fewbytes.data.named import NamedTensors, one_tensor
+from fewbytes.data.split import LazySamples, Transform
 
 M = TypeVar("M", bound=nn.Module)
 Loss = Callable[[Any, Tensor], Tensor]

@@ -21,9 +21,10 @@ from fewbytes.base.language import padding_token
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.datasets import find, not_found
 from fewbytes.data.folders import TEST_NAMES
+from fewbytes.data.named import NamedTensors
 from fewbytes.data.schema import no_column
 from fewbytes.data.sources import source
-from fewbytes.data.split import IGNORED_TOKEN, NamedTensors, Split, Targets
+from fewbytes.data.split import IGNORED_TOKEN, Split, Targets
 
 TABLES = (".parquet", ".csv", ".jsonl", ".json")
 TEST_SHARE = 10  # one block of so many is for testing

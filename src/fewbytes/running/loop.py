@@ -38,6 +38,7 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
 from fewbytes.core.rules import Rule
+from fewbytes.core.trial import try_models
 from fewbytes.engines.base import Engine
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, Checkpoints, check, fingerprint, read_checkpoint
@@ -69,7 +70,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
             if (begun := method.server(task.problem.on_cpu())) is not None:
                 check_fields(type(begun))
             method.state_class("client")
-            task.check()
+            try_models(task)
         with _held(folder):
             checkpoint = loop.begin()
             with connect(folder, checkpoint) as engine:

@@ -24,7 +24,7 @@ from fewbytes.base.streams import stream_seed
 from fewbytes.core.network import Network, Refused
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
-from fewbytes.data.split import one_tensor
+from fewbytes.data.named import one_tensor
 from fewbytes.wire import Dense, payload
 
 Similarity = Literal["projections", "vectors"]

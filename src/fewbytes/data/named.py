@@ -1,0 +1,72 @@
+"""Samples of several tensors, by the names a model takes them by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fewbytes.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class NamedTensors:
+    """Samples of several tensors (n, …) each, by the names a model takes them by; indexed by rows as one tensor is.
+
+    Its shape and type are the first tensor's. Raises UserError for none, and for different numbers of samples.
+    """
+
+    tensors: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if len({len(value) for value in self.tensors.values()}) != 1:
+            sizes = ", ".join(f"{name} {len(value)}" for name, value in self.tensors.items())
+            raise UserError(f"samples of several tensors need as many rows in each, not {sizes or 'no tensor'}")
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __getitem__(self, rows: slice | Tensor) -> NamedTensors:
+        return self._each(lambda value: value[rows])
+
+    @property
+    def _first(self) -> Tensor:
+        return next(iter(self.tensors.values()))
+
+    @property
+    def shape(self) -> torch.Size:
+        """(n, …), of the first."""
+        return self._first.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first."""
+        return self._first.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where all are."""
+        return self._first.device
+
+    def is_floating_point(self) -> bool:
+        """Whether all are floats."""
+        return all(value.is_floating_point() for value in self.tensors.values())
+
+    def to(self, device: str | torch.device) -> NamedTensors:
+        """The same on a device."""
+        return self._each(lambda value: value.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> NamedTensors:
+        return NamedTensors({name: change(value) for name, value in self.tensors.items()})
+
+
+def one_tensor(x: Tensor | NamedTensors) -> Tensor:
+    """Samples as the one tensor they are. Raises UserError for several."""
+    if isinstance(x, NamedTensors):
+        raise UserError(
+            f"samples are of several tensors ({', '.join(x.tensors)}), and one is needed: leave transforms out, and "
+            "take a method that does not look at samples itself, such as fedavg"
+        )
+    return x
