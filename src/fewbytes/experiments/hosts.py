@@ -22,7 +22,9 @@ ENVIRONMENT, STOCK_ENVIRONMENT = (
 )
 START = """#!/bin/sh
 # The node {name}. FEWBYTES_DATA names the folder of its data sets. {about}
+# Modules of your own that the run names, a model's for instance, lie beside this file, or on PYTHONPATH.
 cd "$(dirname "$0")"
+export PYTHONPATH="$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 export {environment}
 exec {command}
 """
