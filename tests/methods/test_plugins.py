@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import cases
 import pytest
+from commands import fewbytes
 
 import fewbytes as fb
 from fewbytes.base.named import only_allowed
@@ -113,3 +115,18 @@ def test_what_is_no_method_is_told_in_one_line(name, tmp_path, monkeypatch):
     with pytest.raises(fb.UserError, match=why) as told:
         method_class(f"wrong_{name.lower()}:{name}")
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("round_does", "said"),
+    [
+        ("nothing_of_this_name", r"unexpected: NameError: .* \(mine.py, line 7; FEWBYTES_DEBUG=1 shows all\)"),
+        ("list(net.call(self.hear, to=[0]))", r"client 0, .* 'hear': ZeroDivisionError: .* \(FEWBYTES_DEBUG=1 shows where\)"),
+    ],
+)
+def test_an_error_in_a_method_of_ones_own_says_where(round_does, said, tmp_path):
+    hear = "    def hear(self, state: None, message: None, site: fb.Site) -> None:\n        1 / 0\n"
+    (tmp_path / "mine.py").write_text(METHOD.format(name="Mine").replace("pass", round_does).lstrip() + hear)
+    done = fewbytes("run", "mine:Mine", "--dataset", "digits", "--clients", "2", "--rounds", "1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.search(said, done.stderr.splitlines()[-1])

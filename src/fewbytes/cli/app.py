@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -641,14 +642,23 @@ def main() -> None:
         advice = "; free some; a run that had begun goes on with --resume" if error.errno == errno.ENOSPC else ""
         code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in mendable else 1)
     except FewbytesError as error:
-        code = _fail(str(error), 1)
+        more = " (FEWBYTES_DEBUG=1 shows where)" if getattr(error, "__notes__", None) else ""  # a handler's own error
+        code = _fail(f"{error}{more}", 1)
     except Exception as error:
         message = getattr(error, "format_message", None)  # a usage error of the command line's library
         if message is not None:
             code = _fail(_parameter(error) or f"{message()} (--help lists the options)", 2)
         else:
-            code = _fail(f"unexpected: {type(error).__name__}: {error} (FEWBYTES_DEBUG=1 shows where)", 1)
+            where = f"{_place(error)}; FEWBYTES_DEBUG=1 shows all"
+            code = _fail(f"unexpected: {type(error).__name__}: {error} ({where})", 1)
     sys.exit(code)
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised, in the user's code or ours rather than a library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    return f"{Path(place[-1].filename).name}, line {place[-1].lineno}"
 
 
 def _parameter(error: Exception) -> str:
