@@ -121,7 +121,10 @@ def test_what_is_no_method_is_told_in_one_line(name, tmp_path, monkeypatch):
     ("round_does", "said"),
     [
         ("nothing_of_this_name", r"unexpected: NameError: .* \(mine.py, line 7; FEWBYTES_DEBUG=1 shows all\)"),
-        ("list(net.call(self.hear, to=[0]))", r"client 0, .* 'hear': ZeroDivisionError: .* \(FEWBYTES_DEBUG=1 shows where\)"),
+        (
+            "list(net.call(self.hear, to=[0]))",
+            r"client 0, .* 'hear': ZeroDivisionError: .*\(FEWBYTES_DEBUG=1 shows where\)",
+        ),
     ],
 )
 def test_an_error_in_a_method_of_ones_own_says_where(round_does, said, tmp_path):

@@ -522,7 +522,7 @@ def test_a_base_is_the_message_that_is_answered() -> None:
     [
         ("nothing", 0), ("flag", 1), ("whole", True), ("whole", 1.0), ("real", "1"), ("real", True), ("text", b"a"),
         ("raw", "a"), ("ints", [None]), ("pair", (1, 2)), ("maybe", "1"), ("tensor", None), ("point", 3),
-        ("dense", {}), ("tensor", torch.zeros(1, dtype=torch.complex64)), ("deep", {1: ["a"]}),
+        ("dense", {}), ("tensor", torch.zeros(1, dtype=torch.complex64)), ("deep", {1: ["a"]}), ("state", {"a": 1.0}),
     ],
 )  # fmt: skip
 def test_what_cannot_travel_is_named(field: str, value: Any) -> None:

@@ -65,7 +65,9 @@ class Layout:
 
 
 def entry_of(name: str, value: Tensor) -> Entry:
-    """The entry that describes a tensor. Raises TypeError for a tensor type that cannot travel."""
+    """The entry that describes a tensor. Raises TypeError for a type that cannot travel, and what is no tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name!r}: a {type(value).__name__} cannot travel as a tensor")
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise TypeError(f"{name!r}: tensors of type {value.dtype} cannot travel; those that can: {', '.join(DTYPES)}")
