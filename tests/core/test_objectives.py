@@ -1,6 +1,7 @@
 """What is learnt other than one of several classes: each kind learns real data, and metrics say what others' do."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -207,6 +208,16 @@ def test_a_method_that_needs_labels_says_so_and_leaves_nothing(method, tmp_path)
     with pytest.raises(UserError, match="numbers are learnt by methods that do not look at labels, such as fedavg"):
         fb.run(method(), fb.Task.of(linear(10, 1), clients, test), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_metrics_whose_package_lacks_are_refused_before_a_run_begins(tmp_path, monkeypatch):
+    x, y = diabetes()
+    clients, test = halves(x, (y > 0).long())
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    with pytest.raises(UserError, match=r"^the metric auc needs torchmetrics: pip install 'fewbytes\[metrics\]'"):
+        fb.run(fb.FedAvg(), fb.Task.of(linear(10, 2), clients, test, metrics="auc"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert 0 <= fb.run(fb.FedAvg(), fb.Task.of(linear(10, 2), clients, test), rounds=1).score <= 1  # counted
 
 
 def test_what_cannot_be_is_refused():

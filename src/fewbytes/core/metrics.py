@@ -135,6 +135,13 @@ def metrics_of(given: Mapping[str, Any]) -> tuple[Metric, ...]:
     return tuple(made)
 
 
+def check_installed(metrics: Sequence[Metric]) -> None:
+    """Raises UserError if what computes one of them is not installed."""
+    for metric in metrics:
+        if isinstance(metric.make, partial) and metric.make.func is _made:
+            needs(f"the metric {metric.name}", "metrics", "torchmetrics")
+
+
 def value_of(measure: Measure) -> float:
     """What a measure computes, as a number. Raises UserError for several."""
     computed = measure.compute()

@@ -59,6 +59,11 @@ class Objective(ABC):
             )
         return given or self.criterion or own_loss(model) or self.usual(targets)
 
+    @property
+    def measured(self) -> tuple[Metric, ...]:
+        """The metrics that measures compute."""
+        return self.metrics
+
     @abstractmethod
     def usual(self, targets: Tensor) -> Loss:
         """The usual loss, for data of these targets."""
@@ -186,11 +191,16 @@ class Classification(Objective):
         """Probabilities (n, classes)."""
         return outputs.float().softmax(1)
 
+    @property
+    def measured(self) -> tuple[Metric, ...]:
+        """None for accuracy alone, which is counted, without torchmetrics."""
+        return () if [metric.name for metric in self.metrics] == ["accuracy"] else self.metrics
+
     def evaluate(
         self, model: nn.Module, x: Tensor | NamedTensors | LazySamples, y: Tensor, precision: Precision = "float32"
     ) -> tuple[Scores, float]:
-        """As in `Objective`; the losses are plain cross-entropies. Accuracy alone is counted, without torchmetrics."""
-        if [metric.name for metric in self.metrics] == ["accuracy"]:
+        """As in `Objective`; the losses are plain cross-entropies."""
+        if not self.measured:
             correct, loss = evaluate(model, x, y, precision)
             return {"accuracy": (float(correct), len(y))}, loss
         return super().evaluate(model, x, y, precision)

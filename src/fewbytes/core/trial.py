@@ -11,6 +11,7 @@ from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
 from fewbytes.core.devices import arithmetic
+from fewbytes.core.metrics import check_installed
 from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.data.split import Split, classes_in
 
@@ -18,12 +19,14 @@ SAMPLES, MODELS = 8, 8  # that are tried, at most
 
 
 def try_models(task: Task) -> None:
-    """Raises UserError if a first model, tried on a few samples, cannot learn the data that are here.
+    """Raises UserError if a first model, tried on a few samples, cannot learn the data that are here; for metrics that
+    need what is not installed.
 
     Of clients with the same model it is tried on those who have the highest label; of very many models on a few.
     """
     if isinstance(task.problem.objective, Detection):
         return
+    check_installed(task.problem.objective.measured)
     problem = replace(task.problem.on_cpu(), remodel=None)
     held = [(f"client {i}'s training samples", i, client.train) for i, client in enumerate(task.data.clients)]
     held += [(f"client {i}'s test samples", i, client.test) for i, client in enumerate(task.data.clients)]
