@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cases
 import pytest
+import torch
 from commands import fewbytes
 
 import fewbytes as fb
@@ -133,3 +134,11 @@ def test_an_error_in_a_method_of_ones_own_says_where(round_does, said, tmp_path)
     done = fewbytes("run", "mine:Mine", "--dataset", "digits", "--clients", "2", "--rounds", "1", cwd=tmp_path)
     assert done.returncode == 1
     assert re.search(said, done.stderr.splitlines()[-1])
+
+
+def test_first_weights_changed_in_place_leave_the_problem_as_it_is():
+    problem = cases.tiny_task().problem
+    before = problem.first_state()
+    for value in problem.first_state().values():
+        value.add_(1)
+    assert all(torch.equal(value, before[name]) for name, value in problem.first_state().items())

@@ -30,6 +30,7 @@ from test_wire import (
     take_apart,
 )
 
+from fewbytes.base.errors import MethodError
 from fewbytes.base.state import State
 from fewbytes.wire import Base, Counted, FrameError, Layout, Packages, Signs, TopK, counted, pack, unpack
 from fewbytes.wire.inspect import inspect_frame
@@ -292,3 +293,9 @@ def test_inspect_tells_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (tmp_path / "a.frame").write_bytes(cases()[name].frame)
         show(inspect_frame(tmp_path / "a.frame"))
         assert words in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("indices", [[2, 1], [1, 1]])
+def test_indices_that_do_not_rise_are_refused(indices):
+    with pytest.raises(MethodError, match="the indices of 'w' are not distinct and rising: sort them"):
+        TopK.of({"w": torch.ones(4)}, {"w": torch.tensor(indices)})

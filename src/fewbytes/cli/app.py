@@ -230,7 +230,8 @@ def deploy(
             if show:
                 deployment.prepare()
             else:
-                with Display(job.method.method_name, folder, "deploy", job.method.headline) as display:
+                command = job.experiment.resuming("deploy")
+                with Display(job.method.method_name, folder, command, job.method.headline) as display:
                     for text in notes:
                         display.note(text)
                     deployment.execute(together([display, *watchers]), display.note)

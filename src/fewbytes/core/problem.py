@@ -155,13 +155,11 @@ class Problem:
         return model
 
     def first_state(self, client: Id = 0, draw: str = "first model") -> State:
-        """The first weights of the client's architecture that are trained, or of another draw. Shared: do not change
-        them."""
+        """The first weights of the client's architecture that are trained, or of another draw: a copy."""
         key = (draw, self.architecture(client))
         if key not in self._kept:
             self._kept[key] = state_of(self.on_cpu().model(client, draw))
-        first: State = self._kept[key]
-        return first
+        return {name: value.clone() for name, value in self._kept[key].items()}
 
     def frozen(self, client: Id) -> str:
         """A digest of what of the client's model is not trained, and so must be the same wherever it is made; empty if

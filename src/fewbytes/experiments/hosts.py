@@ -122,10 +122,9 @@ def allowed(experiment: Experiment, here: bool) -> dict[str, str]:
     """
     data, model = experiment.data, experiment.model
     models = [part.partition("@")[0] for part in (model.model or "").split("+")]
-    code = [name for name in (experiment.method, *models) if ":" in name and "=" not in name]
     places = [data.dataset, data.public, data.client_data, data.tokenizer, model.weights]
     places += [part.removeprefix(PREFIX) for part in models if part.startswith(PREFIX)]
     named = [str(place) for place in places if place and place != "digits" and not str(place).isdecimal()]
     named = [str(Path(place).absolute()) if here and Path(place).exists() else place for place in named]
-    names = dict.fromkeys([*(name for name in code if not name.startswith(("torchvision:", PREFIX))), *named])
+    names = dict.fromkeys([*experiment.own_code(), *named])
     return {"allow": ",".join(names)} if names else {}

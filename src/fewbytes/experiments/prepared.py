@@ -77,7 +77,8 @@ class PreparedRun:
         if not resume:
             self.check()
         notes = self.notes
-        with display or Display(self.method.method_name, folder, headline=self.method.headline) as display:
+        method = self.method
+        with display or Display(method.method_name, folder, e.resuming("run"), method.headline) as display:
             for text in notes:
                 display.note(text)
             settings = e.run_settings(self.task, folder, resume, together([display, *watchers]), from_round)

@@ -89,6 +89,17 @@ class Experiment:
             raise UserError(f"{self.method} has clusters of its own: --set clusters={clusters}, not --clusters")
         return Clustered(method, clusters)
 
+    def own_code(self) -> list[str]:
+        """The classes and functions that the user has named, package.module:name."""
+        models = [part.partition("@")[0] for part in (self.model.model or "").split("+")]
+        named = [name for name in (self.method, *models) if ":" in name and "=" not in name]
+        return [name for name in named if not name.startswith(("torchvision:", PREFIX))]
+
+    def resuming(self, command: str) -> str:
+        """The command that goes on with a run of it: a file does not name code that is not allowed."""
+        modules = ",".join(dict.fromkeys(name.partition(":")[0] for name in self.own_code()))
+        return f"{command} --allow {modules}" if modules else command
+
     def toml(self) -> str:
         """The text of config.toml."""
         return msgspec.toml.encode(self.settings()).decode()

@@ -69,6 +69,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
             # what cannot be is refused before anything is written, here and by the next lines
             if (begun := method.server(task.problem.on_cpu())) is not None:
                 check_fields(type(begun))
+                method.state_class("server")
             method.state_class("client")
             try_models(task)
         with _held(folder):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fewbytes.base.errors import FrameError
+from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.base.state import State
 from fewbytes.wire.layout import DTYPES
 from fewbytes.wire.values import Counted, Reader, Writer
@@ -40,10 +40,13 @@ class TopK:
     def of(cls, state: Mapping[str, Tensor], indices: Mapping[str, Tensor], depth: int = ALL) -> Self:
         """Keep `state[name]` at `indices[name]` (distinct, rising); all tensors of one type.
 
-        `depth` 2 keeps whole kernels of convolutions.
+        `depth` 2 keeps whole kernels of convolutions. Raises MethodError for indices that are not.
         """
         shapes = {name: tuple(state[name].shape) for name in indices}
         places = {name: index.cpu() for name, index in indices.items()}
+        for name, index in places.items():
+            if not bool((index[1:] > index[:-1]).all()):
+                raise MethodError(f"the indices of {name!r} are not distinct and rising: sort them")
         kept = {n: state[n].detach().cpu().reshape(_split(shapes[n], depth))[index] for n, index in places.items()}
         return cls(shapes, places, kept, depth)
 
