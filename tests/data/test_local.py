@@ -188,11 +188,14 @@ TABLE = {"age": [30, 50, 70, 50], "sex": ["f", "m", "f", "m"], "target": ["ill",
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"age": [30, None, 70, 50]}, "cells/train.csv: column 'age', row 2: .* is a missing value: fill it in"),
-        ({"sex": None}, "cells/train.csv has no column 'sex'; it has age, target: add it, as the run's table has it"),
+        (
+            {"age": [30, None, 70, 50]},
+            "cells/train.csv: column 'age', row 2 of the data: nothing stands there: fill it in, or have the",
+        ),
+        ({"sex": None}, "cells/train.csv has no column 'sex': add it, as the run's table has it$"),
         (
             {"sex": ["f", "x", "f", "m"]},
-            "column 'sex', row 2: 'x' is a category .* or add a row with it to the server's",
+            "column 'sex', row 2 of the data: a value is a category .* or add a row with it to the server's",
         ),
         (
             {"target": ["ill", "well", "dead", "well"]},
@@ -226,6 +229,41 @@ def test_a_node_may_say_itself_where_its_data_are(places, monkeypatch):
     node = {"east": {"client-data": str(places / "sites" / "east")}}
     out = deployed(places, places / "deployed", monkeypatch, node)
     assert of(out, "partition.json")["train"] == [28, 36, 32]
+
+
+def test_a_node_that_does_not_say_where_its_data_are_does_not_train_on_the_servers_table(places, monkeypatch):
+    """Although that lies there, too, as where both are on one machine."""
+    tables(places, TABLE)
+    server = str(places / "server" / "cells" / "test.csv")
+    node = {name: {"allow": server, "client-data": str(places / name / "cells" / "train.csv")} for name in SITES}
+    del node["south"]["client-data"]
+    watcher = Told()
+    out = deployed(places, places / "deployed", monkeypatch, node, watcher=watcher, all_of=0.5, dataset=server)
+    ((client, why),) = watcher.lines
+    assert client == 2
+    assert re.match(r"site-2: test.csv is the server's, .* say in its node.toml, .* client-data = ", why)
+    assert of(out, "partition.json")["train"] == [4, 4, None]
+    node["south"]["client-data"] = "/data/soth.csv"
+    with pytest.raises(
+        fb.UserError, match=r"there is no folder or table 'soth.csv' on this node: say in its node.toml"
+    ):
+        deployed(places, places / "none", monkeypatch, node, dataset=server)
+
+
+def test_of_a_client_s_values_the_server_is_told_none(places, monkeypatch, capfd):
+    """Its own node's log has them, but for whole rows."""
+    tables(places, TABLE, south=TABLE | {"age": ["30", "fifty", "70", "50"]})
+    watcher = Told()
+    deployed(places, places / "deployed", monkeypatch, watcher=watcher, all_of=0.5)
+    ((_, why),) = watcher.lines
+    assert why.startswith("site-2: cells/train.csv: column 'age', row 2 of the data: a value is no number: correct it")
+    assert "row 2 of the data: 'fifty' is no number" in capfd.readouterr().err
+    (places / "south" / "cells" / "train.csv").write_text("age;sex;target\n50,25;f;ill\n")
+    with pytest.raises(
+        fb.UserError, match=r"row 1 of the data has 2 values, the line of names has 1: separate columns by"
+    ):
+        deployed(places, places / "none", monkeypatch)
+    assert "50" not in capfd.readouterr().err
 
 
 def test_a_config_may_name_classes_that_the_servers_test_set_lacks(places):
@@ -276,10 +314,10 @@ def test_nodes_whose_data_are_not_the_servers_are_told_of_it_where_data_are_deal
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"client_data": None}, "client_data names a folder that holds one for each client"),
+        ({"client_data": None}, "--client-data names a folder that holds a folder or a table"),
         ({"client_data": "nowhere"}, "there is no folder 'nowhere'"),
         ({"clients": 4}, "holds data of 3 clients, not 4"),
-        ({"dataset": "none"}, "the dataset is the server's, and has a test set"),
+        ({"dataset": "none"}, "--dataset is what the server tests on"),
         ({"dataset": "digits"}, "it has benign, malignant, the run 0, 1, 2"),
         ({"alpha": 0.1}, "alpha says how a data set is dealt out"),
         ({"shards_per_client": 3}, "shards_per_client says how a data set is dealt out"),
@@ -287,7 +325,7 @@ def test_nodes_whose_data_are_not_the_servers_are_told_of_it_where_data_are_deal
         ({"samples": "5/5"}, "samples says how a data set is dealt out"),
         ({"newcomers": 1, "rounds": 4}, "newcomers says how a data set is dealt out"),
         ({"public": 10}, "holds nothing out"),
-        ({"partition": "iid"}, "set partition local"),
+        ({"partition": "iid"}, "--client-data is for clients with data of their own: add --partition local"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(places, given, words):

@@ -17,6 +17,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 import fewbytes as fb
 from fewbytes.data import Partition, Schema, federate, load_dataset, table
+from fewbytes.data.tables import read_table
 from fewbytes.experiments.settings import make_experiment
 
 PATIENTS = {
@@ -110,7 +111,7 @@ def test_a_schema_makes_other_tables_the_same_numbers():
 def test_missing_values_are_refused_dropped_or_filled_in():
     columns = patients(age=[30, None, 70, 50], sex=["f", "m", None, "m"])
     with pytest.raises(
-        fb.UserError, match=r"column 'age', row 2: .* is a missing value: fill it in, or run with --missing"
+        fb.UserError, match=r"column 'age', row 2 of the data: nothing stands there: fill it in, or run with --missing"
     ):
         table(columns)
     dropped = table(columns, schema=Schema(missing="drop"), test=PATIENTS)
@@ -118,16 +119,16 @@ def test_missing_values_are_refused_dropped_or_filled_in():
     filled = table(columns, schema=Schema(missing="mean"), test=PATIENTS).train.load()[0]
     assert filled[1, 0] == 0
     assert filled[2, 2:].tolist() == [0, 0]
-    with pytest.raises(fb.UserError, match=r"column 'target', row 1: .* run with --missing drop$"):
+    with pytest.raises(fb.UserError, match=r"column 'target', row 1 of the data: .* run with --missing drop$"):
         table(patients(target=[None, "ill", "ill", "well"]), schema=Schema(missing="mean"))
 
 
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        (patients(age=["30", "forty", "70", "50"]), r"column 'age', row 2: 'forty' is no number: correct it"),
-        (patients(age=[30, 50, math.inf, 50]), "column 'age', row 3: inf is no finite number"),
-        (patients(sex=["f", "x", "m", "x"]), r"column 'sex', row 2 and 1 more: 'x' is a category .* \(it has f, m\)"),
+        (patients(age=["30", "forty", "70", "50"]), r"column 'age', row 2 of the data: 'forty' is no number: corr"),
+        (patients(age=[30, 50, math.inf, 50]), "column 'age', row 3 of the data: inf is no finite number"),
+        (patients(sex=["f", "x", "m", "x"]), r"column 'sex', row 2 .* 1 more: 'x' is a category .* \(it has f, m\)"),
         ({key: PATIENTS[key] for key in ("age", "smoker", "target")}, "no column 'sex'; it has age, smoker, target"),
         ({key: [] for key in PATIENTS}, "has no row: add some"),
     ],
@@ -153,9 +154,9 @@ def test_what_a_tables_schema_does_not_allow_is_one_line(columns, says):
         (
             {"x": [*HOURS[:6], "oops", *HOURS[7:]], "y": [0] * 60},
             "y",
-            "'x', row 7: 'oops' is no number, as .* other 59",
+            "'x', row 7 of the data: 'oops' is no number, as .* other 59",
         ),
-        ({"x": list(range(60)), "y": [*HOURS[:-1], "?"]}, "y", r"column 'y', row 60: '\?' is no number"),
+        ({"x": list(range(60)), "y": [*HOURS[:-1], "?"]}, "y", r"column 'y', row 60 of the data: '\?' is no number"),
         ({"x": [1.5, 2], "y": [0, 1]}, ["y", "y"], "names a column twice: name each once"),
         (
             {f"column{i}": [1, 2] for i in range(9)},
@@ -234,6 +235,25 @@ def wards(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", r"is empty: give it a line of columns' names, and a row for each sample"),
+        ("age,target\n", "has no row: add some"),
+        ("age;target\n60,5;ill\n", "row 1 of the data has 2 values, .* 1: separate columns by commas, and .* a point"),
+        ("age;target\n60;ill\n", "has no column 'target'; it has age;target: separate columns by commas"),
+        ("age,target\n60,ill\n61,ill,x\n", "row 2 of the data has 3 values, the line of names has 2: put texts with"),
+        (b"age,target\n1,\xfc\n", "column 'target' has text that is not in UTF-8"),
+    ],
+)
+def test_what_is_no_table_is_one_line_that_shows_no_row(tmp_path, text, says):
+    file = tmp_path / "table.csv"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(fb.UserError, match=says) as error:
+        read_table("table", {"train": file}, Schema(target=("target",)))
+    assert "60" not in str(error.value)
+
+
 def settings(wards: Path, **more):
     where = {"dataset": str(wards / "server.csv"), "client_data": str(wards / "sites")}
     return {"method": "fedavg", "partition": "local"} | where | more
@@ -255,9 +275,12 @@ def test_what_the_servers_columns_mean_holds_at_every_site(wards):
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"sex": ["m", "x"]}, r"west\.csv: column 'sex', row 2: 'x' is a category that the run's table lacks"),
+        (
+            {"sex": ["m", "x"]},
+            r"west\.csv: column 'sex', row 2 of the data: 'x' is a category that the run's table lacks",
+        ),
         ({"sex": None}, r"west\.csv has no column 'sex'"),
-        ({"age": [50, None]}, r"west\.csv: column 'age', row 2"),
+        ({"age": [50, None]}, r"west\.csv: column 'age', row 2 of the data"),
         (
             {"target": ["sick", "ill"]},
             r"west\.csv has classes that the run has not: sick; it has ill, sick, the run ill, well",

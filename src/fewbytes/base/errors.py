@@ -12,7 +12,14 @@ class FewbytesError(Exception):
 
 
 class UserError(FewbytesError):
-    """The user's input was wrong: an option, a file, a data set. The command line exits with code 2."""
+    """The user's input was wrong: an option, a file, a data set. The command line exits with code 2.
+
+    `told`: the same without what is in the user's data, as a node tells it to its server; None: nothing is.
+    """
+
+    def __init__(self, text: str, told: str | None = None) -> None:
+        super().__init__(text)
+        self.told = told
 
 
 class MethodError(FewbytesError):

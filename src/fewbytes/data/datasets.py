@@ -42,6 +42,8 @@ HUB = {
 }
 """Short names of data sets on the Hugging Face hub; `owner/name` (and `owner/name/configuration`) works for others."""
 
+HOST = 'say in its node.toml, under [config], where its client\'s data are, as in client-data = "/data/patients.csv"'
+"""What to do on a node whose client's data were not found."""
 HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 
 
@@ -116,10 +118,12 @@ def client_folders(name: str) -> list[Path]:
     """
     folder = find(name)
     if folder is None:
+        if elsewhere():
+            raise UserError(f"there is no folder or table {name!r} on this node: {HOST}")
         root = os.environ.get("FEWBYTES_DATA")
         under = f" here or under FEWBYTES_DATA={root}" if root else ""
         raise UserError(
-            f"client_data: there is no folder {name!r}{under}: give one that holds a folder for each client"
+            f"--client-data: there is no folder {name!r}{under}: give one that holds a folder or table for each client"
         )
     if folder.is_file() or table_files(folder):
         return [folder]
@@ -129,7 +133,7 @@ def client_folders(name: str) -> list[Path]:
         return [folder]
     if not places:
         raise UserError(
-            f"client_data: {folder} is empty: it holds a folder for each client, each with train/<class>/, or a table"
+            f"--client-data: {folder} holds no data: it has a folder for each client, with train/<class>/, or a table"
         )
     return places
 

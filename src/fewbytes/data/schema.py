@@ -11,6 +11,7 @@ import msgspec
 from fewbytes.base.errors import UserError, listed, suggestion
 
 COLUMNS = 5  # that an error names
+MARKS = (";", "\t", "|")  # that separate columns in what is no CSV of ours
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -48,5 +49,8 @@ class Schema(msgspec.Struct, frozen=True):
 
 def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserError:
     """What to raise for a table without a column of that name."""
-    close = suggestion(name, there)
-    return UserError(f"{where} has no column {name!r}{close}; it has {listed(there, COLUMNS)}: {remedy}")
+    lacks, close = f"{where} has no column {name!r}", suggestion(name, there)
+    if len(there) == 1 and any(mark in there[0] for mark in MARKS):
+        close, remedy = "", "separate columns by commas, and write decimals with a point"
+    # columns of a table without a line of names are called as its first row has it
+    return UserError(f"{lacks}{close}; it has {listed(there, COLUMNS)}: {remedy}", f"{lacks}: {remedy}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,9 +24,10 @@ import torch
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, listed, one_line
+from fewbytes.base.named import elsewhere
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.folders import TEST_NAMES
-from fewbytes.data.schema import COLUMNS, Schema, no_column
+from fewbytes.data.schema import COLUMNS, MARKS, Schema, no_column
 from fewbytes.data.sources import holds_images
 from fewbytes.data.split import Split, Targets
 
@@ -138,6 +140,7 @@ class _Table:
         if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
             return False
         what = "no value" if pa.types.is_null(kind) else f"{kind} values"
+        what = "text that is not in UTF-8" if pa.types.is_binary(kind) else what
         raise UserError(f"{self.where}: column {name!r} has {what}: give numbers or text, or leave it out")
 
     def wrong(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str) -> UserError:
@@ -146,11 +149,17 @@ class _Table:
         row = int(found[0])
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         value = self.column(name)[row].as_py()
-        return UserError(f"{self.where}: column {name!r}, row {row + 1}{more}: {value!r} {what}: {remedy}")
+        place = f"{self.where}: column {name!r}, row {row + 1} of the data{more}"
+        known = not (value is None or value != value)
+        told = f"{place}: {'a value' if known else 'nothing'} {what}: {remedy}"
+        return UserError(f"{place}: {value!r} {what}: {remedy}" if known else told, told)
 
 
 def _dataset(name: str, train: _Table | None, test: _Table | None, schema: Schema, only_test: bool = False) -> Dataset:
     tables = [each for each in (train, test) if each is not None]
+    for each in tables:
+        if not len(each.data):
+            raise UserError(f"{each.where} has no row: add some")
     if schema.learns is None:
         schema = _read_off(tables[0], schema)
     classes = schema.target
@@ -300,7 +309,8 @@ def _missing(table: _Table, schema: Schema, features: Sequence[str]) -> NDArray[
             gone |= missing
         elif missing.any() and (schema.missing == "refuse" or name in schema.target):
             also = ", or --missing mean" if name not in schema.target else ""
-            raise table.wrong(name, missing, "is a missing value", f"fill it in, or run with --missing drop{also}")
+            whose = ", or have the server run" if elsewhere() else ", or run"
+            raise table.wrong(name, missing, "stands there", f"fill it in{whose} with --missing drop{also}")
     return gone
 
 
@@ -334,7 +344,31 @@ def _read(path: Path, schema: Schema) -> pa.Table:
         how = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
         return pyarrow.csv.read_csv(path, convert_options=how)
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as a table: {one_line(error)}") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    """What to raise for a file that is no table. The words of who reads CSV hold whole rows, which are not shown."""
+    if path.suffix != ".csv" or isinstance(error, OSError):
+        return UserError(f"{path} cannot be read as a table: {one_line(error)}")
+    if not path.stat().st_size:
+        return UserError(f"{path} is empty: give it a line of columns' names, and a row for each sample")
+    wrong: list[Any] = []
+    with suppress(pa.ArrowException, OSError):  # again, by one thread, which knows the numbers of rows
+
+        def keep(row: Any) -> str:
+            wrong.append(row)
+            return "error"
+
+        options = pyarrow.csv.ParseOptions(invalid_row_handler=keep)
+        pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(use_threads=False), options)
+    if not wrong:
+        return UserError(f"{path} cannot be read as CSV: write it as text, a row a line, columns separated by commas")
+    row, wanted, found = wrong[0].number - 1, wrong[0].expected_columns, wrong[0].actual_columns
+    remedy = 'put texts with commas in quotes, "so, or so"'
+    if wanted == 1 or found == 1 or any(mark in wrong[0].text for mark in MARKS):
+        remedy = "separate columns by commas, and write decimals with a point"
+    return UserError(f"{path}: row {row} of the data has {found} values, the line of names has {wanted}: {remedy}")
 
 
 def _arrow(frame: Any) -> pa.Table:

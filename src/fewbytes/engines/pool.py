@@ -336,7 +336,10 @@ def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Don
 
 
 def unable(job: Job, error: BaseException) -> Done:
-    """The result of a job that raised an error: its class, unless it is one of ours, and its words, in one line."""
+    """The result of a job that raised an error: its class, unless it is one of ours, and its words, in one line; those
+    that are for this machine alone are its trace."""
+    if isinstance(error, UserError) and error.told is not None:
+        return Done(job.number, error=error.told, trace=str(error))
     text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
     trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     return Done(job.number, error=text.replace("\n", " ") or type(error).__name__, trace=trace)

@@ -32,6 +32,7 @@ from fewbytes.data import (
     with_public,
 )
 from fewbytes.data.channels import channel_figures
+from fewbytes.data.datasets import HOST, find
 from fewbytes.data.settings import USED_BY
 from fewbytes.data.split import ungrouped
 from fewbytes.experiments.groups import DECLARED, DataSettings, ModelSettings
@@ -62,7 +63,8 @@ class Loading:
         """The data set dealt out, and what servers and nodes, who all do so, must agree on."""
         how, seed = self.data, self.model.seed
         if how.client_data is not None or how.class_names is not None:
-            raise UserError("client_data and class_names are for clients with data of their own: set partition local")
+            name = "class_names" if how.client_data is None else "--client-data"
+            raise UserError(f"{name} is for clients with data of their own: add --partition local")
         kind = "flwr:<Partitioner>" if self.partition.partition.startswith("flwr:") else self.partition.partition
         for key, users in USED_BY.items():
             if kind not in users and getattr(self.partition, key) != DECLARED[key].default:
@@ -181,17 +183,29 @@ class Loading:
         """Where a client's own data set is; `alone`: other clients' are elsewhere."""
         place, count = self.data.client_data, self.partition.clients
         if place is None and alone:
-            return self.data.dataset
+            return self._named_alike()
         if place is None:
-            raise UserError("with partition local, client_data names a folder that holds one for each client")
+            raise UserError(
+                "with partition local, --client-data names a folder that holds a folder or a table for each client"
+            )
         if is_function(place):
             return place
         folders = client_folders(place)
         if alone and len(folders) == 1:
             return str(folders[0])
         if len(folders) != count:
-            raise UserError(f"client_data: {place} holds data of {len(folders)} clients, not {count}")
+            raise UserError(f"--client-data: {place} holds data of {len(folders)} clients, not {count}")
         return str(folders[client])
+
+    def _named_alike(self) -> str:
+        """What is called as the server's data set on a node that does not say where its own is: a folder of its own.
+
+        Raises UserError for what is the server's, too, or may be: a file, such as a table that lies on both.
+        """
+        name = self.data.dataset
+        if name == "digits" or ((place := find(name)) is not None and place.is_file()):
+            raise UserError(f"{name} is the server's, which tests on it, not this node's: {HOST}")
+        return name
 
     def _servers(self) -> Dataset:
         """The server's own data set, of which only the test samples are used."""
@@ -199,8 +213,8 @@ class Loading:
             return self._loaded(self.data.dataset, only_test=True)
         except UserError as error:
             raise UserError(
-                f"{error}; with partition local the dataset is the server's, and has a test set, if only of an image "
-                "of each class"
+                f"{error} (with --partition local, --dataset is what the server tests on: a table, or a folder with a "
+                "test set)"
             ) from None
 
 
