@@ -23,6 +23,7 @@ from fewbytes.flower import apps as flower_apps
 from fewbytes.flower.network import Exchange
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.report import read_runs, write_report
+from fewbytes.report.left_out import captions
 
 
 class Told(fb.Watcher):
@@ -145,9 +146,8 @@ def test_the_other_sites_go_on_where_the_policy_allows_and_who_is_mended_joins(p
     assert [(row["round"], row["phase"], row["cohort"]) for row in rows] == [
         (1, "round", 2), (2, "join", 0), (2, "round", 3),
     ]  # fmt: skip
-    assert [(left["client"], left["handler"], left["why"]) for left in rows[0]["left_out"]] == [
-        (2, "data", why.removeprefix("site-2: "))
-    ]
+    assert [(left["client"], left["handler"], left["why"]) for left in rows[0]["left_out"]] == [(2, "data", why)]
+    assert of(out, "result.json")["absent"] == {"2": 1}
     assert of(out, "partition.json")["train"] == [28, 36, 32]
     assert "lesion" in write_report(read_runs([out]), out / "report.html").read_text()
 
@@ -163,11 +163,16 @@ def test_the_other_sites_go_on_where_the_policy_allows_and_who_is_mended_joins(p
 def test_a_site_whose_folder_does_not_suit_is_named_and_the_others_go_on(places, monkeypatch, spoil, says):
     spoil(places / "sites" / "south")
     watcher = Told()
-    out = deployed(places, places / "deployed", monkeypatch, watcher=watcher, all_of=0.5)
+    out = deployed(places, places / "deployed", monkeypatch, watcher=watcher, all_of=0.5, rounds=3)
     ((client, why),) = watcher.lines
     assert client == 2
     assert re.match(rf"site-2: .*{says}", why)
     assert of(out, "partition.json")["train"] == [28, 36, None]
+    assert (of(out, "result.json")["absent"], of(out, "result.json")["left_out"]) == ({"2": 3}, 3)
+    (run,) = read_runs([out])
+    (line,) = captions([run])
+    assert re.match(rf"left out: client 2 took no part in 3 of 3 rounds \(site-2: .*{says}", line)
+    assert "Client 2 took no part in 3 of 3 rounds" in write_report([run], out / "report.html").read_text()
     with pytest.raises(fb.UserError, match=rf"^client 2 \(site-2\) cannot take part: .*{says}"):
         deployed(places, places / "none", monkeypatch)
 

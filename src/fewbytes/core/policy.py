@@ -11,6 +11,10 @@ from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.ranges import Count, Positive, Share, Whole
 from fewbytes.base.settings import Group, setting
 
+ABSENT = "data"
+"""What a client is left out of for a whole round, as its node was not there, or its data are not fit for the run: it
+was asked nothing, and is in no exchange."""
+
 
 @dataclass(frozen=True)
 class Policy(Group):

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 from rich.text import Text
 
 from fewbytes.base.units import listed, written
+from fewbytes.core.policy import ABSENT
 from fewbytes.running.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Display(Watcher):
         self._spent = ""  # of what the run promises of privacy
         self._joined: list[Id] = []
         self._noted: set[str] = set()
+        self._absent: dict[Id, str] = {}
         self._label = f"{name} ({place})" if place else name
         self._progress = _line()
         self._bar = self._progress.add_task(self._label, total=None, text="starting")
@@ -119,9 +121,14 @@ class Display(Watcher):
                 self.note(f"{self._name}, {when}: {what} ({how_much})")
                 self._noted.add(what)
         for left in row.get("left_out", []):
+            client, why = left["client"], left["why"]
             if left["outcome"] == "surplus":  # nothing went wrong
                 continue
-            self.note(f"{when}: client {left['client']} {left['outcome']}: {left['why']}")
+            if left["handler"] != ABSENT:
+                self.note(f"{when}: client {client} {left['outcome']}: {why}")
+            elif self._absent.get(client) != why:
+                self._absent[client] = why
+                self.note(f"{when}, and those that come: without client {client} until that changes: {why}")
         if row["scores"]:
             self._when = "after round" if last else "round"
             before = self._scores if last else {}

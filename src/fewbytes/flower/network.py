@@ -23,7 +23,7 @@ from fewbytes.core.ledger import LeftOut
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import MOST_SAMPLES, Scores, possible
 from fewbytes.core.network import Handler
-from fewbytes.core.policy import Policy, TooFewReplies
+from fewbytes.core.policy import ABSENT, Policy, TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.base import Engine, Resumed
 from fewbytes.engines.frames import FrameFolder
@@ -141,7 +141,7 @@ class FlowerEngine(Engine):
         self._cohort: tuple[set[Id], int] = (set(), 0)
         self._heard = False  # whether a client has answered yet
         self._unable: dict[Id, str] = {}  # clients that cannot take part as their nodes are, and why
-        self._untold: list[LeftOut] = []  # of them, those that no round has named yet
+        self._absent: tuple[int, list[LeftOut]] = 0, []  # a round, and who takes no part in it
 
     def __enter__(self) -> Self:
         look_often()
@@ -202,8 +202,10 @@ class FlowerEngine(Engine):
     def _pass_over(self, client: Id, why: str) -> None:
         if self._unable.get(client) != why:
             self._unable[client] = why
-            self._untold.append(LeftOut(client, "data", "rejected", why))
-            self._watcher.refused(client, f"{self.names[client]}: {why}" if self.names else why)
+            self._watcher.refused(client, self._with_name(client, why))
+
+    def _with_name(self, client: Id, why: str) -> str:
+        return f"{self.names[client]}: {why}" if self.names else why
 
     def _counts(self, said: SampleCounts) -> SampleCounts:
         """What a node said, where it can be; the sum where the classes are not those that are known here."""
@@ -220,8 +222,8 @@ class FlowerEngine(Engine):
     def begin(self, t: int, scored: bool = True, *names: int | str) -> None:
         """Start a step; no cohort has been drawn for it."""
         super().begin(t, scored, *names)
-        if t:
-            self.left_out, self._untold = self._untold, []
+        if t == self._absent[0] and not names:
+            self.left_out = list(self._absent[1])
         self._call = self._different = 0
         self._cohort = (set(), 0)
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory_bytes(os.getpid()))
@@ -234,7 +236,14 @@ class FlowerEngine(Engine):
         else:
             self._refresh()
             there = [i for i in due if i in self._nodes]
-        return self._hear(there)
+        able = self._hear(there)
+        self._absent = t, [self._absence(i) for i in due if i not in able]
+        return able
+
+    def _absence(self, client: Id) -> LeftOut:
+        if client in self._nodes and client in self._unable:
+            return LeftOut(client, ABSENT, "rejected", self._with_name(client, self._unable[client]))
+        return LeftOut(client, ABSENT, "unreachable", self._with_name(client, "its node is not connected"))
 
     def patient(self, tries: int) -> bool:
         """Wait for clients to come back: 1, 2, 4, … seconds, up to five minutes."""

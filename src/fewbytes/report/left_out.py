@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pyarrow.compute as pc
 
 from fewbytes.base.units import listed
+from fewbytes.core.policy import ABSENT
 from fewbytes.report.folder import RunFolder, when
 from fewbytes.report.pieces import cut
 
@@ -76,7 +77,8 @@ def captions(runs: Sequence[RunFolder]) -> list[str]:
     """A line of plain text for every run that left anyone out."""
     lines = []
     for run in runs:
-        exchanges, surplus, scorings, refused = _sorts(run)
+        exchanges, surplus, scorings, refused = _sorts(run)[:4]
+        lines += [f"left out: {run.label}, {text}" if len(runs) > 1 else f"left out: {text}" for text in _absences(run)]
         asked = exchanges + surplus
         parts = [f"{_of_all(run, len(asked))} ({_tally(asked)})"] if asked else []
         parts += [f"{_counted(len(scorings), 'scoring')} ({_tally(scorings)})"] if scorings else []
@@ -102,8 +104,8 @@ def section(runs: Sequence[RunFolder]) -> Section | None:
 
 
 def _sentences(run: RunFolder) -> list[str]:
-    exchanges, surplus, scorings, refused = _sorts(run)
-    sentences = []
+    exchanges, surplus, scorings, refused = _sorts(run)[:4]
+    sentences = [f"{text[0].upper()}{text[1:]}." for text in _absences(run)]
     if exchanges:
         went_on = f"the rounds went on without {'it' if len(exchanges) == 1 else 'them'}"
         sentences.append(
@@ -139,14 +141,30 @@ def _joined(run: RunFolder) -> list[str]:
     return [f"{text[0].upper()}{text[1:]}.", *gone] if text else []
 
 
-def _sorts(run: RunFolder) -> tuple[list[Left], list[Left], list[Left], list[Left]]:
-    """Exchanges without a usable reply, with a reply that was not needed, scorings, and newcomers refused."""
+def _absences(run: RunFolder) -> list[str]:
+    """Who took no part in whole rounds, and why at last."""
+    found: dict[int, list[Left]] = {}
+    for left in _sorts(run)[4]:
+        found.setdefault(left.client, []).append(left)
+    rounds = sum(row["phase"] == "round" for row in run.rounds)
+    texts = [
+        f"client {client} took no part in {len(absences):,} of {rounds:,} rounds ({cut(absences[-1].why, _CHARACTERS)})"
+        for client, absences in found.items()
+    ]
+    more = [f"{len(texts) - _NAMES:,} further clients took no part in some rounds"] if len(texts) > _NAMES else []
+    return texts[:_NAMES] + more
+
+
+def _sorts(run: RunFolder) -> tuple[list[Left], list[Left], list[Left], list[Left], list[Left]]:
+    """Exchanges without a usable reply, with a reply that was not needed, scorings, newcomers refused, and clients that
+    a round went on without."""
     found = left_out(run)
+    absent = [left for left in found if left.handler == ABSENT]
     refused = [left for left in found if left.handler == _JOINING]
     scorings = [left for left in found if left.handler == _SCORING]
-    exchanges = [left for left in found if left.handler not in (_SCORING, _JOINING)]
+    exchanges = [left for left in found if left.handler not in (_SCORING, _JOINING, ABSENT)]
     surplus = [left for left in exchanges if left.outcome == "surplus"]
-    return [left for left in exchanges if left.outcome != "surplus"], surplus, scorings, refused
+    return [left for left in exchanges if left.outcome != "surplus"], surplus, scorings, refused, absent
 
 
 def _tally(group: Sequence[Left]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from fewbytes.core.ledger import Ledger
 from fewbytes.core.method import Method
+from fewbytes.core.policy import ABSENT
 from fewbytes.core.problem import Task
 from fewbytes.data.clients import FederatedData
 from fewbytes.running.checkpoint import VERSION
@@ -40,7 +42,8 @@ def summary(
 ) -> dict[str, Any]:
     """The entries of result.json from the lines of rounds.jsonl and the ledger.
 
-    `counts`: what partition.json holds. `about`: further entries. Scores are of who is there: if all first clients
+    `counts`: what partition.json holds. `about`: further entries. `absent`: by client, in how many rounds its node was
+    not there or could not take part. Scores are of who is there: if all first clients
     leave, of the rounds after that. `score` is of the first metric; `further` of the others.
     """
     metrics = {metric.name: metric for metric in task.problem.objective.metrics}
@@ -58,6 +61,8 @@ def summary(
     exchanges = max(1, sum(row["cohort"] for row in whole))
     totals = ledger.totals()
     broken = list(dict.fromkeys(name for row in rows for name in row.get("not_finite", [])))
+    missing = [left for row in rows for left in row.get("left_out", []) if left["handler"] == ABSENT]
+    absent = Counter(str(left["client"]) for left in missing)
     return {
         "method": method.method_name,
         "parameters": method.parameters,
@@ -75,7 +80,8 @@ def summary(
         "majority_class_accuracy": majority_class_accuracy(counts, task.data) if first == "accuracy" else {},
         **totals,
         **({"not_finite": broken} if broken else {}),
-        "left_out": int((ledger.columns()["outcome"] != 0).sum()) + outcome.refused,
+        "left_out": int((ledger.columns()["outcome"] != 0).sum()) + outcome.refused + len(missing),
+        **({"absent": dict(absent)} if absent else {}),
         "uplink_bytes_per_client_round": totals["uplink_bytes"] / exchanges,
         "downlink_bytes_per_client_round": totals["downlink_bytes"] / exchanges,
         **rounded(rows),
