@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,10 @@ def test_public_names_are_found_when_they_are_used():
         fewbytes.FedAvgg  # noqa: B018
     with pytest.raises(ImportError, match="FedAvgg"):
         from fewbytes import FedAvgg  # noqa: F401
+
+
+def test_every_extra_is_in_the_table_of_them():
+    root = Path(__file__).parents[1]
+    section = (root / "docs" / "command-line.md").read_text().partition("## Extras")[2].partition("\n## ")[0]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == extras.keys() - {"docs", "dev"}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewbytes.report import RunFolder, choices, write_report
-from fewbytes.report.choice import WITHIN, Point, front, recommended
+from fewbytes.report import RunFolder, caveats, choices, write_report
+from fewbytes.report.choice import CAVEAT, WITHIN, Point, front, recommended
 
 
 def dominates(a: Point, b: Point) -> bool:
@@ -54,6 +55,7 @@ def run(
     partition: int = 7,
     budget: int | None = None,
     down: int | None = None,
+    parameters: dict[str, Any] | None = None,
     **accuracy: float | None,
 ) -> RunFolder:
     """A finished run of one round, on clients who hold `partition` samples, that knew what guessing scores."""
@@ -63,7 +65,7 @@ def run(
     result: dict[str, Any] = {"status": "done", "majority_class_accuracy": guessing}
     result |= {} if budget is None else {"budget": budget, "ended_by": "budget"}
     counts = {"classes": ["a"], "train": [[partition]], "test": [[1]]}
-    return RunFolder(Path(label), label, [row], None, counts, result, "")
+    return RunFolder(Path(label), label, [row], None, counts, result | {"parameters": parameters or {}}, "rounds = 9")
 
 
 def lines(*runs: RunFolder) -> dict[str, str]:
@@ -74,15 +76,26 @@ def test_the_reason_is_told_in_figures():
     cheap, dear = run("cheap", 12_300_000, personalised=0.931), run("dear", 38_000_000, personalised=0.934)
     told = lines(cheap, dear, run("far", 10_000, personalised=0.9))["personalised"]
     assert told == (
-        "For a model for each client take cheap, personalised 93.1% with 12.3 MB up: dear is the most accurate, 93.4% "
-        "with 38.0 MB up, and none that sends less comes within a percentage point."
+        "For a model for each client take cheap, personalised 93.1% with 12.3 MB up: it is within a percentage point "
+        "of the most accurate (dear, 93.4% with 38.0 MB up), and none that sends less is."
     )
     alone = lines(run("separate", 0, personalised=0.93), cheap)["personalised"]
-    assert "take separate, personalised 93.0% with nothing sent: cheap is the most accurate" in alone
+    assert "take separate, personalised 93.0% with nothing sent: it is within a percentage point of the most" in alone
     assert alone.endswith("and none sends less.")
     assert (
         "none is more accurate, and none sends less"
         in lines(run("best", 5, **{"global": 0.9}), run("x", 9, **{"global": 0.5}))["global"]
+    )
+
+
+def test_what_was_not_trained_alike_is_said_with_it():
+    one = run("one", 5, parameters={"epochs": 1, "lr": 0.1}, personalised=0.9)
+    two = run("two", 5, parameters={"epochs": 5, "lr": 0.1, "rho": 3}, personalised=0.9)
+    three = replace(run("three", 5, parameters={"epochs": 5, "lr": 0.1}, personalised=0.9), config="rounds = 4")
+    assert caveats([one, run("like", 5, parameters={"epochs": 1, "lr": 0.1, "k": 2}, personalised=0.9)]) == [CAVEAT]
+    assert caveats([one, two, three])[0] == (
+        "They were not trained alike, which may be all the difference: rounds 9 (one, two), 4 (three); epochs 1 (one), "
+        "5 (two, three)."
     )
 
 

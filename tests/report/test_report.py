@@ -539,6 +539,34 @@ def test_a_comparison_names_them_run_by_run(tmp_path: Path) -> None:
     ]
 
 
+def test_a_narrow_terminal_goes_without_what_matters_least(tmp_path: Path) -> None:
+    runs = read_runs([make_compare(tmp_path / "c")])
+    shown = {}
+    for width in (100, 80, 70, 60, 40):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(summary_table(runs, width))
+        text = console.export_text()
+        shown[width] = [
+            name for name in ("final", "best", "global", "up", "s") if name in text.split("────")[0].split()
+        ]
+        assert all(run.label in text for run in runs)
+        assert "…" not in text
+    assert shown[100] == ["final", "best", "global", "up", "s"]
+    assert shown[80] == ["final", "best", "global", "up"]
+    assert shown[70] == ["final", "global", "up"]
+    assert shown[60] == shown[40] == ["final", "up"]
+
+
+def test_a_run_that_is_no_better_than_guessing_says_so(tmp_path: Path) -> None:
+    (run,) = read_runs([make_run(tmp_path / "a")])
+    assert "guessing the majority class;" not in str(summary_table([run]).caption)
+    final = run.score("global").final
+    assert run.result is not None
+    run.result["majority_class_accuracy"] = {"global": final}
+    line = f"global {final:.1%}: no better than guessing the majority class; try another lr"
+    assert line in str(summary_table([run]).caption)
+
+
 def shown_images(text: str) -> dict[str, Image.Image]:
     """The images of a page by the words that stand for them."""
     tags = [attrs for tag, attrs in Page(text).tags if tag == "img"]

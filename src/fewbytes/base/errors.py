@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import textwrap
+import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class FewbytesError(Exception):
@@ -20,6 +22,10 @@ class UserError(FewbytesError):
     def __init__(self, text: str, told: str | None = None) -> None:
         super().__init__(text)
         self.told = told
+
+
+class Slip(UserWarning):
+    """Something that runs, but hardly as its author meant."""
 
 
 class MethodError(FewbytesError):
@@ -58,6 +64,29 @@ def named(value: object) -> str:
 def one_line(error: Exception, most: int = 100_000) -> str:
     """What somebody else's code raised, in one line of whole words and so many characters at most."""
     return textwrap.shorten(f"{type(error).__name__}: {error}", most, placeholder=" …")
+
+
+def raised_at(error: BaseException, own_code: bool = False) -> str:
+    """Where an error was raised: in the user's own code, if it passed there, else in ours rather than a library's, or,
+    if only `own_code` is asked for, nothing."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parents[1])
+    mine = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename[:1] != "<"]
+    own = [frame for frame in mine if not frame.filename.startswith(ours)]
+    for place in (own if own_code else own or mine or frames)[-1:]:
+        return f"{Path(place.filename).name}, line {place.lineno}"
+    return ""
+
+
+def a(kind: type | str) -> str:
+    """A class with its article, as errors name it."""
+    name = kind if isinstance(kind, str) else kind.__name__
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+
+
+def returned(value: object) -> str:
+    """What a function gave back that should have given something else."""
+    return "nothing (is `return` missing?)" if value is None else a(type(value))
 
 
 def cleaned(text: str | None, most: int = 300) -> str:

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import sys
-import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ import typer
 from rich.text import Text
 
 from fewbytes.analysis.settings import Attacking, Inferring, Poisoning, Probing, attack_of
-from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.errors import FewbytesError, Slip, UserError, raised_at
 from fewbytes.base.named import only_allowed
 from fewbytes.base.units import parse_rate
 from fewbytes.cli.options import option, options_of, with_options
@@ -201,8 +201,17 @@ def deploy(
 
     Example: `fewbytes deploy fedavg --dataset digits --clients 3 --rounds 2`
     """
-    from fewbytes.experiments.deploy import KINDS, LOOPBACK, Deployment, host_names, places, remembered
-    from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
+    from fewbytes.experiments.deploy import (
+        KINDS,
+        LOOPBACK,
+        Deployment,
+        clear,
+        host_names,
+        not_begun,
+        places,
+        remembered,
+    )
+    from fewbytes.experiments.prepared import PreparedRun, again_from, new_folder, resumed, unless_refused
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
     from fewbytes.running.watcher import together
@@ -211,19 +220,22 @@ def deploy(
     if from_round is not None and resume is None:
         raise UserError("--from-round goes back in a run: name it, --resume RUN")
     with _standard_output_for(as_json), _naming(allow, resume):
+        anew = resume is not None and from_round is None and not_begun(resume)
         if resume is not None:
-            settings = resumed(resume, settings, from_round)
+            settings = again_from(resume, settings) if anew else resumed(resume, settings, from_round)
             hosts, address, node = remembered(resume, hosts, address, node)
         elif hosts is not None:
             settings.setdefault("clients", len(host_names(hosts)))
         job = PreparedRun(settings, here=None if hosts is None else ())
         notes, nodes = job.notes, places(job.experiment, hosts)
-        if resume is None:
+        if resume is None or anew:
             job.check()  # before anything of Flower's is started
         folder = resume or new_folder(out, short_name(job.experiment.method))
+        if anew:
+            clear(folder)
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
-            again = resume is not None
+            again = resume is not None and not anew
             deployment = Deployment(
                 job.experiment, folder, nodes, address or LOOPBACK, again, from_round, node or KINDS[0]
             )
@@ -316,11 +328,11 @@ def _print_results(folder: Path, results: Any, as_json: bool) -> None:
 
 def _show(runs: Sequence[RunFolder], page: Path) -> None:
     """Print the table of some runs, which to take, and where their report is."""
-    from fewbytes.report import CAVEAT, choices, summary_table
+    from fewbytes.report import caveats, choices, summary_table
 
-    printed.print(summary_table(runs))
+    printed.print(summary_table(runs, printed.width))
     found = choices(runs)
-    for text in [*map(str, found), CAVEAT] if found else ():
+    for text in [*map(str, found), *caveats(runs)] if found else ():
         printed.print(text, soft_wrap=True)
     printed.print(f"report: {page}", soft_wrap=True)
 
@@ -625,8 +637,16 @@ def _literal(text: str) -> Any:
         return text
 
 
+def _debug() -> str:
+    return "" if os.environ.get("FEWBYTES_DEBUG") else "FEWBYTES_DEBUG=1 shows all"
+
+
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 the user's input was wrong, 1 anything else, 130 interrupted."""
+    plain = warnings.formatwarning
+    warnings.formatwarning = lambda text, kind, *of, **how: (
+        f"note: {text}\n" if issubclass(kind, Slip) else plain(text, kind, *of, **how)
+    )
     sys.path.insert(0, os.getcwd())  # a method, model or generator is found in the current folder, as by `python -m`
     try:
         returned = app(standalone_mode=False)  # an exit code where it ended a command itself
@@ -643,23 +663,17 @@ def main() -> None:
         advice = "; free some; a run that had begun goes on with --resume" if error.errno == errno.ENOSPC else ""
         code = _fail(f"{error.strerror or error}{where}{advice}", 2 if error.errno in mendable else 1)
     except FewbytesError as error:
-        more = " (FEWBYTES_DEBUG=1 shows where)" if getattr(error, "__notes__", None) else ""  # a handler's own error
+        more = f" ({_debug()})" if getattr(error, "__notes__", None) and _debug() else ""  # a handler's own error
         code = _fail(f"{error}{more}", 1)
     except Exception as error:
         message = getattr(error, "format_message", None)  # a usage error of the command line's library
         if message is not None:
             code = _fail(_parameter(error) or f"{message()} (--help lists the options)", 2)
         else:
-            where = f"{_place(error)}; FEWBYTES_DEBUG=1 shows all"
-            code = _fail(f"unexpected: {type(error).__name__}: {error} ({where})", 1)
+            who = (getattr(error, "__notes__", None) or ["unexpected"])[-1]  # a method's server half, in a round
+            where = "; ".join(filter(None, (raised_at(error), _debug())))
+            code = _fail(f"{who}: {type(error).__name__}: {error} ({where})", 1)
     sys.exit(code)
-
-
-def _place(error: Exception) -> str:
-    """Where it was raised, in the user's code or ours rather than a library's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    return f"{Path(place[-1].filename).name}, line {place[-1].lineno}"
 
 
 def _parameter(error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
-from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.errors import MethodError, UserError, a, returned
 from fewbytes.base.ranges import check_ranges
 from fewbytes.base.rate import Way
 from fewbytes.base.state import State
@@ -21,6 +21,7 @@ from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.problem import Id, Problem, Task
 from fewbytes.core.promise import Privacy, Protected
 from fewbytes.core.site import Site
+from fewbytes.core.slips import warn_of_slips
 from fewbytes.core.training import Local
 from fewbytes.models.builders import default_model
 from fewbytes.wire.fields import check_fields
@@ -103,6 +104,7 @@ class Method(ABC, metaclass=_Terms):
     def __new__(cls, *args: Any, **parameters: Any) -> Self:
         """Raises MethodError as `check_frozen` does."""
         check_frozen(cls)
+        warn_of_slips(cls, Method)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -226,6 +228,18 @@ class Method(ABC, metaclass=_Terms):
             raise MethodError(f"{type(self).__name__}.{half} must say by its return type which dataclass the state is")
         check_fields(kind)
         return kind
+
+    def check_state(self, half: Literal["server", "client"], state: Any) -> None:
+        """Raises MethodError for a state that is not what `server` or `client` says, or cannot be packed."""
+        hint = typing.get_type_hints(getattr(type(self), half)).get("return", inspect.Signature.empty)
+        if state is None and (hint in (inspect.Signature.empty, Any) or type(None) in (hint, *typing.get_args(hint))):
+            return
+        if state is not None:
+            check_fields(type(state))
+        kind = self.state_class(half)
+        if type(state) is not kind:
+            says = "no state" if kind is None else a(kind)
+            raise MethodError(f"{type(self).__name__}.{half} says that it returns {says}, and gave {returned(state)}")
 
     def start(self, state: Any, net: Network) -> None:
         """Before round 1: handshakes, clustering."""

@@ -22,19 +22,23 @@ def try_models(task: Task) -> None:
     """Raises UserError if a first model, tried on a few samples, cannot learn the data that are here; for metrics that
     need what is not installed.
 
-    Of clients with the same model it is tried on those who have the highest label; of very many models on a few.
+    Of clients with the same model, and samples of one shape, it is tried on those who have the highest label; of very
+    many models or shapes on a few.
     """
     if isinstance(task.problem.objective, Detection):
         return
     check_installed(task.problem.objective.measured)
     problem = replace(task.problem.on_cpu(), remodel=None)
+    first = set(problem.clients_in(1))  # a newcomer that does not suit is refused as it comes
     held = [(f"client {i}'s training samples", i, client.train) for i, client in enumerate(task.data.clients)]
     held += [(f"client {i}'s test samples", i, client.test) for i, client in enumerate(task.data.clients)]
     held += [("the server's test samples", 0, task.data.test)]
     for client in islice(problem.architectures(), MODELS):
         alike = [each for each in held if each[2] and problem.architecture(each[1]) == problem.architecture(client)]
-        if alike:
-            _try(problem, *max(alike, key=lambda each: classes_in([each[2]])))
+        shapes = dict.fromkeys(each[2].shape for each in alike if each[1] in first)
+        for shape in islice(shapes, MODELS):
+            same = [each for each in alike if each[2].shape == shape]
+            _try(problem, *max(same, key=lambda each: classes_in([each[2]])))
 
 
 def _try(problem: Problem, who: str, client: Id, split: Split) -> None:

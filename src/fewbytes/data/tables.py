@@ -150,9 +150,9 @@ class _Table:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         value = self.column(name)[row].as_py()
         place = f"{self.where}: column {name!r}, row {row + 1} of the data{more}"
-        known = not (value is None or value != value)
-        told = f"{place}: {'a value' if known else 'nothing'} {what}: {remedy}"
-        return UserError(f"{place}: {value!r} {what}: {remedy}" if known else told, told)
+        if value is None or value != value:
+            return UserError(f"{place}: nothing {what}: {remedy}")
+        return UserError(f"{place}: {value!r} {what}: {remedy}", told=f"{place}: a value {what}: {remedy}")
 
 
 def _dataset(name: str, train: _Table | None, test: _Table | None, schema: Schema, only_test: bool = False) -> Dataset:

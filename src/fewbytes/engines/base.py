@@ -175,6 +175,7 @@ class Engine(ABC):
     def idle(self) -> None:
         """Raises MethodError if a call was left unread or half-read."""
         if self._open is not None:
+            self.blame.failed = True  # no client's reply does that
             raise MethodError(
                 f"the call of {self._open!r} was not read to its end before the next step: its clients run as their "
                 "replies are read"

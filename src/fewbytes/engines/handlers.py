@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from torch import Tensor, nn
 
-from fewbytes.base.errors import FrameError, MethodError
+from fewbytes.base.errors import FrameError, MethodError, a, returned
 from fewbytes.base.ranges import ANEW, EXACT
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
@@ -157,7 +157,7 @@ class Runner:
         frame: Frame | None = None
         if handler.reply is not None:
             if type(reply) is not handler.reply:
-                raise MethodError(f"it must reply a {handler.reply.__name__}, it replied a {type(reply).__name__}")
+                raise MethodError(f"it must reply {a(handler.reply)}, it replied {returned(reply)}")
             statistics = self.task.problem.statistics(job.client)
             lossy = lossy_for(job.rate, handler.reply, statistics, lost, averaged=True) if job.rate else None
             frame = pack(reply, layout=layout, base=Base.together(bases), coded=self.coded, lossy=lossy)
@@ -199,7 +199,9 @@ class Runner:
             return None, {}, {}
         site = Site(self.task, job.client, 0, "client", self._models)
         seed_all(site.seed)
-        return self.method.client(site), {}, {}
+        state = self.method.client(site)
+        self.method.check_state("client", state)
+        return state, {}, {}
 
     def _stored(self, client: Id, version: int) -> tuple[Any, dict[str, State], dict[str, bytes]]:
         """The same of a version that was stored, of a round that rounded or one that did not."""

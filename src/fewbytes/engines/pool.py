@@ -21,7 +21,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 import msgspec
 import torch
 
-from fewbytes.base.errors import FewbytesError, MethodError, UserError
+from fewbytes.base.errors import FewbytesError, MethodError, UserError, raised_at
 from fewbytes.base.files import ScratchFolder
 from fewbytes.engines.frames import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
@@ -336,13 +336,13 @@ def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Don
 
 
 def unable(job: Job, error: BaseException) -> Done:
-    """The result of a job that raised an error: its class, unless it is one of ours, and its words, in one line; those
-    that are for this machine alone are its trace."""
-    if isinstance(error, UserError) and error.told is not None:
-        return Done(job.number, error=error.told, trace=str(error))
+    """The result of a job that raised an error: its class, unless it is one of ours, its words, in one line, and where
+    in a handler's code it was raised."""
     text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
     trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
-    return Done(job.number, error=text.replace("\n", " ") or type(error).__name__, trace=trace)
+    line = text.replace("\n", " ") or type(error).__name__
+    where = raised_at(error, own_code=True) if trace else ""
+    return Done(job.number, error=f"{line} ({where})" if where else line, trace=trace)
 
 
 def _work(runner: Runner, exchange: Exchange, pipe: Connection, others: Sequence[Connection], parent: int) -> None:

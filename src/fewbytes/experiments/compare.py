@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.errors import UserError, listed, suggestion
 from fewbytes.base.files import replacing
 from fewbytes.base.ranges import Share
 from fewbytes.core.method import Method
@@ -22,6 +22,7 @@ from fewbytes.experiments.settings import make_experiment, make_method, typed
 from fewbytes.methods import METHODS, method_class, short_name
 from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.report import choices, read_runs, write_report
+from fewbytes.report.choice import unequal
 from fewbytes.running.recorders import watcher_of
 from fewbytes.running.rounding import unrounded
 from fewbytes.running.settings import ROUNDING
@@ -122,7 +123,9 @@ def _asked(folder: Path) -> tuple[list[str], dict[str, Any]]:
     try:
         asked = msgspec.json.decode((folder / ASKED).read_bytes(), type=_Asked)
     except OSError:
-        raise UserError(f"{folder} holds no comparison to go on with") from None
+        those = sorted(path.parent for path in folder.glob(f"*/{ASKED}"))
+        such = f"; resume one of those in it, such as {those[-1]}" if those else ""
+        raise UserError(f"{folder} is no comparison to go on with{such}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{folder / ASKED} is damaged ({error}): begin the comparison anew") from None
     return asked.methods, asked.settings
@@ -237,9 +240,6 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
 
 def _note_unequal_training(jobs: Sequence[PreparedRun]) -> None:
     """Say which settings of local training differ between the methods compared."""
-    for key in ("epochs", "steps", "lr", "batch", "momentum", "fraction"):
-        given = [(job.method.method_name, job.method.parameters) for job in jobs]
-        values = {name: own[key] for name, own in given if key in own and not (key == "epochs" and own.get("steps"))}
-        if len(set(values.values())) > 1:
-            listed = ", ".join(f"{name} {value}" for name, value in values.items())
-            note(f"{key} differs: {listed} (--set {key}=VALUE makes it equal)")
+    for key, values in unequal({job.method.method_name: job.method.parameters for job in jobs}).items():
+        text = ", ".join(f"{value} ({listed(names, 3)})" for value, names in values)
+        note(f"{key} differs: {text} (--set {key}=VALUE makes it equal)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import replacing
+from fewbytes.base.files import lock, replacing
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
 from fewbytes.experiments.settings import Experiment
@@ -70,6 +71,24 @@ def remembered(
                 f"{folder} was deployed with --{name} {there[name]}, not {given}: resume it as it was begun"
             )
     return there["hosts"], there["address"], there["node"]
+
+
+def not_begun(folder: Path) -> bool:
+    """Whether a folder is of a deployment that ended before its run had done anything: it begins anew there, with the
+    keys and certificates that hosts have."""
+    there = (folder / "deployment" / PLACES).is_file() and (folder / "config.toml").is_file()
+    return there and not Checkpoints(folder).rounds()
+
+
+def clear(folder: Path) -> None:
+    """Remove what a run that has done nothing left beside its deployment. Raises UserError if it runs."""
+    held = lock(folder / "checkpoint" / "lock")
+    if held is None:
+        raise UserError(f"another process is running in {folder}: wait for it")
+    with held:
+        for path in folder.iterdir():
+            if path.name != "deployment":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def places(experiment: Experiment, hosts: str | None) -> list[Place]:
@@ -191,7 +210,7 @@ class Deployment:
             try:
                 self._follow(number, watcher, note)
             except FewbytesError as error:
-                if Checkpoints(self.out).rounds():
+                if (self.out / "config.toml").exists():
                     raise type(error)(f"{error}; go on with: fewbytes deploy --resume {self.out}") from None
                 raise
 

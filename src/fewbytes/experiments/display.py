@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 
 PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 """Of consoles that print text as it is: paths, names and errors may hold [brackets] or :colons:."""
+MAIN = ("global", "personalised")
+"""The kinds of score that a live line has besides the method's own; result.json and the report have all."""
 console = Console(stderr=True, **PLAIN)
 """Where the command line talks to people."""
-printed = Console(**PLAIN)
+printed = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100, **PLAIN)
 """Standard output, which is for results."""
 
 
@@ -73,7 +77,7 @@ class Display(Watcher):
         text = f"waiting for clients: {there} of {wanted} are connected"
         self._progress.update(self._bar, text=text)
         if not console.is_terminal:
-            console.print(f"{self._name}: {text}")
+            console.print(f"{self._name}: {text}", soft_wrap=True)
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
         """Set the length of the line."""
@@ -92,6 +96,7 @@ class Display(Watcher):
 
     def refused(self, client: Id, why: str) -> None:
         """Say why, above the line."""
+        self._absent[client] = why
         self.note(f"client {client} cannot join: {why}")
 
     def _joiners(self) -> str:
@@ -140,7 +145,7 @@ class Display(Watcher):
         often = 1 if self._command == "deploy" else max(1, self._rounds // 5)
         due = row["scores"] if last else done % often == 0 or done == 1
         if due and not console.is_terminal:
-            console.print(f"{self._label}: {self._text(done)}")
+            console.print(f"{self._label}: {self._text(done)}", soft_wrap=True)
 
     def stopped(self, t: int, why: str) -> None:
         """Shorten the line, and say why."""
@@ -159,7 +164,7 @@ class Display(Watcher):
         first = next(((m, k) for m, of in kinds.items() for k in of if k == self._headline), None)
         first = first or next(((m, k) for m, of in kinds.items() for k in of), None)
         own = {first[0]: {first[1]: self._scores[first[0]][first[1]]}} if first else {}
-        rest = {m: {k: v for k, v in of.items() if (m, k) != first} for m, of in self._scores.items()}
+        rest = {m: {k: v for k, v in of.items() if (m, k) != first and k in MAIN} for m, of in self._scores.items()}
         named = list(self._scores) != ["accuracy"]
         left = (self._rounds - done) * statistics.median(self._seconds) if self._seconds and console.is_terminal else 0
         parts = [  # as they stand, each with how soon it is left out
@@ -204,7 +209,7 @@ def score_words(scores: dict[str, dict[str, float]], named: bool | None = None) 
 @contextmanager
 def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
     """A live line with the time left for work of a known length; what it gives shows (steps done, steps, text)."""
-    with _line(TimeRemainingColumn(), transient=True, disable=not console.is_terminal) as line:
+    with _line(TimeRemainingColumn(), transient=True) as line:
         bar = line.add_task(name, total=None, text="starting")
         yield lambda done, steps, text: line.update(bar, completed=done, total=steps, text=text)
 
@@ -212,4 +217,5 @@ def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
 def _line(*more: ProgressColumn, **how: bool) -> Progress:
     name = TextColumn("{task.description}", style="bold", markup=False)
     columns = name, BarColumn(bar_width=_bar_width()), TextColumn("{task.fields[text]}", markup=False), *more
+    how = {"disable": not console.is_terminal} | how
     return Progress(*columns, console=console, **how)  # type: ignore[arg-type]  # none of them but flags

@@ -19,7 +19,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.core.devices import check_device
 
 SHARED = Path("/dev/shm")
-_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+).*extra == ['\"](?P<extra>[\w-]+)['\"]")
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[(?P<part>[\w-]+)\])?.*extra == ['\"](?P<extra>[\w-]+)['\"]")
 LITTLE = 256e6  # bytes of shared memory: long replies pass through it
 
 
@@ -69,7 +69,8 @@ def _extras() -> Iterator[Finding]:
     for text in requires("fewbytes") or ():
         found = _REQUIREMENT.match(text)
         if found and found["extra"] not in ("all", "dev", "docs") and found["name"] != "fewbytes":
-            wanted.setdefault(found["extra"], []).append(found["name"])
+            parts = _of_extra(found["name"], found["part"]) if found["part"] else []
+            wanted.setdefault(found["extra"], []).extend(dict.fromkeys([found["name"], *parts]))
     for extra, packages in wanted.items():
         there = {name: version for name in packages if (version := _version(name))}
         missing = [name for name in packages if name not in there]
@@ -77,6 +78,13 @@ def _extras() -> Iterator[Finding]:
         if missing:
             words = f"not installed: {', '.join(missing)} (pip install 'fewbytes[{extra}]')"
         yield Finding(extra, words)
+
+
+def _of_extra(package: str, extra: str) -> list[str]:
+    """What an extra of an installed package needs."""
+    texts = requires(package) or () if _version(package) else ()
+    found = filter(None, map(_REQUIREMENT.match, texts))
+    return [each["name"] for each in found if each["extra"] == extra]
 
 
 def _version(package: str) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,9 +33,10 @@ from fewbytes.data import (
     with_public,
 )
 from fewbytes.data.channels import channel_figures
-from fewbytes.data.datasets import HOST, find
+from fewbytes.data.datasets import HOST
 from fewbytes.data.settings import USED_BY
 from fewbytes.data.split import ungrouped
+from fewbytes.data.tables import SUFFIXES
 from fewbytes.experiments.groups import DECLARED, DataSettings, ModelSettings
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.normalise import Normalisation
@@ -203,7 +205,7 @@ class Loading:
         Raises UserError for what is the server's, too, or may be: a file, such as a table that lies on both.
         """
         name = self.data.dataset
-        if name == "digits" or ((place := find(name)) is not None and place.is_file()):
+        if name == "digits" or Path(name).suffix in SUFFIXES:
             raise UserError(f"{name} is the server's, which tests on it, not this node's: {HOST}")
         return name
 

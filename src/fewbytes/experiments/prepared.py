@@ -182,6 +182,12 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
     return settings | {key: given[key] for key in free}
 
 
+def again_from(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run that has done nothing yet, to begin it anew with what is given now."""
+    there = read_experiment(folder / "config.toml")
+    return there | given | {"parameters": there.get("parameters", {}) | given.get("parameters", {})}
+
+
 @contextlib.contextmanager
 def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
     """Remove the folder that was made for a run, if the run was refused before it began."""

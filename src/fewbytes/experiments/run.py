@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError, named
+from fewbytes.base.extras import needs
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
@@ -58,6 +59,7 @@ def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> 
     speeds = settings.clock(len(task.problem.clients), settings.engine != "local")
     task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))
     if settings.engine == "flower-simulation":
+        needs("Flower's simulation", "simulation", "flwr", "ray")
         from fewbytes.flower.simulation import simulate
 
         return simulate(method, task, settings, policy)

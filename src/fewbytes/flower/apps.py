@@ -23,6 +23,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
 from fewbytes.core.method import Method
 from fewbytes.core.policy import Policy
@@ -123,11 +124,13 @@ def make_client_app(
             return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
         text, frame = read_content(message.content, frame_folder)
         order = decoded(text, Order)
+        told = None
         try:
             done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
         except Exception as error:  # Flower would tell the server where, and of what file
             done, reply = unable(order.job, error), b""
-        answer = msgspec.msgpack.encode(_told(done))
+            told = error.told if isinstance(error, UserError) else None
+        answer = msgspec.msgpack.encode(_told(done, told))
         name = frame_folder.put(reply) if frame_folder is not None and reply else ""
         return Message(write_content(answer, reply, name, sealed(text, answer, reply)), reply_to=message)
 
@@ -174,14 +177,15 @@ def _served(
         return node.answer(order, split_frames(frame, [part.length for part in job.parts]))
 
 
-def _told(done: Done) -> Done:
-    """What the server is told: of an error no folder but those under FEWBYTES_DATA, and no trace; both go to this
-    node's log."""
+def _told(done: Done, told: str | None) -> Done:
+    """What the server is told: of an error `told`, if it says otherwise what was raised, no folder but those under
+    FEWBYTES_DATA, and no trace; all of it goes to this node's log."""
     if not done.error or done.error.startswith(DIFFERENT):
         return done
     print(f"ERROR: {done.error}\n{done.trace}".rstrip(), file=sys.stderr, flush=True)
     root = os.environ.get("FEWBYTES_DATA")
-    error = done.error if not root else done.error.replace(f"{root.rstrip('/')}/", "")
+    error = told or done.error
+    error = error.replace(f"{root.rstrip('/')}/", "") if root else error
     return msgspec.structs.replace(done, error=FOLDERS.sub("", error), trace="")
 
 

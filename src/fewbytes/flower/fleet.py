@@ -323,7 +323,8 @@ class Fleet:
                 if "certificate" in why.lower() and not self._heard:
                     raise UserError(f"the SuperLink at {self._superlink} is not who ca says: {why}") from None
             if not told and time.monotonic() - since + wait > SLOWEST / 2:
-                self._say(f"waiting: the SuperLink at {self._superlink} does not answer ({why})")
+                after = "goes on when it does; if the run is over, Ctrl-C ends this node"
+                self._say(f"waiting: the SuperLink at {self._superlink} does not answer ({why}): {after}")
                 told = True
             self.wait(wait * random.uniform(0.5, 1.5))  # nodes that lost it together do not come back together
             wait = min(2 * wait, AGAIN_SECONDS)

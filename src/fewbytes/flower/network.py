@@ -166,6 +166,8 @@ class FlowerEngine(Engine):
             if len(wanted & self._nodes.keys()) != reported:
                 reported = len(wanted & self._nodes.keys())
                 self._watcher.waiting(reported, len(wanted))
+            new = sorted(wanted & self._nodes.keys() - self._unable.keys())
+            self._hear([i for i in new if i not in self.sample_counts])  # who has to mend something knows it at once
             self._wait(max(self.poll, 0.2))
             self._refresh(starting)
         there = sorted(wanted & self._nodes.keys())

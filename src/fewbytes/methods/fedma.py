@@ -117,6 +117,7 @@ class FedMA(Method):
         return replace(self, local=shorter(self.local, max(epochs, self.layers)))
 
     def server(self, problem: Problem) -> Matching:
+        needs("matching neurons", "clusters", "scipy")
         if len(list(problem.architectures())) > 1:
             raise UserError("FedMA matches the layers of one model, so all clients need the same one")
         model = problem.first_model()
@@ -227,7 +228,6 @@ def matched(
 
     A global neuron is the posterior mean of those matched to it: their sum / sigma^2 over 1 / sigma_0^2 + n / sigma^2.
     """
-    needs("matching neurons", "clusters", "scipy")
     from scipy.optimize import linear_sum_assignment  # takes long to import
 
     every = range(len(clients))

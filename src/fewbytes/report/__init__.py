@@ -1,8 +1,8 @@
 """What a run leaves behind, made readable: run folders in, a terminal table or one HTML page out."""
 
-from fewbytes.report.choice import CAVEAT, Choice, choices
+from fewbytes.report.choice import Choice, caveats, choices
 from fewbytes.report.folder import RunFolder, read_run, read_runs
 from fewbytes.report.page import write_report
 from fewbytes.report.table import summary_table
 
-__all__ = ["CAVEAT", "Choice", "RunFolder", "choices", "read_run", "read_runs", "summary_table", "write_report"]
+__all__ = ["Choice", "RunFolder", "caveats", "choices", "read_run", "read_runs", "summary_table", "write_report"]

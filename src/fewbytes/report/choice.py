@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fewbytes.base.errors import listed as named
 from fewbytes.report import pieces
 from fewbytes.report.charts import score_axis
 from fewbytes.report.folder import RunFolder
@@ -14,6 +16,7 @@ from fewbytes.report.pieces import Charts, Layout, Trace
 from fewbytes.report.table import alike, megabytes, percent
 
 CAVEAT = "Each is one run: another seed may change the order of those that lie close."
+TRAINING = ("rounds", "epochs", "steps", "lr", "batch", "momentum", "fraction")
 WITHIN = 0.01  # of the best score, a share, or of 1 of another: what a recommendation may fall short by to send less
 WORDS = {"personalised": "a model for each client", "global": "one model for all"}
 """The kinds of score methods are chosen by, and what they are scores of. They do not compare with each other."""
@@ -64,6 +67,31 @@ def choices(runs: Sequence[RunFolder]) -> list[Choice]:
     return [_choice(kind, runs) for kind in _kinds(runs)]
 
 
+def caveats(runs: Sequence[RunFolder]) -> list[str]:
+    """What to bear in mind with recommendations: what differs in how the runs were trained, and by chance."""
+    found = unequal({run.label: (run.result or {}).get("parameters", {}) | _asked(run) for run in runs})
+    texts = {key: ", ".join(f"{value} ({named(who, 3)})" for value, who in of) for key, of in found.items()}
+    unlike = "; ".join(f"{key} {text}" for key, text in texts.items())
+    return [*([f"They were not trained alike, which may be all the difference: {unlike}."] if unlike else []), CAVEAT]
+
+
+def _asked(run: RunFolder) -> dict[str, Any]:
+    """The rounds that were asked for; a method may take fewer, a limit may have ended them."""
+    return {"rounds": tomllib.loads(run.config).get("rounds")}
+
+
+def unequal(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[Any, list[str]]]]:
+    """The settings of local training that differ between those that have them: each value, and who has it."""
+    found = {}
+    for key in TRAINING:
+        have = {who: own[key] for who, own in parameters.items() if own.get(key) is not None}
+        have = {who: value for who, value in have.items() if key != "epochs" or not parameters[who].get("steps")}
+        values = list(dict.fromkeys(have.values()))
+        if len(values) > 1:
+            found[key] = [(value, [who for who in have if have[who] == value]) for value in values]
+    return found
+
+
 def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     points = _points(kind, runs, over=False)
     over = len(_points(kind, runs, over=True))
@@ -84,18 +112,21 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
             return Choice(kind, None, none, f"none is {words.step} better than local training, {alone}{rest}")
         taken = front(silent)[0]
     advice = f"For {WORDS[kind]} take {taken.label}, {kind} {words.score(taken)} {_cost(taken)}"
-    if taken.score < best.score:
-        reason = f"{best.label} is the {words.best}, {words.score(best)} "
-        reason += "by local training, too" if best.uplink == 0 else _cost(best)
-    else:
+    own = f"{words.score(best)} {'by local training, too' if best.uplink == 0 else _cost(best)}"
+    comes, near = f"comes within {words.step}", taken.score >= best.score - within - 1e-9
+    if taken.score == best.score:
         reason = f"none is {words.better}"
+    elif near:
+        reason, comes = f"it is within {words.step} of the {words.best} ({best.label}, {own})", "is"
+    else:
+        reason = f"{best.label} is the {words.best}, {own}"
     cheaper = [point.score for point in points if point.uplink < taken.uplink]
     if not cheaper:
         reason += ", and none sends less"
     elif max(cheaper) < best.score - within - 1e-9:
-        reason += f", and none that sends less comes within {words.step}"
+        reason += f", and none that sends less {comes}"
     else:
-        reason += f", and none that sends less comes within {words.step} and is so much better than local training"
+        reason += f", and none that sends less {comes} and is so much better than local training"
     return Choice(kind, taken.label, advice, f"{reason}{rest}")
 
 
@@ -161,7 +192,7 @@ class Section:
     choices: list[Choice]
     views: dict[str, str]
     best: list[str]
-    caveat: str
+    caveats: list[str]
     metric: str
     step: str
     budgets: bool
@@ -177,7 +208,7 @@ def section(runs: Sequence[RunFolder], charts: Charts) -> Section | None:
     ended = sum((run.result or {}).get("ended_by") == "budget" for run in runs)
     views = {choice.kind: WORDS[choice.kind] for choice in found}
     best = [point.label for choice in found for point in front(_points(choice.kind, runs, False))]
-    return Section(found, views, best, CAVEAT, runs[0].metric, _Words(runs[0]).step, bool(_budgets(runs)), ended)
+    return Section(found, views, best, caveats(runs), runs[0].metric, _Words(runs[0]).step, bool(_budgets(runs)), ended)
 
 
 def _budgets(runs: Sequence[RunFolder]) -> list[int]:

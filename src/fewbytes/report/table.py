@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +32,13 @@ KINDS = {
 """What is scored, by kind."""
 
 
+PERSONALISED = "personal-\nised"
+COLUMNS = ("final", "best", PERSONALISED, "global", "MB\nup", "MB\ndown", "s")
+FOLDED = 10  # characters of a method's name in a line, at least
+LEAST = ("s", "best", "global", PERSONALISED)
+"""Of them, what a narrow terminal goes without, the first first."""
+
+
 def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) -> Table:
     """An empty table for the terminal with a line under it: columns of texts, then of figures, by their heads."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
@@ -41,44 +49,84 @@ def figures_table(caption: str, texts: Sequence[str], figures: Sequence[str]) ->
     return table
 
 
-def summary_table(runs: Sequence[RunFolder]) -> Table:
+def summary_table(runs: Sequence[RunFolder], width: int = 100) -> Table:
     """One row a run: final and best score of the method's own kind, final personalised and global score, megabytes
     (10^6 bytes) up and down over the whole run, seconds; last what always guessing the majority class would score.
     Under it what the kinds mean, a line for every run that has further metrics or left clients out, for what its method
-    noted, one of simulated seconds and one of rounding. At most 100 columns wide."""
-    metrics = list(dict.fromkeys(run.metric for run in runs))
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
-    table.add_column("method", overflow="fold", min_width=10, max_width=26)
-    table.add_column(metrics[0] if len(metrics) == 1 else "score", no_wrap=True, max_width=12)
-    for name in ("final", "best", "personal-\nised", "global", "MB\nup", "MB\ndown", "s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for run in runs:
-        score = run.score(run.kind)
-        table.add_row(
-            Text(" ".join([run.label, *(f"({badge})" for badge in badges(run))])),
-            Text(" ".join([*([run.metric] if len(metrics) > 1 else []), run.kind or "—"])),
-            run.written(score.final),
-            run.written(score.best),
-            run.written(run.score("personalised").final),
-            run.written(run.score("global").final),
-            megabytes(run.total_bytes("uplink")),
-            megabytes(run.total_bytes("downlink")),
-            seconds(run.seconds),
-        )
-    for name, majority in majority_rows(runs):
-        cells = [percent(majority.get(kind)) for kind in ("personalised", "global")]
-        table.add_row(Text(name), "", "", "", *cells, "", "", "", style="dim")
+    noted, one of simulated seconds and one of rounding. What a terminal of that `width` has no room for is left out:
+    seconds, then the best score, then those of the two kinds."""
+    fits = (n for n in range(len(LEAST)) if _width(_table(runs, LEAST[:n], FOLDED)) <= width)
+    table = _table(runs, LEAST[: next(fits, len(LEAST))])
     if lines := [
         *_meanings(runs),
         *_further(runs),
         *_turnovers(runs),
         *_clocks(runs),
         *_rounded(runs),
+        *_guesses(runs),
         *left_out.captions(runs),
         *(f"note: {note}" for note in notes.noted(runs)),
     ]:
         table.caption, table.caption_justify = Text("\n".join(lines)), "left"
     return table
+
+
+def _width(table: Table) -> int:
+    return Console(width=1000).measure(table).maximum
+
+
+def _table(runs: Sequence[RunFolder], gone: Sequence[str], names: int = 26) -> Table:
+    """The figures of runs, but for those that are `gone`; their `names` are folded to so many characters."""
+    metrics = list(dict.fromkeys(run.metric for run in runs))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    table.add_column("method", overflow="fold", min_width=FOLDED, max_width=names)
+    table.add_column(metrics[0] if len(metrics) == 1 else "score", no_wrap=True, max_width=12)
+    shown = [name for name in COLUMNS if name not in gone]
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for run in runs:
+        score = run.score(run.kind)
+        cells = dict(
+            zip(
+                COLUMNS,
+                (
+                    run.written(score.final),
+                    run.written(score.best),
+                    run.written(run.score("personalised").final),
+                    run.written(run.score("global").final),
+                    megabytes(run.total_bytes("uplink")),
+                    megabytes(run.total_bytes("downlink")),
+                    seconds(run.seconds),
+                ),
+                strict=True,
+            )
+        )
+        table.add_row(
+            Text(" ".join([run.label, *(f"({badge})" for badge in badges(run))])),
+            Text(" ".join([*([run.metric] if len(metrics) > 1 else []), run.kind or "—"])),
+            *(cells[name] for name in shown),
+        )
+    for name, majority in majority_rows(runs):
+        guessed = {PERSONALISED: "personalised", "global": "global"}
+        texts = [percent(majority.get(guessed[each])) if each in guessed else "" for each in shown]
+        table.add_row(Text(name), "", *texts, style="dim")
+    return table
+
+
+def _guesses(runs: Sequence[RunFolder]) -> list[str]:
+    """A line for every run that is no better than guessing."""
+    lines = []
+    for run in runs:
+        guessing = (run.result or {}).get("majority_class_accuracy", {})
+        final = run.score(run.kind).final
+        kind = "global" if run.kind == "global" else "personalised"  # all others are on clients' own test data
+        if run.metric == "accuracy" and final is not None and final <= guessing.get(kind, -1.0) + 1e-9:
+            name = f"{run.label}, " if len(runs) > 1 else ""
+            lines.append(
+                f"{name}{run.kind} {run.written(final)}: no better than guessing the majority class; try another lr, "
+                "smaller batches, or more epochs or rounds"
+            )
+    return lines
 
 
 def _meanings(runs: Sequence[RunFolder]) -> list[str]:

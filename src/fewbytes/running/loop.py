@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.errors import FewbytesError, MethodError, UserError, listed
 from fewbytes.base.files import (
     ScratchFolder,
     lock,
@@ -51,7 +51,6 @@ from fewbytes.running.spending import Spending, promised
 from fewbytes.running.stopping import StopWhen
 from fewbytes.running.summary import Outcome, summary
 from fewbytes.wire import pack_state, unpack_state
-from fewbytes.wire.fields import check_fields
 
 MOST_GUESSES = 3  # of whose reply made a method raise, before that is taken for the method's own mistake
 HEADROOM = 1.1  # what travels is coded, so that rounds differ: the next may send so many times what the largest has
@@ -67,9 +66,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
         loop = _Loop(method, task, settings if scratch is None else replace(settings, durable=False), folder)
         if not settings.resume:
             # what cannot be is refused before anything is written, here and by the next lines
-            if (begun := method.server(task.problem.on_cpu())) is not None:
-                check_fields(type(begun))
-                method.state_class("server")
+            method.check_state("server", method.server(task.problem.on_cpu()))
             method.state_class("client")
             try_models(task)
         with _held(folder):
@@ -81,7 +78,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
                 summary = loop.run(engine, checkpoint)
                 model = method.global_model(loop.state, task.problem)
                 if settings.save_models:
-                    about = task.described() | settings.about
+                    about = task.described() | _without_places(settings.about)
                     for name, made in method.server_models(loop.state, task.problem).items():
                         save_model(made, folder / "models" / f"{name}.safetensors", about)
                     engine.save_models(folder / "models", about)
@@ -93,6 +90,12 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
     if scratch is not None:
         weakref.finalize(result, scratch.close)
     return result
+
+
+def _without_places(about: dict[str, Any]) -> dict[str, Any]:
+    """What a model's file, which is passed on, says of its run: what data are called, not where they lie here."""
+    places = {key: Path(about[key]).name for key in ("dataset", "client_data") if about.get(key)}
+    return about | places
 
 
 @contextmanager
@@ -229,11 +232,14 @@ class _Loop:
                     self._phase(engine, t, "round", functools.partial(self._round, engine, t))
                 if not finished:
                     self._phase(engine, self.rounds + 1, "finish", lambda: self._finish(engine))
+            self._note_headline()
             self.status = "done"
         except KeyboardInterrupt:
             self.status = "interrupted"
             raise
         except Exception as error:
+            if not isinstance(error, FewbytesError):  # the method's own, of its server half
+                error.add_note(f"{self.method.method_name}, round {engine.t}")
             self.watcher.ended({"status": "failed", "why": str(error) or type(error).__name__})
             raise
         finally:
@@ -251,7 +257,8 @@ class _Loop:
         return bool(self.ended_by)
 
     def _round(self, engine: Engine, t: int) -> None:
-        self.method.round(self.state, engine.network, t)
+        if self.method.round(self.state, engine.network, t) is not None:
+            raise MethodError(f"{type(self.method).__name__}.round returns nothing: it changes what `state` holds")
 
     def _finish(self, engine: Engine) -> None:
         engine.give_up()
@@ -368,7 +375,7 @@ class _Loop:
                     raise
             except Exception as error:
                 first = first or error
-                blamed = engine.blamed(error)
+                blamed = [] if _of_the_author(error) else engine.blamed(error)
                 guesses += len(blamed) == 1
                 if not blamed or guesses > MOST_GUESSES:
                     raise first from None
@@ -399,6 +406,15 @@ class _Loop:
         first = row["scores"] and not any(each["scores"] for each in self.rows[:-1])
         if first and self.stop is not None and (missing := self.stop.missing(row["scores"])):
             self.watcher.note(missing)
+
+    def _note_headline(self) -> None:
+        """Tell people if nothing scores what the method is to be judged by."""
+        kinds = list(dict.fromkeys(kind for row in self.rows for of in row["scores"].values() for kind in of))
+        if kinds and self.method.headline not in kinds:
+            self.watcher.note(
+                f"{self.method.method_name} is to be judged by {self.method.headline!r} (its headline), which nothing "
+                f"scores: there are {listed(kinds)}"
+            )
 
     def _report_moved(self, engine: Engine) -> None:
         totals = engine.ledger.totals()
@@ -461,9 +477,17 @@ class _Loop:
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts.held, outcome, about)
 
 
+def _of_the_author(error: Exception) -> bool:
+    """Whether no client's reply can have made a method's server half raise this: a name that nowhere is, an attribute
+    that objects of a class do not have."""
+    if isinstance(error, AttributeError):
+        return error.obj is not None
+    return isinstance(error, NameError | ImportError)
+
+
 def _begin_folder(folder: Path, method: Method, task: Task, rounds: int, config: str | None) -> None:
     if (folder / "config.toml").exists():
-        raise UserError(f"{folder} already holds a run: choose another folder, or resume it")
+        raise UserError(f"{folder} already holds a run: choose another folder, or go on with it (resume=True)")
     if (folder / "gallery").exists():
         raise UserError(f"{folder} already holds a gallery, of another run: choose another folder")
     if config is None:

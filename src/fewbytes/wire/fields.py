@@ -256,7 +256,17 @@ def unpack(
 
 
 def pack_state(value: Any) -> Frame:
-    """What stays where it is made, on disk or within what does, as a frame: not coded, of any size."""
+    """What stays where it is made, on disk or within what does, as a frame: not coded, of any size.
+
+    Raises MethodError for an attribute that is no field: it would be gone the next time.
+    """
+    if dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
+        declared = {each.name for each in dataclasses.fields(value)}
+        if lost := [name for name in vars(value) if name not in declared]:
+            raise MethodError(
+                f"{type(value).__name__} was given {lost[0]!r}, which is no field of it and would be lost: declare it "
+                "in the class, with its type"
+            )
     return pack(value, coded=False, travels=False)
 
 

@@ -28,7 +28,8 @@ def inspect_frame(path: Path, known: Mapping[str, Sequence[str]] | None = None) 
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        such = ": name a file in its frames/, which --keep-frames keeps" if path.is_dir() else ""
+        raise UserError(f"{path} cannot be read: {error.strerror}{such}") from None
     try:
         parsed = Parsed(data)
     except FrameError as error:

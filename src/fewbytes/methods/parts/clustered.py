@@ -72,7 +72,7 @@ class Clustered(Around):
         return f"{self.inner.method_name} in {self.clusters} cluster{'s' if self.clusters > 1 else ''}"
 
     def server(self, problem: Problem) -> Clusters:
-        check_clusters(problem, self.clusters, self.vectors)
+        check_clusters(problem, self.clusters, self.vectors, self.grouping)
         return Clusters([packed(self.inner.server(problem)) for _ in range(self.clusters)])
 
     def state_class(self, half: Literal["server", "client"]) -> type[Any] | None:

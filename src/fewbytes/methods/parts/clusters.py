@@ -45,8 +45,10 @@ class Subspace:
         return self.vectors.state[""]
 
 
-def check_clusters(problem: Problem, clusters: int, vectors: int) -> None:
-    """Raises UserError for a problem whose clients cannot be clustered so."""
+def check_clusters(problem: Problem, clusters: int, vectors: int, grouping: Grouping = "k-means") -> None:
+    """Raises UserError for a problem whose clients cannot be clustered so, or not with what is installed."""
+    if clusters > 1:
+        needs(f"{grouping} clustering", "clusters", "sklearn" if grouping == "k-means" else "scipy")
     there = len(problem.clients_in(1))
     if clusters > there:
         raise UserError(
@@ -153,7 +155,6 @@ def subspace_distance(own: Tensor, members: Sequence[Tensor], similarity: str = 
 
 def k_means(points: Tensor, clusters: int, seed: int) -> list[int]:
     """The cluster of each point (n, …): k-means++ of 10 starts; clusters are numbered as they first appear."""
-    needs("k-means", "clusters", "sklearn")
     from sklearn.cluster import KMeans  # slow to import
     from sklearn.exceptions import ConvergenceWarning
 
@@ -166,7 +167,6 @@ def k_means(points: Tensor, clusters: int, seed: int) -> list[int]:
 def hierarchical(points: Tensor, clusters: int) -> list[int]:
     """The cluster of each point (n, …), n at least 2: the two clusters nearest to each other, by the mean distance of
     their points, become one until so many are left; they are numbered as they first appear."""
-    needs("hierarchical clustering", "clusters", "scipy")
     from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
 
     return numbered(cut_tree(linkage(points.double().numpy(), "average"), clusters).ravel())

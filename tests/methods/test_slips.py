@@ -1,0 +1,208 @@
+"""What an author gets wrong in a method of his own is said, and never passed over or blamed on a client."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import fewbytes as fb
+from fewbytes.base.errors import Slip
+from fewbytes.core.method import Method
+from fewbytes.core.slips import slips
+from fewbytes.methods import METHODS
+from fewbytes.wire import Dense, payload
+
+
+@payload
+class Model:
+    theta: Dense
+
+
+@payload
+class Update:
+    theta: Dense
+    samples: int
+
+
+@dataclass
+class Server:
+    theta: dict[str, torch.Tensor]
+
+
+@dataclass
+class Memory:
+    seen: int
+
+
+@dataclass(frozen=True)
+class Plain(fb.Method):
+    """FedAvg, in which nothing is wrong."""
+
+    local: fb.Local = fb.Local(epochs=1, lr=0.1, batch=20)
+
+    def server(self, problem) -> Server:
+        return Server(problem.first_state())
+
+    def client(self, site: fb.Site) -> Memory:
+        return Memory(0)
+
+    def round(self, state, net, t):
+        mean = net.mean()
+        for _, reply in self.replies(state, net):
+            mean.add(reply.theta.dense(), reply.samples)
+        state.theta = mean()
+
+    def replies(self, state, net):
+        return net.call(self.train, to=net.sample(1.0), send=Model(Dense(state.theta)))
+
+    def train(self, state: Memory, message: Model, site: fb.Site) -> Update:
+        model = site.model(message.theta.dense())
+        site.fit(model, self.local)
+        state.seen += 1
+        after = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        return Update(Dense(after), len(site.train))
+
+    def global_model(self, state, problem) -> nn.Module | None:
+        return problem.first_model(state.theta)
+
+
+def task() -> fb.Task:
+    def client(i: int):
+        x = torch.randn(20, 4, generator=torch.Generator().manual_seed(i))
+        return (x, (x[:, 0] > 0).long()), (x, (x[:, 0] > 0).long())
+
+    return fb.Task.of(lambda: nn.Linear(4, 2), [client(i) for i in range(3)], client(9)[1])
+
+
+def run(**wrong: Any) -> fb.Result:
+    """Plain with other attributes, run for two rounds."""
+    for name, value in wrong.items():
+        if callable(value):
+            value.__name__ = name  # as if it had been written there
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Slip)
+        method = dataclass(frozen=True)(type("Mine", (Plain,), wrong))()
+        return fb.run(method, task(), rounds=2, workers=1)
+
+
+def test_nothing_is_wrong_with_ours():
+    assert run().summary["status"] == "done"
+    ours = {cls for name in METHODS for cls in METHODS[name].__mro__ if issubclass(cls, Method) and cls is not Method}
+    assert [text for cls in ours for text in slips(cls, Method)] == []
+
+
+def misspelt(self, state, problem):
+    return None
+
+
+def rebinds(self, state, net, t):
+    state = Server({name: value * 0 for name, value in state.theta.items()})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"global_modell": misspelt}, "Mine.global_modell means nothing to a run: did you mean global_model?"),
+        ({"clients": misspelt}, "Mine.clients means nothing to a run: did you mean client?"),
+        ({"headlin": "personalised"}, "Mine.headlin means nothing to a run: did you mean headline?"),
+        ({"keep": 3}, "Mine.keep has no type, so it is no hyper-parameter: write keep: int = "),
+        ({"round": rebinds}, r"Mine.round gives `state` another value, which is gone .* state.… = …"),
+    ],
+)
+def test_what_looks_like_a_slip_in_a_class_is_a_warning(wrong, says):
+    with pytest.warns(Slip, match=says):
+        dataclass(frozen=True)(type("Mine", (Plain,), wrong))()
+
+
+def test_a_word_of_ones_own_is_none():
+    fine = {"helper": misspelt, "ROUNDS": 3, "__annotations__": {"round_length": int, "table": ClassVar[dict]}}
+    assert list(slips(type("Mine", (Plain,), fine | {"round_length": 3, "table": {}}), Method)) == []
+
+
+def typo(self, state, net, t):
+    for _, reply in self.replies(state, net):
+        state.theta = reply.thet
+
+
+def leaves_off(self, state, net, t):
+    for _, reply in self.replies(state, net):
+        state.theta = reply.theta.dense()
+        break
+
+
+def remembers(self, state, net, t):
+    Plain.round(self, state, net, t)
+    state.momentum = state.theta
+
+
+def gives(self, state, net, t):
+    Plain.round(self, state, net, t)
+    return state
+
+
+def forgets(self, state: Memory, message: Model, site: fb.Site) -> Update:
+    Plain.train(self, state, message, site)
+
+
+def breaks(self, state: Memory, message: Model, site: fb.Site) -> Update:
+    return site.tran
+
+
+def keeps(self, state: Memory, message: Model, site: fb.Site) -> Update:
+    state.mean = message.theta.dense()
+    return Plain.train(self, state, message, site)
+
+
+def nothing(self, problem) -> Server:
+    Server(problem.first_state())
+
+
+def no_memory(self, site: fb.Site) -> Memory:
+    Memory(0)
+
+
+def a_dict(self, state, problem) -> nn.Module | None:
+    return state.theta
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        ({"round": typo}, AttributeError, "'Update' object has no attribute 'thet'"),
+        ({"round": leaves_off}, fb.MethodError, "the call of 'train' was not read to its end"),
+        (
+            {"round": remembers},
+            fb.MethodError,
+            "Server was given 'momentum', which is no field of it and would be lost",
+        ),
+        ({"round": gives}, fb.MethodError, "Mine.round returns nothing: it changes what `state` holds"),
+        ({"train": forgets}, fb.MethodError, "it must reply an Update, it replied nothing .is `return` missing"),
+        (
+            {"train": breaks},
+            fb.MethodError,
+            r"handler 'train': AttributeError: .* 'tran'.* \(test_slips.py, line \d+\)",
+        ),
+        ({"train": keeps}, fb.MethodError, "Memory was given 'mean', which is no field of it and would be lost"),
+        ({"server": nothing}, fb.MethodError, "Mine.server says that it returns a Server, and gave nothing"),
+        ({"client": no_memory}, fb.MethodError, "Mine.client says that it returns a Memory, and gave nothing"),
+        ({"global_model": a_dict}, fb.MethodError, "Mine.global_model returns a module or None, and gave a dict"),
+    ],
+)
+def test_what_is_wrong_ends_the_run_at_once_and_is_said(wrong, error, says, recwarn):
+    with pytest.raises(error, match=says) as raised:
+        run(**wrong)
+    assert not [each for each in recwarn if "taken again" in str(each.message)]  # no client is to blame
+    if error is AttributeError:
+        assert raised.value.__notes__ == ["mine, round 1"]
+
+
+def test_a_headline_that_nothing_scores_is_told():
+    with pytest.warns(
+        RuntimeWarning, match="to be judged by 'personal' .its headline., which nothing scores: there are"
+    ):
+        run(headline="personal", __annotations__={"headline": ClassVar[str]})
