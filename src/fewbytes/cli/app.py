@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import io
 import itertools
 import json
 import os
@@ -643,6 +644,9 @@ def _debug() -> str:
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 the user's input was wrong, 1 anything else, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # where a locale has few characters
     plain = warnings.formatwarning
     warnings.formatwarning = lambda text, kind, *of, **how: (
         f"note: {text}\n" if issubclass(kind, Slip) else plain(text, kind, *of, **how)

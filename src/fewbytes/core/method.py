@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
-from fewbytes.base.errors import MethodError, UserError, a, returned
+from fewbytes.base.errors import MethodError, UserError, a, returned, suggestion
 from fewbytes.base.ranges import check_ranges
 from fewbytes.base.rate import Way
 from fewbytes.base.state import State
@@ -39,6 +39,9 @@ class _Terms(ABCMeta):
         if isinstance(local, Local):
             terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own}
             parameters |= {"local": dataclasses.replace(local, **terms)} if terms else {}
+        if unknown := parameters.keys() - own.keys() if dataclasses.is_dataclass(cls) else set():
+            known = [*own, *(TERMS if isinstance(local, Local) else ())]
+            raise TypeError(f"{cls.__name__} has no parameter {min(unknown)!r}{suggestion(min(unknown), known)}")
         made = super().__call__(*values, **parameters)
         check_ranges(made)  # also where a class has a __post_init__ of its own
         return made
@@ -70,6 +73,9 @@ class Method(ABC, metaclass=_Terms):
     A client handler is any method `(self, state, message, site) -> reply`; its type hints say what is packed: a
     payload, or None for nothing. The server half reaches it with `net.call(self.handler, to=..., send=...)`. A method
     that trains has a field `local: Local`, whose terms may be given by their plain names.
+
+    What it is says the class, by attributes typed `ClassVar`: `sends`, `models_differ`, `headline`,
+    `scored_after_finish`, `finish_exchanges`, `needs`, `aggregates`, `protects`, `streams`, `sums`.
     """
 
     sends: ClassVar[str] = ""

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from fewbytes.base.errors import FewbytesError, MethodError
+from fewbytes.base.errors import FewbytesError, MethodError, a
 from fewbytes.base.ranges import EXACT
 from fewbytes.base.rate import Way
 from fewbytes.base.state import EntryMeans, Mean, State
@@ -87,6 +87,14 @@ def required(kind: Any) -> Any:
         if len(kinds) == 1:
             return kinds[0]
     return kind
+
+
+def _check_around(around: State | None) -> None:
+    if around is not None and not isinstance(around, Mapping):
+        raise MethodError(
+            "a mean is asked for, added to (mean.add(state, weight), for each reply) and called; what it is given is "
+            f"what clients were sent, by name, not {a(type(around))}"
+        )
 
 
 class Made(Mapping[Id, Sent]):
@@ -249,12 +257,14 @@ class Network:
         `around`: what the clients were sent, where their updates start; of an entry that is not in it, 0. A method that
         asks for it says by `Method.aggregates` which rules will do, and by `Method.protects` whether noise will.
         """
+        _check_around(around)
         if self._engine.privacy is not None:
             return PrivateMean(self._engine.privacy, around, self._engine.release)
         return Mean() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around, self._engine.refused)
 
     def entry_means(self, around: State | None = None) -> EntryMeans | RobustMean | PrivateMean:
         """The same of each entry over the states that have it."""
+        _check_around(around)
         if self._engine.privacy is not None:
             return PrivateMean(self._engine.privacy, around, self._engine.release)
         if self._engine.rule == Rule():

@@ -27,6 +27,8 @@ from fewbytes.data.split import LazySamples, Split
 class Site:
     """What a handler sees of its client: its data, its randomness, a model to work with, the training loop.
 
+    `me`: the client's number; `round`; `train`, `test`: its samples, whose number is their `len`; `device`; `problem`.
+
     Made by the engine for the handler `what` in round `t`. `models`: modules that earlier sites of the process made,
     to be used again, `recordings` of steps of these on a GPU; `scored`: whether scores of this round are wanted;
     `diary`: where clients keep theirs, if the problem promises privacy to samples.

@@ -108,6 +108,9 @@ def _loaded(name: str, module: str, load: Callable[[], Any]) -> Any:
         return load()
     except UserError:
         raise
+    except AttributeError as error:
+        close = suggestion(name.partition(":")[2], dir(error.obj)) if error.obj is not None else ""
+        raise UserError(f"the method {name!r} cannot be imported: {import_failed(error, module)}{close}") from error
     except Exception as error:  # importing runs the user's code
         raise UserError(f"the method {name!r} cannot be imported: {import_failed(error, module)}") from error
 
