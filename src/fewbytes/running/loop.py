@@ -410,7 +410,7 @@ class _Loop:
     def _note_headline(self) -> None:
         """Tell people if nothing scores what the method is to be judged by."""
         kinds = list(dict.fromkeys(kind for row in self.rows for of in row["scores"].values() for kind in of))
-        if kinds and self.method.headline not in kinds:
+        if kinds and self.method.headline not in (*kinds, "global", "personalised"):  # not all tasks have both
             self.watcher.note(
                 f"{self.method.method_name} is to be judged by {self.method.headline!r} (its headline), which nothing "
                 f"scores: there are {listed(kinds)}"
