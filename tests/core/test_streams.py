@@ -219,7 +219,7 @@ def test_who_is_refused_frees_the_place_and_is_not_asked_after_some_rounds(tmp_p
 
 
 def test_a_run_whose_clients_all_fail_ends_in_one_line(tmp_path):
-    with pytest.raises(fb.FewbytesError, match="only 1 of 4 clients can still answer, 2 are needed"):
+    with pytest.raises(fb.FewbytesError, match="only 1 of 4 clients can still answer, 2 must"):
         run(tmp_path / "run", AllBroken(at_once=3, buffer=2))
 
 

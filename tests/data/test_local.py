@@ -120,11 +120,13 @@ def test_a_node_tells_no_more_than_it_agrees_to(places, monkeypatch):
         deployed(places, places / "other", monkeypatch, {"north": {"tell": "all"}})
 
 
-def test_a_class_that_only_one_site_has_is_refused_with_both_lists(places, monkeypatch):
+def test_a_class_that_only_one_site_has_is_refused_with_both_lists(places, monkeypatch, capfd):
     images(places / "sites" / "south", "train", {"lesion": 5}, 4)
-    lists = r"classes that the run has not: lesion; it has benign, lesion, malignant, the run benign, malignant"
-    with pytest.raises(fb.UserError, match=rf"client 2 \(site-2\) cannot take part: cells has {lists}"):
+    says = r"cells has classes that the run has not, 1 of 3; its log names them; the run benign, malignant: name"
+    with pytest.raises(fb.UserError, match=rf"client 2 \(site-2\) cannot take part: {says}"):
         deployed(places, places / "deployed", monkeypatch)
+    lists = "classes that the run has not: lesion; it has benign, lesion, malignant, the run benign, malignant: name"
+    assert lists in capfd.readouterr().err
     assert (places / "deployed" / "rounds.jsonl").read_text() == ""  # nobody has trained
     done = fewbytes("run", "fedavg", *options(places), "--out", places / "runs")
     assert done.returncode == 2
@@ -139,8 +141,8 @@ def test_the_other_sites_go_on_where_the_policy_allows_and_who_is_mended_joins(p
     ((client, why),) = watcher.lines
     assert (client, watcher.came) == (2, [2])
     assert why == (
-        "site-2: cells has classes that the run has not: lesion; it has benign, lesion, malignant, the run benign, "
-        "malignant: name classes alike everywhere (the server's are the run's)"
+        "site-2: cells has classes that the run has not, 1 of 3; its log names them; the run benign, malignant: name "
+        "classes alike everywhere (the server's are the run's)"
     )
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert [(row["round"], row["phase"], row["cohort"]) for row in rows] == [
@@ -149,14 +151,14 @@ def test_the_other_sites_go_on_where_the_policy_allows_and_who_is_mended_joins(p
     assert [(left["client"], left["handler"], left["why"]) for left in rows[0]["left_out"]] == [(2, "data", why)]
     assert of(out, "result.json")["absent"] == {"2": 1}
     assert of(out, "partition.json")["train"] == [28, 36, 32]
-    assert "lesion" in write_report(read_runs([out]), out / "report.html").read_text()
+    assert "its log names them" in write_report(read_runs([out]), out / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
         (lambda site: (site / "train" / "benign" / "3.png").write_bytes(b"no image"), r"3\.png"),
-        (lambda site: (site / "train" / "benign").rename(site / "train" / "bening"), "not: bening; it has bening"),
+        (lambda site: (site / "train" / "benign").rename(site / "train" / "bening"), "has not, 1 of 2; its log"),
         (lambda site: site.rename(site.parent / "moved"), "data set 'cells' not found: no such folder"),
     ],
 )
@@ -204,7 +206,7 @@ TABLE = {"age": [30, 50, 70, 50], "sex": ["f", "m", "f", "m"], "target": ["ill",
         ),
         (
             {"target": ["ill", "well", "dead", "well"]},
-            "classes that the run has not: dead; it has dead, ill, well, the",
+            "classes that the run has not, 1 of 3; its log names them",
         ),
     ],
 )

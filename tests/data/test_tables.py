@@ -16,6 +16,7 @@ from commands import fewbytes
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 import fewbytes as fb
+from fewbytes.base.errors import Slip
 from fewbytes.data import Partition, Schema, federate, load_dataset, table
 from fewbytes.data.tables import read_table
 from fewbytes.experiments.settings import make_experiment
@@ -252,6 +253,21 @@ def test_what_is_no_table_is_one_line_that_shows_no_row(tmp_path, text, says):
     with pytest.raises(fb.UserError, match=says) as error:
         read_table("table", {"train": file}, Schema(target=("target",)))
     assert "60" not in str(error.value)
+
+
+def test_a_column_in_other_units_is_warned_of(wards):
+    rows = {"age": [50_000.0, 61_000.0], "sex": ["m", "f"], "smoker": [True, False], "target": ["ill", "well"]}
+    write(wards / "sites" / "west.csv", rows)
+    with pytest.warns(Slip, match=r"west.csv: column 'age' is far from the server's table .*: is it in the same units"):
+        make_experiment(settings(wards)).task()
+
+
+def test_a_remedy_suits_what_is_wrong(tmp_path):
+    schema = table({"age": [30, 50, 70, 50], "target": [0, 1, 0, 1]}).schema
+    with pytest.raises(fb.UserError, match="'50,5' is no number: write decimals with a point"):
+        table({"age": ["30", "50,5"], "target": [0, 1]}, schema=schema)
+    with pytest.raises(fb.UserError, match=r"no column 'age'; it has  Age, target: call its column ' Age' so"):
+        table({" Age": [30, 50], "target": [0, 1]}, schema=schema)
 
 
 def settings(wards: Path, **more):

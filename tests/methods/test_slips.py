@@ -104,6 +104,15 @@ def rebinds(self, state, net, t):
     state = Server({name: value * 0 for name, value in state.theta.items()})
 
 
+def restates(self, state: Memory, message: Model, site: fb.Site) -> Update:
+    state = Memory(state.seen + 1)
+    return Plain.train(self, state, message, site)
+
+
+def gives_nothing(self, state, problem):
+    problem.first_model(state.theta)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -111,7 +120,14 @@ def rebinds(self, state, net, t):
         ({"clients": misspelt}, "Mine.clients means nothing to a run: did you mean client?"),
         ({"headlin": "personalised"}, "Mine.headlin means nothing to a run: did you mean headline?"),
         ({"keep": 3}, "Mine.keep has no type, so it is no hyper-parameter: write keep: int = "),
-        ({"round": rebinds}, r"Mine.round gives `state` another value, which is gone .* state.… = …"),
+        ({"headlin": "x", "__annotations__": {"headlin": ClassVar[str]}}, "Mine.headlin means nothing .* headline?"),
+        (
+            {"headline": "x", "__annotations__": {"headline": str}},
+            "headline is no hyper-parameter but what it is, as",
+        ),
+        ({"round": rebinds}, r"test_slips.py, line \d+: Mine.round gives `state` another value, gone .* state.… = …"),
+        ({"train": restates}, r"Mine.train gives `state` another value"),
+        ({"global_model": gives_nothing}, "Mine.global_model returns nothing: is `return` missing?"),
     ],
 )
 def test_what_looks_like_a_slip_in_a_class_is_a_warning(wrong, says):
@@ -166,6 +182,18 @@ def no_memory(self, site: fb.Site) -> Memory:
     Memory(0)
 
 
+def an_array(self, problem) -> Server:
+    return Server({name: value.numpy() for name, value in problem.first_state().items()})
+
+
+def sends_a_dict(self, state, net, t):
+    list(net.call(self.train, to=net.sample(1.0), send=Model(state.theta)))
+
+
+def sends_theta(self, state, net, t):
+    list(net.call(self.train, to=net.sample(1.0), send=state.theta))
+
+
 def a_dict(self, state, problem) -> nn.Module | None:
     return state.theta
 
@@ -179,6 +207,13 @@ def a_dict(self, state, problem) -> nn.Module | None:
             {"round": remembers},
             fb.MethodError,
             "Server was given 'momentum', which is no field of it and would be lost",
+        ),
+        ({"server": an_array}, TypeError, "Server.theta: 'weight': a ndarray cannot travel as a tensor"),
+        ({"round": sends_a_dict}, TypeError, r"Model.theta: a dict cannot travel as a Dense: give Dense\(…\)"),
+        (
+            {"round": sends_theta},
+            fb.MethodError,
+            r"mine, round 1: handler 'train' takes a Model, .* \(test_slips.py",
         ),
         ({"round": gives}, fb.MethodError, "Mine.round returns nothing: it changes what `state` holds"),
         ({"train": forgets}, fb.MethodError, "it must reply an Update, it replied nothing .is `return` missing"),

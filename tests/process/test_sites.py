@@ -44,41 +44,75 @@ def started(command: list[str], log: Path, stack: ExitStack, **how) -> subproces
     return process
 
 
-def test_a_site_that_is_not_fit_hears_so_at_once_and_the_same_folders_serve_once_it_is_mended(tmp_path):
+@pytest.fixture
+def sites(tmp_path) -> list[str]:
+    """The options of a deployment of two hosts, whose tables lie in tmp_path; a value is missing in one."""
     for name, rows in (("server", 60), ("north", 80), ("south", 60)):
         table(tmp_path / f"{name}.csv", rows, missing=name == "south")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    deploy = [sys.executable, "-m", "fewbytes", "deploy"]
     data = ["--dataset", "server.csv", "--target", "outcome", "--partition", "local"]
-    hosts = ["--hosts", "north,south", "--address", address, "--min-replies", "1", "--rounds", "2"]
-    said = tmp_path / "server.log"
+    return [*data, "--hosts", "north,south", "--address", address, "--min-replies", "1", "--set", "batch=20"]
 
+
+def host(run: Path, name: str, stack: ExitStack) -> None:
+    """Carry a host's folder there, and start its node."""
+    there = run.parents[1]
+    shutil.copytree(run / "deployment" / "nodes" / name, there / name)
+    with open(there / name / "node.toml", "a") as file:
+        file.write(f'client-data = "{there / name}.csv"\n')
+    started(["sh", str(there / name / "start.sh")], there / f"{name}.log", stack, cwd="/")
+
+
+DEPLOY = [sys.executable, "-m", "fewbytes", "deploy"]
+
+
+def test_a_site_that_is_not_fit_hears_so_at_once_and_the_same_folders_serve_once_it_is_mended(tmp_path, sites):
+    said = tmp_path / "server.log"
     with ExitStack() as stack:
-        server = started([*deploy, "fedavg", *data, *hosts, "--set", "batch=20"], said, stack, cwd=tmp_path)
+        server = started([*DEPLOY, "fedavg", *sites, "--rounds", "2"], said, stack, cwd=tmp_path)
         assert until(lambda: "sh start.sh" in said.read_text()), said.read_text()
         (run,) = (tmp_path / "runs").iterdir()
-
-        def host(name: str) -> None:
-            shutil.copytree(run / "deployment" / "nodes" / name, tmp_path / name)
-            with open(tmp_path / name / "node.toml", "a") as file:
-                file.write(f'client-data = "{tmp_path / name}.csv"\n')
-            started(["sh", str(tmp_path / name / "start.sh")], tmp_path / f"{name}.log", stack, cwd="/")
-
-        host("south")
+        host(run, "south", stack)
         assert until(lambda: "client 1 cannot join: south: south.csv: column 'age', row 3" in said.read_text())
         assert server.poll() is None  # it waits for the other
-        host("north")
+        host(run, "north", stack)
         assert server.wait(timeout=60) == 2
         assert f"go on with: fewbytes deploy --resume {run}" in said.read_text()
         assert not (run / "checkpoint" / "round-0.state").exists()
 
         table(tmp_path / "south.csv", 60)
-        again = started([*deploy, "--resume", str(run), "--rounds", "3"], said, stack, cwd=tmp_path)
+        again = started([*DEPLOY, "--resume", str(run), "--rounds", "3"], said, stack, cwd=tmp_path)
         assert again.wait(timeout=120) == 0, said.read_text()
 
     assert json.loads((run / "result.json").read_text())["rounds"] == 3
     assert json.loads((run / "partition.json").read_text())["train"] == [64, 48]
     assert "the data of client 1 are " in (tmp_path / "south.log").read_text()
     assert "if the run is over, Ctrl-C ends this node" in (tmp_path / "north.log").read_text()
+
+
+def test_a_server_that_was_stopped_as_it_waited_goes_on_with_what_is_said_anew(tmp_path, sites):
+    said = tmp_path / "server.log"
+    with ExitStack() as stack:
+        server = started([*DEPLOY, "fedavg", *sites, "--rounds", "2"], said, stack, cwd=tmp_path)
+        assert until(lambda: "waiting for clients: 0 of 2" in said.read_text()), said.read_text()
+        (run,) = (tmp_path / "runs").iterdir()
+        second = started([*DEPLOY, "--resume", str(run)], tmp_path / "second.log", stack, cwd=tmp_path)
+        assert second.wait(timeout=60) == 2  # and takes nothing away
+        assert "another deployment is running there: stop it" in (tmp_path / "second.log").read_text()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=60) == 130
+        assert f"interrupted; go on with: fewbytes deploy --resume {run.relative_to(tmp_path)}" in said.read_text()
+
+        again = [*DEPLOY, "--resume", str(run), "--missing", "drop"]
+        for kill in (True, False):
+            server = started(again, said, stack, cwd=tmp_path)
+            if kill:
+                assert until(lambda: (run / "config.toml").exists())
+                server.kill()
+                server.wait(timeout=60)
+        for name in ("north", "south"):
+            host(run, name, stack)
+        assert server.wait(timeout=120) == 0, said.read_text()
+    assert json.loads((run / "partition.json").read_text())["train"] == [64, 47]  # a row of 60 is left out

@@ -19,7 +19,7 @@ import typer
 from rich.text import Text
 
 from fewbytes.analysis.settings import Attacking, Inferring, Poisoning, Probing, attack_of
-from fewbytes.base.errors import FewbytesError, Slip, UserError, raised_at
+from fewbytes.base.errors import FewbytesError, Slip, UserError, raised_at, said
 from fewbytes.base.named import only_allowed
 from fewbytes.base.units import parse_rate
 from fewbytes.cli.options import option, options_of, with_options
@@ -206,13 +206,13 @@ def deploy(
         KINDS,
         LOOPBACK,
         Deployment,
-        clear,
         host_names,
         not_begun,
         places,
         remembered,
     )
     from fewbytes.experiments.prepared import PreparedRun, again_from, new_folder, resumed, unless_refused
+    from fewbytes.experiments.settings import make_experiment
     from fewbytes.methods import short_name
     from fewbytes.running.recorders import watcher_of
     from fewbytes.running.watcher import together
@@ -221,24 +221,22 @@ def deploy(
     if from_round is not None and resume is None:
         raise UserError("--from-round goes back in a run: name it, --resume RUN")
     with _standard_output_for(as_json), _naming(allow, resume):
-        anew = resume is not None and from_round is None and not_begun(resume)
+        anew = None if resume is None or from_round is not None else not_begun(resume)
         if resume is not None:
-            settings = again_from(resume, settings) if anew else resumed(resume, settings, from_round)
+            settings = resumed(resume, settings, from_round) if anew is None else again_from(anew, settings)
             hosts, address, node = remembered(resume, hosts, address, node)
         elif hosts is not None:
             settings.setdefault("clients", len(host_names(hosts)))
         job = PreparedRun(settings, here=None if hosts is None else ())
         notes, nodes = job.notes, places(job.experiment, hosts)
-        if resume is None or anew:
+        if resume is None or anew is not None:
             job.check()  # before anything of Flower's is started
         folder = resume or new_folder(out, short_name(job.experiment.method))
-        if anew:
-            clear(folder)
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
-            again = resume is not None and not anew
+            again, asked = resume is not None and anew is None, make_experiment(settings).toml()
             deployment = Deployment(
-                job.experiment, folder, nodes, address or LOOPBACK, again, from_round, node or KINDS[0]
+                job.experiment, folder, nodes, address or LOOPBACK, again, from_round, node or KINDS[0], asked
             )
             if show:
                 deployment.prepare()
@@ -675,8 +673,8 @@ def main() -> None:
             code = _fail(_parameter(error) or f"{message()} (--help lists the options)", 2)
         else:
             who = (getattr(error, "__notes__", None) or ["unexpected"])[-1]  # a method's server half, in a round
-            where = "; ".join(filter(None, (raised_at(error), _debug())))
-            code = _fail(f"{who}: {type(error).__name__}: {error} ({where})", 1)
+            where = "; ".join(filter(None, (raised_at(error, own_code=who != "unexpected"), _debug())))
+            code = _fail(f"{who}: {said(error)}{f' ({where})' if where else ''}", 1)
     sys.exit(code)
 
 

@@ -39,6 +39,7 @@ class _Terms(ABCMeta):
         if isinstance(local, Local):
             terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own}
             parameters |= {"local": dataclasses.replace(local, **terms)} if terms else {}
+        check_frozen(typing.cast(type[Method], cls))
         if unknown := parameters.keys() - own.keys() if dataclasses.is_dataclass(cls) else set():
             known = [*own, *(TERMS if isinstance(local, Local) else ())]
             raise TypeError(f"{cls.__name__} has no parameter {min(unknown)!r}{suggestion(min(unknown), known)}")

@@ -54,16 +54,20 @@ class Handler:
         if len(names) != 3 or "return" not in hints or not issubclass(hints[names[2]], Site):
             raise MethodError(f"handler {name!r} must be typed (self, state: …, message: …, site: Site) -> …")
         kinds = [required(hints[names[1]]), required(hints["return"])]
-        for kind in kinds:
+        for kind, what in zip(kinds, ("message", "reply"), strict=True):
             if kind is not type(None):
-                check_fields(kind)
+                try:
+                    check_fields(kind)
+                except MethodError as error:
+                    raise MethodError(f"the {what} of handler {name!r}: {error}") from None
         return cls(name, *(None if kind is type(None) else kind for kind in kinds))
 
     def check(self, message: Any) -> None:
         """Raises MethodError for a message that is not of its class."""
         if type(message) is not self.message:
-            wanted = "nothing" if self.message is None else f"a {self.message.__name__}"
-            raise MethodError(f"handler {self.name!r} takes {wanted}, it was sent a {type(message).__name__}")
+            wanted = "nothing" if self.message is None else a(self.message)
+            sent = "nothing" if message is None else a(type(message))
+            raise MethodError(f"handler {self.name!r} takes {wanted}, it was sent {sent}")
 
     def roundable(self, way: Way) -> bool:
         """Whether a run that rounds what travels that way finds something to round in its messages or replies."""

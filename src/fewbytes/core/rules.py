@@ -73,7 +73,7 @@ class Rule:
         if self.name == "mean":
             return
         if self.name not in takes:
-            others = ", ".join(name for name in NUMBERS if name in takes)
+            others = ", ".join(name for name in NUMBERS if name in takes and name != "mean")
             why = f"takes mean, {others}" if others else "takes no plain mean of single replies: leave it out"
             raise UserError(f"aggregate {self}: the server of {method} {why}")
         if clients < self.replies:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import dis
 import inspect
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import Slip
@@ -33,43 +36,64 @@ def slips(cls: type, base: type) -> Iterator[str]:
     for name, value in vars(cls).items():
         if name.startswith("_") or name in inherited:
             continue
-        within = f"{cls.__name__}.{name}"
+        within = f"{_file(cls)}{cls.__name__}.{name}"
         is_code = inspect.isroutine(value) or isinstance(value, property | type)
         free = known - vars(cls).keys()
-        close = difflib.get_close_matches(name, free, n=1, cutoff=CLOSE) if is_code or name not in typed else []
+        fixed = name not in typed or "ClassVar" in str(typed[name])
+        close = difflib.get_close_matches(name, free, n=1, cutoff=CLOSE) if is_code or fixed else []
         if close:
             yield f"{within} means nothing to a run: did you mean {close[0]}?"
         elif name not in typed and not is_code and not name.isupper():
             yield f"{within} has no type, so it is no hyper-parameter: write {name}: {type(value).__name__} = …"
+    for name, kind in typed.items():
+        if name in known and "ClassVar" not in str(kind) and not hasattr(getattr(base, name), "__get__"):
+            within = f"{_file(cls)}{cls.__name__}.{name}"
+            yield f"{within} is no hyper-parameter but what it is, as a method: write {name}: ClassVar[…] = …"
     for name, value in vars(cls).items():
-        if inspect.isfunction(value) and name in {*_STATEFUL, *_handlers(cls)} and _rebinds(value):
-            state = value.__code__.co_varnames[1]
-            yield (
-                f"{cls.__name__}.{name} gives `{state}` another value, which is gone when it returns: change what it "
-                f"holds, {state}.… = …"
-            )
+        if not inspect.isfunction(value):
+            continue
+        where = f"{Path(value.__code__.co_filename).name}, line {value.__code__.co_firstlineno}: {cls.__name__}.{name}"
+        if (state := _state(name, value)) and _assigns(value, state):
+            yield f"{where} gives `{state}` another value, gone when it returns: change what it holds, {state}.… = …"
+        if name in _GIVES and not _returns(value):
+            yield f"{where} returns nothing: is `return` missing?"
 
 
+_GIVES = ("server", "client", "global_model", "local_model", "server_models")
 _STATEFUL = ("start", "round", "finish", "join")
 
 
-def _handlers(cls: type) -> set[str]:
-    return {
-        name
-        for name, value in vars(cls).items()
-        if inspect.isfunction(value) and "site" in value.__code__.co_varnames[: value.__code__.co_argcount]
-    }
+def _file(cls: type) -> str:
+    try:
+        return f"{Path(inspect.getfile(cls)).name}: "
+    except (TypeError, OSError):
+        return ""
 
 
-def _rebinds(function: Callable[..., Any]) -> bool:
-    """Whether a function assigns to its second parameter, after `self`."""
+def _state(name: str, function: Callable[..., Any]) -> str:
+    """What a server's hook or a handler calls the state it is given."""
     code = function.__code__
-    if code.co_argcount < 2:
-        return False
-    name = code.co_varnames[1]
-    for each in dis.get_instructions(code):
-        if each.opname.startswith("STORE_FAST"):
-            stored = each.argval if isinstance(each.argval, tuple) else (each.argval,)
-            if name in stored:
-                return True
+    given = code.co_varnames[: code.co_argcount]
+    hints = [str(kind) for kind in inspect.get_annotations(function).values()]
+    handler = len(given) == 4 and any("Site" in hint for hint in hints)
+    return given[1] if len(given) > 1 and (name in _STATEFUL or handler) else ""
+
+
+def _assigns(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function gives a name of its own another value; also one that a comprehension within it reads."""
+    for each in dis.get_instructions(function.__code__):
+        stored = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        if each.opname.startswith(("STORE_FAST", "STORE_DEREF")) and name in stored:
+            return True
     return False
+
+
+def _returns(function: Callable[..., Any]) -> bool:
+    """Whether a function returns something, or says that it does not, or raises; also if its source cannot be read."""
+    if str(inspect.get_annotations(function).get("return", "")) == "None":
+        return True
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return True
+    return any(isinstance(node, ast.Raise) or (isinstance(node, ast.Return) and node.value) for node in ast.walk(tree))

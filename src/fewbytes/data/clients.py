@@ -57,9 +57,12 @@ class Dataset:
             )
         strange = [name for name in self.classes if name not in classes]
         if strange:
+            alike = f"the run {listed(classes)}: name classes alike everywhere (the server's are the run's)"
+            has = f"{self.name} has classes that the run has not"
             raise UserError(
-                f"{self.name} has classes that the run has not: {listed(strange)}; it has {listed(self.classes)}, "
-                f"the run {listed(classes)}: name classes alike everywhere (the server's are the run's)"
+                f"{has}: {listed(strange)}; it has {listed(self.classes)}, {alike}",
+                # what stands in a column of classes may be anything, such as a name where a row has slipped
+                told=f"{has}, {len(strange)} of {len(self.classes)}; its log names them; {alike}",
             )
         number = torch.tensor([list(classes).index(name) for name in self.classes])
         train, test = (Split(s.x, number[s.y], s.rows, s.transform) for s in (self.train, self.test))

@@ -52,5 +52,7 @@ def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserE
     lacks, close = f"{where} has no column {name!r}", suggestion(name, there)
     if len(there) == 1 and any(mark in there[0] for mark in MARKS):
         close, remedy = "", "separate columns by commas, and write decimals with a point"
+    elif alike := [each for each in there if each.strip().casefold() == name.strip().casefold()]:
+        close, remedy = "", f"call its column {alike[0]!r} so"
     # columns of a table without a line of names are called as its first row has it
     return UserError(f"{lacks}{close}; it has {listed(there, COLUMNS)}: {remedy}", f"{lacks}: {remedy}")

@@ -7,6 +7,7 @@ what means, deviations and categories says a `Schema`, which is read off one tab
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from fewbytes.base.errors import UserError, listed, one_line
+from fewbytes.base.errors import Slip, UserError, listed, one_line
 from fewbytes.base.named import elsewhere
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.folders import TEST_NAMES
@@ -36,6 +37,7 @@ TARGETS = ("target", "label", "labels")
 """What a table's target is called where nothing is said."""
 FEW = 20  # whole numbers of so many values at most are classes; of more they are numbers
 MOST = 1000  # categories of a column; with more, or more than FEW in over half of the rows, it names its rows
+FAR = 5  # standard deviations, of a column's mean from the server's
 NEARLY = 0.9  # so many of a column's texts that are numbers, and it is one of numbers with some that are wrong
 
 Files = dict[str, Path]  # of a data set, by split: train, test
@@ -116,7 +118,10 @@ class _Table:
             values: NDArray[np.float64] = column.cast(pa.float64()).to_numpy().astype(np.float64)
         except pa.ArrowException:
             wrong = np.array([not _is_number(value) for value in self.texts(name)])
-            raise self.wrong(name, wrong, "is no number", "correct it, or leave the column out everywhere") from None
+            first = next(value for value, is_wrong in zip(self.texts(name), wrong, strict=True) if is_wrong)
+            comma = _is_number(str(first).replace(",", "."))
+            remedy = "write decimals with a point" if comma else "correct it, or leave the column out everywhere"
+            raise self.wrong(name, wrong, "is no number", remedy) from None
         if np.isinf(values).any():
             raise self.wrong(name, np.isinf(values), "is no finite number", "correct it")
         return values
@@ -160,12 +165,15 @@ def _dataset(name: str, train: _Table | None, test: _Table | None, schema: Schem
     for each in tables:
         if not len(each.data):
             raise UserError(f"{each.where} has no row: add some")
+    read_off = None
     if schema.learns is None:
-        schema = _read_off(tables[0], schema)
+        read_off, schema = tables[0], _read_off(tables[0], schema)
     classes = schema.target
     if schema.learns == "classes":
         classes = tuple(_in_order(value for each in tables for value in each.texts(schema.target[0])))
     splits = [_split(each, schema, classes) for each in tables]
+    if read_off is not tables[0]:
+        _warn_of_units(tables[0], schema)
     if len(splits) == 2:
         mine, own = splits
     elif only_test:
@@ -256,6 +264,20 @@ def _scale(values: NDArray[np.float64]) -> tuple[float, float]:
     if not len(known):
         return 0.0, 1.0
     return float(known.mean()), float(known.std()) or 1.0
+
+
+def _warn_of_units(table: _Table, schema: Schema) -> None:
+    """Warn of a column that is far from what the schema was read off: its own in other units, perhaps."""
+    for name, (mean, deviation) in schema.numbers.items():
+        values = (table.numbers(name) - mean) / deviation
+        values = values[~np.isnan(values)]
+        if len(values) and max(abs(values.mean()), values.std() / 2) > FAR:
+            warnings.warn(
+                f"{table.where}: column {name!r} is far from the server's table (mean {values.mean():.3g}, standard "
+                f"deviation {values.std():.3g}, where that has 0 and 1): is it in the same units?",
+                Slip,
+                stacklevel=2,
+            )
 
 
 def _groups(schema: Schema) -> tuple[str, ...] | None:

@@ -557,8 +557,8 @@ class Engine(ABC):
             first, others = failed[0], [self.called(each.client) for each in failed[1:]]
             also = f", and {', '.join(others[:9])}{' …' if others[9:] else ''} too" if others else ""
             raise TooFewReplies(
-                f"round {self.t}, handler {handler!r}: only {left} of {asked} clients can still answer, {needed} are "
-                f"needed (min_replies = {self.policy.min_replies:g}); {self.called(first.client)} {first.outcome}: "
+                f"round {self.t}, handler {handler!r}: only {left} of {asked} clients can still answer, {needed} must "
+                f"(--min-replies {self.policy.min_replies:g} of them); {self.called(first.client)} {first.outcome}: "
                 f"{first.why}{also}; the run can be resumed"
             )
 

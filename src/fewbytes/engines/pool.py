@@ -21,7 +21,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 import msgspec
 import torch
 
-from fewbytes.base.errors import FewbytesError, MethodError, UserError, raised_at
+from fewbytes.base.errors import FewbytesError, MethodError, UserError, raised_at, said
 from fewbytes.base.files import ScratchFolder
 from fewbytes.engines.frames import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
@@ -338,7 +338,7 @@ def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Don
 def unable(job: Job, error: BaseException) -> Done:
     """The result of a job that raised an error: its class, unless it is one of ours, its words, in one line, and where
     in a handler's code it was raised."""
-    text = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, FewbytesError) else said(error)
     trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     line = text.replace("\n", " ") or type(error).__name__
     where = raised_at(error, own_code=True) if trace else ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import lock, replacing
+from fewbytes.base.files import replacing
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
 from fewbytes.experiments.settings import Experiment
@@ -30,6 +30,7 @@ from fewbytes.running.watcher import Watcher
 LOOPBACK = "127.0.0.1:0"
 KINDS = ("resident", "stock")
 """Nodes of ours, which stay warm, and Flower's SuperNodes, which start a process a message."""
+ASKED = "asked.toml"  # in the deployment's folder: the run's settings as they were given
 PLACES = "places.json"  # in the deployment's folder: --hosts and --address
 QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
 
@@ -73,22 +74,11 @@ def remembered(
     return there["hosts"], there["address"], there["node"]
 
 
-def not_begun(folder: Path) -> bool:
-    """Whether a folder is of a deployment that ended before its run had done anything: it begins anew there, with the
-    keys and certificates that hosts have."""
-    there = (folder / "deployment" / PLACES).is_file() and (folder / "config.toml").is_file()
-    return there and not Checkpoints(folder).rounds()
-
-
-def clear(folder: Path) -> None:
-    """Remove what a run that has done nothing left beside its deployment. Raises UserError if it runs."""
-    held = lock(folder / "checkpoint" / "lock")
-    if held is None:
-        raise UserError(f"another process is running in {folder}: wait for it")
-    with held:
-        for path in folder.iterdir():
-            if path.name != "deployment":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+def not_begun(folder: Path) -> Path | None:
+    """What was asked of a deployment that ended before its run had done anything, as a config, if a folder is of one:
+    it begins anew there, with the keys and certificates that hosts have."""
+    asked = folder / "deployment" / ASKED
+    return asked if asked.is_file() and not Checkpoints(folder).rounds() else None
 
 
 def places(experiment: Experiment, hosts: str | None) -> list[Place]:
@@ -105,8 +95,9 @@ def places(experiment: Experiment, hosts: str | None) -> list[Place]:
 class Deployment:
     """A run deployed in `<run folder>/deployment`.
 
-    `address`: host:port where the nodes reach the SuperLink. `node`: of which KINDS they are. `resume`, `from_round`:
-    as in `Settings`. Raises UserError for what the user got wrong.
+    `address`: host:port where the nodes reach the SuperLink. `asked`: the settings as they were given, as a config.
+    `node`: of which KINDS they are. `resume`, `from_round`: as in `Settings`. Raises UserError for what the user got
+    wrong.
     """
 
     def __init__(
@@ -118,6 +109,7 @@ class Deployment:
         resume: bool,
         from_round: int | None = None,
         node: str = "resident",
+        asked: str = "",
     ) -> None:
         if node not in KINDS:
             raise UserError(f"--node is {' or '.join(KINDS)}, not {node!r}")
@@ -126,7 +118,7 @@ class Deployment:
         self.out, self.nodes = folder.absolute(), nodes
         self.resume, self.from_round, self._kind = resume, from_round, node
         self.folder = self.out / "deployment"
-        self._asked = address
+        self._address, self._asked = address, asked
         host, colon, port = address.rpartition(":")
         if not colon or not port.isdecimal() or int(port) > 65535:
             raise UserError(f"address {address!r}: expected host:port, such as server.example:9092")
@@ -146,6 +138,12 @@ class Deployment:
     def _write(self) -> None:
         """The app, the certificates, a folder for each node on another host; nothing of a stopped run's SuperLink."""
         self._end_server()
+        if not self.resume:
+            for path in self.out.iterdir():  # of a run that had done nothing
+                if path != self.folder:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            with replacing(self.folder / ASKED) as file:
+                file.write(self._asked.encode())
         (self.out / EVENTS).unlink(missing_ok=True)
         if not self.remote:  # a new SuperLink: an old one takes its nodes for connected for a minute more
             for name in (*compat.DATABASE_FILES, "nodes.json"):
@@ -153,7 +151,7 @@ class Deployment:
         self._write_app()
         hosts = ",".join(place.name for place in self.nodes) if self.remote else None
         with replacing(self.folder / PLACES) as file:
-            file.write(json.dumps({"hosts": hosts, "address": self._asked, "node": self._kind}).encode())
+            file.write(json.dumps({"hosts": hosts, "address": self._address, "node": self._kind}).encode())
         self.processes.write_link()
         write_certificates(self.folder / "certificates", ["127.0.0.1", self.host])
         for i, place in enumerate(self.nodes):

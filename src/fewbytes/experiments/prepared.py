@@ -182,9 +182,9 @@ def resumed(folder: Path, given: dict[str, Any], from_round: int | None = None) 
     return settings | {key: given[key] for key in free}
 
 
-def again_from(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run that has done nothing yet, to begin it anew with what is given now."""
-    there = read_experiment(folder / "config.toml")
+def again_from(asked: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run that has done nothing yet, from the file that has them, and what is given now."""
+    there = read_experiment(asked)
     return there | given | {"parameters": there.get("parameters", {}) | given.get("parameters", {})}
 
 
@@ -196,6 +196,8 @@ def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
     except UserError:
         if made is not None and not (run / "config.toml").exists():
             shutil.rmtree(made)
+            with contextlib.suppress(OSError):
+                made.parent.rmdir()  # unless other runs are there
         raise
 
 

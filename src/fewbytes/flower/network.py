@@ -175,7 +175,7 @@ class FlowerEngine(Engine):
         if len(there) < needed:
             raise TooFewReplies(
                 f"{len(there)} of {len(wanted)} clients connected within {self.policy.connect_timeout:g} s, at least "
-                f"{needed} are needed (min_replies = {self.policy.min_replies:g}); absent: "
+                f"{needed} must (--min-replies {self.policy.min_replies:g} of them); absent: "
                 f"{', '.join(self.called(i) for i in sorted(wanted - set(there))[:5])}"
             )
         return there

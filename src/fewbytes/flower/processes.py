@@ -76,7 +76,7 @@ class Processes:
         (self.folder / "logs").mkdir(exist_ok=True)
         self._lock = lock(self.folder / "lock")
         if self._lock is None:
-            raise UserError(f"{self.folder}: another deployment is running there")
+            raise UserError(f"{self.folder}: another deployment is running there: stop it, or wait for its end")
         compat.purge(self.folder / compat.DATABASE)  # of a deployment that was killed
         return self
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from fewbytes.base.errors import FewbytesError, MethodError, UserError, listed
+from fewbytes.base.errors import FewbytesError, MethodError, UserError, listed, raised_at
 from fewbytes.base.files import (
     ScratchFolder,
     lock,
@@ -240,6 +240,9 @@ class _Loop:
         except Exception as error:
             if not isinstance(error, FewbytesError):  # the method's own, of its server half
                 error.add_note(f"{self.method.method_name}, round {engine.t}")
+            elif isinstance(error, MethodError) and not getattr(error, "__notes__", None):  # nor a handler's
+                place = raised_at(error, own_code=True)
+                error.args = (f"{self.method.method_name}, round {engine.t}: {error}{f' ({place})' if place else ''}",)
             self.watcher.ended({"status": "failed", "why": str(error) or type(error).__name__})
             raise
         finally:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar, dataclass_transform
 
 from torch import Tensor
 
-from fewbytes.base.errors import FrameError, MethodError
+from fewbytes.base.errors import FrameError, MethodError, a
 from fewbytes.wire.frame import MOST_ITEMS, NO_HASH, Frame, Parsed
 from fewbytes.wire.layout import Layout
 from fewbytes.wire.lossy import Lossy
@@ -117,7 +118,12 @@ def _write(kind: Any, value: Any, writer: Writer, path: str) -> Any:
         return None if value is None else [_write(inner, value, writer, path)]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if _is_state(kind):
-        return writer.state(value)
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{path}: {a(type(value))} cannot travel as a dict of tensors")
+        try:
+            return writer.state(value)
+        except TypeError as error:
+            raise TypeError(f"{path}: {error}") from None
     if origin is list:
         return [_write(args[0], v, writer, f"{path}[{i}]") for i, v in enumerate(value)]
     if origin is tuple:
@@ -144,7 +150,9 @@ def _write(kind: Any, value: Any, writer: Writer, path: str) -> Any:
             return value.write(writer)
         if dataclasses.is_dataclass(kind):
             return [_write(k, getattr(value, name), writer, f"{path}.{name}") for name, k in _hints(kind)]
-    raise TypeError(f"{path}: a {type(value).__name__} cannot travel as {kind}")
+    wire = isinstance(kind, type) and issubclass(kind, WireValue)
+    remedy = f": give {kind.__name__}(…)" if wire else ""
+    raise TypeError(f"{path}: {a(type(value))} cannot travel as {a(_words(kind))}{remedy}")
 
 
 def _read(kind: Any, item: Any, reader: Reader) -> Any:
