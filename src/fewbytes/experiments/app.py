@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,10 @@ class _EventLog(Watcher):
 
     def replied(self, client: Id) -> None:
         self.write("replied", client=client)
+
+    def awaited(self, clients: Sequence[str]) -> None:
+        self.write("awaited", clients=list(clients))
+        print(f"waiting for {', '.join(clients)}", flush=True)
 
     def joined(self, client: Id) -> None:
         self.write("joined", client=client)

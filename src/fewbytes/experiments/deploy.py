@@ -243,6 +243,8 @@ class Deployment:
                         watcher.started(self.out, event["rounds"], event["done"])
                     case "replied":
                         watcher.replied(event["client"])
+                    case "awaited":
+                        watcher.awaited(event["clients"])
                     case "joined":
                         watcher.joined(event["client"])
                     case "refused":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -56,6 +56,7 @@ class Display(Watcher):
         self._joined: list[Id] = []
         self._noted: set[str] = set()
         self._absent: dict[Id, str] = {}
+        self._without: set[tuple[Id, str, str]] = set()  # who was left out of the last round, and why
         self._label = f"{name} ({place})" if place else name
         self._progress = _line()
         self._bar = self._progress.add_task(self._label, total=None, text="starting")
@@ -75,6 +76,13 @@ class Display(Watcher):
     def waiting(self, there: int, wanted: int) -> None:
         """Show how many clients are connected."""
         text = f"waiting for clients: {there} of {wanted} are connected"
+        self._progress.update(self._bar, text=text)
+        if not console.is_terminal:
+            console.print(f"{self._name}: {text}", soft_wrap=True)
+
+    def awaited(self, clients: Sequence[str]) -> None:
+        """Name them."""
+        text = f"waiting for {', '.join(clients[:3])}{f' and {len(clients) - 3} more' if len(clients) > 3 else ''}"
         self._progress.update(self._bar, text=text)
         if not console.is_terminal:
             console.print(f"{self._name}: {text}", soft_wrap=True)
@@ -130,10 +138,12 @@ class Display(Watcher):
             if left["outcome"] == "surplus":  # nothing went wrong
                 continue
             if left["handler"] != ABSENT:
-                self.note(f"{when}: client {client} {left['outcome']}: {why}")
+                if (client, left["outcome"], why) not in self._without:
+                    self.note(f"{when}: client {client} {left['outcome']}: {why}")
             elif self._absent.get(client) != why:
                 self._absent[client] = why
                 self.note(f"{when}, and those that come: without client {client} until that changes: {why}")
+        self._without = {(left["client"], left["outcome"], left["why"]) for left in row.get("left_out", [])}
         if row["scores"]:
             self._when = "after round" if last else "round"
             before = self._scores if last else {}

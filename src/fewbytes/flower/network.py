@@ -40,6 +40,7 @@ from fewbytes.wire import Frame
 
 WINDOW = 8  # replies fetched before their turn; the others wait at Flower's SuperLink
 HELLO_SECONDS = 30.0  # that a round waits for a node without a name to say who it is
+AWAITED_SECONDS = 20.0  # after which people are told who is waited for
 DONE_LIMIT = 1 << 16  # bytes of measurements beside a reply
 CLOCKS = 3700.0  # seconds: clocks that are an hour apart, or set back or on by one, end no message
 
@@ -429,7 +430,8 @@ class FlowerEngine(Engine):
 
         With `enough` fewer than those asked: the first so many to answer are taken, the others are surplus.
         """
-        deadline = time.monotonic() + self.policy.round_timeout
+        asked_at = time.monotonic()
+        deadline, told = asked_at + self.policy.round_timeout, False
         choosing = enough is not None and enough < len(asked)
         ahead = len(asked) if self.ahead is None or choosing else self.ahead
         ids: dict[Id, _Sent | None] = {}  # what was sent to whom; None: it could not be
@@ -449,6 +451,10 @@ class FlowerEngine(Engine):
                 early |= self._pull(coming_in[:WINDOW])
                 if wanted.id in early or time.monotonic() >= deadline:
                     break
+                if not told and time.monotonic() > asked_at + AWAITED_SECONDS:
+                    told = True
+                    pending = [c for c in asked[turn : len(ids)] if (s := ids[c]) and s.id not in early]
+                    self._watcher.awaited([self.called(i) for i in pending])
                 self._wait(self.poll)
             reply = early.pop(wanted.id, None)
             if reply is not None:

@@ -34,6 +34,9 @@ class Watcher:
     def replied(self, client: Id) -> None:
         """A client's exchange has ended."""
 
+    def awaited(self, clients: Sequence[str]) -> None:
+        """The replies of these clients, as people know them, have been waited for for a while (on Flower)."""
+
     def joined(self, client: Id) -> None:
         """A client the run did not know has been served."""
 
@@ -124,6 +127,9 @@ class _Together(Watcher):
 
     def replied(self, client: Id) -> None:
         self._tell("replied", client)
+
+    def awaited(self, clients: Sequence[str]) -> None:
+        self._tell("awaited", clients)
 
     def joined(self, client: Id) -> None:
         self._tell("joined", client)
