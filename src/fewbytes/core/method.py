@@ -31,7 +31,8 @@ TERMS = tuple(f.name for f in dataclasses.fields(Local))
 
 
 class _Terms(ABCMeta):
-    """Lets the terms of local training be given by their plain names: `FedAvg(epochs=5)`, the others as its own."""
+    """Lets the terms of local training be given by their plain names: `FedAvg(epochs=5)`, the others as its own; checks
+    the class beforehand (`check_frozen`)."""
 
     def __call__(cls, *values: Any, **parameters: Any) -> Any:
         own = own_defaults(cls)
@@ -40,6 +41,7 @@ class _Terms(ABCMeta):
             terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own}
             parameters |= {"local": dataclasses.replace(local, **terms)} if terms else {}
         check_frozen(typing.cast(type[Method], cls))
+        warn_of_slips(cls, Method)
         if unknown := parameters.keys() - own.keys() if dataclasses.is_dataclass(cls) else set():
             known = [*own, *(TERMS if isinstance(local, Local) else ())]
             raise TypeError(f"{cls.__name__} has no parameter {min(unknown)!r}{suggestion(min(unknown), known)}")
@@ -107,12 +109,6 @@ class Method(ABC, metaclass=_Terms):
     sums: ClassVar[bool] = False
     """Whether its server takes nothing from replies but one mean of them all, weighted by their samples or not at all,
     so that it can be run without seeing any (`fewbytes.methods.parts.secure`)."""
-
-    def __new__(cls, *args: Any, **parameters: Any) -> Self:
-        """Raises MethodError as `check_frozen` does."""
-        check_frozen(cls)
-        warn_of_slips(cls, Method)
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check hyper-parameters by their types, which may say ranges (`fewbytes.base.ranges`). Raises UserError."""

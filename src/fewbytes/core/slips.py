@@ -23,7 +23,7 @@ def warn_of_slips(cls: type, base: type) -> None:
     if cls not in _heard:
         _heard.add(cls)
         for text in slips(cls, base):
-            warnings.warn(text, Slip, stacklevel=4)
+            warnings.warn(text, Slip, stacklevel=3)
 
 
 def slips(cls: type, base: type) -> Iterator[str]:

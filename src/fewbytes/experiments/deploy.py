@@ -32,6 +32,8 @@ KINDS = ("resident", "stock")
 """Nodes of ours, which stay warm, and Flower's SuperNodes, which start a process a message."""
 ASKED = "asked.toml"  # in the deployment's folder: the run's settings as they were given
 PLACES = "places.json"  # in the deployment's folder: --hosts and --address
+BEGINNING = ("config.toml", "partition.json", "rounds.jsonl")
+"""What a run writes, beside its checkpoints, before it has done anything."""
 QUIET_SECONDS = 15  # without news, after which Flower is asked what has become of the run
 
 AGAIN_SECONDS, TRIES = 8, 12  # between attempts to start a node again, and how many there are
@@ -139,9 +141,10 @@ class Deployment:
         """The app, the certificates, a folder for each node on another host; nothing of a stopped run's SuperLink."""
         self._end_server()
         if not self.resume:
-            for path in self.out.iterdir():  # of a run that had done nothing
-                if path != self.folder:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if (self.folder / ASKED).exists():  # of a run that had done nothing
+                shutil.rmtree(self.out / "checkpoint", ignore_errors=True)
+                for name in BEGINNING:
+                    (self.out / name).unlink(missing_ok=True)
             with replacing(self.folder / ASKED) as file:
                 file.write(self._asked.encode())
         (self.out / EVENTS).unlink(missing_ok=True)
