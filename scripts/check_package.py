@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[1]
 JOB = ["compare", "fedavg", "fedpurin", "separate", "--dataset", "digits", "--clients", "10", "--alpha", "0.3"]
 JOB += ["--rounds", "3", "--set", "epochs=2", "--set", "lr=0.1", "--set", "batch=20", "--set", "momentum=0.9"]
 REFUSED = {  # what needs an extra, and which
-    ("run", "fedavg", "--engine", "flower-simulation"): "flower",
+    ("run", "fedavg", "--engine", "flower-simulation"): "simulation",
+    ("deploy", "fedavg", "--clients", "2", "--rounds", "1"): "flower",
+    ("run", "genefl", "--rounds", "1"): "clusters",
     ("run", "fedma", "--dataset", "digits", "--model", "lenet", "--set", "layers=4"): "clusters",
     ("run", "fedavg", "--dataset", "digits", "--model", "torchvision:resnet18"): "vision",
     ("run", "fedavg", "--dataset", "digits", "--metrics", "f1", "--rounds", "1"): "metrics",
