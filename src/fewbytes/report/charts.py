@@ -21,7 +21,7 @@ _DASHES = ["solid", "dash", "dot", "dashdot"]
 
 def score_axis(metric: str, share: bool) -> Layout:
     """An axis of a metric."""
-    return {"title": metric} | ({"tickformat": ".0%"} if share else {})
+    return {"title": metric} | ({"tickformat": ".3~p"} if share else {})
 
 
 def score_trace(run: RunFolder, metric: str, kind: str | None, index: int, over: Direction | Clock | None) -> Trace:
