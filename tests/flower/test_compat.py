@@ -24,7 +24,8 @@ import flwr
 import httpx
 import pytest
 import typer
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.superlink.grid import http_grid
 
 from fewbytes.base.errors import UserError
 from fewbytes.flower import actors, compat, fleet, inside
@@ -504,3 +505,15 @@ def test_where_no_ray_cluster_is_one_line_says_so(address, says, monkeypatch):
         with pytest.raises(UserError) as error:
             actors.ray_cluster(address.format(port=port))
     assert str(error.value).startswith(says.format(port=port))
+
+
+def test_which_errors_say_that_a_node_is_away():
+    broken_off = "Reply message objects are unavailable. The sender may not have completed the upload before …"
+    words = [line.strip().strip('"') for line in inspect.getsource(http_grid).splitlines()]
+    assert broken_off.partition(" The ")[2].startswith(
+        words[words.index("Reply message objects are unavailable. The ") + 1]
+    )
+    assert compat.away(Error(3, broken_off)).startswith("its reply broke off")
+    assert compat.away(Error(5, "Node Unavailable")).startswith("its node has gone")
+    assert not compat.away(Error(3, "Message Unavailable - it could not be found in the database."))
+    assert not compat.away(Error(2, "an error in its upload"))

@@ -22,6 +22,7 @@ import tomli_w
 from fewbytes.base.errors import UserError
 
 if TYPE_CHECKING:
+    from flwr.app import Error
     from flwr.serverapp import Grid
 
 REQUIREMENT = "flwr>=1.40,<1.43"
@@ -53,8 +54,9 @@ DATABASE_KEPT = ("node", "alembic_version")
 ALREADY_REGISTERED = "already in use"
 """What `failure` says of a node that cannot be registered because its key is."""
 LOOK_SECONDS = 0.1  # between looks for the rest of a reply that is still being uploaded
-APP_RAISED, NODE_UNAVAILABLE, APP_REFUSED = 2, 5, 7
-"""Error codes: an application that raised something, a node that is gone, an application that may not run there."""
+APP_RAISED, NOT_THERE, NODE_UNAVAILABLE, APP_REFUSED = 2, 3, 5, 7
+"""Error codes: an application that raised something, a message, or the rest of one, that is not there, a node that is
+gone, an application that may not run there."""
 
 
 def look_often() -> None:
@@ -65,6 +67,15 @@ def look_often() -> None:
     defaults = getattr(inflatable_utils.pull_objects, "__kwdefaults__", None) or {}
     often = {"initial_backoff": LOOK_SECONDS, "backoff_cap": LOOK_SECONDS, "max_tries_per_object": None}
     defaults.update({name: value for name, value in often.items() if name in defaults})
+
+
+def away(error: Error) -> str:
+    """In which way a node is away, where an error says that; nothing where it says something else."""
+    if error.code == NODE_UNAVAILABLE:
+        return "its node has gone, or has been silent for a minute"
+    if error.code == NOT_THERE and "upload" in (error.reason or ""):
+        return "its reply broke off three minutes ago: its node has gone"
+    return ""
 
 
 def connected_nodes(grid: Grid) -> dict[int, str]:

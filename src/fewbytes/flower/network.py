@@ -32,7 +32,7 @@ from fewbytes.engines.local import memory_bytes
 from fewbytes.engines.requests import Request, Requests
 from fewbytes.engines.store import ClientStore
 from fewbytes.engines.underway import Work
-from fewbytes.flower.compat import NODE_UNAVAILABLE, connected_nodes, look_often
+from fewbytes.flower.compat import away, connected_nodes, look_often
 from fewbytes.flower.messages import decoded, read_content, seal_of, sealed, write_content
 from fewbytes.flower.node import DIFFERENT, Order, digest, in_common
 from fewbytes.running.settings import Settings
@@ -508,11 +508,9 @@ class FlowerEngine(Engine):
     def _answer(self, client: Id, reply: Message, order: bytes) -> _Answer:
         """A client's reply to an order, read with suspicion."""
         if reply.has_error():
-            outcome = "unreachable" if reply.error.code == NODE_UNAVAILABLE else "failed"
-            why = f"Flower's error {reply.error.code}: {cleaned(reply.error.reason)}"
-            return _Answer(
-                outcome, why if outcome == "failed" else "its node has gone, or has been silent for a minute"
-            )
+            if why := away(reply.error):
+                return _Answer("unreachable", why)
+            return _Answer("failed", f"Flower's error {reply.error.code}: {cleaned(reply.error.reason)}")
         try:
             text, frame = read_content(reply.content, self.frame_folder)
             if self.frame_folder is not None and "name" in reply.content.config_records["fewbytes"]:
