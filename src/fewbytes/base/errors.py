@@ -84,7 +84,7 @@ def raised_at(error: BaseException, own_code: bool = False) -> str:
     return ""
 
 
-def a(kind: type | str) -> str:
+def with_article(kind: type | str) -> str:
     """A class with its article, as errors name it."""
     name = kind if isinstance(kind, str) else kind.__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
@@ -92,7 +92,7 @@ def a(kind: type | str) -> str:
 
 def returned(value: object) -> str:
     """What a function gave back that should have given something else."""
-    return "nothing (is `return` missing?)" if value is None else a(type(value))
+    return "nothing (is `return` missing?)" if value is None else with_article(type(value))
 
 
 def cleaned(text: str | None, most: int = 300) -> str:

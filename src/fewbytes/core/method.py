@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
 
-from fewbytes.base.errors import MethodError, UserError, a, returned, suggestion
+from fewbytes.base.errors import MethodError, UserError, returned, suggestion, with_article
 from fewbytes.base.ranges import check_ranges
 from fewbytes.base.rate import Way
 from fewbytes.base.state import State
@@ -241,7 +241,7 @@ class Method(ABC, metaclass=_Terms):
             check_fields(type(state))
         kind = self.state_class(half)
         if type(state) is not kind:
-            says = "no state" if kind is None else a(kind)
+            says = "no state" if kind is None else with_article(kind)
             raise MethodError(f"{type(self).__name__}.{half} says that it returns {says}, and gave {returned(state)}")
 
     def start(self, state: Any, net: Network) -> None:

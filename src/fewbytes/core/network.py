@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
-from fewbytes.base.errors import FewbytesError, MethodError, a
+from fewbytes.base.errors import FewbytesError, MethodError, with_article
 from fewbytes.base.ranges import EXACT
 from fewbytes.base.rate import Way
 from fewbytes.base.state import EntryMeans, Mean, State
@@ -65,8 +65,8 @@ class Handler:
     def check(self, message: Any) -> None:
         """Raises MethodError for a message that is not of its class."""
         if type(message) is not self.message:
-            wanted = "nothing" if self.message is None else a(self.message)
-            sent = "nothing" if message is None else a(type(message))
+            wanted = "nothing" if self.message is None else with_article(self.message)
+            sent = "nothing" if message is None else with_article(type(message))
             raise MethodError(f"handler {self.name!r} takes {wanted}, it was sent {sent}")
 
     def roundable(self, way: Way) -> bool:
@@ -97,7 +97,7 @@ def _check_around(around: State | None) -> None:
     if around is not None and not isinstance(around, Mapping):
         raise MethodError(
             "a mean is asked for, added to (mean.add(state, weight), for each reply) and called; what it is given is "
-            f"what clients were sent, by name, not {a(type(around))}"
+            f"what clients were sent, by name, not {with_article(type(around))}"
         )
 
 

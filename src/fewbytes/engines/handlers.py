@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from torch import Tensor, nn
 
-from fewbytes.base.errors import FrameError, MethodError, a, returned
+from fewbytes.base.errors import FrameError, MethodError, returned, with_article
 from fewbytes.base.ranges import ANEW, EXACT
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
@@ -157,7 +157,7 @@ class Runner:
         frame: Frame | None = None
         if handler.reply is not None:
             if type(reply) is not handler.reply:
-                raise MethodError(f"it must reply {a(handler.reply)}, it replied {returned(reply)}")
+                raise MethodError(f"it must reply {with_article(handler.reply)}, it replied {returned(reply)}")
             statistics = self.task.problem.statistics(job.client)
             lossy = lossy_for(job.rate, handler.reply, statistics, lost, averaged=True) if job.rate else None
             frame = pack(reply, layout=layout, base=Base.together(bases), coded=self.coded, lossy=lossy)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 from torch import Tensor
 
-from fewbytes.base.errors import FrameError, MethodError, a
+from fewbytes.base.errors import FrameError, MethodError, with_article
 from fewbytes.wire.frame import MOST_ITEMS, NO_HASH, Frame, Parsed
 from fewbytes.wire.layout import Layout
 from fewbytes.wire.lossy import Lossy
@@ -119,7 +119,7 @@ def _write(kind: Any, value: Any, writer: Writer, path: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if _is_state(kind):
         if not isinstance(value, Mapping):
-            raise TypeError(f"{path}: {a(type(value))} cannot travel as a dict of tensors")
+            raise TypeError(f"{path}: {with_article(type(value))} cannot travel as a dict of tensors")
         try:
             return writer.state(value)
         except TypeError as error:
@@ -152,7 +152,7 @@ def _write(kind: Any, value: Any, writer: Writer, path: str) -> Any:
             return [_write(k, getattr(value, name), writer, f"{path}.{name}") for name, k in _hints(kind)]
     wire = isinstance(kind, type) and issubclass(kind, WireValue)
     remedy = f": give {kind.__name__}(…)" if wire else ""
-    raise TypeError(f"{path}: {a(type(value))} cannot travel as {a(_words(kind))}{remedy}")
+    raise TypeError(f"{path}: {with_article(type(value))} cannot travel as {with_article(_words(kind))}{remedy}")
 
 
 def _read(kind: Any, item: Any, reader: Reader) -> Any:

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fewbytes.base.errors import a
+from fewbytes.base.errors import with_article
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -69,7 +69,7 @@ class Layout:
 def entry_of(name: str, value: Tensor) -> Entry:
     """The entry that describes a tensor. Raises TypeError for a type that cannot travel, and what is no tensor."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name!r}: {a(type(value))} cannot travel as a tensor")
+        raise TypeError(f"{name!r}: {with_article(type(value))} cannot travel as a tensor")
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise TypeError(f"{name!r}: tensors of type {value.dtype} cannot travel; those that can: {', '.join(DTYPES)}")
