@@ -232,18 +232,6 @@ class Method(ABC, metaclass=_Terms):
         check_fields(kind)
         return kind
 
-    def check_state(self, half: Literal["server", "client"], state: Any) -> None:
-        """Raises MethodError for a state that is not what `server` or `client` says, or cannot be packed."""
-        hint = typing.get_type_hints(getattr(type(self), half)).get("return", inspect.Signature.empty)
-        if state is None and (hint in (inspect.Signature.empty, Any) or type(None) in (hint, *typing.get_args(hint))):
-            return
-        if state is not None:
-            check_fields(type(state))
-        kind = self.state_class(half)
-        if type(state) is not kind:
-            says = "no state" if kind is None else with_article(kind)
-            raise MethodError(f"{type(self).__name__}.{half} says that it returns {says}, and gave {returned(state)}")
-
     def start(self, state: Any, net: Network) -> None:
         """Before round 1: handshakes, clustering."""
 
@@ -289,3 +277,16 @@ class Method(ABC, metaclass=_Terms):
         """Where in these parameters, whose gradients are given, a server sees the change, bool like them; None:
         everywhere."""
         return None
+
+
+def check_state(method: Method, half: Literal["server", "client"], state: Any) -> None:
+    """Raises MethodError for a state that is not what a method's `server` or `client` says, or cannot be packed."""
+    hint = typing.get_type_hints(getattr(type(method), half)).get("return", inspect.Signature.empty)
+    if state is None and (hint in (inspect.Signature.empty, Any) or type(None) in (hint, *typing.get_args(hint))):
+        return
+    if state is not None:
+        check_fields(type(state))
+    kind = method.state_class(half)
+    if type(state) is not kind:
+        says = "no state" if kind is None else with_article(kind)
+        raise MethodError(f"{type(method).__name__}.{half} says that it returns {says}, and gave {returned(state)}")

@@ -20,7 +20,7 @@ from fewbytes.base.state import State
 from fewbytes.base.streams import seed_all, untouched
 from fewbytes.core.devices import open_device, prepare_device
 from fewbytes.core.graphs import Recordings
-from fewbytes.core.method import Method
+from fewbytes.core.method import Method, check_state
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Task
@@ -200,7 +200,7 @@ class Runner:
         site = Site(self.task, job.client, 0, "client", self._models)
         seed_all(site.seed)
         state = self.method.client(site)
-        self.method.check_state("client", state)
+        check_state(self.method, "client", state)
         return state, {}, {}
 
     def _stored(self, client: Id, version: int) -> tuple[Any, dict[str, State], dict[str, bytes]]:

@@ -32,7 +32,7 @@ from fewbytes.base.files import (
 from fewbytes.core import gallery
 from fewbytes.core.devices import open_device
 from fewbytes.core.ledger import Ledger, LeftOut
-from fewbytes.core.method import Method
+from fewbytes.core.method import Method, check_state
 from fewbytes.core.network import Refused
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
@@ -66,7 +66,7 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
         loop = _Loop(method, task, settings if scratch is None else replace(settings, durable=False), folder)
         if not settings.resume:
             # what cannot be is refused before anything is written, here and by the next lines
-            method.check_state("server", method.server(task.problem.on_cpu()))
+            check_state(method, "server", method.server(task.problem.on_cpu()))
             method.state_class("client")
             try_models(task)
         with _held(folder):
