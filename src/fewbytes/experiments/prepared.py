@@ -196,8 +196,6 @@ def unless_refused(run: Path, made: Path | None) -> Iterator[None]:
     except UserError:
         if made is not None and not (run / "config.toml").exists():
             shutil.rmtree(made)
-            with contextlib.suppress(OSError):
-                made.parent.rmdir()  # unless other runs are there
         raise
 
 
