@@ -22,7 +22,9 @@ from rich.text import Text
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 COMPARE = ["compare", "fedavg", "fedpurin", "genefl", "fusefl", "--dataset", "digits", "--clients", "10"]
-COMPARE += ["--alpha", "0.3", "--model", "resnet8:width=16", "--rounds", "20", "--seed", "1"]
+COMPARE += ["--alpha", "0.3", "--model", "resnet8:width=16", "--rounds", "20", "--set", "epochs=2"]
+COMPARE += ["--set", "fusefl.epochs=40", "--set", "lr=0.1", "--set", "batch=20", "--set", "momentum=0"]
+COMPARE += ["--set", "fraction=1", "--seed", "1"]
 COLUMNS = 80
 LIGHT = TerminalTheme(
     (255, 255, 255),

@@ -62,7 +62,7 @@ def run(
     down = up if down is None else down
     row = {"round": 1, "phase": "round", "scores": {"accuracy": accuracy}, "uplink_bytes": up, "downlink_bytes": down}
     guessing = {"global": 0.1, "personalised": 0.4}
-    result: dict[str, Any] = {"status": "done", "majority_class_accuracy": guessing}
+    result: dict[str, Any] = {"status": "done", "rounds": 9, "majority_class_accuracy": guessing}
     result |= {} if budget is None else {"budget": budget, "ended_by": "budget"}
     counts = {"classes": ["a"], "train": [[partition]], "test": [[1]]}
     return RunFolder(Path(label), label, [row], None, counts, result | {"parameters": parameters or {}}, "rounds = 9")
@@ -92,11 +92,23 @@ def test_what_was_not_trained_alike_is_said_with_it():
     one = run("one", 5, parameters={"epochs": 1, "lr": 0.1}, personalised=0.9)
     two = run("two", 5, parameters={"epochs": 5, "lr": 0.1, "rho": 3}, personalised=0.9)
     three = replace(run("three", 5, parameters={"epochs": 5, "lr": 0.1}, personalised=0.9), config="rounds = 4")
+    assert three.result is not None
+    three.result["rounds"] = 4
     assert caveats([one, run("like", 5, parameters={"epochs": 1, "lr": 0.1, "k": 2}, personalised=0.9)]) == [CAVEAT]
     assert caveats([one, two, three])[0] == (
         "They were not trained alike, which may be all the difference: rounds 9 (one, two), 4 (three); epochs 1 (one), "
         "5 (two, three)."
     )
+
+
+def test_who_trains_but_once_trains_as_long_as_the_others_in_all():
+    many = run("many", 5, parameters={"epochs": 2}, personalised=0.9)
+    once = run("once", 5, parameters={"epochs": 18}, personalised=0.9)
+    assert once.result is not None
+    once.result["rounds"] = 1
+    assert caveats([many, once]) == [CAVEAT]
+    once.result["parameters"]["epochs"] = 9
+    assert caveats([many, once])[0].endswith("epochs 2 (many), 1 (once).")
 
 
 def test_bytes_are_worth_it_only_above_local_training():

@@ -22,7 +22,7 @@ from fewbytes.experiments.settings import make_experiment, make_method, typed
 from fewbytes.methods import METHODS, method_class, short_name
 from fewbytes.models.builders import SMALL_RESNET
 from fewbytes.report import choices, read_runs, write_report
-from fewbytes.report.choice import unequal
+from fewbytes.report.choice import a_round, unequal
 from fewbytes.running.recorders import watcher_of
 from fewbytes.running.rounding import unrounded
 from fewbytes.running.settings import ROUNDING
@@ -240,6 +240,11 @@ def _per_method(names: list[str], parameters: dict[str, Any]) -> dict[str, dict[
 
 def _note_unequal_training(jobs: Sequence[PreparedRun]) -> None:
     """Say which settings of local training differ between the methods compared."""
-    for key, values in unequal({job.method.method_name: job.method.parameters for job in jobs}).items():
+    rounds = {job: job.experiment.run.rounds for job in jobs if job.method.own_rounds}
+    given = {
+        job.method.method_name: a_round(job.method.parameters, rounds[job]) if job in rounds else job.method.parameters
+        for job in jobs
+    }
+    for key, values in unequal(given).items():
         text = ", ".join(f"{value} ({listed(names, 3)})" for value, names in values)
         note(f"{key} differs: {text} (--set {key}=VALUE makes it equal)")

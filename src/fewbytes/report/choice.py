@@ -69,15 +69,27 @@ def choices(runs: Sequence[RunFolder]) -> list[Choice]:
 
 def caveats(runs: Sequence[RunFolder]) -> list[str]:
     """What to bear in mind with recommendations: what differs in how the runs were trained, and by chance."""
-    found = unequal({run.label: (run.result or {}).get("parameters", {}) | _asked(run) for run in runs})
+    found = unequal({run.label: _training(run) for run in runs})
     texts = {key: ", ".join(f"{value} ({named(who, 3)})" for value, who in of) for key, of in found.items()}
     unlike = "; ".join(f"{key} {text}" for key, text in texts.items())
     return [*([f"They were not trained alike, which may be all the difference: {unlike}."] if unlike else []), CAVEAT]
 
 
-def _asked(run: RunFolder) -> dict[str, Any]:
-    """The rounds that were asked for; a method may take fewer, a limit may have ended them."""
-    return {"rounds": tomllib.loads(run.config).get("rounds")}
+def _training(run: RunFolder) -> dict[str, Any]:
+    """A run's parameters, and the rounds that were asked for: a method may take a number of its own, a limit may have
+    ended them."""
+    result, asked = run.result or {}, tomllib.loads(run.config).get("rounds")
+    whole = result.get("status") == "done" and not result.get("ended_by")
+    parameters = result.get("parameters", {})
+    if asked is not None and whole and result["rounds"] != asked:
+        parameters = a_round(parameters, asked)
+    return parameters | {"rounds": asked}
+
+
+def a_round(parameters: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """The parameters of a method that has rounds of its own, as if it had trained as long in all in so many."""
+    lengths = {key: parameters[key] / rounds for key in ("epochs", "steps") if parameters.get(key)}
+    return {**parameters, **{key: int(value) if value == int(value) else value for key, value in lengths.items()}}
 
 
 def unequal(parameters: Mapping[str, Mapping[str, Any]]) -> dict[str, list[tuple[Any, list[str]]]]:
