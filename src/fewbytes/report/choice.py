@@ -79,8 +79,8 @@ def _training(run: RunFolder) -> dict[str, Any]:
     """A run's parameters, and the rounds that were asked for: a method may take a number of its own, a limit may have
     ended them."""
     result, asked = run.result or {}, tomllib.loads(run.config).get("rounds")
+    parameters: dict[str, Any] = result.get("parameters", {})
     whole = result.get("status") == "done" and not result.get("ended_by")
-    parameters = result.get("parameters", {})
     if asked is not None and whole and result["rounds"] != asked:
         parameters = a_round(parameters, asked)
     return parameters | {"rounds": asked}
