@@ -68,12 +68,18 @@ def host(run: Path, name: str, stack: ExitStack) -> None:
 DEPLOY = [sys.executable, "-m", "fewbytes", "deploy"]
 
 
+def begun(there: Path, sites: list[str], said: Path, what: str, stack: ExitStack) -> tuple[subprocess.Popen, Path]:
+    """A server that has said so, and its run's folder."""
+    server = started([*DEPLOY, "fedavg", *sites, "--rounds", "2"], said, stack, cwd=there)
+    assert until(lambda: what in said.read_text()), said.read_text()
+    (run,) = (there / "runs").iterdir()
+    return server, run
+
+
 def test_a_site_that_is_not_fit_hears_so_at_once_and_the_same_folders_serve_once_it_is_mended(tmp_path, sites):
     said = tmp_path / "server.log"
     with ExitStack() as stack:
-        server = started([*DEPLOY, "fedavg", *sites, "--rounds", "2"], said, stack, cwd=tmp_path)
-        assert until(lambda: "sh start.sh" in said.read_text()), said.read_text()
-        (run,) = (tmp_path / "runs").iterdir()
+        server, run = begun(tmp_path, sites, said, "sh start.sh", stack)
         host(run, "south", stack)
         assert until(lambda: "client 1 cannot join: south: south.csv: column 'age', row 3" in said.read_text())
         assert server.poll() is None  # it waits for the other
@@ -95,9 +101,7 @@ def test_a_site_that_is_not_fit_hears_so_at_once_and_the_same_folders_serve_once
 def test_a_server_that_was_stopped_as_it_waited_goes_on_with_what_is_said_anew(tmp_path, sites):
     said = tmp_path / "server.log"
     with ExitStack() as stack:
-        server = started([*DEPLOY, "fedavg", *sites, "--rounds", "2"], said, stack, cwd=tmp_path)
-        assert until(lambda: "waiting for clients: 0 of 2" in said.read_text()), said.read_text()
-        (run,) = (tmp_path / "runs").iterdir()
+        server, run = begun(tmp_path, sites, said, "waiting for clients: 0 of 2", stack)
         second = started([*DEPLOY, "--resume", str(run)], tmp_path / "second.log", stack, cwd=tmp_path)
         assert second.wait(timeout=60) == 2  # and takes nothing away
         assert "another deployment is running there: stop it" in (tmp_path / "second.log").read_text()

@@ -29,7 +29,8 @@ from fewbytes.data.own import is_function, own_data
 from fewbytes.data.schema import Schema
 from fewbytes.data.sources import source
 from fewbytes.data.split import Split
-from fewbytes.data.tables import SUFFIXES, is_table, read_table, table_files
+from fewbytes.data.table_files import SUFFIXES, is_table, table_files
+from fewbytes.data.tables import read_table
 
 HUB = {
     "mnist": "ylecun/mnist",

@@ -1,4 +1,4 @@
-"""Tables as data sets: CSV and Parquet files, and frames, of numeric and categorical columns.
+"""Tables as data sets: files (`table_files`) and frames of numeric and categorical columns as samples.
 
 Numeric columns are standardised; categorical ones, which are text, become an indicator, 0 or 1, for each category. By
 what means, deviations and categories says a `Schema`, which is read off one table and holds for all others.
@@ -9,60 +9,30 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import Slip, UserError, listed, one_line
 from fewbytes.base.named import elsewhere
 from fewbytes.data.clients import Dataset, split_off_test
-from fewbytes.data.folders import TEST_NAMES
-from fewbytes.data.schema import COLUMNS, MARKS, Schema, no_column
-from fewbytes.data.sources import holds_images
+from fewbytes.data.schema import COLUMNS, Schema, no_column
 from fewbytes.data.split import Split, Targets
+from fewbytes.data.table_files import Files, read_columns
 
-SUFFIXES = (".csv", ".parquet")
 TARGETS = ("target", "label", "labels")
 """What a table's target is called where nothing is said."""
 FEW = 20  # whole numbers of so many values at most are classes; of more they are numbers
 MOST = 1000  # categories of a column; with more, or more than FEW in over half of the rows, it names its rows
 FAR = 5  # standard deviations, of a column's mean from the server's
 NEARLY = 0.9  # so many of a column's texts that are numbers, and it is one of numbers with some that are wrong
-
-Files = dict[str, Path]  # of a data set, by split: train, test
-
-
-def is_table(path: Path) -> bool:
-    """Whether a file is a table: CSV, or Parquet without images."""
-    if path.suffix not in SUFFIXES or not path.is_file():
-        return False
-    try:
-        return path.suffix == ".csv" or not any(holds_images(field.type) for field in pq.read_schema(path))
-    except (pa.ArrowException, OSError):
-        return False
-
-
-def table_files(place: Path, only_test: bool = False) -> Files:
-    """The tables of a data set: a file, or a folder's `train` and `test` ones; nothing if there are none."""
-    if place.is_file():
-        return {"train": place} if is_table(place) else {}
-
-    def first(*names: str) -> Path | None:
-        return next((p for n in names for s in SUFFIXES if is_table(p := place / f"{n}{s}")), None)
-
-    files = {split: p for split, p in (("train", first("train")), ("test", first(*TEST_NAMES))) if p is not None}
-    return files if "train" in files or only_test else {}
 
 
 def read_table(name: str, files: Files, schema: Schema, only_test: bool = False) -> Dataset:
@@ -72,7 +42,7 @@ def read_table(name: str, files: Files, schema: Schema, only_test: bool = False)
 
     Raises UserError, with file, column and remedy, for what cannot be.
     """
-    tables = {split: _Table(str(path), _read(path, schema)) for split, path in files.items()}
+    tables = {split: _Table(str(path), read_columns(path, schema)) for split, path in files.items()}
     return _dataset(name, tables.get("train"), tables.get("test"), schema, only_test)
 
 
@@ -355,42 +325,7 @@ def _indicators(table: _Table, name: str, schema: Schema) -> NDArray[np.float32]
     return indicators
 
 
-# Reading --------------------------------------------------------------------------------------------------------------
-
-
-def _read(path: Path, schema: Schema) -> pa.Table:
-    try:
-        if path.suffix == ".parquet":
-            return pq.read_table(path)
-        texts = [*schema.categories, *(schema.target if schema.learns == "classes" else ())]
-        how = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
-        return pyarrow.csv.read_csv(path, convert_options=how)
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    """What to raise for a file that is no table. The words of who reads CSV hold whole rows, which are not shown."""
-    if path.suffix != ".csv" or isinstance(error, OSError):
-        return UserError(f"{path} cannot be read as a table: {one_line(error)}")
-    if not path.stat().st_size:
-        return UserError(f"{path} is empty: give it a line of columns' names, and a row for each sample")
-    wrong: list[Any] = []
-    with suppress(pa.ArrowException, OSError):  # again, by one thread, which knows the numbers of rows
-
-        def keep(row: Any) -> str:
-            wrong.append(row)
-            return "error"
-
-        options = pyarrow.csv.ParseOptions(invalid_row_handler=keep)
-        pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(use_threads=False), options)
-    if not wrong:
-        return UserError(f"{path} cannot be read as CSV: write it as text, a row a line, columns separated by commas")
-    row, wanted, found = wrong[0].number - 1, wrong[0].expected_columns, wrong[0].actual_columns
-    remedy = 'put texts with commas in quotes, "so, or so"'
-    if wanted == 1 or found == 1 or any(mark in wrong[0].text for mark in MARKS):
-        remedy = "separate columns by commas, and write decimals with a point"
-    return UserError(f"{path}: row {row} of the data has {found} values, the line of names has {wanted}: {remedy}")
+# Frames and words -----------------------------------------------------------------------------------------------------
 
 
 def _arrow(frame: Any) -> pa.Table:

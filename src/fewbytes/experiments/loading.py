@@ -36,7 +36,7 @@ from fewbytes.data.channels import channel_figures
 from fewbytes.data.datasets import HOST
 from fewbytes.data.settings import USED_BY
 from fewbytes.data.split import ungrouped
-from fewbytes.data.tables import SUFFIXES
+from fewbytes.data.table_files import SUFFIXES
 from fewbytes.experiments.groups import DECLARED, DataSettings, ModelSettings
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.normalise import Normalisation
