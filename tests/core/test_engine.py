@@ -20,6 +20,7 @@ from torch import nn
 import fewbytes as fb
 from fewbytes.base.files import ScratchFolder
 from fewbytes.base.ranges import Positive, Share
+from fewbytes.base.state import EntryMeans
 from fewbytes.base.streams import stream
 from fewbytes.core.ledger import OUTCOMES
 from fewbytes.core.objective import evaluate, objective_for
@@ -328,12 +329,52 @@ def test_mean_refuses_states_that_differ():
         mean.add({"a": torch.ones(2)}, weight=0)
 
 
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@given(
+    kind=st.sampled_from([*FLOATS, torch.int64, torch.uint8, torch.bool]),
+    weights=st.lists(st.integers(1, 100_000), min_size=1, max_size=300),
+    seed=st.integers(0, 100),
+)
+@settings(deadline=None, max_examples=60)
+def test_the_mean_of_equal_states_is_that_state_whatever_their_type_and_number(kind, weights, seed):
+    g = torch.Generator().manual_seed(seed)
+    value = (100 * torch.randn(20, generator=g)).abs().to(kind)
+    if kind in FLOATS:
+        value = torch.cat([value, torch.tensor([-0.0, torch.finfo(kind).max, -math.inf], dtype=kind)])
+    mean, entries = fb.Mean(), EntryMeans()
+    for weight in weights:
+        mean.add({"w": value}, weight)
+        entries.add({"w": value}, weight)
+    for got in (mean()["w"], entries.over({"w": torch.zeros_like(value)})["w"]):
+        assert got.dtype == kind
+        assert got.view(torch.uint8).equal(value.view(torch.uint8))
+
+
+def test_clients_with_many_samples_do_not_overflow_a_mean_of_float16():
+    mean = fb.Mean()
+    for value in (1.0, 1.5, 2.0):
+        mean.add({"gain": torch.tensor(value, dtype=torch.float16)}, 24_000)
+    assert mean()["gain"] == torch.tensor(1.5, dtype=torch.float16)
+
+
 @given(samples=st.integers(1, 200), size=st.integers(1, 50))
-def test_batches_cover_everything_and_none_is_single(samples, size):
+def test_batches_cover_everything_and_none_is_under_half_a_batch(samples, size):
     bounds = batches(samples, size)
     assert [i for a, b in bounds for i in range(a, b)] == list(range(samples))
-    if size > 1 and samples > 1:
-        assert all(b - a > 1 for a, b in bounds)
+    assert all(2 * (b - a) >= size and b - a < 1.5 * size for a, b in bounds if samples > size)
+
+
+@given(samples=st.integers(1, 200), size=st.integers(1, 50))
+def test_a_short_last_batch_may_be_kept_but_for_a_single_sample_or_dropped(samples, size):
+    kept, dropped = batches(samples, size, "kept"), batches(samples, size, "dropped")
+    assert [i for a, b in kept for i in range(a, b)] == list(range(samples))
+    if samples > size > 1:
+        assert [b - a for a, b in kept[:-1]] == [size] * (len(kept) - 1)
+        assert 1 < kept[-1][1] - kept[-1][0] <= size + 1
+        assert [b - a for a, b in dropped] == [size] * (samples // size)
+    assert dropped or samples == 1
 
 
 @pytest.mark.parametrize(
@@ -399,8 +440,9 @@ def test_so_many_steps_are_the_first_of_as_many_epochs_as_they_take():
     torch.manual_seed(7)
     x, y = torch.randn(10, 4), torch.arange(10) % 3  # three batches an epoch
     for order in ("shuffled", "stored"):
-        whole = 3 if order == "shuffled" else 2
-        assert torch.equal(after(x, y, order=order, epochs=7, steps=2 * whole), after(x, y, order=order, epochs=2))
+        for last, whole in (("merged", 3), ("dropped", 2)):
+            how = {"order": order, "last": last}
+            assert torch.equal(after(x, y, epochs=7, steps=2 * whole, **how), after(x, y, epochs=2, **how))
     torch.manual_seed(3)
     model = nn.Linear(4, 3)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -426,12 +468,26 @@ def test_the_loss_of_steps_is_that_of_the_last_epochs():
 
 
 def test_steps_over_what_is_stored_go_on_from_round_to_round():
-    x, y = torch.randn(9, 4), torch.arange(9) % 3  # two whole batches
+    x, y = torch.randn(9, 4), torch.arange(9) % 3  # two batches, the second of five
     how = {"order": "stored", "steps": 1}
     first, second, third = (after(x, y, t, **how) for t in (1, 2, 3))
     assert torch.equal(first, after(x[:4], y[:4], **how))
-    assert torch.equal(second, after(x[4:8], y[4:8], **how))
+    assert torch.equal(second, after(x[4:], y[4:], **how))
     assert torch.equal(third, first)
+
+
+def test_no_stored_sample_is_left_out_for_good():
+    """Without the incomplete last batch, each epoch begins with what the last one left out."""
+    x, y, met = torch.arange(10.0).reshape(10, 1), torch.arange(10) % 3, []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        met.append(targets.tolist())
+        return nn.functional.cross_entropy(outputs, targets)
+
+    for t in (1, 2):
+        fit(nn.Linear(1, 3), x, y, fb.Local(epochs=2, batch=4, order="stored", last="dropped"), t, loss=loss)
+    rows = [i % 10 for i in range(32)]
+    assert met == [[row % 3 for row in rows[start : start + 4]] for start in range(0, 32, 4)]
 
 
 def test_what_is_frozen_gives_the_same_kept_and_not(monkeypatch):

@@ -118,86 +118,79 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             torch._foreach_copy_([own[name] for name in state], list(state.values()))
 
 
-class Mean:
-    """The weighted mean of states, added one at a time: memory of one model, however many are added.
-
-    Floating-point entries are summed in their own type, in the order added; integer entries (counters) are
-    summed in float64 and rounded. Calling it returns the mean.
-    """
-
-    def __init__(self) -> None:
-        self._sum: State = {}
-        self._dtypes: dict[str, torch.dtype] = {}
-        self._weight = 0.0
-
-    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
-        """Add one state with a `weight` above 0. Raises MethodError if names or shapes differ from the first one's."""
-        if not weight > 0:
-            raise MethodError(f"a mean needs weights above 0, got {weight}")
-        first = not self._sum
-        if first:
-            self._dtypes = {name: value.dtype for name, value in state.items()}
-            self._sum = {
-                name: torch.zeros_like(value, dtype=None if value.is_floating_point() else torch.float64)
-                for name, value in state.items()
-            }
-        differ = [
-            name
-            for name in self._sum.keys() | state.keys()
-            if name not in self._sum or name not in state or self._sum[name].shape != state[name].shape
-        ]
-        if differ:
-            raise MethodError(
-                f"a mean needs the same entries in every state; these differ: {', '.join(sorted(differ))}"
-            )
-        floating = [name for name in self._sum if self._dtypes[name].is_floating_point]
-        if floating:
-            sums = [self._sum[name] for name in floating]
-            values = [state[name].to(self._sum[name].dtype) for name in floating]
-            torch._foreach_add_(sums, values, alpha=weight)
-        for name in self._sum.keys() - set(floating):
-            self._sum[name].add_(state[name].to(torch.float64), alpha=weight)
-        self._weight += weight
-
-    def __call__(self) -> State:
-        """The mean of what was added. Raises MethodError if nothing was."""
-        if not self._sum:
-            raise MethodError("a mean of nothing: no client replied")
-        mean = {}
-        for name, total in self._sum.items():
-            value = total / self._weight
-            mean[name] = value if self._dtypes[name].is_floating_point else value.round().to(self._dtypes[name])
-        return mean
-
-
 class EntryMeans:
-    """The weighted mean of each entry over the states that have it: memory of one model, however many are added.
+    """The weighted mean of each entry over the states that have it: memory of a few models, however many are added.
 
-    The mean of one value is that value, bit for bit.
+    Sums are in float64, in the order added; a mean is rounded once, to the entry's type, of counters to whole numbers.
+    The mean of equal values is that value, bit for bit: what float64 cannot hold wider is summed as it differs from the
+    first value added.
     """
 
     def __init__(self) -> None:
         self.weights: dict[str, float] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
         self._sums: State = {}
-        self._only: State = {}
+        self._first: State = {}  # of float64 and integers
 
     def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
         """Add one state, of any entries, which counts as `weight` of them."""
         for name, value in state.items():
-            if name not in self._sums:
-                self._sums[name] = torch.zeros_like(value, dtype=None if value.is_floating_point() else torch.float64)
-                self.weights[name], self._only[name] = 0.0, value.clone()
+            new = name not in self._sums
+            if new and (value.dtype == torch.float64 or not value.is_floating_point()):
+                self._first[name] = value.clone()
+            if name in self._first:
+                first = self._first[name]
+                wide = value.double() - first.double() if value.is_floating_point() else value.long() - first.long()
+                value = wide.masked_fill_(value == first, 0).double()  # an infinite one less itself is not 0
+            if new:
+                self._sums[name], self._dtypes[name] = value.double() * weight, state[name].dtype
+                self.weights[name] = weight
             else:
-                self._only.pop(name, None)
-            self._sums[name].add_(value, alpha=weight)
-            self.weights[name] += weight
+                self._sums[name].add_(value, alpha=weight)
+                self.weights[name] += weight
+
+    def means(self) -> State:
+        """The means of what was added, by entry."""
+        return {name: self._mean(name) for name in self._sums}
+
+    def _mean(self, name: str) -> Tensor:
+        mean, dtype = self._sums[name] / self.weights[name], self._dtypes[name]
+        if name in self._first:
+            first = self._first[name]
+            mean = torch.where(mean == 0, first, first + (mean if dtype.is_floating_point else mean.round().long()))
+        return mean.to(dtype)
 
     def over(self, old: State) -> State:
         """The means in place of `old`'s entries; those nobody sent stay. Raises MethodError for others."""
         if strange := self._sums.keys() - old.keys():
             raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
-        new = dict(old)
-        for name, total in self._sums.items():
-            mean = self._only.get(name, total / self.weights[name])
-            new[name] = mean if old[name].is_floating_point() else mean.round().to(old[name].dtype)
-        return new
+        return old | {name: mean.to(old[name].dtype) for name, mean in self.means().items()}
+
+
+class Mean:
+    """The weighted mean of states with the same entries, added one at a time, as `EntryMeans` has it of each.
+
+    Calling it returns the mean.
+    """
+
+    def __init__(self) -> None:
+        self._means = EntryMeans()
+        self._shapes: dict[str, torch.Size] | None = None
+
+    def add(self, state: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Add one state with a `weight` above 0. Raises MethodError if names or shapes differ from the first one's."""
+        if not weight > 0:
+            raise MethodError(f"a mean needs weights above 0, got {weight}")
+        shapes = {name: value.shape for name, value in state.items()}
+        first = self._shapes = shapes if self._shapes is None else self._shapes
+        if differ := {name for name, _ in first.items() ^ shapes.items()}:
+            raise MethodError(
+                f"a mean needs the same entries in every state; these differ: {', '.join(sorted(differ))}"
+            )
+        self._means.add(state, weight)
+
+    def __call__(self) -> State:
+        """The mean of what was added. Raises MethodError if nothing was."""
+        if not self._shapes:
+            raise MethodError("a mean of nothing: no client replied")
+        return self._means.means()

@@ -34,7 +34,7 @@ class Recording:
 
     model: nn.Module
     step: Step
-    velocity: list[Tensor]
+    velocity: dict[Tensor, Tensor]
     terms: Hashable
     by_shape: dict[Hashable, Recorded | None] = field(default_factory=dict)
     refused: bool = False  # by CUDA: what waits for the GPU cannot be recorded
@@ -82,7 +82,7 @@ Recordings = dict[Hashable, Recording]
 """By module and terms."""
 
 
-def recording(kept: Recordings, model: nn.Module, step: Step, velocity: list[Tensor], terms: Hashable) -> Step:
+def recording(kept: Recordings, model: nn.Module, step: Step, velocity: dict[Tensor, Tensor], terms: Hashable) -> Step:
     """The step of a training that begins, as recorded by an earlier one where there is one."""
     if not _same_each_time(model):
         return step
@@ -93,7 +93,7 @@ def recording(kept: Recordings, model: nn.Module, step: Step, velocity: list[Ten
     found = kept.get(key)
     if found is None or found.terms != terms:
         found = kept[key] = Recording(model, step, velocity, terms)
-    for v in found.velocity:
+    for v in found.velocity.values():
         v.fill_(-0.0)  # to which adding a gradient gives that gradient, to the bit
     return found
 

@@ -24,10 +24,15 @@ from fewbytes.data.split import LazySamples, Transform
 M = TypeVar("M", bound=nn.Module)
 Loss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) to the mean loss of a batch; the outputs are whatever the model gives."""
+Velocity = dict[Tensor, Tensor]
+"""Of SGD with momentum, by parameter."""
 EVALUATION_BATCH = 250  # samples
 Order = Literal["shuffled", "stored"]
-"""Of a client's samples: shuffled anew each epoch; or as they are stored, leaving out the incomplete last batch. Of
-`steps`, the next round's begin with another shuffle; with what is stored after the last round's."""
+"""Of a client's samples: shuffled in each epoch, or as they are stored. The next round's `steps` begin with another
+shuffle, or with what is stored after the last round's."""
+Last = Literal["merged", "kept", "dropped"]
+"""What becomes of the samples left over by the last whole batch of an epoch: fewer than half a batch join the batch
+before them; or they are a batch of their own, but for a single one, which joins; or they are left out."""
 KEPT_BYTES = 2 << 30  # the most that outputs of a frozen part may take to be kept over the epochs
 SHUFFLED_BYTES = 64 << 20  # the most that samples may take to be put into an epoch's order all at once
 
@@ -61,21 +66,22 @@ def ready(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def batches(samples: int, size: int) -> list[tuple[int, int]]:
-    """Bounds of consecutive batches; the last may be short, but a single left-over sample joins the one before.
+def batches(samples: int, size: int, last: Last = "merged") -> list[tuple[int, int]]:
+    """Bounds of consecutive batches, the last as `last` says. Fewer samples than a batch are one; a single sample is
+    none where an incomplete batch is dropped.
 
-    (A batch of one has no variance for batch normalisation to divide by.)
+    (Batch normalisation has no variance of one sample to divide by, and of a few a poor one.)
     """
     bounds = [(start, min(start + size, samples)) for start in range(0, samples, size)]
-    if len(bounds) > 1 and bounds[-1][1] - bounds[-1][0] == 1:
-        bounds[-2:] = [(bounds[-2][0], samples)]
+    left = samples % size
+    if last == "dropped" and samples < size:
+        return bounds if samples > 1 else []
+    if left and samples > size:
+        if last == "dropped":
+            bounds.pop()
+        elif left == 1 or (last == "merged" and 2 * left < size):
+            bounds[-2:] = [(bounds[-2][0], samples)]
     return bounds
-
-
-def whole_batches(samples: int, size: int) -> list[tuple[int, int]]:
-    """Bounds of consecutive batches of exactly `size`; of fewer samples one short batch, of a single one none."""
-    full = [(start, start + size) for start in range(0, samples - size + 1, size)]
-    return full or [(0, samples)] * (samples > 1)
 
 
 def clip_each(norm: float, *modules: nn.Module) -> None:
@@ -102,8 +108,9 @@ class Local:
     lr_factor: Share = 0.1  # what lr is multiplied by at each step
     lr_warmup: Whole = 0  # rounds in which lr rises to its full value in a line; then the schedule begins
     clip: NotNegative = 0.0  # the largest norm of a gradient; 0: any
-    order: Order = "shuffled"  # of samples, anew each epoch; stored: as they are, without the incomplete last batch
+    order: Order = "shuffled"  # of samples, in each epoch; stored: as they are
     steps: Whole = 0  # batches in a round, in place of epochs, of as many shuffles as they take; 0: epochs count
+    last: Last = "merged"  # samples left over by whole batches: join the batch before if under half of one
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -177,20 +184,21 @@ def fit(
     one sample shows; then the loss is not told (0). `recordings`: of steps of this very module on a GPU, by earlier
     trainings, to which this one's are added; the results are the same.
     Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters that do not require
-    gradients, or have none in the first batch, stay as they are.
+    gradients stay as they are, others in the batches in which they have none.
     """
     loss = hooks.get("loss") or own_loss(model) or F.cross_entropy
     extra, frozen = hooks.get("extra"), hooks.get("frozen")
     before_step, after_step = hooks.get("before_step"), hooks.get("after_step")
     model.to(x.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    velocity: list[Tensor] = []
+    velocity: Velocity = {}
     step = stepper(parameters, local, local.lr_in(t), velocity)
-    bounds = batches(len(y), local.batch) if local.order == "shuffled" else whole_batches(len(y), local.batch)
-    if local.steps and local.order == "stored" and bounds:
-        begun = (t - 1) * local.steps % len(bounds)
-        bounds = bounds[begun:] + bounds[:begun]
+    bounds = batches(len(y), local.batch, local.last)
     counts = by_epoch(local, len(bounds) if private is None else private.epoch)
+    begun = (t - 1) * sum(counts)  # batches of earlier rounds, after which what is stored goes on
+    dropping = bool(bounds) and bounds[-1][1] < len(y)
+    if local.order == "stored" and bounds and not dropping:
+        bounds = bounds[begun % len(bounds) :] + bounds[: begun % len(bounds)]
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
 
@@ -241,12 +249,16 @@ def fit(
         from_x, from_y = x, y
         if private is not None:
             picked = private.batches(x.device)
-        elif local.order == "shuffled":
-            order = torch.randperm(len(y)).to(x.device)
+        elif local.order == "shuffled" or dropping:
+            # each epoch begins where the last one stopped, so that it is not the same samples that are never seen
+            order = (
+                torch.randperm(len(y)) if local.order == "shuffled" else torch.arange(len(y)).roll(-begun * local.batch)
+            )
+            order, begun = order.to(x.device), begun + count
             if isinstance(x, Tensor) and x.nbytes <= SHUFFLED_BYTES and count == len(bounds):
                 from_x, from_y = x[order], y[order]
             else:
-                picked = order.split([stop - start for start, stop in bounds])
+                picked = (order[start:stop] for start, stop in bounds)
         for rows in itertools.islice(picked, count):
             samples, targets = from_x[rows], from_y[rows]
             if transform is not None and len(targets):
@@ -265,10 +277,8 @@ def by_epoch(local: Local, whole: int) -> list[int]:
     return [whole] * full + [rest] * (rest > 0)
 
 
-def stepper(
-    parameters: Sequence[nn.Parameter], local: Local, lr: float, velocity: list[Tensor]
-) -> Callable[[], object]:
-    """A function that moves the parameters by their gradients, each time it is called.
+def stepper(parameters: Sequence[nn.Parameter], local: Local, lr: float, velocity: Velocity) -> Callable[[], object]:
+    """A function that moves the parameters that have gradients by these, each time it is called.
 
     `velocity`: of SGD with momentum; empty at first, then kept there.
     """
@@ -279,19 +289,26 @@ def stepper(
 
 
 @torch.no_grad()
-def _sgd(moved: Sequence[Tensor], velocity: list[Tensor], local: Local, lr: float) -> None:
-    """One step, in place; of the velocity, too."""
+def _sgd(moved: Sequence[Tensor], velocity: Velocity, local: Local, lr: float) -> None:
+    """One step, in place; of the velocities, too, each of which begins with its parameter's first gradient."""
+    if not moved:
+        return
     step: list[Tensor] = [p.grad for p in moved if p.grad is not None]
     if local.weight_decay:
         step = list(torch._foreach_add(step, list(moved), alpha=local.weight_decay))
     if local.momentum:
-        if not velocity:
-            velocity += [g.clone() for g in step]
-        else:
-            torch._foreach_mul_(velocity, local.momentum)
-            torch._foreach_add_(velocity, step)
-        nesterov = local.optimiser == "nesterov"
-        step = list(torch._foreach_add(step, velocity, alpha=local.momentum)) if nesterov else velocity
+        met = [(velocity[p], g) for p, g in zip(moved, step, strict=True) if p in velocity]
+        if met:
+            velocities, gradients = (list(each) for each in zip(*met, strict=True))
+            torch._foreach_mul_(velocities, local.momentum)
+            torch._foreach_add_(velocities, gradients)
+        velocity.update({p: g.clone() for p, g in zip(moved, step, strict=True) if p not in velocity})
+        of_these = [velocity[p] for p in moved]
+        step = (
+            list(torch._foreach_add(step, of_these, alpha=local.momentum))
+            if local.optimiser == "nesterov"
+            else of_these
+        )
     torch._foreach_add_(list(moved), step, alpha=-lr)
 
 

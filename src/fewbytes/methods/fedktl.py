@@ -273,7 +273,7 @@ class FedKTL(Method):
             extra = self.transfer_loss(joint, own.features, images, vectors)
         elif message is not None and self.transfer == "images":
             more = message.images.values(), torch.tensor(message.vectors.classes)
-            local = replace(local, order="shuffled")  # the stored order would leave out the last of them
+            local = replace(local, order="shuffled", last="merged")  # so that none of them is left out
         site.fit(joint, local, more, loss=self.loss, extra=extra)
         state.theta, state.head = own.features.state(), state_of(own.head)
         return own

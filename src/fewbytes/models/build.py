@@ -41,10 +41,10 @@ _RESNETS = tuple(f"resnet{depth}:stem=7x7" for depth in (18, 34, 50, 101, 152))
 _EIGHT = ("cnn4", _GOOGLENET, _MOBILENET, *_RESNETS)
 MIXES: dict[str, tuple[str, ...]] = {
     "HtFE2": ("cnn4", _RESNETS[0]),
-    "HtFE3": ("resnet10", *_RESNETS[:2]),
+    "HtFE3": ("resnet10:stem=7x7", *_RESNETS[:2]),
     "HtFE4": ("cnn4", _GOOGLENET, _MOBILENET, _RESNETS[0]),
     "HtFE8": _EIGHT,
-    "HtFE9": ("resnet4", "resnet6", "resnet8", "resnet10", *_RESNETS),
+    "HtFE9": (*(f"resnet{depth}:stem=7x7" for depth in (4, 6, 8, 10)), *_RESNETS),
     "HtM10": (*_EIGHT, "torchvision:vit_b_16", "torchvision:vit_b_32"),
 }
 """FedKTL's families of different models by name, each with features pooled to one length (`HtFE8@256`; 512)."""
@@ -55,8 +55,9 @@ def build_model(name: str, shape: tuple[int, ...], classes: int, learns: str = "
 
     `name` is one of
 
-    - `resnet<depth>`: 4, 6, 8 and 10 (one basic block per stage, 7x7 stem), 18, 26, 34, 50, 101, 152 (3x3 stem);
-      options `width` (64; channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`
+    - `resnet<depth>`: 4, 6, 8 and 10 (one basic block per stage), 18, 26, 34, 50, 101, 152; options `width` (64;
+      channels of the first stage) and `stem` (`7x7` or `3x3`), as in `resnet18:width=32,stem=7x7`; without it 3x3, but
+      7x7 for depths up to 10 on images so large that the last stage sees more than one pixel
     - `resnet18-sigmoid` with the same options, and `lenet`: smooth ones, for `fewbytes attack`
     - `cnn4`, `vgg9` with the option `scale` (1.0), `mlp` with the options `hidden` (200) and `layers` (1)
     - `unet` with the option `width` (16; channels at the top): logits for every pixel
@@ -109,7 +110,7 @@ def _unpooled(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
         if base == "vgg9":
             return Vgg9(shape, classes, **options)
         number, _, smooth = base.removeprefix("resnet").partition("-")
-        options["stem"] = _stem(name)
+        options["stem"] = _stem(name, shape)
         return ResNet(int(number), shape[0], classes, activation=nn.Sigmoid if smooth else nn.ReLU, **options)
     if rest and "=" not in rest:
         return _own(base, rest, shape, classes)
@@ -137,7 +138,7 @@ class ModelBuilder:
         normalisation: Normalisation | None = None,
         learns: str = "classes",
     ) -> None:
-        self.names = [model for name in _with_one_stem(names.split("+")) for model in _expanded(name)]
+        self.names = [model for name in _with_one_stem(names.split("+"), shape) for model in _expanded(name)]
         self.shape, self.classes, self.kernels, self.learns = shape, classes, kernels, learns
         self.normalisation = normalisation
         if len(self.names) > 1 and not all(self.names):
@@ -173,23 +174,28 @@ def _expanded(name: str) -> list[str]:
     return [name] if models is None else [f"{model}@{size if at else 512}" for model in models]
 
 
-def _stem(name: str) -> str | None:
-    """The stem of the ResNet of that name, by default 7x7 for the shallow ones; None for another model."""
+def _stem(name: str, shape: tuple[int, ...]) -> str | None:
+    """The stem of the ResNet of that name, by default 7x7 for the shallow ones, unless it would leave their last stage,
+    and its batch normalisation, a single pixel of an image; None for another model."""
     base, _, options = name.partition("@")[0].partition(":")
     if base not in NAMES or not base.startswith("resnet"):
         return None
     named = re.search(r"(?:^|,)stem=([^,]*)", options)
-    return named[1] if named else "7x7" if int(re.findall(r"\d+", base)[0]) <= 10 else "3x3"
+    if named:
+        return named[1]
+    depth = int(re.findall(r"\d+", base)[0])
+    halved = 2 ** (1 + len(DEPTHS[depth][1]))  # how much smaller the last stage's maps are: two in the stem
+    return "7x7" if depth <= 10 and min(shape[1:], default=0) > halved else "3x3"
 
 
-def _with_one_stem(names: list[str]) -> list[str]:
+def _with_one_stem(names: list[str], shape: tuple[int, ...]) -> list[str]:
     """The names, 3x3 written into those of ResNets that name no stem, if any ResNet has that one."""
-    if "3x3" not in map(_stem, names):
+    if "3x3" not in [_stem(name, shape) for name in names]:
         return names
     made = []
     for name in names:
         model, at, size = name.partition("@")
-        shallow = _stem(name) == "7x7" and "stem=" not in model
+        shallow = _stem(name, shape) == "7x7" and "stem=" not in model
         made.append(f"{model}{',' if ':' in model else ':'}stem=3x3{at}{size}" if shallow else name)
     return made
 

@@ -72,7 +72,7 @@ class Own:
     theta: State  # its model
 
 
-STORED = Local(epochs=1, lr=0.01, batch=10, order="stored")
+STORED = Local(epochs=1, lr=0.01, batch=10, order="stored", last="dropped")
 """FedKTL's local training, which its paper uses for every method it compares with; samples as the authors' code takes
 them."""
 
