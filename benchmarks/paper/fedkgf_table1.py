@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--partitions", nargs="+", default=["iid", "main-category"])
     parser.add_argument("--rows", nargs="+")
-    parser.add_argument("--model", default="resnet10:width=32")
+    parser.add_argument("--model", default="resnet10:width=32,stem=7x7")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--samples", type=int, default=1_000, help="training images of a client")
     parser.add_argument("--rounds", type=int, default=30)

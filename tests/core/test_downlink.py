@@ -188,7 +188,9 @@ def test_few_bits_still_learn_and_are_few() -> None:
     assert rounded.summary["score"]["final"] >= exact.summary["score"]["final"] - 0.05
     later = [sum(row["downlink_bytes"] for row in result.rounds[1:]) for result in (exact, rounded)]
     assert 12 * later[1] < later[0]
-    assert rounded.summary["downlink_bits_per_value"] < 0.65
+    assert (
+        rounded.summary["downlink_bits_per_value"] < 0.85
+    )  # 0.5 of the values, and what a frame of 8,003 has beside them
 
 
 # ------------------------------------------------------------------------------------------- what can go wrong
@@ -288,7 +290,8 @@ def test_a_plan_measures_rounded_messages() -> None:
     whole, rounded = (make_plan(method, tiny_task(), 5, 1e6, 1e6, rounding=how) for how in ({}, {"downlink_bits": 1.0}))
     assert rounded.down < whole.down / 2
     assert whole.downlink_bits_per_value is None
-    assert 0 < rounded.downlink_bits_per_value < 8
+    values = sum(value.numel() for value in tiny_task().problem.first_state().values())
+    assert rounded.downlink_bits_per_value == pytest.approx(8 * rounded.down / values, rel=0.2)
 
 
 def test_a_plan_counts_a_clients_first_message() -> None:

@@ -20,6 +20,7 @@ from fewbytes.models.build import MIXES, ModelBuilder
 from fewbytes.models.builders import default_model
 from fewbytes.models.files import load_model, save_model
 from fewbytes.models.kgf import Kernels, with_generated_kernels
+from fewbytes.models.resnet import ResNet
 
 
 def size(model: nn.Module) -> int:
@@ -39,7 +40,7 @@ def build_meta(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     [
         ("resnet8", (1, 28, 28), 10, 1_229_002),  # FedPURIN
         ("resnet8", (3, 32, 32), 10, 1_235_274),
-        ("resnet10", (3, 32, 32), 100, 4_957_092),
+        ("resnet10:stem=7x7", (3, 32, 32), 100, 4_957_092),
         ("resnet18", (3, 32, 32), 10, 11_173_962),  # GENE-FL
         ("resnet10:width=32,stem=3x3", (3, 32, 32), 10, 1_228_970),  # FuseFL
         ("resnet18:width=32", (3, 32, 32), 10, 2_797_610),
@@ -57,7 +58,7 @@ def test_sizes_are_the_papers(name: str, shape: tuple[int, ...], classes: int, p
     ("name", "total"),
     [
         ("cnn4", 924_708), ("torchvision:googlenet", 5_651_204), ("torchvision:mobilenet_v2", 2_275_172),
-        ("resnet4", 134_820), ("resnet6", 364_964), ("resnet8", 1_284_004), ("resnet10", 4_957_092),
+        ("resnet4", 134_820), ("resnet6", 364_964), ("resnet8", 1_284_004), ("resnet10:stem=7x7", 4_957_092),
         ("resnet18:stem=7x7", 11_227_812), ("resnet34:stem=7x7", 21_335_972), ("resnet50:stem=7x7", 23_559_332),
         ("torchvision:vit_b_16", 85_728_100 - 769 * 100 + 513 * 768 + 769 * 100),
     ],
@@ -247,15 +248,15 @@ def test_a_mix_goes_to_the_clients_in_turn() -> None:
     }  # fmt: skip
     assert ModelBuilder("HtFE2", (3, 32, 32), 5).names == ["cnn4@512", "resnet18:stem=7x7@512"]
     build = ModelBuilder("htfe3@64+cnn4@64", (3, 32, 32), 5)
-    assert build.names == ["resnet10@64", "resnet18:stem=7x7@64", "resnet34:stem=7x7@64", "cnn4@64"]
+    assert build.names == ["resnet10:stem=7x7@64", "resnet18:stem=7x7@64", "resnet34:stem=7x7@64", "cnn4@64"]
     assert [build.architecture(client) for client in range(9)] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert size(build(3)) == size(build_model("cnn4@64", (3, 32, 32), 5))
     assert ModelBuilder("HtM10", (3, 32, 32), 5).names[8:] == ["torchvision:vit_b_16@512", "torchvision:vit_b_32@512"]
 
 
 def test_the_resnets_of_a_mix_have_one_stem_unless_they_name_others() -> None:
-    def stems(names: str) -> list[int]:
-        build = ModelBuilder(names, (3, 16, 16), 3)
+    def stems(names: str, side: int = 64) -> list[int]:
+        build = ModelBuilder(names, (3, side, side), 3)
         made = [build(client) for client in range(len(build.names))]
         return [next(m.kernel_size[0] for m in each.modules() if isinstance(m, nn.Conv2d)) for each in made]  # type: ignore[misc]
 
@@ -264,9 +265,26 @@ def test_the_resnets_of_a_mix_have_one_stem_unless_they_name_others() -> None:
     assert stems("resnet10:stem=7x7+resnet4+resnet18:width=2@4") == [7, 3, 3]
     assert stems("resnet10+resnet18:width=2,stem=7x7") == [7, 7]
     assert (stems("resnet10"), stems("resnet4+resnet6")) == ([7], [7, 7])
-    assert stems("HtFE3@4+resnet8:width=2,stem=3x3") == [7, 7, 7, 3]  # FedKTL's mix states its own
-    mixed, alone = (ModelBuilder(names, (3, 16, 16), 3) for names in ("resnet10+resnet18", "resnet10:stem=3x3"))
+    assert stems("HtFE3@4+resnet8:width=2,stem=3x3", 16) == [7, 7, 7, 3]  # FedKTL's mix states its own
+    mixed, alone = (ModelBuilder(names, (3, 64, 64), 3) for names in ("resnet10+resnet18", "resnet10:stem=3x3"))
     assert mixed.names[0] == alone.names[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "kernel"),
+    [("resnet8", 8, 3), ("resnet8", 16, 3), ("resnet8", 17, 7), ("resnet8", 28, 7), ("resnet10", 32, 3),
+     ("resnet10", 64, 7), ("resnet4", 8, 7), ("resnet18", 64, 3), ("resnet8:stem=7x7", 8, 7)],
+)  # fmt: skip
+def test_a_small_image_gets_a_small_stem_so_that_the_last_stage_sees_more_than_a_pixel(
+    name: str, side: int, kernel: int
+) -> None:
+    model = build_model(name if ":" in name else f"{name}:width=4", (1, side, side), 3)
+    assert isinstance(model, ResNet)
+    assert model.pre_conv.kernel_size == (kernel, kernel)
+    seen: list[tuple[int, ...]] = []
+    model.layers.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape[2:])))
+    model.eval()(torch.zeros(2, 1, side, side))
+    assert min(seen[0]) > 1 or "stem" in name
 
 
 def test_a_saved_model_of_a_mix_is_loaded_from_the_mixes_name(tmp_path: Path) -> None:

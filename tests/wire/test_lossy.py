@@ -18,6 +18,7 @@ from payloads import Choice, Few, Rounded
 from test_wire import Part, Tables, Whole, same, same_tensor, slow
 from torch import Tensor
 
+from fewbytes.base.errors import UserError
 from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.wire import Base, Bits, Dense, FrameError, Layout, Lossy, Masked, Quantised, TopK, pack, unpack
@@ -177,8 +178,21 @@ def test_the_bits_are_near_those_asked_for(kind: str, bits: float) -> None:
     lossy = Lossy(Rate(bits))
     _, nbytes = sent(state, lossy)
     assert lossy.values == 100_000
-    assert lossy.bits_a_value == pytest.approx(bits, rel=0.2)
-    assert lossy.coded_bytes < nbytes < lossy.coded_bytes + 400
+    assert lossy.bits_a_value(nbytes) == 8 * nbytes / 100_000 == pytest.approx(bits, rel=0.2)
+
+
+def test_the_bits_count_what_is_left_alone_too() -> None:
+    state = {"w": numbers(10_000), "norm.running_var": numbers(10_000, seed=1)}
+    lossy = Lossy(Rate(0.5), spares=lambda path, name: name == "norm.running_var")
+    _, nbytes = sent(state, lossy)
+    assert (lossy.values, lossy.left) == (10_000, 10_000)
+    assert lossy.bits_a_value(nbytes) == 8 * nbytes / 20_000 > 12
+
+
+def test_a_value_by_itself_is_not_rounded_in_silence() -> None:
+    """It would travel whole."""
+    with pytest.raises(UserError, match="a Dense by itself would travel unrounded: pack a payload"):
+        pack(Dense({"w": numbers()}), lossy=Lossy(Rate(1)))
 
 
 def test_more_bits_lose_less() -> None:
@@ -268,9 +282,9 @@ def test_numbers_that_are_not_finite_are_sent_as_they_are(wrong: float, dtype: t
     value[3] = wrong
     state, missing = {"w": value, "v": numbers(500).to(dtype)}, {"v": torch.ones(500)}
     lossy = Lossy(Rate(1), residual={"Whole.model": dict(missing)})
-    received, _ = sent(state, lossy)
+    received, nbytes = sent(state, lossy)
     assert all(same_tensor(received[name], state[name]) for name in state)
-    assert (lossy.values, lossy.nmse, lossy.bits_a_value) == (0, 0, 0)
+    assert (lossy.values, lossy.left, lossy.nmse, lossy.bits_a_value(nbytes)) == (0, 0, 0, 0)
     assert torch.equal(lossy.residual["Whole.model"]["v"], missing["v"])
 
 

@@ -15,12 +15,30 @@ from fewbytes.base.errors import MethodError
 M = TypeVar("M", bound=nn.Module)
 State = dict[str, Tensor]
 """A model's tensors by name (parameters and buffers), or any other named tensors."""
+EXTRA = "_extra_state"  # how PyTorch names a module's extra state
 
 
 def mark_trained(model: nn.Module) -> None:
-    """Note of every parameter whether it is trained (requires gradients); what is not neither travels nor changes."""
+    """Note of every parameter whether it is trained (requires gradients), and which buffers hold numbers that are not
+    finite, such as a causal mask's: what is not trained, and what has no mean, neither travels nor changes."""
     for p in model.parameters():
         p.trained = p.requires_grad  # type: ignore[attr-defined]
+    for module in model.modules():
+        constant = [name for name, buffer in module.named_buffers(recurse=False) if not buffer.isfinite().all()]
+        if constant:
+            module.constant_buffers = tuple(constant)  # type: ignore[assignment]
+
+
+def all_entries(model: nn.Module) -> State:
+    """Every tensor of the model's state dict by name, the model's own wherever it is one.
+
+    Extra state (PyTorch's `get_extra_state`) that is no tensor of numbers is left out.
+    """
+    return {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor) and not (name.endswith(EXTRA) and value.dtype == torch.uint8)  # a pickle's bytes
+    }
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -32,12 +50,14 @@ def trained_entries(model: nn.Module) -> State:
     """The model's own tensors that travel, by name: parameters that are trained, and the buffers beside them.
 
     A buffer (batch normalisation's statistics) belongs to its module; where that has no parameters, to the innermost
-    module around it that has some. It travels if one of those is trained. What has several names (tied weights)
-    travels by the first.
+    module around it that has some. It travels if one of those is trained, and its numbers were all finite when the
+    model was made. What has several names (tied weights) travels by the first.
     """
     entries: State = {}
-    seen: set[int] = set()
-    for name, value in model.state_dict(keep_vars=True).items():
+    seen = {
+        id(module.get_buffer(name)) for module in model.modules() for name in getattr(module, "constant_buffers", ())
+    }
+    for name, value in all_entries(model).items():
         if id(value) not in seen:
             entries[name] = value
             seen.add(id(value))
@@ -53,7 +73,7 @@ def trained_entries(model: nn.Module) -> State:
 def frozen_entries(model: nn.Module) -> State:
     """The model's own tensors that do not travel, by name."""
     travel = {id(value) for value in trained_entries(model).values()}
-    return {name: value for name, value in model.state_dict(keep_vars=True).items() if id(value) not in travel}
+    return {name: value for name, value in all_entries(model).items() if id(value) not in travel}
 
 
 def frozen_digest(model: nn.Module) -> str:
@@ -108,14 +128,19 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
     Raises MethodError for a name the model does not have or a shape that differs (nothing is broadcast).
     """
-    own = model.state_dict()
+    own = all_entries(model)
     for name, value in state.items():
         if name not in own or own[name].shape != value.shape:
             have = tuple(own[name].shape) if name in own else "no such entry"
             raise MethodError(f"cannot load {name!r} of shape {tuple(value.shape)}: the model has {have}")
-    if state:
-        with torch.no_grad():
-            torch._foreach_copy_([own[name] for name in state], list(state.values()))
+    if not state:
+        return
+    held = {id(value) for value in (*model.parameters(), *model.buffers())}
+    there = [name for name in state if id(own[name]) in held]
+    with torch.no_grad():
+        torch._foreach_copy_([own[name].detach() for name in there], [state[name] for name in there])
+    if made := {name: value for name, value in state.items() if id(own[name]) not in held}:
+        model.load_state_dict(made, strict=False)  # extra state, and what else modules make for their state dict
 
 
 class EntryMeans:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import UserError, named
 from fewbytes.base.ranges import wrong
-from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of
+from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of, trained_entries
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
 from fewbytes.core.devices import Precision, check_device, check_precision
@@ -179,12 +179,14 @@ class Problem:
         return layout
 
     def statistics(self, client: Id) -> frozenset[str]:
-        """What buffers of the client's model are called in their modules, such as batch normalisation's statistics."""
+        """The entries of the client's model that are no parameters, such as batch normalisation's statistics, by name;
+        and by the endings of their names that are no parameter's, which parts of the model know them by."""
         key = ("statistics", self.architecture(client))
         if key not in self._kept:
-            self._kept[key] = frozenset(
-                name.rpartition(".")[2] for name, _ in self.on_cpu().model(client).named_buffers()
-            )
+            entries = trained_entries(self.on_cpu().model(client))
+            learnt = {name for name, value in entries.items() if isinstance(value, nn.Parameter)}
+            kept = entries.keys() - learnt
+            self._kept[key] = frozenset(kept | (_endings(kept) - _endings(learnt)))
         names: frozenset[str] = self._kept[key]
         return names
 
@@ -249,11 +251,12 @@ class Task:
         (`fewbytes.data.split.learnt_of`): classes (integers, one a sample), numbers (floats), any of several labels
         (bool), a class for every pixel (integers (n, height, width)), the next token (integers shaped as x); of other
         targets, what `loss` makes of them. A test set may be empty: `(x[:0], y[:0])`.
-        uint8 samples are images and divided by 255; other integers, such as token ids, stay as they are. Parameters of
-        the model that do not require gradients stay with each node and never travel. None stands for a client whose
-        data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from; labels are
-        optional and ignored. `presence`: per client the first and the last round it is there (None: to the end); who
-        comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
+        uint8 samples are images and divided by 255; other integers, such as token ids, stay as they are. Of several
+        tensors all keep their types, such as a mask's bool, but for images, uint8 (n, 1, 3 or 4, height, width).
+        Parameters of the model that do not require gradients stay with each node and never travel. None stands for a
+        client whose data lie elsewhere, on its own node. `public`: samples nobody owns, which some servers learn from;
+        labels are optional and ignored. `presence`: per client the first and the last round it is there (None: to the
+        end); who comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
         """
         check_builder(model)
         for name in ("loss", "transform"):
@@ -293,16 +296,16 @@ class Task:
     def described(self) -> dict[str, Any]:
         """What a file of a trained model says of what it takes and gives, as far as that is known here: `learns`, the
         samples' shape and how they are stored (uint8: models take them divided by 255), each tensor of samples of
-        several, names of classes, what a table's columns mean."""
+        several and its type, names of classes, what a table's columns mean."""
         splits = [self.data.test, *(client.train for client in self.data.clients)]
         known = next((split for split in splits if len(split)), None)
         about: dict[str, Any] = {"learns": self.data.learns}
         if known is not None:
             about |= {"sample_shape": list(known.shape), "samples": _stored(known.x)}
-            if isinstance(known.x, NamedTensors):
+            if isinstance(blank := known.blank(), NamedTensors):
                 about["tensors"] = {
-                    name: {"shape": list(value.shape[1:]), "samples": _stored(value)}
-                    for name, value in known.x.tensors.items()
+                    name: {"shape": list(value.shape[1:]), "dtype": str(value.dtype).removeprefix("torch.")}
+                    for name, value in blank.tensors.items()
                 }
         if self.data.learns != "tokens":
             about["class_names"] = list(self.problem.classes)
@@ -328,6 +331,11 @@ def check_builder(model: Any) -> None:
             "model is a function that makes one, of nothing or of a client's id (lambda: MyModel()), "
             f"not {named(model)}"
         )
+
+
+def _endings(names: Iterable[str]) -> set[str]:
+    """The names, and what is left of each without the modules it begins with: a.b.c, b.c, c."""
+    return {".".join(parts[i:]) for parts in (name.split(".") for name in names) for i in range(len(parts))}
 
 
 def _pair(client: Id, pair: Any) -> tuple[Split, Split]:

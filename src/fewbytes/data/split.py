@@ -103,9 +103,9 @@ class Split:
     """Labelled samples: some rows of arrays that many splits may share; making one copies no sample.
 
     `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255, float32 features
-    (n, ...) or other integers, such as token ids (n, length); several of them by name (`NamedTensors`); or `Items`,
-    read as they are used. `y`: int64 tensor
-    (n,), class indices. `rows`: int64 (m,), which samples this view holds and in which order; None for all.
+    (n, ...) or other integers, such as token ids (n, length); several tensors of any types by name (`NamedTensors`); or
+    `Items`, read as they are used. `y`: int64 tensor (n,), class indices. `rows`: int64 (m,), which samples this view
+    holds and in which order; None for all.
     `transform`: what training does to each batch of these samples, anew at each access; `load` does not. `learnt`:
     what is learnt of all rows, if it is not the labels; `y` is then for dealing samples out only. Raises UserError if
     `x` and `y` differ in length. For data of other types see `of`.
@@ -132,8 +132,9 @@ class Split:
     def of(cls, data: Split | tuple[Any, Any] | TorchDataset[Any]) -> Split:
         """A split from what users have: a Split, a pair (x, y) of arrays or tensors, or a torch map-style data set.
 
-        A data set is read as it is used (`Items`). x may be several tensors by name. Integers stay integers; all others
-        become float32. Raises UserError for anything else.
+        A data set is read as it is used (`Items`). Integers stay integers; all others become float32. x may be several
+        tensors by name, which keep their types, but that NumPy's float64 becomes float32. Raises UserError for anything
+        else.
         """
         if isinstance(data, Split):
             return data
@@ -176,7 +177,8 @@ class Split:
     def blank(self) -> Tensor | NamedTensors:
         """A sample of zeros (1, …), as `load` gives samples; none is read."""
         if isinstance(self.x, NamedTensors):
-            return NamedTensors({name: _blank(value) for name, value in self.x.tensors.items()})
+            blanks = {name: value.new_zeros(1, *value.shape[1:]) for name, value in self.x.tensors.items()}
+            return NamedTensors({name: _as_it_is(value, "cpu") for name, value in blanks.items()})
         return _blank(self.x)
 
     def take(self, indices: Sequence[int] | NDArray[np.int64] | Tensor) -> Split:
@@ -189,14 +191,14 @@ class Split:
         """Freshly gathered samples (m, ...), float32, or int64 if they are integers, and their `targets`, on `device`.
 
         uint8 samples are images, which are divided by 255; nothing else is normalised. Raises UserError for samples of
-        several tensors.
+        several tensors: those keep their types, but for images, uint8 (n, 1, 3 or 4, height, width).
         """
         return one_tensor(self.gathered(device)), self.aimed(device)
 
     def gathered(self, device: str | torch.device = "cpu") -> Tensor | NamedTensors:
         """The samples that `load` gives, or those of several tensors."""
         if isinstance(self.x, NamedTensors):
-            return NamedTensors({k: _gathered(value, self.rows, device) for k, value in self.x.tensors.items()})
+            return NamedTensors({k: _as_it_is(_chosen(v, self.rows), device) for k, v in self.x.tensors.items()})
         if isinstance(self.x, Items):
             return _used(self.x[np.arange(len(self)) if self.rows is None else self.rows], device)
         return _gathered(self.x, self.rows, device)
@@ -295,11 +297,21 @@ def _blank(x: Tensor | NDArray[Any] | Items) -> Tensor:
 
 def _gathered(x: Tensor | NDArray[Any], rows: NDArray[np.int64] | None, device: str | torch.device) -> Tensor:
     if isinstance(x, Tensor):
-        return _used(x.clone() if rows is None else x[torch.from_numpy(rows)], device)
+        return _used(_chosen(x, rows), device)
     gathered = np.array(x) if rows is None else np.asarray(x[rows])
     if gathered.dtype.kind in "iu" and gathered.dtype != np.uint8:
         gathered = gathered.astype(np.int64, copy=False)  # torch knows few unsigned types
     return _used(torch.from_numpy(gathered), device)
+
+
+def _chosen(x: Tensor, rows: NDArray[np.int64] | None) -> Tensor:
+    return x.clone() if rows is None else x[torch.from_numpy(rows)]
+
+
+def _as_it_is(x: Tensor, device: str | torch.device) -> Tensor:
+    """One of several tensors as models take it: of its own type, but that images become 0..1."""
+    image = x.dtype == torch.uint8 and x.dim() == 4 and x.shape[1] in (1, 3, 4)
+    return _used(x, device) if image else x.to(device)
 
 
 def _used(x: Tensor, device: str | torch.device) -> Tensor:
@@ -311,21 +323,34 @@ def _used(x: Tensor, device: str | torch.device) -> Tensor:
 
 def _samples(x: Any) -> Tensor | NDArray[Any] | NamedTensors:
     if isinstance(x, Mapping):
-        return NamedTensors({str(name): torch.as_tensor(_array(value, 1)) for name, value in x.items()})
-    return _array(x, 2)
+        return NamedTensors({str(name): _entry(value) for name, value in x.items()})
+    samples = _array(x, 2)
+    if isinstance(samples, Tensor):
+        integers = not samples.is_floating_point() and samples.dtype != torch.bool
+        return samples if integers else samples.float()
+    return samples if samples.dtype.kind in "iu" else samples.astype(np.float32, copy=False)
+
+
+def _entry(x: Any) -> Tensor:
+    """One of several tensors: of its own type, but NumPy's usual one as PyTorch's, and of those PyTorch lacks int64."""
+    samples = _array(x, 1)
+    if isinstance(samples, Tensor):
+        return samples
+    kind = {"<f8": np.float32, "<u2": np.int64, "<u4": np.int64, "<u8": np.int64}.get(samples.dtype.str, samples.dtype)
+    return torch.from_numpy(samples.astype(kind))
 
 
 def _array(x: Any, least: int) -> Tensor | NDArray[Any]:
+    """Samples that are numbers. Raises UserError for others, and for fewer than `least` dimensions."""
     samples: Tensor | NDArray[Any] = x if isinstance(x, Tensor) else np.asarray(x)
+    if isinstance(samples, Tensor) and samples.is_complex():
+        raise UserError("samples are real numbers, not complex ones: give real and imaginary parts as two channels")
     if isinstance(samples, np.ndarray) and samples.dtype.kind not in "biuf":
         raise UserError(f"samples are numbers, not {samples.dtype}; give arrays of uint8 or float32")
     if samples.ndim < least:
         shape, more = tuple(samples.shape), "two" if least > 1 else "one"
         raise UserError(f"samples have shape {shape}; the first dimension counts them, so give {more} or more")
-    if isinstance(samples, Tensor):
-        integers = not samples.is_floating_point() and samples.dtype != torch.bool
-        return samples if integers else samples.float()
-    return samples if samples.dtype.kind in "iu" else samples.astype(np.float32, copy=False)
+    return samples
 
 
 def _learnt(shape: tuple[int, ...], y: Any) -> tuple[Tensor, None, None, Targets | None]:

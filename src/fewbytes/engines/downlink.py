@@ -171,7 +171,7 @@ class Downlink:
         self.lines[name] = Line(name, number, whole, lossy.residual if shared else {}, steps)
         if shared:
             give(message, received)
-        measured = {DOWN_BITS: lossy.bits_a_value, DOWN_ERROR: lossy.nmse} if lossy.values else {}
+        measured = {DOWN_BITS: lossy.bits_a_value(len(frame)), DOWN_ERROR: lossy.nmse} if lossy.values else {}
         return received, Sent(frame, count, Base.of(whole[-32:], received), measured)
 
     def _own(self, name: str, letter: Letter, client: Id, follows: bool) -> Sent:

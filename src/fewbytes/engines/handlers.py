@@ -163,7 +163,7 @@ class Runner:
             frame = pack(reply, layout=layout, base=Base.together(bases), coded=self.coded, lossy=lossy)
             if lossy is not None and lossy.values:
                 done.rounded = lossy.values
-                done.records.measures |= {UP_BITS: lossy.bits_a_value, UP_ERROR: lossy.nmse}
+                done.records.measures |= {UP_BITS: lossy.bits_a_value(len(frame)), UP_ERROR: lossy.nmse}
                 lost = lossy.residual
         done.records.check()
         if state is not None or lost or heard:
@@ -279,7 +279,7 @@ def _marks(kind: type) -> Marks:
 
 
 def _spared(marks: Marks, statistics: Set[str], path: str, name: str) -> bool:
-    return EXACT in marks[_field(path)] or name.rpartition(".")[2] in statistics
+    return EXACT in marks[_field(path)] or name in statistics
 
 
 def _lasts(marks: Marks, path: str) -> bool:

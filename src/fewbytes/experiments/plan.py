@@ -84,7 +84,7 @@ class Plan:
         bits = self.uplink_bits_per_value, self.downlink_bits_per_value
         errors = self.uplink_rounding_error, self.downlink_rounding_error
         if bits != (None, None):
-            table.add_row("  bits for each value that is rounded", *("" if b is None else f"{b:.2f}" for b in bits))
+            table.add_row("  bits a value", *("" if b is None else f"{b:.2f}" for b in bits))
             table.add_row("  rounding error, of the squared norm", *("" if e is None else f"{e:.2g}" for e in errors))
         if max(self.first_up, self.first_down) >= 0.01 * (self.up + self.down):
             table.add_row("  more in its first", f"{self.first_up / mb:.3f}", f"{self.first_down / mb:.3f}")

@@ -123,11 +123,8 @@ def _tokenizer(run: Path, about: dict[str, Any]) -> Any:
 
 def _samples(about: dict[str, Any]) -> dict[str, Tensor]:
     """Two samples of zeros as the model takes them, by name: what one sample gives could hold for one alone."""
-    tensors = about.get("tensors") or {"x": {"shape": about["sample_shape"], "samples": about.get("samples")}}
-    return {
-        name: torch.zeros(2, *of["shape"], dtype=torch.int64 if of["samples"] == "int64" else torch.float32)
-        for name, of in tensors.items()
-    }
+    tensors = about.get("tensors") or {"x": {"shape": about["sample_shape"], "dtype": _dtype(about.get("samples"))}}
+    return {name: torch.zeros(2, *of["shape"], dtype=getattr(torch, of["dtype"])) for name, of in tensors.items()}
 
 
 def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Format], folder: Path) -> None:
@@ -168,7 +165,7 @@ def _write_model(model: nn.Module, x: dict[str, Tensor], formats: Sequence[Forma
 def _described(run: Path, client: int | None, about: dict[str, Any], formats: Sequence[Format]) -> dict[str, Any]:
     """What model.json says, but of texts."""
     shape, stored = about["sample_shape"], about.get("samples", "float32")
-    tensors = {name: _tensor(of["shape"], of["samples"]) for name, of in about.get("tensors", {}).items()}
+    tensors = {name: _tensor(of["shape"], of["dtype"]) for name, of in about.get("tensors", {}).items()}
     how = None if "normalise" not in about else Normalisation.read(about["normalise"], shape[0])
     result = run / "result.json"
     found = json.loads(result.read_text()) if result.is_file() else {}  # a node of a deployment has none
@@ -179,7 +176,7 @@ def _described(run: Path, client: int | None, about: dict[str, Any], formats: Se
         "learns": about.get("learns", "classes"),
         "classes": about.get("class_names", []),
         "input": {
-            **_tensor(shape, stored),
+            **_tensor(shape, _dtype(stored)),
             "tensors": tensors or None,
             "pixels_divided_by": 255 if stored == "uint8" else None,
             "image_size": about.get("image_size"),
@@ -193,8 +190,13 @@ def _described(run: Path, client: int | None, about: dict[str, Any], formats: Se
     }
 
 
-def _tensor(shape: Sequence[int], stored: str) -> dict[str, Any]:
-    return {"shape": ["n", *shape], "dtype": "int64" if stored == "int64" else "float32"}
+def _tensor(shape: Sequence[int], dtype: str) -> dict[str, Any]:
+    return {"shape": ["n", *shape], "dtype": dtype}
+
+
+def _dtype(stored: str | None) -> str:
+    """Of which type a model takes samples that are stored so."""
+    return "int64" if stored == "int64" else "float32"
 
 
 def _table(schema: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,16 @@ from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.base.named import only_allowed
-from fewbytes.base.state import State, copied, frozen_digest, frozen_entries, load_state, mark_trained, trained_entries
+from fewbytes.base.state import (
+    State,
+    all_entries,
+    copied,
+    frozen_digest,
+    frozen_entries,
+    load_state,
+    mark_trained,
+    trained_entries,
+)
 from fewbytes.base.streams import seeded
 from fewbytes.models.adapters import Lora
 from fewbytes.models.build import ModelBuilder
@@ -54,7 +63,7 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     private_folder(path.parent)
     recipe = {"recipe": model.recipe} if hasattr(model, "recipe") else {}
     elsewhere = str(about.get("model", "")).startswith(PREFIX) and frozen_entries(model) and not recipe
-    written = trained_entries(model) if elsewhere else model.state_dict()  # frozen parts, too
+    written = trained_entries(model) if elsewhere else all_entries(model)  # frozen parts, too
     frozen = {"frozen": frozen_digest(model)} if elsewhere else {}
     state = {name: copied(value) for name, value in written.items()}
     words = json.dumps(about | recipe | frozen)
@@ -133,7 +142,7 @@ def read_model(
         mark_trained(model)
         if "frozen" in about and about["frozen"] != frozen_digest(model):
             raise MethodError(f"what is not trained of {about['model']} differs from what it was trained with")
-        lacking = (trained_entries(model) if "frozen" in about else model.state_dict()).keys() - state.keys()
+        lacking = (trained_entries(model) if "frozen" in about else all_entries(model)).keys() - state.keys()
         if lacking:
             raise MethodError(f"it lacks {', '.join(sorted(lacking)[:3])}")
     except (KeyError, IndexError, TypeError, AttributeError) as error:

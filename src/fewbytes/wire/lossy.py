@@ -16,7 +16,7 @@ from fewbytes.base.rate import Rate
 from fewbytes.base.state import State
 from fewbytes.wire.layout import DTYPES, Entry
 from fewbytes.wire.levels import BLOCK, MOST, Shape, decode_levels, encode_levels, entropy, fold, kinds, width
-from fewbytes.wire.sections import Array, Buffer, Sink, Source, size_of
+from fewbytes.wire.sections import Array, Sink, Source
 
 ZERO, UP = 0.65, 0.4  # of a step: what is below ZERO is 0, and the rest n up to n + 1 - UP is n
 POINTS = 3  # magnitudes told apart by where in their step values lie on the mean: 1, 2, and all from 3 on
@@ -36,9 +36,9 @@ class Lossy:
 
     `spares`: whether a tensor is left alone, by the path of its field and its name. `residual`: by the same, what
     earlier rounding has lost, which is added to what is rounded now (error feedback: Seide et al. 2014); afterwards,
-    what is lost by then; of the fields that go on from reply to reply, as `lasts` says of their paths. `values`, so
-    many, took `coded_bytes`; `energy` and `lost`: their squared norm, and that of the error. `averaged`: whether the
-    receiver takes the mean of many such replies.
+    what is lost by then; of the fields that go on from reply to reply, as `lasts` says of their paths. `values`: how
+    many were rounded, `left`: how many left alone; `energy` and `lost`: the squared norm of the former, and that of the
+    error. `averaged`: whether the receiver takes the mean of many such replies.
     """
 
     rate: Rate
@@ -47,7 +47,7 @@ class Lossy:
     residual: dict[str, State] = field(default_factory=dict)
     averaged: bool = False
     values: int = 0
-    coded_bytes: int = 0
+    left: int = 0
     energy: float = 0.0
     lost: float = 0.0
 
@@ -56,10 +56,9 @@ class Lossy:
         """The squared error over the squared norm of all that was rounded."""
         return self.lost / self.energy if self.energy else 0.0
 
-    @property
-    def bits_a_value(self) -> float:
-        """Coded bits for each value that was rounded."""
-        return 8 * self.coded_bytes / self.values if self.values else 0.0
+    def bits_a_value(self, nbytes: int) -> float:
+        """Bits for each value of a frame of so many bytes, of those left alone, too; 0 where nothing was rounded."""
+        return 8 * nbytes / (self.values + self.left) if self.values else 0.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,8 @@ def round_values(
             lost = _lost(lossy, path, place.entry)
             wanted.append(rest.numpy() if lost is None else rest.numpy() + _at(lost.reshape(-1).numpy(), place.kept))
             here.append(place)
+        else:
+            lossy.left += value.numel()
     flat = np.concatenate([np.zeros(0, np.float32), *wanted])
     peak = float(np.abs(flat).max(initial=0))
     if not flat.size or not math.isfinite(peak):
@@ -118,11 +119,10 @@ def round_values(
     # of values that grow until they pass ZERO the mean is just there: sending it, all clients would lag the same way
     points = AHEAD if later else _points(flat, magnitudes, step)
     cuts = np.cumsum([value.size for value in wanted])[:-1]
-    counting = _Counting(sink)
     folds, kept = [place.fold for place in here], [place.kept for place in here]
-    header = encode_levels(counting, np.split(magnitudes, cuts), negative, folds, kept)
+    header = encode_levels(sink, np.split(magnitudes, cuts), negative, folds, kept)
     flat -= _rounded(magnitudes, negative, step, points)
-    lossy.values, lossy.coded_bytes = lossy.values + flat.size, lossy.coded_bytes + counting.nbytes
+    lossy.values += flat.size
     lossy.energy, lossy.lost = lossy.energy + energy, lossy.lost + _energy(flat, peak)
     for place, missing in zip(here, np.split(flat, cuts), strict=True):
         if lossy.lasts(path) and lasting(place.entry):
@@ -283,15 +283,3 @@ def _sampled(values: Array, place: Place, every: int) -> tuple[Array, Shape, Arr
     whole[place.kept] = values
     kept = place.kept.reshape(rows, -1)[::every].reshape(-1)
     return whole.reshape(rows, -1)[::every].reshape(-1)[kept], (len(range(0, rows, every)), columns, rest), kept
-
-
-class _Counting:
-    """A sink that counts the bytes of what it passes on."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink, self.nbytes = sink, 0
-
-    def section(self, parts: list[Buffer]) -> None:
-        """Pass on a section."""
-        self.nbytes += sum(size_of(part) for part in parts)
-        self.sink.section(parts)
