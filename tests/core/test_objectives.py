@@ -325,7 +325,7 @@ def test_a_loss_that_breaks_in_training_is_named_beside_the_learning_rate():
 
     def breaks(outputs, targets):
         calls.append(len(outputs))
-        return outputs.square().mean() * (1 if len(calls) == 1 else math.nan)  # good when tried
+        return outputs.square().mean() * (1 if len(calls) < 3 else math.nan)  # good when tried
 
     task = fb.Task.of(linear(10, 1), [((x, y), (x, y))], loss=breaks)
     with pytest.raises(fb.FewbytesError, match=r"is lr too high, or does the loss .*breaks give such\?"):

@@ -284,7 +284,7 @@ def _train(
     linear = [p for one in probes for p in one.linear.parameters()]
     informed = [p for one in probes for n, p in one.named_parameters() if not n.startswith("linear.")]
     momenta = {id(group): [torch.zeros_like(p) for p in group] for group in (linear, informed)}
-    epochs, bounds, done = max(how.epochs, how.linear_epochs), batches(len(y), how.batch), 0
+    epochs, bounds, done = max(how.epochs, how.linear_epochs), batches(len(y), how.batch, "kept"), 0
     order_of = stream(how.seed, "probe", "order")
     for one in probes:
         one.train()

@@ -78,7 +78,7 @@ class Method(ABC, metaclass=_Terms):
     that trains has a field `local: Local`, whose terms may be given by their plain names.
 
     What it is says the class, by attributes typed `ClassVar`: `sends`, `models_differ`, `headline`,
-    `scored_after_finish`, `finish_exchanges`, `needs`, `aggregates`, `protects`, `streams`, `sums`.
+    `scored_after_finish`, `finish_exchanges`, `needs`, `float32_only`, `aggregates`, `protects`, `streams`, `sums`.
     """
 
     sends: ClassVar[str] = ""
@@ -93,6 +93,9 @@ class Method(ABC, metaclass=_Terms):
     """Whether `finish` asks clients for something; if not, the server works on alone."""
     needs: ClassVar[type[Objective]] = Objective  # type: ignore[type-abstract]
     """What it can learn."""
+    float32_only: ClassVar[bool] = False
+    """Whether it calls parts of models, or computes with their values, in float32: models of another type are
+    refused."""
 
     aggregates: ClassVar[frozenset[str]] = frozenset()
     """Which rules (`fewbytes.core.rules`) bear on all the means that its server takes of what clients send: it asks for

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.errors import MethodError, UserError, one_line
 from fewbytes.base.state import State
 from fewbytes.core.promise import Privacy
 
@@ -313,7 +313,7 @@ def clipped_sum(
             {name: p.detach() for name, p in learnt.items()}, samples, targets
         )
     except RuntimeError as error:
-        raise UserError(f"dp of samples: this model has no gradient of each sample ({error})") from None
+        raise UserError(f"dp of samples: this model has no gradient of each sample: {one_line(error, 200)}") from None
     doubled = {name: value.double() for name, value in each.items()}
     squares = sum(value.flatten(1).square().sum(1) for value in doubled.values())
     scale = (norm / torch.as_tensor(squares).sqrt().clamp(min=1e-300)).clamp(max=1)

@@ -18,6 +18,7 @@ from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, 
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
 from fewbytes.core.devices import Precision, check_device, check_precision
+from fewbytes.core.entries import check_entries
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
 from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.training import Loss
@@ -142,9 +143,15 @@ class Problem:
         model = model if self.remodel is None else self.remodel(model, self.seed)
         if self.pretrained is not None and self.lora is None:
             self.pretrained.into(model)
+        check_entries(model)
         mark_trained(model)
-        model.register_forward_pre_hook(_by_name, with_kwargs=True)
-        model.register_forward_hook(_logits)
+        try:
+            model.register_forward_pre_hook(_by_name, with_kwargs=True)
+            model.register_forward_hook(_logits)
+        except RuntimeError:  # of a ScriptModule
+            raise UserError(
+                f"a {type(model).__name__} of torch.jit.script cannot be trained here: give the module it was made of"
+            ) from None
         return model
 
     def first_model(self, state: State | None = None) -> nn.Module:

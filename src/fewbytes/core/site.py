@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.state import State, in_training, load_state, state_of
-from fewbytes.base.streams import seeded, stream_seed
+from fewbytes.base.streams import seeded, stream_seed, untouched
 from fewbytes.core.graphs import Recordings
 from fewbytes.core.metrics import Scores, values
 from fewbytes.core.privacy import Diary, PrivateSteps, random_bytes
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
+from fewbytes.core.reused import Reused, undone
 from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import LazySamples, Split
@@ -40,7 +41,7 @@ class Site:
         me: Id,
         t: int,
         what: str,
-        models: dict[Any, nn.Module] | None = None,
+        models: dict[Any, Reused] | None = None,
         scored: bool = True,
         diary: Diary | None = None,
         recordings: Recordings | None = None,
@@ -71,15 +72,17 @@ class Site:
         """A model of this client's architecture with `state`'s entries; the others as in the task's first model.
 
         `fresh`: weights drawn anew by this client instead of the first model's. `of`: another client's architecture.
-        Valid until the handler returns (the module object is used again by other clients); calling again gives a
-        second module.
+        Valid until the handler returns (the module object is used again by other clients, as if it were new: what it
+        has beside its state dict, such as a counter in Python, begins as in a new model); calling again gives a second
+        module.
         """
         owner = self.me if of is None else of
         key = (self.problem.architecture(owner), self._taken)
         self._taken += 1
-        if key not in self._models:
-            self._models[key] = prepared(self.problem.model(owner))
-        model = self._models[key]
+        model = self._models[key].again() if key in self._models else None
+        if model is None:
+            model = prepared(self.problem.model(owner))
+            self._models[key] = Reused(model)
         for p in model.parameters():
             p.requires_grad_(p.trained)  # type: ignore[attr-defined]
             p.grad = None
@@ -118,7 +121,7 @@ class Site:
         hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"), y)
         precision, transform = self.problem.precision, self.train.transform
         private = self._private(model, local, more is not None) if self.problem.privacy else None
-        again = self._recordings if any(model is kept for kept in self._models.values()) else None
+        again = self._recordings if any(model is each.model for each in self._models.values()) else None
         try:
             value = fit(
                 model, x, y, local, self.round,
@@ -198,7 +201,8 @@ class Site:
 
     def _evaluated(self, model: nn.Module) -> tuple[Scores, float]:
         x, y = self.samples(self.test)
-        return self.problem.objective.evaluate(model, x, y, self.problem.precision)
+        with undone(model), untouched():
+            return self.problem.objective.evaluate(model, x, y, self.problem.precision)
 
     def measure(self, name: str, value: float) -> None:
         """Record a measurement for people: it travels beside the payload, uncounted, and steers nothing."""

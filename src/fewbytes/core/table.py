@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,43 +19,48 @@ BLOCK = 1 << 23  # numbers of all rows that are worked on at a time
 
 
 class Table:
-    """Rows of float32 numbers, of `columns` each, written and read in parts: in memory while they are few."""
+    """Rows of `columns` float32 or float64 numbers each, written and read in parts: in memory while they are few."""
 
-    def __init__(self, columns: int) -> None:
-        self.columns = columns
+    def __init__(self, columns: int, dtype: torch.dtype = torch.float32) -> None:
+        self.columns, self.dtype = columns, dtype
         self._file = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 (closed with the table)
         weakref.finalize(self, self._file.close)
 
     def write(self, row: int, values: Tensor, start: int = 0) -> None:
         """Put a flat tensor into a row, from a column on."""
-        self._file.seek(4 * (row * self.columns + start))
-        self._file.write(values.contiguous().numpy().data)
+        self._file.seek(self.dtype.itemsize * (row * self.columns + start))
+        self._file.write(values.to(self.dtype).contiguous().numpy().data)
 
     def read(self, row: int, start: int = 0, stop: int | None = None) -> Tensor:
         """Columns of a row, flat: all, or those from `start` up to `stop`."""
         count = (self.columns if stop is None else stop) - start
-        self._file.seek(4 * (row * self.columns + start))
-        return torch.from_numpy(np.frombuffer(bytearray(self._file.read(4 * count)), np.float32))
+        self._file.seek(self.dtype.itemsize * (row * self.columns + start))
+        data = bytearray(self._file.read(self.dtype.itemsize * count))
+        return torch.frombuffer(data, dtype=self.dtype) if data else torch.empty(0, dtype=self.dtype)
 
 
 class Stack(Sequence[State]):
-    """States of many clients, all of the same float32 entries, as rows of a table: one of them is in memory at a time,
+    """States of many clients, all of the same entries, floats, as rows of a table: one of them is in memory at a time,
     or a part of each (`part`)."""
 
     def __init__(self, states: Sequence[State] = ()) -> None:
         self._shapes: dict[str, torch.Size] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
         self._table = Table(0)
         self._rows = 0
         for state in states:
             self.add(state)
 
     def add(self, state: Mapping[str, Tensor]) -> None:
-        """One more. Raises MethodError if its entries are not as those of the first, and float32."""
+        """One more. Raises MethodError if its entries are not as those of the first, and floats."""
         shapes = {name: value.shape for name, value in state.items()}
+        dtypes = {name: value.dtype for name, value in state.items()}
         if not self._rows:
-            self._shapes, self._table = shapes, Table(sum(shape.numel() for shape in shapes.values()))
-        if shapes != self._shapes or any(value.dtype != torch.float32 for value in state.values()):
-            raise MethodError("states of other entries than the first's, or of other types than float32, do not stack")
+            wide = torch.float64 if torch.float64 in dtypes.values() else torch.float32
+            self._shapes, self._dtypes = shapes, dtypes
+            self._table = Table(sum(shape.numel() for shape in shapes.values()), wide)
+        if shapes != self._shapes or dtypes != self._dtypes or not all(d.is_floating_point for d in dtypes.values()):
+            raise MethodError("states of other entries than the first's, or that are no floats, do not stack")
         self._table.write(self._rows, self.flat(state))
         self._rows += 1
 
@@ -86,6 +90,11 @@ class Stack(Sequence[State]):
         """Numbers of a state."""
         return self._table.columns
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What holds the numbers of all its entries."""
+        return self._table.dtype
+
     def blocks(self) -> list[tuple[int, int]]:
         """Bounds of the parts that are to be worked on one after another, none of more than one entry."""
         width = max(1024, BLOCK // max(1, self._rows) // 1024 * 1024)
@@ -101,14 +110,20 @@ class Stack(Sequence[State]):
 
     def flat(self, state: Mapping[str, Tensor]) -> Tensor:
         """A state, or a part, as one vector, in the order of the first one's entries."""
-        return torch.cat([torch.empty(0), *(state[name].reshape(-1) for name in self._shapes if name in state)])
+        parts = (state[name].reshape(-1).to(self.dtype) for name in self._shapes if name in state)
+        return torch.cat([torch.empty(0, dtype=self.dtype), *parts])
 
     def named(self, vector: Tensor, start: int = 0) -> State:
-        """Undo `flat`; of a part, which begins at `start`."""
+        """Undo `flat`, of numbers, or of a mask; of a part, which begins at `start`."""
+        mask = vector.dtype == torch.bool
         if len(vector) < self.columns:
-            return {self._entry(start): vector}
+            name = self._entry(start)
+            return {name: vector if mask else vector.to(self._dtypes[name])}
         parts = vector.split([shape.numel() for shape in self._shapes.values()])
-        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+        return {
+            name: (part if mask else part.to(self._dtypes[name])).view(shape)
+            for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
+        }
 
     def _entry(self, start: int) -> str:
         ends = itertools.accumulate(shape.numel() for shape in self._shapes.values())

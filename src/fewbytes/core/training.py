@@ -38,7 +38,7 @@ SHUFFLED_BYTES = 64 << 20  # the most that samples may take to be put into an ep
 
 
 def prepared(model: M) -> M:
-    """The model, channels-last if it has convolutions: they are faster so.
+    """The model, its weights of two-dimensional convolutions channels-last: they are faster so.
 
     1x1 convolutions with a stride and fewer than 16 input channels are handed only the pixels they use: on CPUs the
     gradients of their weights else overwrite memory that is not theirs, channels-last (oneDNN, issue 6035).
@@ -47,8 +47,10 @@ def prepared(model: M) -> M:
         if isinstance(module, nn.Conv2d) and _overwrites(module):
             module.register_forward_pre_hook(functools.partial(_used_pixels, module.stride))
             module.stride = (1, 1)
-    convolves = any(p.dim() == 4 for p in model.parameters())
-    return model.to(memory_format=torch.channels_last) if convolves else model
+    for value in (*model.parameters(), *model.buffers()):
+        if value.dim() == 4:
+            value.data = value.data.contiguous(memory_format=torch.channels_last)
+    return model
 
 
 def _overwrites(layer: nn.Conv2d) -> bool:
@@ -217,6 +219,9 @@ def fit(
             if extra is not None:
                 value = value + extra(model)
         value.backward()
+        for p in parameters:
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()  # an embedding's, for who multiplies gradients or gives them a velocity
         return value.detach()
 
     def stepped(samples: Tensor | NamedTensors, targets: Tensor) -> Tensor:
@@ -300,7 +305,11 @@ def _sgd(moved: Sequence[Tensor], velocity: Velocity, local: Local, lr: float) -
         met = [(velocity[p], g) for p, g in zip(moved, step, strict=True) if p in velocity]
         if met:
             velocities, gradients = (list(each) for each in zip(*met, strict=True))
-            torch._foreach_mul_(velocities, local.momentum)
+            if all(v.dtype.itemsize >= 4 for v in velocities):
+                torch._foreach_mul_(velocities, local.momentum)
+            else:
+                for v in velocities:
+                    v.mul_(local.momentum)  # of all at once the momentum, too, is rounded to a narrow type
             torch._foreach_add_(velocities, gradients)
         velocity.update({p: g.clone() for p, g in zip(moved, step, strict=True) if p not in velocity})
         of_these = [velocity[p] for p in moved]

@@ -2,63 +2,136 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.state import in_training, trained_parameters
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
 from fewbytes.core.devices import arithmetic
+from fewbytes.core.entries import (
+    check_apart,
+    check_float32,
+    check_optimiser,
+    check_unchanged,
+    entered,
+    kept,
+    normalised,
+)
+from fewbytes.core.method import Method
 from fewbytes.core.metrics import check_installed
+from fewbytes.core.privacy import clipped_sum
 from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import Split, classes_in
 
 SAMPLES, MODELS = 8, 8  # that are tried, at most
 
 
-def try_models(task: Task) -> None:
-    """Raises UserError if a first model, tried on a few samples, cannot learn the data that are here; for metrics that
-    need what is not installed.
+def check_models(method: Method, task: Task) -> None:
+    """Raises UserError if what makes the task's models gives clients modules that they share, or models that cannot
+    travel, cannot be trained by many, or not by the method."""
+    problem = task.problem.on_cpu()
+    for client in islice(problem.architectures(), MODELS):
+        model = problem.model(client)
+        check_apart(model, problem.model(client))
+        if method.float32_only:
+            check_float32(model, method.method_name)
+        check_optimiser(model, getattr(method, "local", None))
+
+
+def try_models(task: Task) -> list[str]:
+    """What people should know of the first models, tried on a few samples, in training and not. Raises UserError if one
+    cannot learn the data that are here; for metrics that need what is not installed.
 
     Of clients with the same model, and samples of one shape, it is tried on those who have the highest label; of very
     many models or shapes on a few.
     """
     if isinstance(task.problem.objective, Detection):
-        return
+        return []
     check_installed(task.problem.objective.measured)
     problem = replace(task.problem.on_cpu(), remodel=None)
     first = set(problem.clients_in(1))  # a newcomer that does not suit is refused as it comes
     held = [(f"client {i}'s training samples", i, client.train) for i, client in enumerate(task.data.clients)]
     held += [(f"client {i}'s test samples", i, client.test) for i, client in enumerate(task.data.clients)]
     held += [("the server's test samples", 0, task.data.test)]
+    notes: list[str] = []
     for client in islice(problem.architectures(), MODELS):
         alike = [each for each in held if each[2] and problem.architecture(each[1]) == problem.architecture(client)]
         shapes = dict.fromkeys(each[2].shape for each in alike if each[1] in first)
         for shape in islice(shapes, MODELS):
             same = [each for each in alike if each[2].shape == shape]
-            _try(problem, *max(same, key=lambda each: classes_in([each[2]])))
+            notes += _try(problem, *max(same, key=lambda each: classes_in([each[2]])))
+    return list(dict.fromkeys(notes))
 
 
-def _try(problem: Problem, who: str, client: Id, split: Split) -> None:
-    """One forward pass, and the loss. Raises UserError if either cannot be."""
+def _try(problem: Problem, who: str, client: Id, split: Split) -> Iterator[str]:
+    """A pass each as models are used and as they are trained, and the losses. Raises UserError if one cannot be."""
     rows = {int(split.labels.argmax()), *np.linspace(0, len(split) - 1, min(len(split), SAMPLES)).astype(int).tolist()}
     with seeded(problem.seed, "try"):
         x, targets = problem.objective.samples(split.take(sorted(rows)), problem.device)
-        model, samples = problem.model(client).eval(), x[:]
-        with arithmetic(problem.precision, problem.device):
-            try:
-                outputs = model(samples)
-            except UserError:
-                raise
-            except Exception as error:  # the user's code
-                kind = "numbers" if samples.is_floating_point() else "integers"
-                raise UserError(
-                    f"{who} are {kind} of shape {tuple(samples.shape[1:])}, which this model does not take: "
-                    f"{one_line(error)}"
-                ) from None
-            try:
-                problem.objective.check(model, outputs, targets)
-            except UserError as error:
-                raise UserError(f"{who}: {error}") from None
+        model, samples = problem.model(client), x[:]
+        before = kept(model)
+        _pass(problem, model.eval(), who, samples, targets)
+        check_unchanged(model, before)
+        if len(targets) < 2:  # of one, batch normalisation has no variance
+            return
+        with normalised(in_training(model)) as single:
+            _pass(problem, model, f"in training, {who}", samples, targets)
+        check_unchanged(model, before)
+        if problem.privacy is not None:
+            _of_each(problem, model, one_tensor(samples)[:2], targets[:2])
+    if single:
+        shape = " x ".join(map(str, tuple(samples.shape[1:])))
+        yield (
+            f"batch normalisation sees a single value a channel of each sample of {shape} ({single[0]}), so that its "
+            "statistics are those of a few values: take larger samples, a model that makes them less small "
+            "(resnet8:stem=3x3), or other normalisation"
+        )
+
+
+def _pass(problem: Problem, model: nn.Module, who: str, samples: Tensor | NamedTensors, targets: Tensor) -> None:
+    with arithmetic(problem.precision, problem.device), entered(model) as within:
+        try:
+            outputs: Any = model(samples)
+        except UserError:
+            raise
+        except Exception as error:  # the user's code
+            kind = "numbers" if samples.is_floating_point() else "integers"
+            where = f" in {within[-1]}" if len(within) > 1 else ""
+            raise UserError(
+                f"{who} are {kind} of shape {tuple(samples.shape[1:])}, which this model does not take{where}: "
+                f"{one_line(error)}{_narrow(model, samples)}"
+            ) from None
+    try:
+        problem.objective.check(model, outputs, targets)
+    except UserError as error:
+        raise UserError(f"{who}: {error}") from None
+
+
+def _narrow(model: nn.Module, samples: Tensor | NamedTensors) -> str:
+    """What to do where a model is of another type of numbers than its samples."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if len(kinds) != 1 or not isinstance(samples, Tensor) or samples.dtype in kinds or not samples.is_floating_point():
+        return ""
+    return f": let its forward begin with x = x.to({kinds.pop()}), of which its parameters are"
+
+
+def _of_each(problem: Problem, model: nn.Module, samples: Tensor, targets: Tensor) -> None:
+    """Raises UserError for a model that has no gradient of each sample, which privacy of samples needs."""
+    loss = problem.objective.loss(model, None, targets)
+    with entered(model) as within:
+        try:
+            clipped_sum(model, trained_parameters(model), loss, samples, targets, 1.0)
+        except Exception:  # the user's code, or what torch cannot do
+            where = within[-1] if within else "the loss"
+            raise UserError(
+                f"dp of samples needs the gradient of each sample, which {where} does not give, as it decides by "
+                "values, changes a buffer or mixes samples: put another in its place"
+            ) from None

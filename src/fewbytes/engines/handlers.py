@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from torch import Tensor, nn
+from torch import Tensor
 
 from fewbytes.base.errors import FrameError, MethodError, returned, with_article
 from fewbytes.base.ranges import ANEW, EXACT
@@ -25,6 +25,7 @@ from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
+from fewbytes.core.reused import Reused
 from fewbytes.core.site import Site
 from fewbytes.engines.store import ClientStore
 from fewbytes.models.files import save_model
@@ -126,7 +127,7 @@ class Runner:
         self.state_class = method.state_class("client")
         if task.problem.privacy is not None:
             task.problem.privacy.prepare({len(client.train) for client in task.data.clients} - {0})
-        self._models: dict[Any, nn.Module] = {}
+        self._models: dict[Any, Reused] = {}
         self._recordings: Recordings = {}
         self._handlers: dict[str, Handler] = {}
         self._messages: dict[int, Received] = {}  # of the last job, by number: the next may get the same

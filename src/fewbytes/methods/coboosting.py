@@ -59,6 +59,7 @@ class CoBoosting(Distilled):
     temperature: Positive = 4.0
 
     sends: ClassVar[str] = "its whole model, once"
+    float32_only: ClassVar[bool] = True
 
     def quick(self, epochs: int) -> Self:
         """With a student that learns fast, so that the few images it sees suffice."""

@@ -97,6 +97,7 @@ class FedGen(Method):
     headline: ClassVar[str] = "combined"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification
+    float32_only: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GeneratorAndHead:
         head = shared_head(problem)

@@ -63,6 +63,7 @@ class FedGH(Method):
     models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "combined"
     needs: ClassVar[type[Objective]] = Classification
+    float32_only: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GlobalHead:
         return GlobalHead(state_of(shared_head(problem)))
@@ -77,7 +78,7 @@ class FedGH(Method):
         replies = net.call(self.train, to=net.sample(self.fraction))
         means, labels = gathered(replies, head.out_features, head.in_features)
         with seeded(net.problem.seed, "server", t):
-            fit(head, means, labels, Local(self.server_epochs, self.server_lr, self.server_batch))
+            fit(head, means, labels, Local(self.server_epochs, self.server_lr, self.server_batch, last="kept"))
         state.head = state_of(head)
         net.tell(self.receive, send=Head(Dense(state.head)), when="next")
 

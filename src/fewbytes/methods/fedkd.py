@@ -74,6 +74,7 @@ class FedKD(Method):
     headline: ClassVar[str] = "personalised"
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification
+    float32_only: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> AuxiliaryMean:
         feature_sizes(problem)

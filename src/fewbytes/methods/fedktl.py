@@ -119,6 +119,7 @@ class FedKTL(Method):
     models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
     needs: ClassVar[type[Objective]] = Classification
+    float32_only: ClassVar[bool] = True
 
     def quick(self, epochs: int) -> Self:
         return replace(super().quick(epochs), server_epochs=10)

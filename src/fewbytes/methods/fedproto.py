@@ -74,6 +74,7 @@ class FedProto(Method):
     models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "combined"
     needs: ClassVar[type[Objective]] = Classification
+    float32_only: ClassVar[bool] = True
 
     def server(self, problem: Problem) -> GlobalPrototypes:
         features = feature_size(problem)  # first: it refuses models without any

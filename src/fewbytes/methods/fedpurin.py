@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
-from fewbytes.base.state import State, load_state, state_of, trained_parameters
+from fewbytes.base.state import EntryMeans, State, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Made, Network
 from fewbytes.core.problem import Id, Problem
@@ -176,7 +176,8 @@ class FedPURIN(Method):
         group = collaborators(overlap(sent.masks()), t, self.beta)  # line 10
         weights = sent.samples if self.weighted else [1.0] * len(uploads)
         kept = t > self.beta
-        thetas, average = Table(uploads.columns), torch.empty(uploads.columns)
+        thetas = Table(uploads.columns, uploads.dtype)
+        average = torch.empty(uploads.columns, dtype=uploads.dtype)
         for start, stop in uploads.blocks():
             part, masks = uploads.part(start, stop), sent.masks(start, stop)
             delta = [{}] * len(part) if kept else critical_means(part, group)  # line 11, Eq. 9
@@ -309,22 +310,21 @@ def collaborators(overlaps: NDArray[np.float64], t: int, beta: int) -> NDArray[n
 
 def critical_means(uploads: Sequence[State], group: NDArray[np.bool_]) -> list[State]:
     """Eq. 9: delta_i, the mean of the uploads of C_i and i, zeros included; one state per client."""
-    rows = torch.from_numpy(group).float()
+    rows = torch.from_numpy(group).double()
     means: list[State] = [{} for _ in uploads]
     for name, first in uploads[0].items():
-        stacked = torch.stack([u[name].reshape(-1) for u in uploads])
+        stacked = torch.stack([u[name].reshape(-1).double() for u in uploads])
         for i, row in enumerate((rows @ stacked) / rows.sum(1, keepdim=True)):
-            means[i][name] = row.view(first.shape)
+            means[i][name] = row.view(first.shape).to(first.dtype)
     return means
 
 
 def sparse_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
     """Eq. 10: the mean of all uploads, zeros included."""
-    total = sum(weights)
-    return {
-        name: sum((u[name] * (w / total) for u, w in zip(uploads, weights, strict=True)), torch.zeros(()))
-        for name in uploads[0]
-    }
+    mean = EntryMeans()
+    for upload, weight in zip(uploads, weights, strict=True):
+        mean.add(upload, weight)
+    return mean.means()
 
 
 def combine(delta: State, mean: State, mask: State) -> State:

@@ -114,6 +114,7 @@ class FuseFL(Method):
 
     sends: ClassVar[str] = "its whole model once, block by block"
     headline: ClassVar[str] = "global"
+    float32_only: ClassVar[bool] = True
     scored_after_finish: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

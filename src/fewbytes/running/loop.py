@@ -38,7 +38,7 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
 from fewbytes.core.rules import Rule
-from fewbytes.core.trial import try_models
+from fewbytes.core.trial import check_models, try_models
 from fewbytes.engines.base import Engine
 from fewbytes.models.files import save_model
 from fewbytes.running.checkpoint import VERSION, Checkpoint, Checkpoints, check, fingerprint, read_checkpoint
@@ -66,9 +66,11 @@ def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> R
         loop = _Loop(method, task, settings if scratch is None else replace(settings, durable=False), folder)
         if not settings.resume:
             # what cannot be is refused before anything is written, here and by the next lines
+            check_models(method, task)
             check_state(method, "server", method.server(task.problem.on_cpu()))
             method.state_class("client")
-            try_models(task)
+            for note in try_models(task):
+                settings.watcher.note(note)
         with _held(folder):
             checkpoint = loop.begin()
             with connect(folder, checkpoint) as engine:

@@ -23,7 +23,15 @@ class Around(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("sends", "models_differ", "headline", "scored_after_finish", "finish_exchanges", "needs"):
+        for name in (
+            "sends",
+            "models_differ",
+            "headline",
+            "scored_after_finish",
+            "finish_exchanges",
+            "needs",
+            "float32_only",
+        ):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def __getattr__(self, name: str) -> Any:

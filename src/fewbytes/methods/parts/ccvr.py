@@ -129,5 +129,5 @@ def calibrated(
     linear = linear_of(classifier)
     with torch.random.fork_rng(devices=[]):
         seed_torch(int(rng.integers(2**62)))
-        fit(linear, x, y, Local(epochs=1, lr=local.lr, batch=local.batch))
+        fit(linear, x, y, Local(epochs=1, lr=local.lr, batch=local.batch, last="kept"))
     return state_of(linear)

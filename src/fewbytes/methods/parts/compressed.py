@@ -75,14 +75,14 @@ def take_means(state: ServerModel, replies: Iterable[tuple[Id, Change]], net: Ne
 
 
 def moved(theta: State, change: State) -> State:
-    """The model after a change of it."""
-    return theta | {name: theta[name] + value for name, value in change.items()}
+    """The model after a change of it, of its own types."""
+    return theta | {name: (theta[name] + value).to(theta[name].dtype) for name, value in change.items()}
 
 
 def trained_change(
     message: Model, site: Site, local: Local, before_step: Callable[[nn.Module], None] | None = None
 ) -> tuple[State, Dense]:
-    """Train the model: Delta_i of every parameter that learns, and the batch-norm statistics.
+    """Train the model: Delta_i of every parameter that learns, float32, and the batch-norm statistics.
 
     `before_step` is called with the model when a batch's gradients are there.
     """
@@ -91,7 +91,8 @@ def trained_change(
     site.fit(model, local, before_step=None if before_step is None else lambda again: before_step(model))
     site.score("personalised", model)
     after, parameters = state_of(model), dict(model.named_parameters(remove_duplicate=False))
-    change = {name: after[name] - theta[name] for name, p in parameters.items() if p.requires_grad}
+    learnt = [name for name, p in parameters.items() if p.requires_grad]
+    change = {name: after[name].float() - theta[name].float() for name in learnt}
     return change, Dense({name: value for name, value in after.items() if name not in parameters})
 
 

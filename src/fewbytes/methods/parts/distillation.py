@@ -238,7 +238,7 @@ def logits_of(model: nn.Module, data: Split, device: str, batch: int = 250) -> T
 def shuffled(samples: int, batch: int) -> Iterator[Tensor]:
     """One pass over `samples` numbers in random order, in batches."""
     order = torch.randperm(samples)
-    return (order[start:stop] for start, stop in batches(samples, batch))
+    return (order[start:stop] for start, stop in batches(samples, batch, "kept"))
 
 
 def endless(samples: int, batch: int) -> Iterator[Tensor]:

@@ -1,0 +1,146 @@
+"""A module that one client after another uses, each as if it were new."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fewbytes.base.state import frozen_entries
+
+_OF_EVERY_MODULE = vars(nn.Module()).keys()
+
+
+class Reused:
+    """A model, and what of it is not in its state dict or does not travel, as that was when it was made: buffers, and
+    what modules keep in attributes of their own, such as counters in Python."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._attributes = _attributes(model)
+        self._buffers = {name: value.clone() for name, value in self._still().items()}
+        self._names = _names(model)
+        self._versions = _versions(model)
+
+    def again(self) -> nn.Module | None:
+        """The model as it was made, but for its trained entries; None if it cannot be put back so."""
+        if self._names != _names(self.model) or self._versions != _versions(self.model):
+            return None
+        if not _same(self._attributes, _attributes(self.model, copied=False)):
+            return None
+        for name, value in self._still().items():
+            if value.shape != self._buffers[name].shape:
+                return None
+            value.copy_(self._buffers[name])
+        return self.model
+
+    def _still(self) -> dict[str, Tensor]:
+        """Buffers that training starts with as they were made, wherever it is: those that do not travel."""
+        frozen = frozen_entries(self.model)
+        kept = self.model.state_dict(keep_vars=True).keys() - frozen.keys()
+        return {name: buffer for name, buffer in self.model.named_buffers() if name not in kept}
+
+
+@contextmanager
+def undone(model: nn.Module) -> Iterator[None]:
+    """Undoes what a use of the model has changed in it, such as a counter, a buffer or rows of an embedding that it
+    renormalises, so that a score steers nothing."""
+    values = [(value, value._version, value.detach().clone()) for value in (*model.parameters(), *model.buffers())]
+    parts = [(module, set(vars(module)), dict(module._buffers)) for module in model.modules()]
+    attributes = _attributes(model)
+    yield
+    with torch.no_grad():
+        for value, version, old in values:
+            if value._version != version:
+                value.copy_(old)
+    for (module, names, buffers), held in zip(parts, attributes, strict=True):
+        module._buffers.update(buffers)
+        now = vars(module)
+        for name in now.keys() - names:
+            del now[name]
+        for name, kept in held.items():
+            if not isinstance(kept, _Unknown) and not _same(kept, now.get(name)):
+                now[name] = kept
+
+
+def _names(model: nn.Module) -> set[tuple[str, type]]:
+    """Of all modules, parameters and buffers: some models make them as they are used."""
+    every = (*model.named_modules(), *model.named_parameters(), *model.named_buffers())
+    return {(name, type(each)) for name, each in every}
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Of parameters that are not trained: where they lie, and how often each was changed in place."""
+    return [(p.data_ptr(), p._version) for p in model.parameters() if not getattr(p, "trained", True)]
+
+
+class _Unknown:
+    """What cannot be copied, and so is never taken for the same."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _attributes(model: nn.Module, copied: bool = True) -> list[dict[str, Any]]:
+    """What each module has beside what every module has; modules, parameters and buffers among it are left out."""
+    own = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
+    return [
+        {
+            name: _copied(value, own) if copied else value
+            for name, value in vars(module).items()
+            if name not in _OF_EVERY_MODULE and id(value) not in own
+        }
+        for module in model.modules()
+    ]
+
+
+def _copied(value: Any, own: Set[int]) -> Any:
+    if id(value) in own or isinstance(value, nn.Module):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple, set, deque):
+        return type(value)(_copied(each, own) for each in value)
+    if type(value) is dict:
+        return {key: _copied(each, own) for key, each in value.items()}
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # of whatever a user's module holds
+        return _Unknown()
+
+
+def _same(one: Any, other: Any, depth: int = 0) -> bool:
+    """Whether two values are equal, as far as can be told."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or depth > 20:
+        return False
+    if isinstance(one, Tensor):
+        return (
+            one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+        )
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key], depth + 1) for key in one)
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(
+            _same(mine, theirs, depth + 1) for mine, theirs in zip(one, other, strict=True)
+        )
+    try:
+        if one == other:
+            return True
+    except Exception:  # of whatever a user's module holds
+        return False
+    equality: Any = type(one).__eq__
+    if equality is not object.__eq__ or not hasattr(one, "__dict__"):
+        return False
+    return _same(vars(one), vars(other), depth + 1)
