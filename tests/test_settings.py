@@ -133,12 +133,25 @@ def test_what_a_setting_cannot_be_is_said_in_one_line(given, says):
         ({"workers": 0}, "workers must be at least 1, not 0"),
         ({"engine": "flower-deployment"}, "fewbytes deploy"),
         ({"ray_address": "auto"}, "ray_address is for engine flower-simulation, not local"),
+        ({"seed": 1}, r"^a run has no setting 'seed': it belongs to the task, fb.Task.of\(…, seed=1\)$"),
+        ({"metrics": ["f1"]}, r"'metrics': it belongs to the task, fb.Task.of\(…, metrics=…\)$"),
+        ({"lr": 0.1}, r"^a run has no setting 'lr': it belongs to the method, FedAvg\(lr=0.1\)$"),
+        ({"local": fb.Local()}, r"'local': it belongs to the method, FedAvg\(local=…\)$"),
+        ({"mu": 0.1}, "there is no setting 'mu'$"),
+        ({"min_replies": 1}, r"it belongs to fb.run\(…, policy=fb.Policy\(min_replies=1\)\)$"),
+        ({"clients": 5}, r"it belongs to fewbytes.data.Partition\(clients=5\)$"),
     ],
 )
 def test_run_refuses_arguments_that_cannot_be(given, says, tmp_path):
     with pytest.raises(fb.UserError, match=says):
         fb.run(fb.FedAvg(), tiny_task(), out=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_method_names_where_an_option_belongs_that_it_has_not():
+    for given, says in (({"rounds": 3}, r"fb.run\(…, rounds=3\)"), ({"seed": 3}, r"the task, fb.Task.of\(…, seed=3\)")):
+        with pytest.raises(TypeError, match=rf"^FedAvg has no parameter '{next(iter(given))}': it belongs to {says}$"):
+            fb.FedAvg(**given)
 
 
 def test_text_stands_for_settings_of_several_parts():

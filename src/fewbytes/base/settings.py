@@ -75,6 +75,8 @@ class Group:
 
     title: ClassVar[str] = ""
     """What the group is called in --help."""
+    given: ClassVar[str] = ""
+    """How Python gives one of its settings, as in fb.run(…, {}); empty: by making the group."""
 
     def __post_init__(self) -> None:
         """Check values by their types. Raises UserError."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import typing
 from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,7 +20,7 @@ from fewbytes.base.state import State
 from fewbytes.core.network import Handler, Network, required
 from fewbytes.core.objective import Objective
 from fewbytes.core.privacy import SamplePrivacy
-from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.problem import OF_METHOD, Id, Problem, Task, belongs
 from fewbytes.core.promise import Privacy, Protected
 from fewbytes.core.site import Site
 from fewbytes.core.slips import warn_of_slips
@@ -44,7 +46,9 @@ class _Terms(ABCMeta):
         warn_of_slips(cls, Method)
         if unknown := parameters.keys() - own.keys() if dataclasses.is_dataclass(cls) else set():
             known = [*own, *(TERMS if isinstance(local, Local) else ())]
-            raise TypeError(f"{cls.__name__} has no parameter {min(unknown)!r}{suggestion(min(unknown), known)}")
+            name = min(unknown)
+            hint = belongs(name, parameters[name], {}) or suggestion(name, known)
+            raise TypeError(f"{cls.__name__} has no parameter {name!r}{hint}")
         made = super().__call__(*values, **parameters)
         check_ranges(made)  # also where a class has a __post_init__ of its own
         return made
@@ -280,6 +284,14 @@ class Method(ABC, metaclass=_Terms):
         """Where in these parameters, whose gradients are given, a server sees the change, bool like them; None:
         everywhere."""
         return None
+
+
+def option_of(method: Method) -> Callable[[str, Any], str]:
+    """Where in Python an option of a run of the method belongs that runs have not (`belongs`)."""
+    cls, own = type(method), {}
+    if isinstance(method, Method):  # else the run says so
+        own = {f"the method, {cls.__name__}({{}})": (*own_defaults(cls), *cls.defaults())}
+    return functools.partial(belongs, others={**own, **OF_METHOD})
 
 
 def check_state(method: Method, half: Literal["server", "client"], state: Any) -> None:

@@ -22,6 +22,7 @@ class Policy(Group):
     range."""
 
     title: ClassVar[str] = "Clients that fail"
+    given: ClassVar[str] = "fb.run(…, policy=fb.Policy({}))"
 
     min_replies: Share = setting(
         0.5, "Part of the clients asked that must answer with finite numbers, or the run stops.", resumable=True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import UserError, named
 from fewbytes.base.ranges import wrong
+from fewbytes.base.settings import Group
 from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of, trained_entries
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
@@ -21,7 +22,7 @@ from fewbytes.core.devices import Precision, check_device, check_precision
 from fewbytes.core.entries import check_entries
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
 from fewbytes.core.privacy import SamplePrivacy
-from fewbytes.core.training import Loss
+from fewbytes.core.training import Local, Loss
 from fewbytes.data.clients import ClientData, FederatedData
 from fewbytes.data.named import NamedTensors
 from fewbytes.data.split import Split, Transform, check_finite, classes_in, widest
@@ -323,6 +324,25 @@ class Task:
     def with_data(self, data: FederatedData) -> Task:
         """The same problem on other data."""
         return Task(replace(self.problem, **_known(data)), data)
+
+
+OF_METHOD = {"the method, as in FedAvg({})": tuple(each.name for each in fields(Local))}
+"""Options of most methods, by how they are given."""
+
+
+def belongs(name: str, value: Any, others: Mapping[str, Collection[str]]) -> str:
+    """Where in Python an option belongs that was given elsewhere, `: it belongs to fb.run(…, rounds=5)`, or nothing.
+
+    `others`: options besides those of runs and tasks, by how they are given.
+    """
+    groups = {group.given: [each.name for each in fields(group)] for group in Group.__subclasses__() if group.given}
+    own = Terms.__annotations__.keys() | Task.of.__annotations__.keys() - {"clients", "return"}
+    plain = value is None or (isinstance(value, str | int | float) and len(repr(value)) < 40)
+    given = f"{name}={value!r}" if plain else f"{name}=…"
+    for place, names in {**others, "the task, fb.Task.of(…, {})": own, **groups}.items():
+        if name in names:
+            return f": it belongs to {place.format(given)}"
+    return ""
 
 
 def _stored(x: Any) -> str:

@@ -28,6 +28,7 @@ class Partition(Group):
     """Who the clients are, and how a data set is dealt out to them."""
 
     title: ClassVar[str] = "Clients"
+    given: ClassVar[str] = "fewbytes.data.Partition({})"
 
     partition: str = setting(
         "dirichlet",

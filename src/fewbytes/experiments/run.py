@@ -7,7 +7,7 @@ from typing import Any
 
 from fewbytes.base.errors import UserError, named
 from fewbytes.base.extras import needs
-from fewbytes.core.method import Method
+from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.local import LocalEngine
@@ -46,7 +46,7 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
     Raises UserError for a setting that cannot be and a folder that cannot be used, MethodError when a handler fails,
     TooFewReplies by the `policy`; a KeyboardInterrupt leaves the folder ready to be resumed.
     """
-    return run_with(method, task, Settings.of(settings), policy or Policy())
+    return run_with(method, task, Settings.of(settings, option_of(method)), policy or Policy())
 
 
 def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:

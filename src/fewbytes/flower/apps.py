@@ -25,7 +25,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
-from fewbytes.core.method import Method
+from fewbytes.core.method import Method, option_of
 from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Task
 from fewbytes.engines.frames import FrameFolder, FramePlace
@@ -275,7 +275,8 @@ def serve(
     clients; without names (no authentication) a node is asked for its partition-id. `settings`: the other fields of
     `fewbytes.running.settings.Settings`, such as `rounds` and `resume`. Raises what `fewbytes.run` does.
     """
-    return serve_run(grid, method, task, Settings.of({"out": out, **settings}), policy or Policy(), names)
+    made = Settings.of({"out": out, **settings}, option_of(method))
+    return serve_run(grid, method, task, made, policy or Policy(), names)
 
 
 def serve_run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -32,6 +32,7 @@ class Settings(Group):
     """What a run is besides its method and task, whichever engine it runs on. Raises UserError for what cannot be."""
 
     title: ClassVar[str] = "Run"
+    given: ClassVar[str] = "fb.run(…, {})"
 
     rounds: Count = setting(20, "Number of rounds.", resumable=True)
     budget: Count | None = setting(
@@ -138,6 +139,10 @@ class Settings(Group):
         return speeds
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """As in `Group`; `watcher` may be what `together` takes."""
+    def of(cls, values: Mapping[str, Any], belongs: Callable[[str, Any], str] = lambda name, value: "") -> Self:
+        """As in `Group`; `watcher` may be what `together` takes. `belongs`: where an argument belongs that a run has
+        not, or nothing."""
+        for name, value in values.items():
+            if name not in cls.__dataclass_fields__ and (place := belongs(name, value)):
+                raise UserError(f"a run has no setting {name!r}{place}")
         return super().of({**values, "watcher": together(values["watcher"])} if "watcher" in values else values)
