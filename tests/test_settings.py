@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from cases import tiny_task
+from cases import TinyNet, tiny_data, tiny_task
 from typer.testing import CliRunner
 
 import fewbytes as fb
@@ -146,6 +146,33 @@ def test_run_refuses_arguments_that_cannot_be(given, says, tmp_path):
     with pytest.raises(fb.UserError, match=says):
         fb.run(fb.FedAvg(), tiny_task(), out=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("of", [True, False])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"sed": 3}, r"^a task has no option 'sed' \(did you mean 'seed'\?\)$"),
+        ({"rounds": 3}, r"^a task has no option 'rounds': it belongs to fb.run\(…, rounds=3\)$"),
+        ({"out": "x"}, r"it belongs to fb.run\(…, out='x'\)$"),
+        ({"lr": 0.1}, r"it belongs to the method, as in FedAvg\(lr=0.1\)$"),
+        ({"build": TinyNet}, "^a task has no option 'build'"),
+        ({"nonsense": 3}, "^a task has no option 'nonsense'$"),
+    ],
+)
+def test_a_task_refuses_options_that_it_has_not(of, given, says):
+    data = tiny_data(1)
+    with pytest.raises(fb.UserError, match=says):
+        fb.Task.of(TinyNet, [(pair.train, pair.test) for pair in data.clients], **given) if of else fb.Task.on(
+            data, TinyNet, **given
+        )
+
+
+def test_each_way_to_make_a_task_names_the_other_for_options_of_that():
+    with pytest.raises(fb.UserError, match=r"'loss': it belongs to objective=objective_for\(data.learns, loss=…\) of"):
+        fb.Task.on(tiny_data(1), TinyNet, loss=len)
+    with pytest.raises(fb.UserError, match=r"'objective': it belongs to fb.Task.on\(…, objective=…\)$"):
+        fb.Task.of(TinyNet, [], objective=tiny_task().problem.objective)
 
 
 def test_a_method_names_where_an_option_belongs_that_it_has_not():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.calls import takes_argument
-from fewbytes.base.errors import UserError, named
+from fewbytes.base.errors import UserError, named, suggestion
 from fewbytes.base.ranges import wrong
 from fewbytes.base.settings import Group
 from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of, trained_entries
@@ -229,13 +229,14 @@ class Task:
         """A task on data dealt to clients; `how`: other fields of Problem, such as `seed` and `device`, `objective` (by
         default the usual one of what the data hold).
 
-        Raises UserError for other data, or a model that is no function.
+        Raises UserError for other data, a model that is no function, or a field there is not.
         """
         if not isinstance(data, FederatedData):
             raise UserError(
                 "data are a data set dealt out, federate(load_dataset('digits'), Partition()) of fewbytes.data, "
                 f"not {named(data)}; Task.of takes your own"
             )
+        _check_options(how, _OF_PROBLEM, _OF_DATA)
         check_builder(model)
         usual = Detection(classes=data.classes) if data.learns == "boxes" else objective_for(data.learns)
         return cls(Problem(model, **({"objective": usual} | _known(data) | how)), data)
@@ -266,6 +267,8 @@ class Task:
         labels are optional and ignored. `presence`: per client the first and the last round it is there (None: to the
         end); who comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
         """
+        others = {"fb.Task.on(…, {})": ("objective",)}
+        _check_options(how, Terms.__annotations__.keys() | _OF_PROBLEM - {"objective"}, others)
         check_builder(model)
         for name in ("loss", "transform"):
             if how.get(name) is not None and not callable(how[name]):
@@ -326,8 +329,13 @@ class Task:
         return Task(replace(self.problem, **_known(data)), data)
 
 
+_OF_PROBLEM = {each.name for each in fields(Problem) if each.init} - {"build"}
 OF_METHOD = {"the method, as in FedAvg({})": tuple(each.name for each in fields(Local))}
 """Options of most methods, by how they are given."""
+_OF_DATA = {
+    "objective=objective_for(data.learns, {}) of fewbytes.core.objective": ("loss", "metrics", "weights"),
+    "the data, with_transforms(data, …) of fewbytes.data": ("transform",),
+}
 
 
 def belongs(name: str, value: Any, others: Mapping[str, Collection[str]]) -> str:
@@ -343,6 +351,14 @@ def belongs(name: str, value: Any, others: Mapping[str, Collection[str]]) -> str
         if name in names:
             return f": it belongs to {place.format(given)}"
     return ""
+
+
+def _check_options(how: Mapping[str, Any], known: Collection[str], others: Mapping[str, Collection[str]]) -> None:
+    """Raises UserError for an option that a task has not."""
+    for name, value in how.items():
+        if name not in known:
+            hint = belongs(name, value, {**others, **OF_METHOD}) or suggestion(name, known)
+            raise UserError(f"a task has no option {name!r}{hint}")
 
 
 def _stored(x: Any) -> str:
