@@ -79,7 +79,7 @@ def task() -> fb.Task:
     return fb.Task.of(lambda: nn.Linear(4, 2), [client(i) for i in range(3)], client(9)[1])
 
 
-def run(**wrong: Any) -> fb.Result:
+def run(out: Any = None, rounding: dict[str, Any] | None = None, **wrong: Any) -> fb.Result:
     """Plain with other attributes, run for two rounds."""
     for name, value in wrong.items():
         if callable(value):
@@ -87,7 +87,7 @@ def run(**wrong: Any) -> fb.Result:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Slip)
         method = dataclass(frozen=True)(type("Mine", (Plain,), wrong))()
-        return fb.run(method, task(), rounds=2, workers=1)
+        return fb.run(method, task(), rounds=2, workers=1, out=out, **(rounding or {}))
 
 
 def test_nothing_is_wrong_with_ours():
@@ -234,6 +234,72 @@ def test_what_is_wrong_ends_the_run_at_once_and_is_said(wrong, error, says, recw
     assert not [each for each in recwarn if "taken again" in str(each.message)]  # no client is to blame
     if error is AttributeError:
         assert raised.value.__notes__ == ["mine, round 1"]
+
+
+def untyped(self, state, message, site):
+    return Plain.train(self, state, message, site)
+
+
+def half_typed(self, state: Memory, message: Model, site) -> Update:
+    return Plain.train(self, state, message, site)
+
+
+def of_an_int(self, state: Memory, message: Model, site: int) -> Update:
+    return Plain.train(self, state, message, site)
+
+
+def without_site(self, state: Memory, message: Model) -> Update:
+    return Update(message.theta, 1)
+
+
+def of_what_is_nowhere(self, state: Memory, message: Nowhere, site: fb.Site) -> Update:  # noqa: F821
+    return Plain.train(self, state, message, site)
+
+
+def half_written(self, state: Memory, message: "Model[", site: fb.Site) -> Update:  # noqa: F722
+    return Plain.train(self, state, message, site)
+
+
+def of_a_dict(self, state: Memory, message: dict, site: fb.Site) -> Update:
+    return Plain.train(self, state, message, site)
+
+
+def indirect(self, state, net):
+    handler = self.train
+    return net.call(handler, to=net.sample(1.0), send=Model(Dense(state.theta)))
+
+
+HANDLER = r"Mine: handler 'train' must be typed: write def train\(self, state: …, message: …, site: fb.Site\) -> …"
+
+
+@pytest.mark.parametrize("rounding", [{}, {"uplink_bits": 4}, {"downlink_bits": 4}])
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"train": untyped}, rf"^{HANDLER}.* \(test_slips.py, line \d+\)$"),
+        ({"train": half_typed}, HANDLER),
+        ({"train": of_an_int}, HANDLER),
+        ({"train": without_site}, HANDLER),
+        ({"train": untyped, "replies": indirect}, HANDLER),
+        ({"train": of_what_is_nowhere}, "^Mine: the type hints of handler 'train' cannot be resolved: name 'Nowhere'"),
+        ({"train": half_written}, "^Mine: the type hints of handler 'train' cannot be resolved: "),
+        ({"train": of_a_dict}, "^Mine: the message of handler 'train': dict cannot travel"),
+    ],
+)
+def test_a_handler_whose_types_are_wrong_is_told_before_the_run_begins(wrong, says, rounding, tmp_path):
+    with pytest.raises(fb.MethodError, match=says):
+        run(out=tmp_path / "run", **wrong, rounding=rounding)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_only_looks_like_a_handler_is_none():
+    def helps(self, state, message, site):
+        return Plain.train(self, state, message, site)
+
+    def train(self, state: Memory, message: Model, site: fb.Site) -> Update:
+        return self.helps(state, message, site)
+
+    assert run(helps=helps, train=train, rounding={"uplink_bits": 4}).summary["status"] == "done"
 
 
 def test_a_headline_that_nothing_scores_is_told():

@@ -8,7 +8,6 @@ import inspect
 import typing
 from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, ClassVar, Literal, Self
 
 from torch import nn
@@ -23,7 +22,7 @@ from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.problem import OF_METHOD, Id, Problem, Task, belongs
 from fewbytes.core.promise import Privacy, Protected
 from fewbytes.core.site import Site
-from fewbytes.core.slips import warn_of_slips
+from fewbytes.core.slips import called, place_of, sited, warn_of_slips
 from fewbytes.core.training import Local
 from fewbytes.models.builders import default_model
 from fewbytes.wire.fields import check_fields
@@ -212,11 +211,16 @@ class Method(ABC, metaclass=_Terms):
 
     @classmethod
     def handlers(cls) -> list[Handler]:
-        """What runs at clients, by their type hints."""
-        found = []
+        """What runs at clients, by their type hints. Raises MethodError for what its server half calls there, or, if
+        there is no other, what looks like one, without such hints."""
+        found, others = [], {}
         for name in dir(cls):
-            with suppress(MethodError, TypeError):  # it is no handler
+            try:
                 found.append(Handler.of(getattr(cls, name)))
+            except MethodError as error:  # it is no handler
+                others[name] = error
+        for name in sorted(others.keys() & (called(cls) if found else called(cls) | sited(cls, Method))):
+            raise MethodError(f"{cls.__name__}: {others[name]} ({place_of(getattr(cls, name))})")
         return found
 
     def roundable(self, way: Way) -> bool:

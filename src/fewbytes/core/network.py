@@ -46,13 +46,13 @@ class Handler:
     def of(cls, function: Callable[..., Any]) -> Handler:
         """Read a handler's type hints. Raises MethodError if they do not say what travels, or it cannot."""
         name = getattr(function, "__name__", repr(function))
-        try:
-            hints = typing.get_type_hints(function)
-        except NameError as error:
-            raise MethodError(f"the type hints of handler {name!r} cannot be resolved: {error}") from None
+        hints = hints_of(function, f"handler {name!r}")
         names = [n for n in hints if n != "return"]
-        if len(names) != 3 or "return" not in hints or not issubclass(hints[names[2]], Site):
-            raise MethodError(f"handler {name!r} must be typed (self, state: …, message: …, site: Site) -> …")
+        if len(names) != 3 or "return" not in hints or not _is_site(hints[names[2]]):
+            raise MethodError(
+                f"handler {name!r} must be typed: write def {name}(self, state: …, message: …, site: fb.Site) -> …, "
+                "with the classes of the state, the message and the reply, or None for nothing"
+            )
         kinds = [required(hints[names[1]]), required(hints["return"])]
         for kind, what in zip(kinds, ("message", "reply"), strict=True):
             if kind is not type(None):
@@ -74,6 +74,18 @@ class Handler:
         kind = self.reply if way == "uplink" else self.message
         hints = {} if kind is None else typing.get_type_hints(kind, include_extras=True)
         return any(_rounded(kind) for kind in hints.values() if EXACT not in getattr(kind, "__metadata__", ()))
+
+
+def hints_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """The type hints of what is called `name`. Raises MethodError if they cannot be resolved."""
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise MethodError(f"the type hints of {name} cannot be resolved: {error}") from None
+
+
+def _is_site(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Site)
 
 
 def _rounded(kind: Any, within: tuple[Any, ...] = ()) -> bool:

@@ -52,7 +52,7 @@ def slips(cls: type, base: type) -> Iterator[str]:
     for name, value in vars(cls).items():
         if not inspect.isfunction(value):
             continue
-        where = f"{Path(value.__code__.co_filename).name}, line {value.__code__.co_firstlineno}: {cls.__name__}.{name}"
+        where = f"{place_of(value)}: {cls.__name__}.{name}"
         if (state := _state(name, value)) and _assigns(value, state):
             yield f"{where} gives `{state}` another value, gone when it returns: change what it holds, {state}.… = …"
         if name in _GIVES and not _returns(value):
@@ -60,7 +60,35 @@ def slips(cls: type, base: type) -> Iterator[str]:
 
 
 _GIVES = ("server", "client", "global_model", "local_model", "server_models")
+_ASKS = ("call", "tell", "stream")
 _STATEFUL = ("start", "round", "finish", "join")
+
+
+def called(cls: type) -> set[str]:
+    """The names of the class's functions that its code has clients run: `net.call(self.train, …)`, `tell`, `stream`."""
+    found = set()
+    for _, function in inspect.getmembers(cls, inspect.isfunction):
+        codes = [function.__code__]
+        for code in codes:
+            codes += filter(inspect.iscode, code.co_consts)  # of what is written within it
+            steps = list(dis.get_instructions(code))
+            for asks, owner, step in zip(steps, steps[1:], steps[2:], strict=False):
+                handed = step.opname == "LOAD_ATTR" and step.argrepr == step.argval  # not called there
+                if handed and owner.argval == "self" and asks.argval in _ASKS:
+                    found.add(step.argval)
+    return {name for name in found if inspect.isfunction(getattr(cls, name, None))}
+
+
+def sited(cls: type, base: type) -> set[str]:
+    """The names of the functions, which `base` has not, that take a state, a message and a site, by what they call the
+    last."""
+    own = inspect.getmembers(cls, lambda value: inspect.isfunction(value) and value.__code__.co_argcount == 4)
+    return {name for name, value in own if not hasattr(base, name) and value.__code__.co_varnames[3] == "site"}
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Where a function was written."""
+    return f"{Path(function.__code__.co_filename).name}, line {function.__code__.co_firstlineno}"
 
 
 def _file(cls: type) -> str:

@@ -60,6 +60,7 @@ Connect = Callable[[Path, Checkpoint | None], AbstractContextManager[Engine]]
 
 def drive(method: Method, task: Task, settings: Settings, connect: Connect) -> Result:
     """Run the loop over an engine's network: what every engine calls. Errors as in `fewbytes.run`."""
+    method.handlers()  # raises for one that is no handler
     scratch = ScratchFolder("run") if settings.out is None else None
     try:
         folder = Path(settings.out or "") if scratch is None else scratch.path
