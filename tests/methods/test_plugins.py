@@ -72,6 +72,13 @@ def test_an_installed_package_adds_methods(install):
     assert method_class("fedavg") is fb.FedAvg
 
 
+def test_a_class_that_no_run_can_use_is_refused_by_name(install):
+    text = METHOD.format(name="FedWrong") + "    lr: Nowhere = 0.1\n"
+    install("plug_wrong", "from __future__ import annotations\n" + text)
+    with pytest.raises(fb.UserError, match=r"^the method 'plug_wrong:FedWrong' cannot be used: .*'Nowhere'"):
+        method_class("plug_wrong:FedWrong")
+
+
 def test_a_default_may_be_made_anew_each_time(install):
     made = "    names: list = field(default_factory=lambda: ['stem'])\n"
     made += "    local: fb.Local = field(default_factory=lambda: fb.Local(epochs=3))\n"

@@ -119,6 +119,7 @@ def gives_nothing(self, state, problem):
         ({"global_modell": misspelt}, "Mine.global_modell means nothing to a run: did you mean global_model?"),
         ({"clients": misspelt}, "Mine.clients means nothing to a run: did you mean client?"),
         ({"headlin": "personalised"}, "Mine.headlin means nothing to a run: did you mean headline?"),
+        ({"local": fb.Local()}, "Mine.local has no type, so it is no hyper-parameter: write local: Local = "),
         ({"keep": 3}, "Mine.keep has no type, so it is no hyper-parameter: write keep: int = "),
         ({"headlin": "x", "__annotations__": {"headlin": ClassVar[str]}}, "Mine.headlin means nothing .* headline?"),
         (
@@ -198,6 +199,10 @@ def a_dict(self, state, problem) -> nn.Module | None:
     return state.theta
 
 
+def a_text(self, state, site):
+    return "a model"
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "says"),
     [
@@ -226,6 +231,7 @@ def a_dict(self, state, problem) -> nn.Module | None:
         ({"server": nothing}, fb.MethodError, "Mine.server says that it returns a Server, and gave nothing"),
         ({"client": no_memory}, fb.MethodError, "Mine.client says that it returns a Memory, and gave nothing"),
         ({"global_model": a_dict}, fb.MethodError, "Mine.global_model returns a module or None, and gave a dict"),
+        ({"local_model": a_text}, fb.MethodError, "Mine.local_model returns a module or None, and gave a str"),
     ],
 )
 def test_what_is_wrong_ends_the_run_at_once_and_is_said(wrong, error, says, recwarn):
@@ -290,6 +296,56 @@ def test_a_handler_whose_types_are_wrong_is_told_before_the_run_begins(wrong, sa
     with pytest.raises(fb.MethodError, match=says):
         run(out=tmp_path / "run", **wrong, rounding=rounding)
     assert not (tmp_path / "run").exists()
+
+
+def of_none(self, problem):
+    return Server(problem.first_state())
+
+
+def of_no_site(self, site):
+    return Memory(0)
+
+
+def of_nothing_known(self, problem) -> Nowhere:  # noqa: F821
+    return Server(problem.first_state())
+
+
+def takes_nothing(self):
+    return None
+
+
+def takes_all(*given):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"server": of_none}, r"^Mine.server must say by its return type .* def server\(self, problem\) -> …, "),
+        ({"client": of_no_site}, r"^Mine.client must say by its return type .* def client\(self, site\) -> …, "),
+        ({"server": of_nothing_known}, "^the type hints of Mine.server cannot be resolved: name 'Nowhere' is not"),
+        ({"server": takes_nothing}, r"Mine.server is a function that a run calls: write def server\(self, problem\)$"),
+        ({"client": takes_nothing}, r"Mine.client is .*: write def client\(self, site\)$"),
+        ({"global_model": takes_nothing}, r"Mine.global_model is .*: write def global_model\(self, state, problem\)$"),
+        ({"local_model": takes_nothing}, r"Mine.local_model is .*: write def local_model\(self, state, site\)$"),
+        ({"round": takes_nothing}, r"Mine.round is .*: write def round\(self, state, net, t\)$"),
+        ({"server": 3}, "Mine.server is a function that a run calls"),
+        ({"sends": 3}, "Mine.sends must be text, not 3$"),
+        ({"headline": None}, "Mine.headline must be text, not None$"),
+        ({"streams": 1}, "Mine.streams must be true or false, not 1$"),
+        ({"aggregates": "median"}, "Mine.aggregates must be a set of names, not 'median'$"),
+        ({"needs": 3}, "Mine.needs must be a class, not 3$"),
+        ({"__annotations__": {"keep": "Nowhere"}, "keep": 3}, "^the type hints of Mine cannot be resolved: name "),
+    ],
+)
+def test_a_hook_or_an_attribute_that_no_run_can_use_is_told_before_it_begins(wrong, says, tmp_path):
+    with pytest.raises(fb.MethodError, match=says):
+        run(out=tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
+
+
+def test_hooks_and_attributes_need_no_types_where_a_run_needs_none():
+    assert run(finish=takes_all, sends="all", headline="global", aggregates={"median"}).summary["status"] == "done"
 
 
 def test_what_only_looks_like_a_handler_is_none():

@@ -16,13 +16,13 @@ from fewbytes.base.errors import MethodError, UserError, returned, suggestion, w
 from fewbytes.base.ranges import check_ranges
 from fewbytes.base.rate import Way
 from fewbytes.base.state import State
-from fewbytes.core.network import Handler, Network, required
+from fewbytes.core.network import Handler, Network, hints_of, required
 from fewbytes.core.objective import Objective
 from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.problem import OF_METHOD, Id, Problem, Task, belongs
 from fewbytes.core.promise import Privacy, Protected
 from fewbytes.core.site import Site
-from fewbytes.core.slips import called, place_of, sited, warn_of_slips
+from fewbytes.core.slips import called, check_hooks, place_of, sited, warn_of_slips
 from fewbytes.core.training import Local
 from fewbytes.models.builders import default_model
 from fewbytes.wire.fields import check_fields
@@ -42,6 +42,7 @@ class _Terms(ABCMeta):
             terms = {name: parameters.pop(name) for name in TERMS if name in parameters and name not in own}
             parameters |= {"local": dataclasses.replace(local, **terms)} if terms else {}
         check_frozen(typing.cast(type[Method], cls))
+        check_hooks(cls, Method)
         warn_of_slips(cls, Method)
         if unknown := parameters.keys() - own.keys() if dataclasses.is_dataclass(cls) else set():
             known = [*own, *(TERMS if isinstance(local, Local) else ())]
@@ -235,11 +236,16 @@ class Method(ABC, metaclass=_Terms):
         function = getattr(type(self), half)
         if function is getattr(Method, half):
             return None
-        kind = required(typing.get_type_hints(function).get("return", inspect.Signature.empty))
+        within = f"{type(self).__name__}.{half}"
+        kind = required(hints_of(function, within).get("return", inspect.Signature.empty))
         if kind is type(None):
             return None
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-            raise MethodError(f"{type(self).__name__}.{half} must say by its return type which dataclass the state is")
+            given = ", ".join(inspect.signature(getattr(Method, half)).parameters)
+            raise MethodError(
+                f"{within} must say by its return type which dataclass the state is: write def {half}({given}) -> …, "
+                f"the class of what it returns ({place_of(function)})"
+            )
         check_fields(kind)
         return kind
 
@@ -300,12 +306,18 @@ def option_of(method: Method) -> Callable[[str, Any], str]:
 
 def check_state(method: Method, half: Literal["server", "client"], state: Any) -> None:
     """Raises MethodError for a state that is not what a method's `server` or `client` says, or cannot be packed."""
-    hint = typing.get_type_hints(getattr(type(method), half)).get("return", inspect.Signature.empty)
+    within = f"{type(method).__name__}.{half}"
+    hint = hints_of(getattr(type(method), half), within).get("return", inspect.Signature.empty)
     if state is None and (hint in (inspect.Signature.empty, Any) or type(None) in (hint, *typing.get_args(hint))):
         return
-    if state is not None:
-        check_fields(type(state))
     kind = method.state_class(half)
     if type(state) is not kind:
         says = "no state" if kind is None else with_article(kind)
-        raise MethodError(f"{type(method).__name__}.{half} says that it returns {says}, and gave {returned(state)}")
+        raise MethodError(f"{within} says that it returns {says}, and gave {returned(state)}")
+
+
+def check_model(method: Method, hook: str, model: Any) -> None:
+    """Raises MethodError for what a method's `global_model` or `local_model` gave, if it is no model."""
+    if model is not None and not isinstance(model, nn.Module):
+        within = f"{type(method).__name__}.{hook}"
+        raise MethodError(f"{within} returns a module or None, and gave {with_article(type(model))}")

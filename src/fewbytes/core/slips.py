@@ -8,11 +8,12 @@ import dis
 import inspect
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
-from fewbytes.base.errors import Slip
+from fewbytes.base.errors import MethodError, Slip
+from fewbytes.core.network import hints_of
 
 CLOSE = 0.8  # of difflib: `global_modell` and `clients` are as near to what they should be
 _heard: set[type] = set()  # classes that were looked at
@@ -24,6 +25,35 @@ def warn_of_slips(cls: type, base: type) -> None:
         _heard.add(cls)
         for text in slips(cls, base):
             warnings.warn(text, Slip, stacklevel=3)
+
+
+def check_hooks(cls: type, base: type) -> None:
+    """Raises MethodError for what a class has in place of a function or an attribute of `base` that a run cannot use,
+    and for types of hyper-parameters that cannot be resolved."""
+    hints_of(cls, cls.__name__)
+    for name, usual in vars(base).items():
+        own = inspect.getattr_static(cls, name)
+        if name.startswith("_") or own is usual or name in getattr(cls, "__dataclass_fields__", ()):
+            continue
+        within = f"{_file(cls)}{cls.__name__}.{name}"
+        if inspect.isfunction(usual) and not _takes(own, usual.__code__.co_argcount):
+            given = ", ".join(inspect.signature(usual).parameters)
+            raise MethodError(f"{within} is a function that a run calls: write def {name}({given})")
+        for kind, words in _KINDS.items():
+            if isinstance(usual, kind) and not isinstance(own, kind) and not hasattr(own, "__get__"):
+                raise MethodError(f"{within} must be {words}, not {own!r}")
+
+
+def _takes(own: Any, count: int) -> bool:
+    """Whether what a class has in place of a function of so many arguments can be called with them; of a descriptor
+    other than a function, that is not known."""
+    if not inspect.isfunction(own):
+        return callable(own) or hasattr(own, "__get__")
+    try:
+        inspect.signature(own).bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def slips(cls: type, base: type) -> Iterator[str]:
@@ -59,6 +89,7 @@ def slips(cls: type, base: type) -> Iterator[str]:
             yield f"{where} returns nothing: is `return` missing?"
 
 
+_KINDS = {bool: "true or false", str: "text", Set: "a set of names", type: "a class"}
 _GIVES = ("server", "client", "global_model", "local_model", "server_models")
 _ASKS = ("call", "tell", "stream")
 _STATEFUL = ("start", "round", "finish", "join")

@@ -20,7 +20,7 @@ from fewbytes.base.state import State
 from fewbytes.base.streams import seed_all, untouched
 from fewbytes.core.devices import open_device, prepare_device
 from fewbytes.core.graphs import Recordings
-from fewbytes.core.method import Method, check_state
+from fewbytes.core.method import Method, check_model, check_state
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
 from fewbytes.core.problem import Id, Task
@@ -142,6 +142,7 @@ class Runner:
         if job.handler == SCORE:
             site = self._site(job, SCORE, done)
             model = self.method.local_model(state, site)
+            check_model(self.method, "local_model", model)
             if model is not None and len(site.test):
                 done.scores = site.scores(model)
             return done, None

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from fewbytes.base.cores import all_cores
-from fewbytes.base.errors import MethodError, with_article
 from fewbytes.base.streams import seeded
+from fewbytes.core.method import check_model
 from fewbytes.core.records import ByMetric, mean_scores, pooled_scores
 from fewbytes.engines.base import Engine
 
@@ -26,9 +24,7 @@ def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
     found = merged(mean_scores({"personalised": scores}), pooled_scores({"micro": scores}))
     found = merged(found, mean_scores({"newcomers": late}) if len(late) < len(scores) else {})
     model = engine.method.global_model(state, problem)
-    if model is not None and not isinstance(model, nn.Module):
-        within = f"{type(engine.method).__name__}.global_model"
-        raise MethodError(f"{within} returns a module or None, and gave {with_article(type(model))}")
+    check_model(engine.method, "global_model", model)
     if model is not None:
         show = engine.network.show_images if last else None
         with all_cores(), seeded(problem.seed, "score", engine.t):
