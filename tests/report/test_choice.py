@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cases import tiny_task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewbytes.report import RunFolder, caveats, choices, write_report
+import fewbytes as fb
+from fewbytes.report import RunFolder, caveats, choices, read_runs, summary_table, write_report
 from fewbytes.report.choice import CAVEAT, WITHIN, Point, front, recommended
 
 
@@ -55,14 +57,18 @@ def run(
     partition: int = 7,
     budget: int | None = None,
     down: int | None = None,
+    tested: int | None = None,
+    metric: str = "accuracy",
     parameters: dict[str, Any] | None = None,
-    **accuracy: float | None,
+    **scores: float | None,
 ) -> RunFolder:
-    """A finished run of one round, on clients who hold `partition` samples, that knew what guessing scores."""
+    """A finished run of one round, on clients who hold `partition` samples, that knew what guessing scores, on `tested`
+    samples of the server's."""
     down = up if down is None else down
-    row = {"round": 1, "phase": "round", "scores": {"accuracy": accuracy}, "uplink_bytes": up, "downlink_bytes": down}
+    row = {"round": 1, "phase": "round", "scores": {metric: scores}, "uplink_bytes": up, "downlink_bytes": down}
     guessing = {"global": 0.1, "personalised": 0.4}
     result: dict[str, Any] = {"status": "done", "rounds": 9, "majority_class_accuracy": guessing}
+    result |= {} if tested is None else {"test_samples": {"global": tested, "personalised": 10 * tested}}
     result |= {} if budget is None else {"budget": budget, "ended_by": "budget"}
     counts = {"classes": ["a"], "train": [[partition]], "test": [[1]]}
     return RunFolder(Path(label), label, [row], None, counts, result | {"parameters": parameters or {}}, "rounds = 9")
@@ -152,12 +158,57 @@ def test_what_does_not_compare_is_not_compared():
 
 def test_nothing_is_recommended_that_learnt_nothing_or_costs_too_much():
     told = lines(run("one", 10, **{"global": 0.1}), run("two", 20, **{"global": 0.05}))["global"]
-    assert told == "For one model for all take no method of these: none beats guessing the majority class, 10.0%."
+    assert told == (
+        "For one model for all take no method of these: none is better yet than guessing the majority class, 10.0%: "
+        "try more rounds, or another lr."
+    )
     over, within = run("over", 200, budget=100, **{"global": 0.9}), run("within", 90, budget=100, **{"global": 0.6})
     told = lines(over, within)["global"]
     assert "take within, global 60.0%" in told
     assert told.endswith("; left out, being over the budget: 1.")
     assert "all exceed the budget" in lines(over, over)["global"]
+
+
+def test_what_chance_may_score_is_no_better_than_guessing():
+    def told(tested: int | None, *accuracy: float) -> str:
+        runs = [run(f"m{i}", 10 * i, tested=tested, **{"global": value}) for i, value in enumerate(accuracy, 1)]
+        return lines(*runs)["global"]
+
+    assert "take m2, global 15.9% " in told(None, 0.1, 0.159)  # as before, if nobody knows on how many samples
+    assert told(100, 0.1, 0.159) == (  # 0.1 + 2 √(0.1 · 0.9 / 100) = 0.16
+        "For one model for all take no method of these: none is better yet than guessing the majority class, 10.0% (up "
+        "to 16.0% by chance on 100 test samples): try more rounds, or another lr."
+    )
+    assert "take m2, global 16.1% " in told(100, 0.1, 0.161)
+    assert "take m2, global 15.9% " in told(1000, 0.1, 0.159)
+    near = told(100, 0.155, 0.161)  # the cheaper one is near the best, and chance may score as much
+    assert near.endswith("and none that sends less comes within a percentage point and is better than guessing.")
+    assert "take m2, global 16.1% " in near
+
+
+def test_metrics_that_guesses_have_a_value_of_are_compared_with_it():
+    def told(metric: str, value: float) -> str:
+        return lines(*(run(f"m{i}", i, tested=100, metric=metric, **{"global": value}) for i in (1, 2)))["global"]
+
+    assert "none is better yet than guessing, 50.0% (up to 60.0% by chance on 100 test samples)" in told("auc", 0.59)
+    assert "take m1, global 61.0% " in told("auc", 0.61)
+    assert "none is better yet than predicting the mean, 0: try more rounds" in told("r2", -0.1)
+    assert "take m1, global 0.1 " in told("r2", 0.1)
+    assert "take m1, global 0.9 " in told("mae", 0.9)  # what guessing has is not known
+    assert "take m1, global 9.0% " in told("f1", 0.09)
+
+
+def test_a_comparison_of_runs_that_have_learnt_nothing_recommends_none(tmp_path):
+    for name in ("fedavg", "fedprox"):
+        fb.run(fb.METHODS[name](lr=1e-9), tiny_task(seed=1), rounds=1, workers=1, out=tmp_path / name)
+    runs = read_runs([tmp_path])
+    held = json.loads((tmp_path / "fedavg" / "partition.json").read_text())["test"]
+    tested = {"personalised": sum(map(sum, held)), "global": len(tiny_task().data.test)}
+    assert [(run.result or {})["test_samples"] for run in runs] == [tested, tested]
+    found = {choice.kind: choice for choice in choices(runs)}
+    assert [found[kind].label for kind in ("personalised", "global")] == [None, None]
+    assert f"by chance on {tested['global']} test samples)" in found["global"].reason
+    assert str(summary_table(runs).caption).count("no better than guessing the majority class") == 2
 
 
 def test_a_page_of_forty_runs(tmp_path):

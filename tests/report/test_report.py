@@ -563,8 +563,12 @@ def test_a_run_that_is_no_better_than_guessing_says_so(tmp_path: Path) -> None:
     final = run.score("global").final
     assert run.result is not None
     run.result["majority_class_accuracy"] = {"global": final}
-    line = f"global {final:.1%}: no better than guessing the majority class; try another lr"
+    line = f"global {final:.1%}: no better than guessing the majority class, {final:.1%}; try another lr"
     assert line in str(summary_table([run]).caption)
+    run.result["majority_class_accuracy"] = {"global": final - 0.03}
+    assert "no better than guessing" not in str(summary_table([run]).caption)  # on how many samples is not known
+    run.result["test_samples"] = {"global": 100, "personalised": 10**6}
+    assert " by chance on 100 test samples); try another lr" in str(summary_table([run]).caption)
 
 
 def shown_images(text: str) -> dict[str, Image.Image]:

@@ -95,6 +95,10 @@ KNOWN: Mapping[str, Mapping[str, tuple[str, dict[str, Any], bool, bool]]] = {
 """By what is learnt, metrics by name: torchmetrics' class, its options, if more is better, if it is a share."""
 
 
+CHANCE = {"auc": 0.5, "kappa": 0.0, "r2": 0.0}
+"""What metrics are of guesses that do not look at the sample, whatever the data; of r2 the mean is guessed."""
+
+
 def traits(name: str) -> tuple[bool, bool]:
     """Whether more of the metric called so is better, and whether it is a share; of an unknown one: yes, and no."""
     found = next((known[name] for known in KNOWN.values() if name in known), None)

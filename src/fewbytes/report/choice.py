@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from fewbytes.base.errors import listed as named
 from fewbytes.report import pieces
 from fewbytes.report.charts import score_axis
-from fewbytes.report.folder import RunFolder
+from fewbytes.report.folder import Guess, RunFolder
 from fewbytes.report.pieces import Charts, Layout, Trace
-from fewbytes.report.table import alike, megabytes, percent
+from fewbytes.report.table import alike, megabytes
 
 CAVEAT = "Each is one run: another seed may change the order of those that lie close."
 TRAINING = ("rounds", "epochs", "steps", "lr", "batch", "momentum", "fraction")
@@ -112,11 +112,12 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
     words = _Words(runs[0])
     if not points:
         return Choice(kind, None, none, "all exceed the budget")
-    guessing, best = _guessing(kind, runs), front(points)[-1]
-    if guessing is not None and best.score <= guessing:
-        return Choice(kind, None, none, f"none beats guessing the majority class, {percent(guessing)}{rest}")
+    guess, best = _guessing(kind, runs), front(points)[-1]
+    if guess is not None and not guess.beaten(best.score):
+        reason = f"none is better yet than {guess.words}: try more rounds, or another lr"
+        return Choice(kind, None, none, f"{reason}{rest}")
     within = WITHIN * (1 if runs[0].share() else abs(best.score))
-    taken = recommended(points, within)
+    taken = recommended([point for point in points if guess is None or guess.beaten(point.score)], within)
     if not taken.uplink:
         silent = [point for point in points if point.label in _silent(runs)]
         if not silent:
@@ -137,6 +138,8 @@ def _choice(kind: str, runs: Sequence[RunFolder]) -> Choice:
         reason += ", and none sends less"
     elif max(cheaper) < best.score - within - 1e-9:
         reason += f", and none that sends less {comes}"
+    elif guess is not None and not guess.beaten(max(cheaper)):
+        reason += f", and none that sends less {comes} and is better than guessing"
     else:
         reason += f", and none that sends less {comes} and is so much better than local training"
     return Choice(kind, taken.label, advice, f"{reason}{rest}")
@@ -185,10 +188,9 @@ def _points(kind: str, runs: Sequence[RunFolder], over: bool) -> list[Point]:
     ]
 
 
-def _guessing(kind: str, runs: Sequence[RunFolder]) -> float | None:
-    """What always guessing the majority class would score, where that is known of the runs' data."""
-    found = ((run.result or {}).get("majority_class_accuracy", {}).get(kind) for run in runs)
-    return next((value for value in found if value is not None), None)
+def _guessing(kind: str, runs: Sequence[RunFolder]) -> Guess | None:
+    """What guessing would score, where that is known of the runs' data."""
+    return next((guess for run in runs if (guess := run.guessing(kind)) is not None), None)
 
 
 # ---- the section of the page ----
@@ -229,7 +231,8 @@ def _budgets(runs: Sequence[RunFolder]) -> list[int]:
 
 def _chart(choice: Choice, runs: Sequence[RunFolder]) -> tuple[list[Trace], Layout]:
     inside, over = (_points(choice.kind, runs, over) for over in (False, True))
-    best, budgets, guessing = front(inside), _budgets(runs), _guessing(choice.kind, runs)
+    best, budgets, guess = front(inside), _budgets(runs), _guessing(choice.kind, runs)
+    guessing = None if guess is None else guess.score
     sent = [uplink for uplink in [*(p.uplink for p in [*inside, *over]), *budgets] if uplink]
     axis, place = _axis(sent)
     left, right = place(0), place(max(sent, default=1_000_000))

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.units import written
-from fewbytes.core.metrics import traits
+from fewbytes.core.metrics import CHANCE, traits
 from fewbytes.report.records import Attack, Local, Membership, Partition, Poison, Probe, Result, Round, Traits
 
 T = TypeVar("T")
@@ -41,6 +41,18 @@ class Score(NamedTuple):
     final: float | None
     best: float | None
     best_row: Row | None
+
+
+class Guess(NamedTuple):
+    """What guessing scores; what it may by chance, two standard errors more; both in words."""
+
+    score: float
+    by_chance: float
+    words: str
+
+    def beaten(self, score: float) -> bool:
+        """Whether a score is better than guessing."""
+        return score > self.by_chance + 1e-9
 
 
 @dataclass(frozen=True)
@@ -135,6 +147,21 @@ class RunFolder:
             return Score(None, None, None)
         row, best = (max if self.higher(metric) else min)(curve, key=lambda point: point[1])
         return Score(curve[-1][1], best, row)
+
+    def guessing(self, kind: str | None) -> Guess | None:
+        """What guessing scores of a kind of the run's metric; None if that is not known. Where it is not known on how
+        many samples, chance adds nothing."""
+        tested = "global" if kind == "global" else "personalised"  # all others are on clients' own test data
+        result, metric = self.result or {}, self.metric
+        majority = result.get("majority_class_accuracy", {}).get(tested) if metric == "accuracy" else None
+        score: float | None = CHANCE.get(metric, majority)
+        if score is None:
+            return None
+        samples = result.get("test_samples", {}).get(tested)
+        error = math.sqrt(score * (1 - score) / samples) if samples and self.share() else 0.0
+        how = {"accuracy": "guessing the majority class", "r2": "predicting the mean"}.get(metric, "guessing")
+        chance = f" (up to {self.written(score + 2 * error)} by chance on {samples:,} test samples)" if error else ""
+        return Guess(score, score + 2 * error, f"{how}, {self.written(score)}{chance}")
 
     def total_bytes(self, direction: Direction) -> int:
         """Bytes on the wire over the whole run: the ledger's sum.

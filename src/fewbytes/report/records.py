@@ -76,6 +76,7 @@ class Result(TypedDict, total=False):
     score: Judged
     metrics: dict[str, Traits]
     majority_class_accuracy: dict[str, float | None]
+    test_samples: dict[str, int]
     uplink_nominal_bytes: int
     downlink_nominal_bytes: int
     seconds: float

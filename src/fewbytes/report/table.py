@@ -117,13 +117,11 @@ def _guesses(runs: Sequence[RunFolder]) -> list[str]:
     """A line for every run that is no better than guessing."""
     lines = []
     for run in runs:
-        guessing = (run.result or {}).get("majority_class_accuracy", {})
-        final = run.score(run.kind).final
-        kind = "global" if run.kind == "global" else "personalised"  # all others are on clients' own test data
-        if run.metric == "accuracy" and final is not None and final <= guessing.get(kind, -1.0) + 1e-9:
+        guess, final = run.guessing(run.kind), run.score(run.kind).final
+        if guess is not None and final is not None and not guess.beaten(final):
             name = f"{run.label}, " if len(runs) > 1 else ""
             lines.append(
-                f"{name}{run.kind} {run.written(final)}: no better than guessing the majority class; try another lr, "
+                f"{name}{run.kind} {run.written(final)}: no better than {guess.words}; try another lr, "
                 "smaller batches, or more epochs or rounds"
             )
     return lines

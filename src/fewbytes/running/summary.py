@@ -78,6 +78,7 @@ def summary(
         "metrics": {name: {"higher": each.higher, "share": each.share} for name, each in metrics.items()},
         **({"further": further} if (further := {name: of for name, of in found.items() if name != first}) else {}),
         "majority_class_accuracy": majority_class_accuracy(counts, task.data) if first == "accuracy" else {},
+        "test_samples": tested_on(counts, task.data),
         **totals,
         **({"not_finite": broken} if broken else {}),
         "left_out": int((ledger.columns()["outcome"] != 0).sum()) + outcome.refused + len(missing),
@@ -141,6 +142,14 @@ def majority_class_accuracy(counts: dict[str, Any], data: FederatedData) -> dict
         tested = np.isin(np.arange(train.shape[1]), server)
         accuracy["global"] = float((server == int(np.where(tested, train.sum(0), -1).argmax())).double().mean())
     return accuracy
+
+
+def tested_on(counts: dict[str, Any], data: FederatedData) -> dict[str, int]:
+    """How many samples models are tested on: `global` the server's, `personalised` the clients' own, all together.
+    None where there are none, or a node does not say."""
+    own = [sum(row) if isinstance(row, list) else row for row in counts["test"]]
+    found = {"personalised": 0 if None in own else sum(own), "global": len(data.test)}
+    return {kind: samples for kind, samples in found.items() if samples}
 
 
 def versions() -> dict[str, str]:
