@@ -26,6 +26,7 @@ from fewbytes.core.metrics import (
     value_of,
     values,
 )
+from fewbytes.core.outputs import takes_whole
 from fewbytes.core.training import EVALUATION_BATCH, Loss, own_loss, ready
 from fewbytes.data.named import NamedTensors
 from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Items, Kind, LazySamples, Split
@@ -60,6 +61,11 @@ class Objective(ABC):
         return given or self.criterion or own_loss(model) or self.usual(targets)
 
     @property
+    def whole(self) -> bool:
+        """Whether the criterion takes the whole output of a model."""
+        return takes_whole(self.criterion)
+
+    @property
     def measured(self) -> tuple[Metric, ...]:
         """The metrics that measures compute."""
         return self.metrics
@@ -79,7 +85,10 @@ class Objective(ABC):
     def check(self, model: nn.Module, outputs: Any, targets: Tensor) -> None:
         """Raises UserError if what the model gives for some samples suits neither the loss nor the metrics."""
         if not isinstance(outputs, Tensor):
-            raise UserError(f"the model gives {named(outputs)}: let it give a tensor, or something that has `logits`")
+            raise UserError(
+                f"the model gives {named(outputs)}: let it give a tensor, or something that has `logits`; a loss of your "
+                "own may take all of it, with output='whole'"
+            )
         usually = self.criterion is None and own_loss(model) is None
         by_name = any(metric.name in known for metric in self.metrics for known in KNOWN.values())
         if (usually or by_name) and (wanted := self.wanted(outputs, targets)):

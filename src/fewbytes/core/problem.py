@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -21,6 +22,7 @@ from fewbytes.core.detection import Detection
 from fewbytes.core.devices import Precision, check_device, check_precision
 from fewbytes.core.entries import check_entries
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
+from fewbytes.core.outputs import Output, logits_of, of_output
 from fewbytes.core.privacy import SamplePrivacy
 from fewbytes.core.training import Local, Loss
 from fewbytes.data.clients import ClientData, FederatedData
@@ -46,7 +48,8 @@ class Problem:
     client owns. `lora`: adapters that are trained in place of each model. `remodel`: what a method makes of each model,
     given the seed (`Method.remodel`). `pretrained`: weights that models start from, where they fit, whatever is drawn.
     `agreed`: what else both ends must have in common, in words for people, by what it is. `privacy`: what clients
-    promise their samples, if anything.
+    promise their samples, if anything. `recalibrate`: whether a client's own model is scored, and saved, with batch
+    normalisation's statistics of its own training samples.
     """
 
     build: Callable[..., nn.Module]
@@ -63,11 +66,12 @@ class Problem:
     pretrained: Pretrained | None = field(default=None, compare=False, repr=False)
     agreed: Mapping[str, str] = field(default_factory=dict, hash=False)
     privacy: SamplePrivacy | None = None
+    recalibrate: bool = False
     _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raises UserError for a precision there is not, and a device that is not here."""
-        for name, kind in (("precision", Precision), ("seed", int)):
+        for name, kind in (("precision", Precision), ("seed", int), ("recalibrate", bool)):
             if must := wrong(kind, getattr(self, name)):
                 raise UserError(f"{name} {must}, not {getattr(self, name)!r}")
         check_device(self.device)
@@ -130,7 +134,8 @@ class Problem:
         """A new model of the client's architecture, its weights drawn from torch's generator as it stands, or the
         pretrained ones.
 
-        It takes samples of several tensors by their names, and of outputs that have `logits` it gives those.
+        It takes samples of several tensors by their names, and of outputs that have `logits` it gives those; with a
+        loss that takes the whole output it gives that along (`fewbytes.core.outputs`).
         """
         model = self.build(client) if takes_argument(self.build) else self.build()
         if not isinstance(model, nn.Module):
@@ -148,7 +153,7 @@ class Problem:
         mark_trained(model)
         try:
             model.register_forward_pre_hook(_by_name, with_kwargs=True)
-            model.register_forward_hook(_logits)
+            model.register_forward_hook(partial(logits_of, whole=self.objective.whole))
         except RuntimeError:  # of a ScriptModule
             raise UserError(
                 f"a {type(model).__name__} of torch.jit.script cannot be trained here: give the module it was made of"
@@ -205,16 +210,20 @@ class Terms(TypedDict, total=False):
     `loss`: (outputs, targets) to the mean of a batch, in place of the usual one. `metrics`: what models are scored by,
     the first is the score: names (`fewbytes.core.metrics.KNOWN`), or by name metrics of torchmetrics or functions that
     make one. `weights`: of classes, or balanced. `transform`: (x, y) to x, changed at random, of every training batch.
-    `seed`: of all randomness.
+    `output`: what `loss` takes of a model that gives more than its logits (an output of transformers, or a tuple or
+    dict of which `logits` or the first is that): the logits, or the whole of it. `seed`: of all randomness.
+    `recalibrate`: see `Problem`.
     """
 
     loss: Loss | None
     metrics: Sequence[str] | Mapping[str, Any] | None
     weights: Weights | None
     transform: Transform | None
+    output: Output
     seed: int
     precision: Precision
     device: str
+    recalibrate: bool
 
 
 @dataclass(frozen=True)
@@ -238,6 +247,8 @@ class Task:
             )
         _check_options(how, _OF_PROBLEM, _OF_DATA)
         check_builder(model)
+        if how.get("recalibrate"):
+            how["agreed"] = {**how.get("agreed", {}), "recalibrate": "clients' own models"}
         usual = Detection(classes=data.classes) if data.learns == "boxes" else objective_for(data.learns)
         return cls(Problem(model, **({"objective": usual} | _known(data) | how)), data)
 
@@ -294,9 +305,8 @@ class Task:
             raise UserError(f"all learn the same, but some targets here are {', others '.join(kinds)}: make them alike")
         learns = kinds[0] if kinds else "classes"
         classes = tuple(map(str, range(classes_in(splits) if learns == "classes" else widest(splits))))
-        objective = objective_for(
-            learns, how.pop("metrics", None), how.pop("loss", None), how.pop("weights", None), len(classes)
-        )
+        loss = of_output(how.pop("loss", None), how.pop("output", "logits"))
+        objective = objective_for(learns, how.pop("metrics", None), loss, how.pop("weights", None), len(classes))
         data = FederatedData(
             tuple(ClientData(*pair) for pair in pairs), server, classes, shared,
             None if presence is None else tuple(presence), None if learns == "classes" else ("samples",),
@@ -393,10 +403,6 @@ def _pair(client: Id, pair: Any) -> tuple[Split, Split]:
 
 def _by_name(model: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), {**others, **args[0].tensors}) if args and isinstance(args[0], NamedTensors) else (args, others)
-
-
-def _logits(model: nn.Module, args: tuple[Any, ...], made: Any) -> Any:
-    return getattr(made, "logits", made)
 
 
 def _known(data: FederatedData) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fewbytes.core.graphs import Recordings
 from fewbytes.core.metrics import Scores, values
 from fewbytes.core.privacy import Diary, PrivateSteps, random_bytes
 from fewbytes.core.problem import Id, Task
+from fewbytes.core.recalibration import recalibrate
 from fewbytes.core.records import Records
 from fewbytes.core.reused import Reused, undone
 from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
@@ -203,6 +204,13 @@ class Site:
         x, y = self.samples(self.test)
         with undone(model), untouched():
             return self.problem.objective.evaluate(model, x, y, self.problem.precision)
+
+    def finished(self, model: nn.Module) -> nn.Module:
+        """The client's own model as it is scored and saved: recalibrated, if the task says so."""
+        if not self.problem.recalibrate:
+            return model
+        x, _ = self.samples(self.train)
+        return recalibrate(model.to(self.device), x, self.problem.precision)
 
     def measure(self, name: str, value: float) -> None:
         """Record a measurement for people: it travels beside the payload, uncounted, and steers nothing."""

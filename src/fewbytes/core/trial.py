@@ -28,6 +28,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.metrics import check_installed
 from fewbytes.core.privacy import clipped_sum
 from fewbytes.core.problem import Id, Problem, Task
+from fewbytes.core.recalibration import check_recalibrates
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import Split, classes_in
 
@@ -44,6 +45,8 @@ def check_models(method: Method, task: Task) -> None:
         if method.float32_only:
             check_float32(model, method.method_name)
         check_optimiser(model, getattr(method, "local", None))
+        if problem.recalibrate:
+            check_recalibrates(model)
 
 
 def try_models(task: Task) -> list[str]:

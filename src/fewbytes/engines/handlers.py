@@ -144,7 +144,7 @@ class Runner:
             model = self.method.local_model(state, site)
             check_model(self.method, "local_model", model)
             if model is not None and len(site.test):
-                done.scores = site.scores(model)
+                done.scores = site.scores(site.finished(model))
             return done, None
         received = self._received(job, frames, layout, heard)
         for part in job.waited:
@@ -190,6 +190,7 @@ class Runner:
         with untouched():  # a process of the user's own may be the one
             seed_all(site.seed)
             model = self.method.local_model(self._state(Job(0, SAVE, client, t, False, version))[0], site)
+            model = None if model is None else site.finished(model)
         if model is not None:
             save_model(model, folder / f"client-{client}.safetensors", about)
 

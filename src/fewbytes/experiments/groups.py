@@ -171,6 +171,12 @@ class ModelSettings(Group):
         "float32", "float32, bf16, or a GPU's tf32.", metavar="NAME"
     )
     device: str = setting("cpu", "cpu or cuda.", metavar="NAME")
+    recalibrate: bool = setting(
+        False,
+        "Score each client's own model with batch-norm statistics re-estimated on its training data.",
+        option="--recalibrate",
+        brief=True,
+    )
 
 
 GROUPS: dict[str, type[Group]] = {

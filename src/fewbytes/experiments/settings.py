@@ -145,6 +145,7 @@ class Experiment:
             "seed": model.seed,
             "precision": model.precision,
             "device": model.device,
+            "recalibrate": model.recalibrate,
             "pretrained": None if model.weights is None else read_pretrained(model.weights),
             "lora": Lora.read(model.lora) if model.lora else None,
         }

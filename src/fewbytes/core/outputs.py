@@ -1,0 +1,54 @@
+"""What a loss of one's own takes of a model that gives more than its logits: those, or the whole output."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from fewbytes.base.errors import UserError
+from fewbytes.core.training import Loss
+
+Output = Literal["logits", "whole"]
+
+
+def of_output(loss: Loss | None, output: Output) -> Loss | None:
+    """The loss, given what it asks for. Raises UserError for another word, and for a whole output without a loss."""
+    if output not in get_args(Output):
+        raise UserError(f"output is 'logits' or 'whole', what the loss takes of the model's output, not {output!r}")
+    if output == "logits":
+        return loss
+    if loss is None:
+        raise UserError("output='whole' is for a loss of your own, which takes all that the model gives: give loss=")
+
+    @functools.wraps(loss, updated=())
+    def of_whole(outputs: Any, targets: Tensor) -> Tensor:
+        return loss(getattr(outputs, "whole", outputs), targets)
+
+    of_whole.__qualname__ = getattr(loss, "__qualname__", type(loss).__name__)
+    of_whole.takes_whole = True  # type: ignore[attr-defined]
+    return of_whole
+
+
+def takes_whole(loss: Loss | None) -> bool:
+    """Whether a loss was made by `of_output` for the whole output."""
+    return bool(getattr(loss, "takes_whole", False))
+
+
+def logits_of(model: nn.Module, inputs: tuple[Any, ...], made: Any, whole: bool) -> Any:
+    """A hook: of an output that has `logits` those; else the output itself. With `whole` a tuple's or dict's, too, and
+    what is given has the output as its attribute `whole`."""
+    logits = getattr(made, "logits", made)
+    if not whole:
+        return logits
+    if isinstance(logits, Mapping):
+        logits = logits.get("logits", next(iter(logits.values()), None))
+    elif isinstance(logits, tuple | list) and logits:
+        logits = logits[0]
+    if not isinstance(logits, Tensor):
+        return logits
+    seen = logits.view_as(logits)  # another object, as the output would hold itself
+    seen.whole = made  # type: ignore[attr-defined]
+    return seen

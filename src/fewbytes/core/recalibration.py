@@ -1,0 +1,42 @@
+"""Batch normalisation's statistics estimated again, of a client's own samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.state import in_training
+from fewbytes.core.devices import Precision, arithmetic
+from fewbytes.core.training import EVALUATION_BATCH, batches
+
+
+def recalibrate(model: nn.Module, x: Any, precision: Precision = "float32") -> nn.Module:
+    """The model, in eval mode, the running statistics of its batch normalisations the means over batches of samples
+    x (n, …) in place of what training and averaging left there; all else stays. Of a single sample there is no
+    variance: it changes nothing. Frozen ones stay as they are."""
+    norms = [m for m in in_training(model).modules() if isinstance(m, _BatchNorm) and m.training]
+    norms = [norm for norm in norms if norm.track_running_stats]
+    model.eval()
+    if len(x) < 2:
+        return model
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a mean over all batches
+        norm.train()
+    with torch.no_grad(), arithmetic(precision, str(x.device)):
+        for start, stop in batches(len(x), EVALUATION_BATCH):
+            model(x[start:stop])
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return model.eval()
+
+
+def check_recalibrates(model: nn.Module) -> None:
+    """Raises UserError for a model with nothing to recalibrate."""
+    if not any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
+        raise UserError(f"a {type(model).__name__} keeps no statistics of batch normalisation: leave recalibrate out")
