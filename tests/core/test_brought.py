@@ -151,6 +151,26 @@ def test_a_model_without_gradients_of_each_sample_is_named_before_a_private_run(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"aggregate": "median"}, {"aggregate": "trimmed-mean"}, {"aggregate": "geometric-median"},
+        {"aggregate": "norm-clip"},
+        {"dp": "epsilon=8,delta=1e-3,clip=1"}, {"dp": "epsilon=8,delta=1e-3,clip=1,of=samples"},
+        {"uplink_bits": 1, "downlink_bits": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rules_privacy_and_rounding_take_any_type(how, kind) -> None:
+    if "dp" in how:
+        pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    task = task_of(lambda: Net(lambda m, x: m.last(x.to(kind)), last=nn.Linear(8, 3).to(kind)))
+    result = fb.run(fb.FedAvg(epochs=1, batch=4), task, rounds=2, workers=1, **how)
+    assert (result.summary["status"], result.summary["left_out"]) == ("done", 0)
+    assert {value.dtype for value in result.global_model.state_dict().values()} == {kind}
+
+
 @pytest.mark.parametrize("method", [fb.FedKD(), fb.FuseFL()], ids=["fedkd", "fusefl"])
 def test_methods_that_need_float32_say_so(method, tmp_path) -> None:
     task = task_of(lambda: Net(lambda m, x: m.last(x.bfloat16()), last=nn.Linear(8, 3).bfloat16()))
@@ -295,6 +315,57 @@ def test_sgd_is_torchs_to_the_bit_where_parts_are_used_in_turn(kind, terms, nest
             F.cross_entropy(theirs(x[chosen]), y[chosen]).backward()
             optimiser.step()
     assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+# ------------------------------------------------------------------------------------------------- what rounding spares
+
+
+class Weighing(nn.Module):
+    """An MLP that holds its loss, of whose class weights the last part of the name is that of every layer's."""
+
+    def __init__(self, weight: Tensor | None) -> None:
+        super().__init__()
+        self.a, self.b, self.criterion = nn.Linear(8, 400), nn.Linear(400, 3), nn.CrossEntropyLoss(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x)))
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.criterion(outputs, targets)
+
+
+def frozen_normalisation() -> nn.Module:
+    net = Weighing(None)
+    for name in ("weight", "bias", "running_mean", "running_var"):  # as torchvision's FrozenBatchNorm2d
+        net.a.register_buffer(f"still_{name}", torch.ones(400))
+    still = nn.Module()
+    for name in ("weight", "bias"):
+        still.register_buffer(name, torch.ones(4))
+    net.still = still
+    return net
+
+
+@pytest.mark.parametrize("way", ["uplink", "downlink"])
+@pytest.mark.parametrize("build", [lambda: Weighing(torch.ones(3)), frozen_normalisation], ids=["loss", "frozen"])
+def test_a_buffers_name_spares_no_more_than_the_buffer(build, way) -> None:
+    def sent(net: Callable[[], nn.Module]) -> dict[str, Any]:
+        how = {f"{way}_bits": 0.5, "rounds": 3, "workers": 1}
+        return fb.run(fb.FedAvg(epochs=1, lr=0.1, batch=4), task_of(net), **how).summary
+
+    with_it, without = sent(build), sent(lambda: Weighing(None))
+    buffers = sum(value.nbytes for value in build().buffers())
+    # two clients; each gets, or sends, three messages, the first of which on the downlink is whole
+    assert with_it[f"{way}_bytes"] < without[f"{way}_bytes"] + 6 * (buffers + 200)
+    assert with_it[f"{way}_bits_per_value"] < 5 if buffers < 100 else True
+
+
+def test_parts_of_a_model_know_its_statistics_by_the_ends_of_their_names() -> None:
+    names = task_of(
+        lambda: nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), Weighing(torch.ones(3)).criterion)
+    ).problem
+    found = names.statistics(0)
+    assert {"1.running_mean", "running_mean", "1.num_batches_tracked", "2.weight"} <= found
+    assert not {"weight", "bias", "0.weight", "1.weight"} & found
 
 
 # --------------------------------------------------------------------------------------------------- used again, as new

@@ -86,8 +86,8 @@ class Objective(ABC):
         """Raises UserError if what the model gives for some samples suits neither the loss nor the metrics."""
         if not isinstance(outputs, Tensor):
             raise UserError(
-                f"the model gives {named(outputs)}: let it give a tensor, or something that has `logits`; a loss of your "
-                "own may take all of it, with output='whole'"
+                f"the model gives {named(outputs)}: let it give a tensor, or something that has `logits`; a loss of "
+                "your own may take all of it, with output='whole'"
             )
         usually = self.criterion is None and own_loss(model) is None
         by_name = any(metric.name in known for metric in self.metrics for known in KNOWN.values())

@@ -155,7 +155,8 @@ class Site:
         if terms is None or diary is None:
             raise MethodError("a handler of a run that promises privacy to samples needs a diary")
         names = ("client", self.me, self.round, self._what)
-        state = b"".join(value.numpy().tobytes() for value in state_of(model).values())
+        values = state_of(model).values()
+        state = b"".join(value.reshape(-1).view(torch.uint8).numpy().tobytes() for value in values)
         begin = random_bytes(blake3(state).digest(), *names)(32)
         trainings = diary.trained(self.me, begin)
         _, steps = replace(terms, epochs=local.epochs, steps=local.steps).sampled(samples)
