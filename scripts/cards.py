@@ -75,7 +75,7 @@ def card(name: str, model: str) -> str:
     text = re.sub("<!-- figure -->.*?<!-- /figure -->\n\n", "", text, flags=re.DOTALL)
     title, first, rest = text.split("\n\n", 2)
     words = textwrap.fill(
-        f"Accuracy over what all clients sent: digits, 10 clients, alpha 1, `{model}`, 20 rounds, two seeds "
+        f"Accuracy over what all clients sent: digits, 10 clients, alpha 1, `{model}`, 20 rounds, three seeds "
         "([all methods, and how they were run](../which.md#measured)).",
         120,
     )

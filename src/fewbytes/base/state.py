@@ -115,6 +115,11 @@ def copied(value: Tensor) -> Tensor:
     return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
+def zeros_for_sums(value: Tensor) -> Tensor:
+    """Zeros like a tensor, in float32 if it is of narrower numbers, in which sums and moments would be lost."""
+    return torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
+
+
 def gradients_of(model: nn.Module) -> State:
     """A copy of the parameters' gradients, contiguous, on the CPU; zeros for a parameter that has none."""
     return {

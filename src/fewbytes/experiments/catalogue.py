@@ -16,8 +16,8 @@ from fewbytes.experiments.settings import read_experiment
 from fewbytes.methods import METHODS
 
 KINDS = {
-    "one model for all": "every round a model that all share",
-    "a model for each client": "every client has a model of its own, better on its data",
+    "one model for all": "all clients share one model, updated every round",
+    "a model for each client": "each client keeps its own model, meant for its own data",
     "models may differ": "clients may have models of different architectures",
     "one shot": "clients send once, or once a stage; a number of rounds of the method's own",
 }

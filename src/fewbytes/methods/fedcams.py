@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import EXACT, SENT, BelowOne, Positive, Share
-from fewbytes.base.state import State
+from fewbytes.base.state import State, zeros_for_sums
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
@@ -67,7 +67,7 @@ class FedCAMS(Method):
 
     def server(self, problem: Problem) -> Moments:
         first = compressed.first_server_model(problem)
-        zeros = [{name: torch.zeros_like(value) for name, value in first.theta.items()} for _ in range(3)]
+        zeros = [{name: zeros_for_sums(value) for name, value in first.theta.items()} for _ in range(3)]
         return Moments(first.theta, first.buffers, *zeros)
 
     def client(self, site: Site) -> Residual:
@@ -83,7 +83,7 @@ class FedCAMS(Method):
         for name, d in change.items():
             m, v, highest = self.moments(state.m[name], state.v[name], state.highest[name], d)
             state.m[name], state.v[name], state.highest[name] = m, v, highest
-            theta[name] = theta[name] + self.server_lr * m / highest.sqrt()
+            theta[name] = (theta[name] + self.server_lr * m / highest.sqrt()).to(theta[name].dtype)
         state.theta = theta
 
     def moments(self, m: Tensor, v: Tensor, highest: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, Self, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import ANEW, EXACT, Count, Whole
@@ -263,8 +263,12 @@ def averaged(classifiers: Sequence[State], reduce: Reduce) -> State:
     rows = {name: [classifier[name] for classifier in classifiers] for name in classifiers[0]}
     if reduce == "concatenate":
         weight = torch.cat(rows.pop("weight"), dim=1) / len(classifiers)
-        return {"weight": weight} | {name: torch.stack(row).mean(0) for name, row in rows.items()}
-    return {name: torch.stack(row).mean(0) for name, row in rows.items()}
+        return {"weight": weight, **_means(rows)}
+    return _means(rows)
+
+
+def _means(rows: Mapping[str, Sequence[Tensor]]) -> State:
+    return {name: torch.stack(list(row)).double().mean(0).to(row[0].dtype) for name, row in rows.items()}
 
 
 def learn(state: Own, message: Fused | None) -> None:

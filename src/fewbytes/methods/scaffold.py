@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.ranges import PART, SENT, Positive, Share
-from fewbytes.base.state import State, copied, state_of, trained_entries, trained_parameters
+from fewbytes.base.state import State, copied, state_of, trained_entries, trained_parameters, zeros_for_sums
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
@@ -120,7 +120,7 @@ class Gradients:
     def __init__(self, parameters: dict[str, nn.Parameter], correction: State) -> None:
         self.parameters, self.steps = parameters, 0
         self.correction = {name: correction[name].to(p.device) for name, p in parameters.items()}
-        self.total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        self.total = {name: zeros_for_sums(p) for name, p in parameters.items()}
 
     def correct(self, again: Callable[[], Tensor]) -> None:
         """For `site.fit(…, before_step=…)`."""
@@ -132,4 +132,6 @@ class Gradients:
 
     def mean(self) -> State:
         """c_i+; nothing if there was no step."""
-        return {name: copied(value / self.steps) for name, value in self.total.items()} if self.steps else {}
+        if not self.steps:
+            return {}
+        return {name: copied((self.total[name] / self.steps).to(p.dtype)) for name, p in self.parameters.items()}

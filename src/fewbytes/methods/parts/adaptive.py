@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fewbytes.base.state import State, trained_entries
+from fewbytes.base.state import State, trained_entries, zeros_for_sums
 from fewbytes.core.problem import Problem
 from fewbytes.methods.parts.averaging import GlobalModel, first_shared, learnt_entries
 
@@ -25,7 +25,7 @@ def first_moments(problem: Problem, tau: float) -> Moments:
     """The first weights, m = 0 and v = tau^2, the least the paper allows. Raises as `first_shared` does."""
     model = problem.first_model()
     theta = first_shared(problem, trained_entries(model)).theta
-    m = {name: torch.zeros_like(theta[name]) for name in learnt_entries(model)}
+    m = {name: zeros_for_sums(theta[name]) for name in learnt_entries(model)}
     return Moments(theta, m, {name: torch.full_like(value, tau**2) for name, value in m.items()})
 
 
@@ -46,5 +46,5 @@ def move(
         delta = mean[name] - x
         state.m[name] = beta1 * state.m[name] + (1 - beta1) * delta
         state.v[name] = second_moment(state.v[name], delta)
-        theta[name] = x + server_lr * state.m[name] / (state.v[name].sqrt() + tau)
+        theta[name] = (x + server_lr * state.m[name] / (state.v[name].sqrt() + tau)).to(x.dtype)
     state.theta = theta
