@@ -32,7 +32,7 @@ for file in pkgutil.iter_modules(__path__):
 LEARNING: dict[str, fb.Method | None] = dict.fromkeys(CASES) | {
     name: dataclasses.replace(CASES[name], **changes)
     for name, changes in {
-        "fedktl": {"epochs": 3, "mu": 1.0},  # its generator's images are of no use
+        "fedktl": {"epochs": 4, "mu": 1.0},  # its generator's images are of no use
         "fedktl-ablated": {"epochs": 3},
         "fedktl-conditional": {"epochs": 3, "mu": 0.1},
         "fedktl-linear": {"epochs": 3, "mu": 1.0},

@@ -256,7 +256,7 @@ def test_permuted_assembly_trains_on_clients_of_one_class_only_if_classifiers_ar
     data = federate(load_dataset("digits"), Partition("main-category", 10, main_share=0.9))
     accuracy = {}
     for common in (False, True):
-        method = fb.FedKGF(batch=20, lr=0.05, lr_rounds=0, base=8, common=common)
+        method = fb.FedKGF(batch=20, lr=0.05, lr_rounds=0, base=8, common=common, last="kept")
         task = Task.on(data, ModelBuilder("resnet4:width=16,stem=3x3", (1, 8, 8), 10))
         accuracy[common] = fb.run(method, task, rounds=12).accuracy
     assert accuracy[True] > accuracy[False] + 0.1

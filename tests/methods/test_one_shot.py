@@ -305,7 +305,7 @@ def test_a_client_that_does_not_answer_is_no_member():
 
 
 def test_feddf_starts_from_the_unweighted_mean_and_learns_from_the_ensemble(tmp_path):
-    training = {"epochs": 5, "lr": 0.03, "batch": 8}
+    training = {"epochs": 5, "lr": 0.03, "batch": 8, "last": "kept"}
     data = tiny_data(3)
     samples = Split(*map(torch.cat, zip(*(client.train.load() for client in data.clients), strict=True)))
     parts = [samples.take(np.flatnonzero(samples.y == c)) for c in range(3)]  # every client has one class

@@ -16,7 +16,7 @@ from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
 
 LIARS = {3, 7}
-TERMS = {"epochs": 2, "lr": 0.2, "batch": 20}
+TERMS = {"epochs": 2, "lr": 0.2, "batch": 20, "last": "kept"}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fewbytes.core.metrics import Metric
 from fewbytes.core.objective import Classification, MultiLabel
 from fewbytes.running.stopping import StopWhen
 
-TERMS = LOCAL | {"lr": 0.02}
+TERMS = LOCAL | {"lr": 0.02, "last": "kept"}
 METHOD = fb.FedAvg(**TERMS)
 ROUNDS = 6
 
