@@ -84,7 +84,7 @@ Recordings = dict[Hashable, Recording]
 
 def recording(kept: Recordings, model: nn.Module, step: Step, velocity: dict[Tensor, Tensor], terms: Hashable) -> Step:
     """The step of a training that begins, as recorded by an earlier one where there is one."""
-    if not _same_each_time(model):
+    if not same_each_time(model):
         return step
     learns = tuple(p.requires_grad for p in model.parameters())
     trains = tuple(module.training for module in model.modules())
@@ -98,7 +98,7 @@ def recording(kept: Recordings, model: nn.Module, step: Step, velocity: dict[Ten
     return found
 
 
-def _same_each_time(model: nn.Module) -> bool:
+def same_each_time(model: nn.Module) -> bool:
     """Whether each pass launches the same kernels, as those of PyTorch's modules and our own do: what others compute in
     Python, or keep there, a replay would leave out."""
     return all(type(m).__module__.split(".")[0] in ("torch", "torchvision", "fewbytes") for m in model.modules())

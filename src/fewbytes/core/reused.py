@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.state import frozen_entries
+from fewbytes.core.graphs import same_each_time
 
 _OF_EVERY_MODULE = vars(nn.Module()).keys()
 
@@ -22,7 +23,9 @@ class Reused:
     what modules keep in attributes of their own, such as counters in Python."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model, self._plain = model, _plain(model)
+        if self._plain:
+            return
         self._attributes = _attributes(model)
         self._buffers = {name: value.clone() for name, value in self._still().items()}
         self._names = _names(model)
@@ -30,6 +33,8 @@ class Reused:
 
     def again(self) -> nn.Module | None:
         """The model as it was made, but for its trained entries; None if it cannot be put back so."""
+        if self._plain:
+            return self.model
         if self._names != _names(self.model) or self._versions != _versions(self.model):
             return None
         if not _same(self._attributes, _attributes(self.model, copied=False)):
@@ -47,10 +52,19 @@ class Reused:
         return {name: buffer for name, buffer in self.model.named_buffers() if name not in kept}
 
 
+def _plain(model: nn.Module) -> bool:
+    """Whether all that the model has is in its state dict and changes in training only, as with PyTorch's modules and
+    our own, but for embeddings that renormalise their rows."""
+    return same_each_time(model) and all(getattr(module, "max_norm", None) is None for module in model.modules())
+
+
 @contextmanager
 def undone(model: nn.Module) -> Iterator[None]:
     """Undoes what a use of the model has changed in it, such as a counter, a buffer or rows of an embedding that it
     renormalises, so that a score steers nothing."""
+    if _plain(model):
+        yield
+        return
     values = [(value, value._version, value.detach().clone()) for value in (*model.parameters(), *model.buffers())]
     parts = [(module, set(vars(module)), dict(module._buffers)) for module in model.modules()]
     attributes = _attributes(model)
