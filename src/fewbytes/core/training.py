@@ -255,10 +255,9 @@ def fit(
         if private is not None:
             picked = private.batches(x.device)
         elif local.order == "shuffled" or dropping:
-            # each epoch begins where the last one stopped, so that it is not the same samples that are never seen
-            order = (
-                torch.randperm(len(y)) if local.order == "shuffled" else torch.arange(len(y)).roll(-begun * local.batch)
-            )
+            # stored samples go on where the last epoch stopped, so that it is not the same ones that are never seen
+            start = begun * local.batch % len(y)
+            order = torch.randperm(len(y)) if local.order == "shuffled" else torch.arange(len(y)).roll(-start)
             order, begun = order.to(x.device), begun + count
             if isinstance(x, Tensor) and x.nbytes <= SHUFFLED_BYTES and count == len(bounds):
                 from_x, from_y = x[order], y[order]
@@ -312,12 +311,8 @@ def _sgd(moved: Sequence[Tensor], velocity: Velocity, local: Local, lr: float) -
                     v.mul_(local.momentum)  # of all at once the momentum, too, is rounded to a narrow type
             torch._foreach_add_(velocities, gradients)
         velocity.update({p: g.clone() for p, g in zip(moved, step, strict=True) if p not in velocity})
-        of_these = [velocity[p] for p in moved]
-        step = (
-            list(torch._foreach_add(step, of_these, alpha=local.momentum))
-            if local.optimiser == "nesterov"
-            else of_these
-        )
+        velocities, nesterov = [velocity[p] for p in moved], local.optimiser == "nesterov"
+        step = list(torch._foreach_add(step, velocities, alpha=local.momentum)) if nesterov else velocities
     torch._foreach_add_(list(moved), step, alpha=-lr)
 
 
