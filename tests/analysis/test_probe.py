@@ -43,7 +43,9 @@ from fewbytes.models.small import Mlp
 from fewbytes.models.vgg import Vgg9
 from fewbytes.report import read_runs, write_report
 
-pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation sees a single value")  # deep networks, small images
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:batch normalisation .* sees a single value"
+)  # deep networks, small images
 HOW = Probing(epochs=1, linear_epochs=2, samples=400, batch=20)
 QUICK = ["--epochs", "1", "--linear-epochs", "2", "--samples", "400", "--batch", "20"]
 RESNET = [f"layers.{unit}" for unit in ("0.0", "0.1", "1.0", "2.0", "3.0", "3.1")]

@@ -316,6 +316,20 @@ def test_mean_is_the_weighted_mean(weights, seed):
     assert abs(int(got["n"]) - np.average(counters, weights=weights)) <= 0.5 + 1e-9
 
 
+@given(values=st.lists(st.integers(-1000, 1000), min_size=1, max_size=9), seed=st.integers(0, 9))
+@settings(deadline=None)
+def test_a_mean_of_counters_and_flags_does_not_depend_on_the_order(values, seed):
+    order = np.random.default_rng(seed).permutation(len(values))
+    means = []
+    for some in (values, [values[i] for i in order]):
+        mean = fb.Mean()
+        for value in some:
+            mean.add({"n": torch.tensor(value), "flag": torch.tensor(value > 0)})
+        means.append(mean())
+    assert means[0]["n"] == means[1]["n"] == round(sum(values) / len(values))
+    assert means[0]["flag"] == means[1]["flag"] == bool(round(sum(v > 0 for v in values) / len(values)))
+
+
 def test_mean_refuses_states_that_differ():
     mean = fb.Mean()
     with pytest.raises(fb.MethodError, match="nothing"):

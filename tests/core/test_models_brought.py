@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -78,11 +79,47 @@ def quantisation_aware() -> nn.Module:
     return torch.ao.quantization.prepare_qat(net)
 
 
-NARROW = nn.Linear(8, 3)
+def exploding(model: nn.Module, x: Tensor) -> Tensor:
+    if model.training:
+        model.held = model.held.log() * 0 - math.inf
+    return model.last(x)
+
+
+class Ticking(nn.Module):
+    """A part without parameters that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticks = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ticks += 1
+        return x * self.ticks
+
+
+NARROW, TABLE, TICKING = nn.Linear(8, 3), torch.randn(8, 3), Ticking()
 COMPLEX = nn.Parameter(torch.ones(3, dtype=torch.complex64))
 REFUSED = {
     "the same module": (lambda: NARROW, "gives the same module each time.*lambda: MyModel"),
-    "a module in common": (lambda: nn.Sequential(NARROW, nn.Linear(3, 3)), "gives the same '0.weight' each time"),
+    "a module in common": (lambda: nn.Sequential(NARROW, nn.Linear(3, 3)), "gives the same '0.bias' each time"),
+    "memory in common": (
+        lambda: Net(lambda m, x: x @ m.table.weight, table=nn.Embedding.from_pretrained(TABLE, freeze=False)),
+        "gives the same 'table.weight' each time",
+    ),
+    "a counter in common": (lambda: nn.Sequential(nn.Linear(8, 3), TICKING), "gives the same '1' each time"),
+    "sparse buffer": (
+        lambda: with_buffer(torch.eye(3).to_sparse(), lambda m, x: m.last(x)),
+        "buffer 'held' of the model is torch.sparse_coo, which cannot travel",
+    ),
+    "no values": (lambda: nn.Linear(8, 3, device="meta"), "is on the meta device"),
+    "infinite extra state": (
+        lambda: Extra(lambda count: torch.tensor([count, -math.inf]), lambda state: float(state[0])),
+        "extra state '_extra_state' of the model holds numbers that are not finite",
+    ),
+    "a buffer that becomes infinite": (
+        lambda: with_buffer(torch.ones(2), exploding),
+        "buffer 'held' of the model is no longer finite after a first pass in training",
+    ),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), "module '0' .LazyLinear. is lazy.*give it its sizes"),
     "lazy statistics": (lambda: nn.Sequential(nn.Linear(8, 3), nn.LazyBatchNorm1d()), "'1' .LazyBatchNorm1d. is lazy"),
     "complex": (
@@ -193,6 +230,20 @@ def test_adam_on_float16_divides_by_zero_and_is_refused() -> None:
 CAUSAL = torch.zeros(3).scatter(0, torch.tensor([2]), -math.inf)
 WORKS = {
     "constant infinite buffer": (lambda: with_buffer(CAUSAL.clone(), lambda m, x: m.last(x) + m.held.clamp(min=-9)), X),
+    "sparse adjacency": (
+        lambda: with_buffer(torch.eye(3).to_sparse(), lambda m, x: torch.sparse.mm(m.held, m.last(x).T).T, False),
+        X,
+    ),
+    "expanded buffer": (lambda: with_buffer(torch.ones(1, 3).expand(2, 3), lambda m, x: m.last(x) * m.held[0]), X),
+    "strided pixels": (
+        lambda: Net(
+            lambda m, x: m.last(
+                (m.a(x.view(-1, 1, 2, 4)) + F.conv2d(x.view(-1, 1, 2, 4), m.a.weight, stride=m.a.stride)).flatten(1)
+            ),
+            a=nn.Conv2d(1, 2, 1, stride=2, bias=False), last=nn.Linear(4, 3),
+        ),
+        X,
+    ),
     "sparse gradients": (
         lambda: Net(lambda m, x: m.last(m.e(x).mean(1)), e=nn.Embedding(20, 4, sparse=True), last=nn.Linear(4, 3)),
         torch.randint(0, 20, (24, 5), generator=torch.Generator().manual_seed(1)),
@@ -406,6 +457,34 @@ def test_a_module_used_again_is_as_new_or_not_used_again() -> None:
     assert counting.again() is None
 
 
+class Drawing(nn.Linear):
+    """Draws from a generator of its own in Python, and counts in a hook."""
+
+    def __init__(self, hooked: bool) -> None:
+        super().__init__(8, 3)
+        self.random, seen = random.Random(0), [0.0]
+        self.scale = 1.0
+
+        def count(module: nn.Module, inputs: Any) -> None:
+            seen[0] += 1
+            module.scale = seen[0]
+
+        if hooked:
+            self.register_forward_pre_hook(count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale * (self.random.random() if self.training else 1)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_one_worker_is_two_where_state_hides_in_a_generator_or_a_hook(hooked: bool) -> None:
+    one, two = (
+        fb.run(fb.FedAvg(epochs=1, batch=4), task_of(lambda: Drawing(hooked)), rounds=2, workers=workers).global_model
+        for workers in (1, 2)
+    )
+    assert torch.equal(one.weight, two.weight)
+
+
 @pytest.mark.parametrize("value", [3, "a", [1, 2], {"a": [torch.ones(2)]}, (torch.tensor(math.nan),), {1, 2}, nn.ReLU])
 def test_attributes_that_do_not_change_are_no_reason_for_a_new_module(value) -> None:
     model = nn.Linear(2, 2)
@@ -531,8 +610,9 @@ def test_recalibration_is_of_personal_models_scored_and_saved_and_off_by_default
     with torch.no_grad():
         h = again[0](X[:12])
     assert torch.allclose(again[1].running_mean, h.mean(0), atol=1e-5)
-    with pytest.raises(fb.UserError, match="leave recalibrate out"):
-        fb.run(fb.FedAvg(), task_of(lambda: nn.Linear(8, 3), recalibrate=True), rounds=1, workers=1)
+    for method, net in ((fb.FedAvg(), normalising), (fb.FedBN(), lambda: nn.Linear(8, 3))):
+        with pytest.raises(fb.UserError, match="leave recalibrate out"):
+            fb.run(method, task_of(net, recalibrate=True), rounds=1, workers=1)
 
 
 def test_batch_normalisation_of_single_values_is_told_in_one_line() -> None:
@@ -545,7 +625,9 @@ def test_batch_normalisation_of_single_values_is_told_in_one_line() -> None:
             return self.fc(self.norm(self.conv(x)).flatten(1))
 
     task = fb.Task.on(tiny_task().data, Small)
-    with pytest.warns(RuntimeWarning, match=r"a single value a channel of each sample of 1 x 4 x 4 \(norm\)") as told:
+    with pytest.warns(
+        RuntimeWarning, match=r"'norm' sees a single value a channel of each sample of 1 x 4 x 4"
+    ) as told:
         fb.run(fb.FedAvg(), task, rounds=1, workers=1)
     assert len(told) == 1
     fb.run(fb.FedAvg(), tiny_task(), rounds=1, workers=1)  # its maps are of 4 x 4: not a word

@@ -30,7 +30,9 @@ from flower_grid import MemoryGrid
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
 
-pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation sees a single value")  # deep networks, small images
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:batch normalisation .* sees a single value"
+)  # deep networks, small images
 LOCAL = {"lr": 0.1, "batch": 8, "momentum": 0.0}
 
 

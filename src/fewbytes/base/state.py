@@ -24,7 +24,8 @@ def mark_trained(model: nn.Module) -> None:
     for p in model.parameters():
         p.trained = p.requires_grad  # type: ignore[attr-defined]
     for module in model.modules():
-        constant = [name for name, buffer in module.named_buffers(recurse=False) if not buffer.isfinite().all()]
+        kept = ((n, b) for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set)
+        constant = [name for name, buffer in kept if not buffer.isfinite().all()]
         if constant:
             module.constant_buffers = tuple(constant)  # type: ignore[assignment]
 
@@ -142,8 +143,9 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         return
     held = {id(value) for value in (*model.parameters(), *model.buffers())}
     there = [name for name in state if id(own[name]) in held]
-    with torch.no_grad():
-        torch._foreach_copy_([own[name].detach() for name in there], [state[name] for name in there])
+    if there:
+        with torch.no_grad():
+            torch._foreach_copy_([own[name].detach() for name in there], [state[name] for name in there])
     if made := {name: value for name, value in state.items() if id(own[name]) not in held}:
         model.load_state_dict(made, strict=False)  # extra state, and what else modules make for their state dict
 
@@ -186,8 +188,12 @@ class EntryMeans:
     def _mean(self, name: str) -> Tensor:
         mean, dtype = self._sums[name] / self.weights[name], self._dtypes[name]
         if name in self._first:
-            first = self._first[name]
-            mean = torch.where(mean == 0, first, first + (mean if dtype.is_floating_point else mean.round().long()))
+            first, away = self._first[name], mean
+            if dtype.is_floating_point:
+                mean = torch.where(away == 0, first, first + away)
+            else:  # rounded as a whole, so that the order of clients does not matter, where float64 can hold it
+                whole = first.long()
+                mean = torch.where(whole.abs() < 1 << 52, (whole + away).round().long(), whole + away.round().long())
         return mean.to(dtype)
 
     def over(self, old: State) -> State:

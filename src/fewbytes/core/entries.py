@@ -13,7 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.state import State, all_entries, copied, frozen_entries, trained_entries, trained_parameters
+from fewbytes.base.state import EXTRA, State, all_entries, copied, frozen_entries, trained_entries, trained_parameters
+from fewbytes.core.graphs import same_each_time
 from fewbytes.core.training import Local
 from fewbytes.wire.layout import DTYPES
 
@@ -29,32 +30,48 @@ def check_entries(model: nn.Module) -> None:
                 f"{_module(name, module)} is lazy, its shapes are not known until it is used: give it its sizes, or "
                 "call the model on a sample in the function that makes it"
             )
+        if any(value.is_meta for value in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            raise UserError(f"{_module(name, module)} is on the meta device, without values: make it on the CPU")
     for name, value in all_entries(model).items():
+        if value.layout != torch.strided:
+            raise UserError(
+                f"{_kind(name, value)} {name!r} of the model is {value.layout}, which cannot travel: keep it dense, "
+                "or, if it is constant, register_buffer(…, persistent=False)"
+            )
         if (dtype := str(value.dtype).removeprefix("torch.")) not in DTYPES:
             real = "keep real and imaginary parts (torch.view_as_real)" if value.is_complex() else "keep another type"
             raise UserError(
-                f"{_kind(value)} {name!r} of the model is {dtype}, which cannot travel: {real}, or, of a constant, "
-                "register_buffer(…, persistent=False)"
+                f"{_kind(name, value)} {name!r} of the model is {dtype}, which cannot travel: {real}, or, of a "
+                "constant, register_buffer(…, persistent=False)"
             )
 
 
 def check_apart(one: nn.Module, other: nn.Module) -> None:
-    """Raises UserError if two models that a task's function made have a trained entry in common, and for trained values
-    that are not finite from the start."""
-    entries = trained_entries(one)
-    shared = {id(value) for value in (*other.parameters(), *other.buffers())}
-    name = next((name for name, value in entries.items() if id(value) in shared), None)
-    if name is not None:
+    """Raises UserError if two models that a task's function made have something in common that changes in training, and
+    for what travels and is not finite from the start."""
+    others, still = _memory(other), {id(value) for value in frozen_entries(one).values()}
+    shared = {
+        name
+        for name, value in (*one.named_parameters(), *one.named_buffers())
+        if id(value) not in still and value.layout == torch.strided and value.untyped_storage().data_ptr() in others
+    }
+    shared |= {
+        name
+        for (name, module), (_, twin) in zip(one.named_modules(), other.named_modules(), strict=False)
+        if module is twin and not same_each_time(module) and not _frozen(module)
+    }
+    if shared:
+        name = min(shared)
         raise UserError(
             f"the function that makes the model gives the same {'module' if one is other else repr(name)} each time, "
             "so that clients would train one another's: let it make a new one, lambda: MyModel() or "
             "lambda: copy.deepcopy(model)"
         )
-    for name, p in trained_parameters(one).items():
-        if not p.isfinite().all():
+    for name, value in trained_entries(one).items():
+        if not value.isfinite().all():
             raise UserError(
-                f"parameter {name!r} of the model holds numbers that are not finite, before any training: give it "
-                "finite ones, or, if it is constant, make it a buffer (register_buffer)"
+                f"{_kind(name, value)} {name!r} of the model holds numbers that are not finite, before any training: "
+                "give it finite ones, or, if it is constant, make it a buffer (register_buffer)"
             )
 
 
@@ -63,7 +80,7 @@ def check_float32(model: nn.Module, method: str) -> None:
     for name, value in trained_entries(model).items():
         if value.is_floating_point() and value.dtype != torch.float32:
             raise UserError(
-                f"{method} computes in float32, and {_kind(value)} {name!r} of the model is "
+                f"{method} computes in float32, and {_kind(name, value)} {name!r} of the model is "
                 f"{str(value.dtype).removeprefix('torch.')}: let the model be of float32 (precision='bf16' computes in "
                 "bfloat16 all the same), or take another method"
             )
@@ -101,23 +118,29 @@ def check_unchanged(model: nn.Module, before: Entries) -> None:
         new = now[name]
         if new.shape != old.shape:
             raise UserError(
-                f"{_kind(new)} {name!r} of the model changes its shape in training, from {tuple(old.shape)} to "
+                f"{_kind(name, new)} {name!r} of the model changes its shape in training, from {tuple(old.shape)} to "
                 f"{tuple(new.shape)}: call the model on a sample in the function that makes it, so that it has its own "
                 "from the start"
             )
-        if not travelled and name in still and not torch.equal(_plain(new), _plain(old)):
+        if travelled and not new.isfinite().all():
+            raise UserError(
+                f"{_kind(name, new)} {name!r} of the model is no longer finite after a first pass in training, and so "
+                "has no mean: keep it finite, or register_buffer(…, persistent=False)"
+            )
+        if not travelled and name in still and not _equal(new, old):
             why = "is not trained" if isinstance(new, nn.Parameter) else "does not travel"
             if not old.isfinite().all():
                 why = "begins with numbers that are not finite, which have no mean,"
             raise UserError(
-                f"{_kind(new)} {name!r} of the model {why} and changes in training, so that clients would have "
+                f"{_kind(name, new)} {name!r} of the model {why} and changes in training, so that clients would have "
                 "different ones: keep it as it is, or let it travel (a parameter with requires_grad, a buffer that "
                 "begins with finite numbers)"
             )
 
 
-def _plain(value: Tensor) -> Tensor:
-    return value.detach().cpu().nan_to_num()
+def _equal(one: Tensor, other: Tensor) -> bool:
+    one = one.detach().cpu()
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # NaN is not itself
 
 
 @contextmanager
@@ -159,8 +182,23 @@ def normalised(model: nn.Module) -> Iterator[list[str]]:
             handle.remove()
 
 
-def _kind(value: Tensor) -> str:
-    return "parameter" if isinstance(value, nn.Parameter) else "buffer"
+def _kind(name: str, value: Tensor) -> str:
+    return "extra state" if name.endswith(EXTRA) else "parameter" if isinstance(value, nn.Parameter) else "buffer"
+
+
+def _frozen(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(p.requires_grad for p in parameters)
+
+
+def _memory(model: nn.Module) -> dict[int, str]:
+    """Where the values of parameters and buffers lie, by address, and the name of one of them there."""
+    held = [*model.named_parameters(), *model.named_buffers()]
+    return {
+        value.untyped_storage().data_ptr(): name
+        for name, value in held
+        if value.layout == torch.strided and value.numel()
+    }
 
 
 def _module(name: str, module: nn.Module) -> str:

@@ -85,10 +85,8 @@ class Objective(ABC):
     def check(self, model: nn.Module, outputs: Any, targets: Tensor) -> None:
         """Raises UserError if what the model gives for some samples suits neither the loss nor the metrics."""
         if not isinstance(outputs, Tensor):
-            raise UserError(
-                f"the model gives {named(outputs)}: let it give a tensor, or something that has `logits`; a loss of "
-                "your own may take all of it, with output='whole'"
-            )
+            more = "" if self.whole else "; a loss of your own may take all of it, with output='whole'"
+            raise UserError(f"the model gives {named(outputs)}: let it give a tensor, or something with `logits`{more}")
         usually = self.criterion is None and own_loss(model) is None
         by_name = any(metric.name in known for metric in self.metrics for known in KNOWN.values())
         if (usually or by_name) and (wanted := self.wanted(outputs, targets)):

@@ -150,6 +150,12 @@ class Problem:
         if self.pretrained is not None and self.lora is None:
             self.pretrained.into(model)
         check_entries(model)
+        for module in model.modules():
+            for key, buffer in module._buffers.items():
+                if (
+                    buffer is not None and buffer.layout == torch.strided and 0 in buffer.stride()
+                ):  # expanded: a value is many, and cannot be loaded
+                    module._buffers[key] = buffer.contiguous()
         mark_trained(model)
         try:
             model.register_forward_pre_hook(_by_name, with_kwargs=True)

@@ -18,8 +18,7 @@ def recalibrate(model: nn.Module, x: Any, precision: Precision = "float32") -> n
     """The model, in eval mode, the running statistics of its batch normalisations the means over batches of samples
     x (n, …) in place of what training and averaging left there; all else stays. Of a single sample there is no
     variance: it changes nothing. Frozen ones stay as they are."""
-    norms = [m for m in in_training(model).modules() if isinstance(m, _BatchNorm) and m.training]
-    norms = [norm for norm in norms if norm.track_running_stats]
+    norms = _recalibrated(model)
     model.eval()
     if len(x) < 2:
         return model
@@ -36,7 +35,15 @@ def recalibrate(model: nn.Module, x: Any, precision: Precision = "float32") -> n
     return model.eval()
 
 
-def check_recalibrates(model: nn.Module) -> None:
-    """Raises UserError for a model with nothing to recalibrate."""
-    if not any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
-        raise UserError(f"a {type(model).__name__} keeps no statistics of batch normalisation: leave recalibrate out")
+def check_recalibrates(model: nn.Module, method: str, own_models: bool) -> None:
+    """Raises UserError where there is nothing to recalibrate: no model of a client's own, or no statistics."""
+    if not own_models:
+        raise UserError(f"the clients of {method} keep no model of their own: leave recalibrate out")
+    if not _recalibrated(model):
+        raise UserError(f"a {type(model).__name__} trains no statistics of batch normalisation: leave recalibrate out")
+
+
+def _recalibrated(model: nn.Module) -> list[_BatchNorm]:
+    """The batch normalisations that have statistics and are not frozen."""
+    norms = [module for module in in_training(model).modules() if isinstance(module, _BatchNorm)]
+    return [norm for norm in norms if norm.training and norm.track_running_stats]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ class Reused:
         if self._plain:
             return
         self._attributes = _attributes(model)
-        self._buffers = {name: value.clone() for name, value in self._still().items()}
+        self._buffers = {name: (value.clone(), value._version) for name, value in self._still().items()}
         self._names = _names(model)
         self._versions = _versions(model)
 
@@ -40,9 +41,12 @@ class Reused:
         if not _same(self._attributes, _attributes(self.model, copied=False)):
             return None
         for name, value in self._still().items():
-            if value.shape != self._buffers[name].shape:
+            first, version = self._buffers[name]
+            if value.shape != first.shape:
                 return None
-            value.copy_(self._buffers[name])
+            if value._version != version or not _same(value, first):
+                value.copy_(first)
+                self._buffers[name] = first, value._version
         return self.model
 
     def _still(self) -> dict[str, Tensor]:
@@ -79,7 +83,7 @@ def undone(model: nn.Module) -> Iterator[None]:
         for name in now.keys() - names:
             del now[name]
         for name, kept in held.items():
-            if not isinstance(kept, _Unknown) and not _same(kept, now.get(name)):
+            if name in names and not isinstance(kept, _Unknown) and not _same(kept, now.get(name)):
                 now[name] = kept
 
 
@@ -95,51 +99,65 @@ def _versions(model: nn.Module) -> list[tuple[int, int]]:
 
 
 class _Unknown:
-    """What cannot be copied, and so is never taken for the same."""
-
-    def __eq__(self, other: object) -> bool:
-        return False
-
-    __hash__ = None  # type: ignore[assignment]
+    """What cannot be copied or compared, and so is never taken for the same."""
 
 
 def _attributes(model: nn.Module, copied: bool = True) -> list[dict[str, Any]]:
     """What each module has beside what every module has; modules, parameters and buffers among it are left out."""
-    own = {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
+    own = {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
     return [
         {
-            name: _copied(value, own) if copied else value
-            for name, value in vars(module).items()
-            if name not in _OF_EVERY_MODULE and id(value) not in own
+            **{
+                name: _copied(value, own) if copied else value
+                for name, value in vars(module).items()
+                if name not in _OF_EVERY_MODULE and id(value) not in own
+            },
+            **{f"hook {i}": _Unknown() for i, hook in enumerate(_hooks(module)) if _closes_over(hook)},
         }
         for module in model.modules()
     ]
 
 
-def _copied(value: Any, own: Set[int]) -> Any:
-    if id(value) in own or isinstance(value, nn.Module):
+def _hooks(module: nn.Module) -> list[Any]:
+    """What is called before and after its passes."""
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def _closes_over(value: Any) -> bool:
+    """Whether a function of a user's may keep something where nobody sees it."""
+    ours = getattr(value, "__module__", "").split(".")[0] in ("torch", "torchvision", "fewbytes")
+    return isinstance(value, FunctionType) and value.__closure__ is not None and not ours
+
+
+def _copied(value: Any, own: dict[int, Any]) -> Any:
+    if id(value) in own:
         return value
     if isinstance(value, Tensor):
         return value.detach().clone()
+    if _closes_over(value):
+        return _Unknown()
     if type(value) in (list, tuple, set, deque):
         return type(value)(_copied(each, own) for each in value)
     if type(value) is dict:
         return {key: _copied(each, own) for key, each in value.items()}
     try:
-        return copy.deepcopy(value)
+        return copy.deepcopy(value, dict(own))
     except Exception:  # of whatever a user's module holds
         return _Unknown()
 
 
 def _same(one: Any, other: Any, depth: int = 0) -> bool:
     """Whether two values are equal, as far as can be told."""
+    if type(one) is not type(other) or depth > 20 or isinstance(one, _Unknown):
+        return False
     if one is other:
         return True
-    if type(one) is not type(other) or depth > 20:
+    if isinstance(one, nn.Module):
         return False
     if isinstance(one, Tensor):
+        alike = one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
         return (
-            one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+            alike and one.layout == torch.strided and bool(((one == other) | ((one != one) & (other != other))).all())
         )
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
@@ -152,9 +170,11 @@ def _same(one: Any, other: Any, depth: int = 0) -> bool:
     try:
         if one == other:
             return True
+        # also what is kept in slots, or below Python
+        mine, theirs = (each.__reduce_ex__(4) for each in (one, other))
+        return not isinstance(mine, str) and all(
+            _same(tuple(a) if isinstance(a, Iterator) else a, tuple(b) if isinstance(b, Iterator) else b, depth + 1)
+            for a, b in zip(mine, theirs, strict=True)
+        )
     except Exception:  # of whatever a user's module holds
         return False
-    equality: Any = type(one).__eq__
-    if equality is not object.__eq__ or not hasattr(one, "__dict__"):
-        return False
-    return _same(vars(one), vars(other), depth + 1)

@@ -45,8 +45,7 @@ def prepared(model: M) -> M:
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and _overwrites(module):
-            module.register_forward_pre_hook(functools.partial(_used_pixels, module.stride))
-            module.stride = (1, 1)
+            module._conv_forward = functools.partial(_of_used_pixels, module)  # type: ignore[method-assign]
     for value in (*model.parameters(), *model.buffers()):
         if value.dim() == 4:
             value.data = value.data.contiguous(memory_format=torch.channels_last)
@@ -58,9 +57,9 @@ def _overwrites(layer: nn.Conv2d) -> bool:
     return of_pixels and layer.in_channels < 16 and max(layer.stride) > 1
 
 
-def _used_pixels(stride: tuple[int, ...], layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-    """The pixels of (…, height, width) that a 1x1 convolution of that stride uses."""
-    return inputs[0][..., :: stride[0], :: stride[1]]
+def _of_used_pixels(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A 1x1 convolution of the pixels of x (…, height, width) that its stride leaves."""
+    return F.conv2d(x[..., :: layer.stride[0], :: layer.stride[1]], weight, bias)
 
 
 def ready(x: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def check_models(method: Method, task: Task) -> None:
             check_float32(model, method.method_name)
         check_optimiser(model, getattr(method, "local", None))
         if problem.recalibrate:
-            check_recalibrates(model)
+            check_recalibrates(model, method.method_name, method.has_local_models)
 
 
 def try_models(task: Task) -> list[str]:
@@ -93,9 +93,9 @@ def _try(problem: Problem, who: str, client: Id, split: Split) -> Iterator[str]:
     if single:
         shape = " x ".join(map(str, tuple(samples.shape[1:])))
         yield (
-            f"batch normalisation sees a single value a channel of each sample of {shape} ({single[0]}), so that its "
-            "statistics are those of a few values: take larger samples, a model that makes them less small "
-            "(resnet8:stem=3x3), or other normalisation"
+            f"batch normalisation {single[0]!r} sees a single value a channel of each sample of {shape}, so that its "
+            "statistics are those of a few values: take larger samples, a model that reduces them less (of ours "
+            "resnet8:stem=3x3), or another normalisation"
         )
 
 
