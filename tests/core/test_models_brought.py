@@ -218,6 +218,14 @@ def test_methods_that_need_float32_say_so(method, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("method", [fb.FML(), fb.FedDistill(), fb.PFedSD()], ids=lambda method: method.method_name)
+@pytest.mark.parametrize("how", [{"loss": F.cross_entropy}, {"weights": (1.0, 2.0, 3.0)}], ids=["loss", "weights"])
+def test_a_method_that_brings_a_loss_refuses_another_before_the_run(method, how, tmp_path) -> None:
+    with pytest.raises(fb.UserError, match=r"brings another loss|by a loss of its own"):
+        fb.run(method, task_of(lambda: nn.Linear(8, 3), **how), rounds=1, workers=1, out=tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
 def test_adam_on_float16_divides_by_zero_and_is_refused() -> None:
     task = task_of(lambda: Net(lambda m, x: m.last(x.half()), last=nn.Linear(8, 3).half()))
     with pytest.raises(fb.UserError, match=r"adam does not work on float16.*'last.weight'.*bfloat16 or float32"):

@@ -82,7 +82,8 @@ class Method(ABC, metaclass=_Terms):
     that trains has a field `local: Local`, whose terms may be given by their plain names.
 
     What it is says the class, by attributes typed `ClassVar`: `sends`, `models_differ`, `headline`,
-    `scored_after_finish`, `finish_exchanges`, `needs`, `float32_only`, `aggregates`, `protects`, `streams`, `sums`.
+    `scored_after_finish`, `finish_exchanges`, `needs`, `float32_only`, `brings_loss`, `aggregates`, `protects`,
+    `streams`, `sums`.
     """
 
     sends: ClassVar[str] = ""
@@ -100,6 +101,8 @@ class Method(ABC, metaclass=_Terms):
     float32_only: ClassVar[bool] = False
     """Whether it calls parts of models, or computes with their values, in float32: models of another type are
     refused."""
+    brings_loss: ClassVar[bool] = False
+    """Whether clients train by a loss of the method's: a task's own loss and class weights are refused."""
 
     aggregates: ClassVar[frozenset[str]] = frozenset()
     """Which rules (`fewbytes.core.rules`) bear on all the means that its server takes of what clients send: it asks for

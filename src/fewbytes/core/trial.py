@@ -8,6 +8,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError, one_line
@@ -44,6 +46,8 @@ def check_models(method: Method, task: Task) -> None:
         check_apart(model, problem.model(client))
         if method.float32_only:
             check_float32(model, method.method_name)
+        if method.brings_loss:
+            problem.objective.loss(model, F.cross_entropy, torch.zeros(0))  # raises for another
         check_optimiser(model, getattr(method, "local", None))
         if problem.recalibrate:
             check_recalibrates(model, method.method_name, method.has_local_models)

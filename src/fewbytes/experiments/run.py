@@ -52,9 +52,11 @@ def run(method: Method, task: Task, *, policy: Policy | None = None, **settings:
 def run_with(method: Method, task: Task, settings: Settings, policy: Policy) -> Result:
     """`run` for settings that are made already."""
     if not isinstance(method, Method):
-        raise UserError(f"a method is an object like FedAvg(), not {method!r}")
+        raise UserError(f"a method is an object like FedAvg(), not {named(method)}")
     if not isinstance(task, Task):
         raise UserError(f"a task is made by Task.of(…) or Task.on(…), not {named(task)}")
+    if not isinstance(policy, Policy):
+        raise UserError(f"a policy is made by fb.Policy(…), not {named(policy)}")
     policy.check(len(task.problem.clients))
     speeds = settings.clock(len(task.problem.clients), settings.engine != "local")
     task = method.promising(method.adapted(task), settings.dp, method.planned_rounds(settings.rounds))

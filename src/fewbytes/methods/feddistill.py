@@ -60,6 +60,7 @@ class FedDistill(Method):
     sends: ClassVar[str] = "the mean logits of its classes"
     models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
+    brings_loss: ClassVar[bool] = True
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> MeanLogits:

@@ -72,6 +72,7 @@ class FedKD(Method):
     sends: ClassVar[str] = "the singular values of a small model that all share"
     models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
+    brings_loss: ClassVar[bool] = True
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     needs: ClassVar[type[Objective]] = Classification
     float32_only: ClassVar[bool] = True

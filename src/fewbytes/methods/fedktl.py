@@ -118,6 +118,7 @@ class FedKTL(Method):
     sends: ClassVar[str] = "one small vector for each class it holds"
     models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
+    brings_loss: ClassVar[bool] = True
     needs: ClassVar[type[Objective]] = Classification
     float32_only: ClassVar[bool] = True
 

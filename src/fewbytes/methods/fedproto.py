@@ -73,6 +73,7 @@ class FedProto(Method):
     sends: ClassVar[str] = "the mean features of its classes"
     models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "combined"
+    brings_loss: ClassVar[bool] = True
     needs: ClassVar[type[Objective]] = Classification
     float32_only: ClassVar[bool] = True
 

@@ -57,6 +57,7 @@ class FML(Method):
     sends: ClassVar[str] = "a small model that all share"
     models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
+    brings_loss: ClassVar[bool] = True
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     sums: ClassVar[bool] = True
     needs: ClassVar[type[Objective]] = Classification

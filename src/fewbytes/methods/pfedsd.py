@@ -54,6 +54,7 @@ class PFedSD(Method):
 
     sends: ClassVar[str] = "its whole model"
     headline: ClassVar[str] = "personalised"
+    brings_loss: ClassVar[bool] = True
     aggregates: ClassVar[frozenset[str]] = EVERY_RULE
     protects: ClassVar[frozenset[Protected]] = frozenset({"clients"})
     sums: ClassVar[bool] = True

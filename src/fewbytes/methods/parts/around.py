@@ -31,6 +31,7 @@ class Around(Method):
             "finish_exchanges",
             "needs",
             "float32_only",
+            "brings_loss",
         ):
             object.__setattr__(self, name, getattr(self.inner, name))
 
