@@ -48,7 +48,7 @@ def prepared(model: M) -> M:
             module._conv_forward = functools.partial(_of_used_pixels, module)  # type: ignore[method-assign]
     for value in (*model.parameters(), *model.buffers()):
         if value.dim() == 4:
-            value.data = value.data.contiguous(memory_format=torch.channels_last)
+            value.data = value.data.to(memory_format=torch.channels_last)  # also where both layouts look alike
     return model
 
 
