@@ -50,6 +50,8 @@ def check_apart(one: nn.Module, other: nn.Module) -> None:
     """Raises UserError if two models that a task's function made have something in common that changes in training, and
     for what travels and is not finite from the start."""
     others, still = _memory(other), {id(value) for value in frozen_entries(one).values()}
+    for module in filter(same_each_time, one.modules()):  # constants that ours share, made of a seed
+        still |= {id(module._buffers[name]) for name in module._non_persistent_buffers_set}
     shared = {
         name
         for name, value in (*one.named_parameters(), *one.named_buffers())
