@@ -30,7 +30,7 @@ OTHER: dict[str, Any] = {
     "newcomer_classes": [1], "metrics": ["f1", "auc"], "class_weights": "1,2", "model": "mlp", "lora": "rank=4",
     "weights": "w.pt", "normalise": "imagenet", "kgf": 4, "clusters": 3, "seed": 5, "precision": "bf16",
     "secure_aggregation": True, "secure_range": 8.0,
-    "device": "cuda", "rounds": 6, "budget": 10**9, "stop_when": "f1/global>=0.5",
+    "device": "cuda", "recalibrate": True, "rounds": 6, "budget": 10**9, "stop_when": "f1/global>=0.5",
     "aggregate": "trimmed-mean=0.1", "dp": "of=samples,epsilon=8,delta=1e-05,clip=0.5,noise=seeded",
     "engine": "flower-simulation", "workers": 2, "ray_address": "auto",
     "evaluate_every": 2, "coding": False, "keep_frames": True, "keep_checkpoints": 5,
