@@ -623,7 +623,7 @@ def test_recalibration_is_of_personal_models_scored_and_saved_and_off_by_default
             fb.run(method, task_of(net, recalibrate=True), rounds=1, workers=1)
 
 
-def test_batch_normalisation_of_single_values_is_told_in_one_line() -> None:
+def test_batch_normalisation_of_single_values_is_reported_in_one_line() -> None:
     class Small(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -635,7 +635,7 @@ def test_batch_normalisation_of_single_values_is_told_in_one_line() -> None:
     task = fb.Task.on(tiny_task().data, Small)
     with pytest.warns(
         RuntimeWarning, match=r"'norm' sees a single value a channel of each sample of 1 x 4 x 4"
-    ) as told:
+    ) as warned:
         fb.run(fb.FedAvg(), task, rounds=1, workers=1)
-    assert len(told) == 1
+    assert len(warned) == 1
     fb.run(fb.FedAvg(), tiny_task(), rounds=1, workers=1)  # its maps are of 4 x 4: not a word

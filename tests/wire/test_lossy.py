@@ -189,9 +189,9 @@ def test_the_bits_count_what_is_left_alone_too() -> None:
     assert lossy.bits_a_value(nbytes) == 8 * nbytes / 20_000 > 12
 
 
-def test_a_value_by_itself_is_not_rounded_in_silence() -> None:
+def test_a_bare_value_is_not_rounded_in_silence() -> None:
     """It would travel whole."""
-    with pytest.raises(UserError, match="a Dense by itself would travel unrounded: pack a payload"):
+    with pytest.raises(UserError, match="a bare Dense would travel unrounded: pack a payload"):
         pack(Dense({"w": numbers()}), lossy=Lossy(Rate(1)))
 
 

@@ -147,7 +147,7 @@ def _copied(value: Any, own: dict[int, Any]) -> Any:
 
 
 def _same(one: Any, other: Any, depth: int = 0) -> bool:
-    """Whether two values are equal, as far as can be told."""
+    """Whether two values are known to be equal; where that is unknown, they are not."""
     if type(one) is not type(other) or depth > 20 or isinstance(one, _Unknown):
         return False
     if one is other:

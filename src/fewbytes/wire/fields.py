@@ -221,15 +221,15 @@ def pack(
     `layout`: the model both ends know; entries equal to its own travel without names and shapes. `base`: the
     message this value answers. `coded`: False stores arrays as they are. `lossy`: how values of Dense and Masked are
     rounded, and what comes of it (default: they are not). `travels`: whether somebody else reads it, who bounds its
-    header. Raises TypeError for a field that cannot travel, naming it; UserError for a value by itself that is to be
-    rounded.
+    header. Raises TypeError for a field that cannot travel, naming it; UserError for `lossy` with a bare
+    value, which cannot be rounded.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"only dataclasses travel, not {type(value).__name__}")
     kind = type(value)
     if lossy is not None and is_wire_value(value):
         raise UserError(
-            f"lossy rounds what payloads hold, and a {kind.__name__} by itself would travel unrounded: pack a payload "
+            f"lossy rounds what payloads hold, and a bare {kind.__name__} would travel unrounded: pack a payload "
             f"of which it is a field, @fb.payload class Message: state: {kind.__name__}"
         )
     writer = Writer(layout, base, coded, lossy)
