@@ -252,6 +252,7 @@ WORKS = {
         ),
         X,
     ),
+    "a scripted part": (lambda: nn.Sequential(torch.jit.script(nn.Linear(8, 4)), nn.Linear(4, 3)), X),
     "sparse gradients": (
         lambda: Net(lambda m, x: m.last(m.e(x).mean(1)), e=nn.Embedding(20, 4, sparse=True), last=nn.Linear(4, 3)),
         torch.randint(0, 20, (24, 5), generator=torch.Generator().manual_seed(1)),
@@ -268,6 +269,7 @@ WORKS = {
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", WORKS)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_what_was_refused_without_need_works(kind: str, method: str, tmp_path) -> None:
     build, x = WORKS[kind]
     result = fb.run(getattr(fb, method)(epochs=1, batch=4), task_of(build, x), rounds=2, workers=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
@@ -149,18 +149,13 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def entered(model: nn.Module) -> Iterator[list[str]]:
     """While it lasts, the modules that the model is in, outermost first; where a pass fails, the last is where."""
     within: list[str] = []
-    handles = []
-    for name, module in model.named_modules():
-        said = _module(name, module)
-        handles += [
-            module.register_forward_pre_hook(lambda *_, said=said: within.append(said)),
-            module.register_forward_hook(lambda *_: within.pop() and None),
-        ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks
+                said = _module(name, module)
+                hooks.callback(module.register_forward_pre_hook(lambda *_, said=said: within.append(said)).remove)
+                hooks.callback(module.register_forward_hook(lambda *_: within.pop() and None).remove)
         yield within
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -168,20 +163,16 @@ def normalised(model: nn.Module) -> Iterator[list[str]]:
     """While it lasts, the batch normalisations that see a single value a channel of each sample's maps in training."""
     seen: list[str] = []
 
-    def look(said: str, inputs: tuple[Any, ...]) -> None:
+    def look(name: str, inputs: tuple[Any, ...]) -> None:
         if isinstance(x := inputs[0] if inputs else None, Tensor) and x.dim() > 2 and prod(x.shape[2:]) == 1:
-            seen.append(said)
+            seen.append(name)
 
-    handles = [
-        module.register_forward_pre_hook(lambda module, inputs, said=name: look(said, inputs))
-        for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.training
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm) and module.training:
+                hook = module.register_forward_pre_hook(lambda _, inputs, name=name: look(name, inputs))
+                hooks.callback(hook.remove)
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _kind(name: str, value: Tensor) -> str:
@@ -193,14 +184,10 @@ def _frozen(module: nn.Module) -> bool:
     return bool(parameters) and not any(p.requires_grad for p in parameters)
 
 
-def _memory(model: nn.Module) -> dict[int, str]:
-    """Where the values of parameters and buffers lie, by address, and the name of one of them there."""
-    held = [*model.named_parameters(), *model.named_buffers()]
-    return {
-        value.untyped_storage().data_ptr(): name
-        for name, value in held
-        if value.layout == torch.strided and value.numel()
-    }
+def _memory(model: nn.Module) -> set[int]:
+    """Where the values of parameters and buffers lie."""
+    held = (*model.parameters(), *model.buffers())
+    return {value.untyped_storage().data_ptr() for value in held if value.layout == torch.strided and value.numel()}
 
 
 def _module(name: str, module: nn.Module) -> str:
