@@ -46,6 +46,14 @@ def check_entries(model: nn.Module) -> None:
             )
 
 
+def unexpand(model: nn.Module) -> None:
+    """Give expanded buffers, of which one value in memory stands for many, memory of their own, to be loaded."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.layout == torch.strided and 0 in buffer.stride():
+                module._buffers[name] = buffer.contiguous()
+
+
 def check_apart(one: nn.Module, other: nn.Module) -> None:
     """Raises UserError if two models that a task's function made have something in common that changes in training, and
     for what travels and is not finite from the start."""

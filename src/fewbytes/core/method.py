@@ -18,8 +18,9 @@ from fewbytes.base.rate import Way
 from fewbytes.base.state import State
 from fewbytes.core.network import Handler, Network, hints_of, required
 from fewbytes.core.objective import Objective
+from fewbytes.core.options import OF_METHOD, belongs
 from fewbytes.core.privacy import SamplePrivacy
-from fewbytes.core.problem import OF_METHOD, Id, Problem, Task, belongs
+from fewbytes.core.problem import OF_TASK, Id, Problem, Task
 from fewbytes.core.promise import Privacy, Protected
 from fewbytes.core.site import Site
 from fewbytes.core.slips import called, check_hooks, place_of, sited, warn_of_slips
@@ -47,7 +48,7 @@ class _Terms(ABCMeta):
         if unknown := parameters.keys() - own.keys() if dataclasses.is_dataclass(cls) else set():
             known = [*own, *(TERMS if isinstance(local, Local) else ())]
             name = min(unknown)
-            hint = belongs(name, parameters[name], {}) or suggestion(name, known)
+            hint = belongs(name, parameters[name], OF_TASK) or suggestion(name, known)
             raise TypeError(f"{cls.__name__} has no parameter {name!r}{hint}")
         made = super().__call__(*values, **parameters)
         check_ranges(made)  # also where a class has a __post_init__ of its own
@@ -304,7 +305,7 @@ def option_of(method: Method) -> Callable[[str, Any], str]:
     cls, own = type(method), {}
     if isinstance(method, Method):  # else the run says so
         own = {f"the method, {cls.__name__}({{}})": (*own_defaults(cls), *cls.defaults())}
-    return functools.partial(belongs, others={**own, **OF_METHOD})
+    return functools.partial(belongs, places={**own, **OF_METHOD, **OF_TASK})
 
 
 def check_state(method: Method, half: Literal["server", "client"], state: Any) -> None:

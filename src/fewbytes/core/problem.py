@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from fewbytes.base.calls import takes_argument
-from fewbytes.base.errors import UserError, named, suggestion
+from fewbytes.base.errors import UserError, named
 from fewbytes.base.ranges import wrong
-from fewbytes.base.settings import Group
 from fewbytes.base.state import State, frozen_digest, load_state, mark_trained, state_of, trained_entries
 from fewbytes.base.streams import seeded
 from fewbytes.core.detection import Detection
 from fewbytes.core.devices import Precision, check_device, check_precision
-from fewbytes.core.entries import check_entries
+from fewbytes.core.entries import check_entries, unexpand
 from fewbytes.core.objective import NextToken, Objective, Weights, objective_for
+from fewbytes.core.options import OF_METHOD, Places, check_options
 from fewbytes.core.outputs import Output, logits_of, of_output
 from fewbytes.core.privacy import SamplePrivacy
-from fewbytes.core.training import Local, Loss
+from fewbytes.core.training import Loss
 from fewbytes.data.clients import ClientData, FederatedData
 from fewbytes.data.named import NamedTensors
 from fewbytes.data.split import Split, Transform, check_finite, classes_in, widest
@@ -150,12 +150,7 @@ class Problem:
         if self.pretrained is not None and self.lora is None:
             self.pretrained.into(model)
         check_entries(model)
-        for module in model.modules():
-            for key, buffer in module._buffers.items():
-                if (
-                    buffer is not None and buffer.layout == torch.strided and 0 in buffer.stride()
-                ):  # expanded: a value is many, and cannot be loaded
-                    module._buffers[key] = buffer.contiguous()
+        unexpand(model)
         mark_trained(model)
         try:
             model.register_forward_pre_hook(_by_name, with_kwargs=True)
@@ -251,7 +246,7 @@ class Task:
                 "data are a data set dealt out, federate(load_dataset('digits'), Partition()) of fewbytes.data, "
                 f"not {named(data)}; Task.of takes your own"
             )
-        _check_options(how, _OF_PROBLEM, _OF_DATA)
+        check_options(how, _OF_PROBLEM, {**_OF_OBJECTIVE, **OF_METHOD, **OF_TASK})
         check_builder(model)
         if how.get("recalibrate"):
             how["agreed"] = {**how.get("agreed", {}), "recalibrate": "clients' own models"}
@@ -284,8 +279,8 @@ class Task:
         labels are optional and ignored. `presence`: per client the first and the last round it is there (None: to the
         end); who comes after round 1 is a newcomer. `how`: see `Terms`. Raises UserError for what cannot be.
         """
-        others = {"fb.Task.on(…, {})": ("objective",)}
-        _check_options(how, Terms.__annotations__.keys() | _OF_PROBLEM - {"objective"}, others)
+        known = Terms.__annotations__.keys() | _OF_PROBLEM - {"objective"}
+        check_options(how, known, {"fb.Task.on(…, {})": ("objective",), **OF_METHOD})
         check_builder(model)
         for name in ("loss", "transform"):
             if how.get(name) is not None and not callable(how[name]):
@@ -346,35 +341,14 @@ class Task:
 
 
 _OF_PROBLEM = {each.name for each in fields(Problem) if each.init} - {"build"}
-OF_METHOD = {"the method, as in FedAvg({})": tuple(each.name for each in fields(Local))}
-"""Options of most methods, by how they are given."""
-_OF_DATA = {
+OF_TASK: Places = {
+    "the task, fb.Task.of(…, {})": Terms.__annotations__.keys() | Task.of.__annotations__.keys() - {"clients", "return"}
+}
+"""Options of a task of one's own."""
+_OF_OBJECTIVE: Places = {
     "objective=objective_for(data.learns, {}) of fewbytes.core.objective": ("loss", "metrics", "weights"),
     "the data, with_transforms(data, …) of fewbytes.data": ("transform",),
 }
-
-
-def belongs(name: str, value: Any, others: Mapping[str, Collection[str]]) -> str:
-    """Where in Python an option belongs that was given elsewhere, `: it belongs to fb.run(…, rounds=5)`, or nothing.
-
-    `others`: options besides those of runs and tasks, by how they are given.
-    """
-    groups = {group.given: [each.name for each in fields(group)] for group in Group.__subclasses__() if group.given}
-    own = Terms.__annotations__.keys() | Task.of.__annotations__.keys() - {"clients", "return"}
-    plain = value is None or (isinstance(value, str | int | float) and len(repr(value)) < 40)
-    given = f"{name}={value!r}" if plain else f"{name}=…"
-    for place, names in {**others, "the task, fb.Task.of(…, {})": own, **groups}.items():
-        if name in names:
-            return f": it belongs to {place.format(given)}"
-    return ""
-
-
-def _check_options(how: Mapping[str, Any], known: Collection[str], others: Mapping[str, Collection[str]]) -> None:
-    """Raises UserError for an option that a task has not."""
-    for name, value in how.items():
-        if name not in known:
-            hint = belongs(name, value, {**others, **OF_METHOD}) or suggestion(name, known)
-            raise UserError(f"a task has no option {name!r}{hint}")
 
 
 def _stored(x: Any) -> str:
