@@ -136,9 +136,9 @@ def _of_each(problem: Problem, model: nn.Module, samples: Tensor, targets: Tenso
     with entered(model) as within:
         try:
             clipped_sum(model, trained_parameters(model), loss, samples, targets, 1.0)
-        except Exception:  # the user's code, or what torch cannot do
-            where = within[-1] if within else "the loss"
+        except (UserError, RuntimeError, TypeError, ValueError):  # what torch cannot do, or the user's code
+            where = within[-1] if within else "the model or its loss"
             raise UserError(
                 f"dp of samples needs the gradient of each sample, which {where} does not give, as it decides by "
-                "values, changes a buffer or mixes samples: put another in its place"
+                "values, changes a buffer, mixes samples or has sparse gradients: put another in its place"
             ) from None
