@@ -6,9 +6,12 @@ import asyncio
 import functools
 import io
 import json
+import random
 import sqlite3
 import sys
 import time
+import tomllib
+import warnings
 import zipfile
 from contextlib import closing
 
@@ -27,7 +30,16 @@ from fewbytes.experiments import app
 from fewbytes.flower import compat, inside
 from fewbytes.flower.apps import FOLDERS, client_app
 from fewbytes.flower.compat import app_config
-from fewbytes.flower.guarded import APPS, Gate, is_installed, knows
+from fewbytes.flower.guarded import (
+    APPLICATION,
+    APPS,
+    BUNDLE_BYTES,
+    FILE_BYTES,
+    Gate,
+    application_files,
+    is_installed,
+    knows,
+)
 from fewbytes.flower.messages import read_content, seal_of, write_content
 from fewbytes.flower.node import Order
 
@@ -200,23 +212,79 @@ def test_of_a_path_the_last_part_is_told(said, told):
     assert FOLDERS.sub("", said) == told
 
 
-def bundle(code: dict[str, str], server: str = "apps:server") -> bytes:
+def bundle(*added: tuple[str, str | bytes], **changed: str | None) -> bytes:
+    """The installed application's bundle with files added, and others changed or (None) left out."""
+    files = {**application_files({"rounds": 3}), ".info/CONTENT": "apps.py,0,0", **changed}
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as there:
-        there.writestr("pyproject.toml", app_config(server, "apps:client", {"rounds": 3}))
-        for name, text in {"LICENSE": "Apache-2.0", **code}.items():
-            there.writestr(name, text)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as there, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name, text in [*files.items(), *added]:
+            if text is not None:
+                there.writestr(name, text)
     return file.getvalue()
 
 
-def test_a_node_takes_the_installed_application_and_no_other():
-    assert is_installed(bundle({"apps.py": APPS}))
-    others = [{"apps.py": APPS + "import os\n"}, {"apps.py": APPS, "fewbytes/__init__.py": ""}, {}, {"x.py": APPS}]
-    for code in others:
-        assert not is_installed(bundle(code)), code
-    assert not is_installed(bundle({"apps.py": APPS}, "fewbytes.cli.app:main"))
-    for damaged in (b"", b"PK", bundle({"apps.py": APPS})[:-30]):
-        assert not is_installed(damaged)
+CONFIG = application_files({"rounds": 3})["pyproject.toml"]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        *(
+            bundle((name, b""))
+            for name in (
+                "apps/__init__.pyc",
+                "fewbytes/__init__.pyc",
+                "torch.pyc",
+                "torch.so",
+                "torch/",
+                "evil.pth",
+                "x.egg",
+                "apps.cpython-311-x86_64-linux-gnu.so",
+                "APPS.PY",
+                "apps.py",
+                "sitecustomize.py",
+                ".env",
+                "README.md",
+                "__pycache__/apps.cpython-311.pyc",
+                "../apps.py",
+                "/etc/x",
+                "pyproject.toml",
+                ".info/x",
+            )
+        ),
+        bundle(**{"apps.py": APPS + "import os\n"}),
+        bundle(**{"apps.py": None}),
+        bundle(LICENSE="import os"),
+        bundle(**{".info/CONTENT": None}),
+        bundle(**{".info/CONTENT": "0" * (FILE_BYTES + 1)}),  # unfolds
+        bundle(**{".info/CONTENT": random.Random(0).randbytes(BUNDLE_BYTES).hex()}),
+        bundle(**{"pyproject.toml": app_config("fewbytes.cli.app:main", "apps:client", {})}),
+        bundle(**{"pyproject.toml": CONFIG.replace("hatchling.build", "evil.build")}),
+        bundle(**{"pyproject.toml": CONFIG.replace('"fewbytes"', '"evil @ file:///tmp/evil"', 1)}),
+        bundle(**{"pyproject.toml": CONFIG + "[tool.other]\n"}),
+        bundle(**{"pyproject.toml": CONFIG.replace("config]", "other]")}),
+        bundle(**{"pyproject.toml": "rounds = "}),
+        b"",
+        b"PK",
+        bundle()[:-30],
+    ],
+)
+def test_a_node_takes_the_installed_application_and_no_other(hostile):
+    assert is_installed(bundle())
+    assert not is_installed(hostile)
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
+def test_what_flower_makes_of_the_application_is_taken():
+    from flwr.cli.build import build_fab_from_files
+
+    files = {name: text.encode() for name, text in application_files({"rounds": 3, "method": "fedavg"}).items()}
+    packed, _ = build_fab_from_files(files)
+    assert is_installed(packed)
+    described = tomllib.loads(files["pyproject.toml"].decode())
+    project, publisher = described["project"], described["tool"]["flwr"]["app"]["publisher"]
+    assert f"{publisher}/{project['name']} {project['version']}" == APPLICATION
 
 
 @pytest.mark.parametrize(

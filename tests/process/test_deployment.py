@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import http.client
+import io
 import os
+import py_compile
 import re
 import signal
 import socket
@@ -12,8 +14,10 @@ import sqlite3
 import ssl
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,6 +50,7 @@ from fewbytes.flower.compat import (
     stop_command,
     submit_command,
 )
+from fewbytes.flower.guarded import application_files
 from fewbytes.flower.processes import Processes
 
 pytestmark = pytest.mark.process
@@ -308,20 +313,47 @@ def test_from_elsewhere_only_nodes_are_heard(tmp_path):
         assert post(here, "/v1/control/list-runs", {"Authorization": f"Bearer {token}"}) == 200
 
 
+def bundle(files: dict[str, bytes]) -> bytes:
+    """An application's bundle, as Flower writes it."""
+    manifest = "\n".join(f"{name},{sha256(text).hexdigest()},{8 * len(text)}" for name, text in files.items())
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as there:
+        for name, text in {**files, ".info/CONTENT": manifest.encode()}.items():
+            there.writestr(name, text)
+    return packed.getvalue()
+
+
+def submit(deployment: Processes, app: Path, packed: bytes) -> None:
+    """Submit a bundle of any content."""
+    (deployment.folder / "hostile.fab").write_bytes(packed)
+    code = (
+        "import importlib, pathlib, sys; from flwr.cli.app import app; packed = pathlib.Path(sys.argv.pop(1)); "
+        "importlib.import_module('flwr.cli.run.run').build_fab_from_disk = lambda _: packed.read_bytes(); app()"
+    )
+    command = [sys.executable, "-c", code, str(deployment.folder / "hostile.fab"), *submit_command(app)[1:]]
+    home = {"FLWR_HOME": str(deployment.folder / "flower-home")}
+    subprocess.run(command, env={**os.environ, **ENVIRONMENT, **home}, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["apps.py", "apps/__init__.pyc"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_node_runs_the_installed_application_only(kind, tmp_path, app):
-    resident = kind == "resident"
+def test_a_node_runs_the_installed_application_only(kind, name, tmp_path, app):
+    resident, mark = kind == "resident", tmp_path / "ran"
+    code = HOSTILE.format(mark=str(mark)) + APPS.replace("while True:", "grid_asks(grid)\n    while True:")
+    files = {each: text.encode() for each, text in application_files({}).items()}
+    if name.endswith(".pyc"):  # which Python takes before apps.py
+        (tmp_path / "hostile.py").write_text(code)
+        files[name] = Path(py_compile.compile(str(tmp_path / "hostile.py"), str(tmp_path / "hostile.pyc"))).read_bytes()
+    else:
+        files[name] = code.encode()
     with Processes(tmp_path / "deployment", "127.0.0.1:0", any_app=False, resident=resident) as deployment:
         deployment.start_superlink()
         deployment.register(["a"])
         deployment.start_node("a", {})
-        mark = tmp_path / "ran"
-        code = (app / "mini" / "apps.py").read_text().replace("while True:", "grid_asks(grid)\n    while True:")
-        (app / "mini" / "apps.py").write_text(HOSTILE.format(mark=str(mark)) + code)
-        deployment.submit(app)
+        submit(deployment, app, bundle(files))
         log = deployment.folder / "logs" / "a.log"
         told = "FAB verification failed|could not be verified|refused: the run's application is not the one installed"
-        assert until(lambda: re.search(told, log.read_text()))
+        assert until(lambda: mark.exists() or re.search(told, log.read_text()))
     assert not mark.exists()
 
 
@@ -374,6 +406,7 @@ def test_a_kill_leaves_nothing(kind, count, tmp_path):
 import os, signal, time
 from pathlib import Path
 from fewbytes.flower import children
+from fewbytes.flower.guarded import application_files
 from fewbytes.flower.processes import Processes
 with Processes(Path({str(tmp_path)!r}), "127.0.0.1:0", resident={kind == "resident"}) as deployment:
     deployment.start_superlink()

@@ -21,7 +21,7 @@ from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, w
 from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
-from fewbytes.flower.guarded import APPS
+from fewbytes.flower.guarded import application_files
 from fewbytes.flower.processes import Processes
 from fewbytes.running.checkpoint import Checkpoints
 from fewbytes.running.loop import terminating
@@ -328,11 +328,7 @@ class Deployment:
         names = ",".join(place.name for place in self.nodes)
         config = self.experiment.run_config() | {"out": str(self.out), "resume": self.resume, "names": names}
         config |= {} if self.from_round is None else {"from_round": self.from_round}
-        for name, text in (
-            ("pyproject.toml", compat.app_config("apps:server", "apps:client", config)),
-            ("apps.py", APPS),
-            ("LICENSE", "Apache-2.0\n"),
-        ):
+        for name, text in application_files(config).items():
             with replacing(app / name) as file:
                 file.write(text.encode())
 

@@ -17,16 +17,22 @@ import math
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fewbytes.flower import inside
+from fewbytes.flower.compat import app_config
 from fewbytes.flower.held import Held
 
 APPS = 'from fewbytes.experiments.app import client, server\n\n__all__ = ["client", "server"]\n'
 """All the code of the application that `fewbytes deploy` submits: its file apps.py."""
-
+APPLICATION = "fewbytes/fewbytes-run 1.0.0"
+"""Its publisher, name and version."""
+MANIFEST = ".info/CONTENT"
+"""The list of its files that Flower adds to an application's bundle."""
+BUNDLE_BYTES, FILE_BYTES = 1 << 18, 1 << 20  # of a bundle, and of each file in it once unpacked
 
 STRANGERS_BYTES = 1 << 16  # of a request's body, that anybody may send
 NODES_BYTES = 1 << 26  # that a node may; of a model Flower sends at most 21 MB at once
@@ -89,16 +95,40 @@ def knows(token: bytes, said: str | bytes | None) -> bool:
     return bool(token) and hmac.compare_digest(said, token)
 
 
-def is_installed(application: bytes) -> bool:
-    """Whether an application's bundle (a zip file) holds no code but APPS, and names it as its components."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(application)) as bundle:
-            code = {name: bundle.read(name) for name in bundle.namelist() if name.endswith(".py")}
-            about = tomllib.loads(bundle.read("pyproject.toml").decode())
-        components = about["tool"]["flwr"]["app"]["components"]
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError):
+def application_files(run_config: Mapping[str, Any]) -> dict[str, str]:
+    """The files of the application that `fewbytes deploy` submits, by name; a run's settings are all that differs."""
+    config = app_config("apps:server", "apps:client", run_config)
+    return {"pyproject.toml": config, "apps.py": APPS, "LICENSE": "Apache-2.0\n"}
+
+
+def is_installed(bundle: bytes) -> bool:
+    """Whether an application's bundle (a zip file) holds the files of `application_files`, and nothing else.
+
+    Python runs more than .py files (bytecode, extensions, packages of any name, .pth), so what is not known is refused.
+    """
+    if len(bundle) > BUNDLE_BYTES:
         return False
-    return code == {"apps.py": APPS.encode()} and components == {"serverapp": "apps:server", "clientapp": "apps:client"}
+    try:
+        with zipfile.ZipFile(io.BytesIO(bundle)) as there:
+            sizes = {member.filename: member.file_size for member in there.infolist()}
+            if len(sizes) < len(there.infolist()) or max(sizes.values()) > FILE_BYTES:
+                return False
+            files = {name: there.read(name).decode() for name in sizes}
+        described = tomllib.loads(files.pop("pyproject.toml"))
+        wanted = application_files(described["tool"]["flwr"]["app"]["config"])
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        KeyError,
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):
+        return False
+    is_known = described == tomllib.loads(wanted.pop("pyproject.toml"))
+    return is_known and files.pop(MANIFEST, None) is not None and files == wanted
 
 
 def main() -> None:
@@ -113,7 +143,7 @@ def main() -> None:
             lambda said: knows(token, said),
         )
     else:
-        inside.run_supernode(is_installed)
+        inside.run_supernode(is_installed, APPLICATION)
 
 
 if __name__ == "__main__":

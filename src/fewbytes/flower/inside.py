@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,24 +125,37 @@ def _parsed(kind: Any, body: bytes) -> Any:
         raise ValueError(str(error)) from None
 
 
-def run_supernode(is_installed: Callable[[bytes], bool]) -> None:
+def run_supernode(is_installed: Callable[[bytes], bool], application: str) -> None:
     """`flower-supernode` that runs only applications whose bundles are what is installed here, and bears bad links.
 
-    Raises AttributeError where Flower has changed, rather than run without.
+    `application`: by which name and version Flower finds again what a bundle unpacked to. Raises AttributeError where
+    Flower has changed, rather than run without.
     """
+    from flwr.supercore.constant import TaskType
     from flwr.supercore.fab import Fab
 
     module = importlib.import_module("flwr.supernode.start_client_internal")
 
-    def pull(*, get_fab: Callable[[str, int], Fab], trusted_entities: object, **others: Any) -> Any:
-        def checked(digest: str, run: int) -> Fab:
-            fab = get_fab(digest, run)
-            return Fab(fab.hash_str, fab.content, {"valid_license": "installed"} if is_installed(fab.content) else {})
+    def pull(
+        *, get_run: Callable[[int], Any], get_fab: Callable[[str, int], Fab], trusted_entities: object, **others: Any
+    ) -> Any:
+        runs: dict[int, Any] = {}
 
-        return pulling(get_fab=checked, trusted_entities={"installed": ""}, **others)
+        def noted(number: int) -> Any:
+            runs[number] = get_run(number)
+            return runs[number]
+
+        def checked(digest: str, number: int) -> Fab:
+            fab, run = get_fab(digest, number), runs[number]
+            is_named = f"{run.fab_id} {run.fab_version}" == application and run.primary_task_type != TaskType.AGENT_APP
+            same = sha256(fab.content).hexdigest() == fab.hash_str == run.fab_hash
+            ours = is_named and same and is_installed(fab.content)
+            return Fab(fab.hash_str, fab.content, {"valid_license": "installed"} if ours else {})
+
+        return pulling(get_run=noted, get_fab=checked, trusted_entities={"installed": ""}, **others)
 
     pulling = replaced(module, "_pull_and_store_message", pull)
-    replaced(module, "_verify_fab", lambda fab, _: is_installed(fab.content))
+    replaced(module, "_verify_fab", lambda fab, _: bool(fab.verifications))
     connection = importlib.import_module("flwr.supernode.fleet_http_connection")
     retrying = connection.make_simple_http_retry_invoker
     replaced(connection, "make_simple_http_retry_invoker", lambda: bearing_bad_links(retrying()))
