@@ -6,6 +6,7 @@ import asyncio
 import functools
 import io
 import json
+import os
 import random
 import sqlite3
 import sys
@@ -13,7 +14,7 @@ import time
 import tomllib
 import warnings
 import zipfile
-from contextlib import closing
+from contextlib import closing, suppress
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ from flower_grid import CLIENTS, Exchanges, MemoryGrid, left_out, rounds_of, run
 from flwr.app import Message
 
 from fewbytes.experiments import app
+from fewbytes.experiments.groups import GROUPS
 from fewbytes.flower import compat, inside
 from fewbytes.flower.apps import FOLDERS, client_app
 from fewbytes.flower.compat import app_config
@@ -180,6 +182,55 @@ def test_a_folder_that_a_server_names_is_not_read_unless_its_node_allows_it(name
         with pytest.raises(fb.UserError, match="no labelled images") as told:
             app._serve_client(config, {"partition-id": 0, "allow": str(tmp_path)})
         assert "patient" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("speeds", "{secret}"), ("speeds", "/dev/zero"), ("speeds", "1,2"), ("ray_address", "evil.example:6379"),
+        ("config", "{secret}"), ("allow", "theirs"), ("client-folder", "/"),
+    ],
+)  # fmt: skip
+def test_a_node_refuses_settings_that_a_server_has_no_business_with(key, value, tmp_path):
+    (tmp_path / "secret").write_text("root:$6$hash")
+    config = {"method": "fedavg", "clients": 2, "rounds": 1, "parameters.epochs": 1, "min_replies": 0.7, "out": "/x"}
+    assert app._serve_client(config, {"partition-id": 0}).task.problem.clients
+    with pytest.raises(fb.UserError) as told:
+        app._serve_client(config | {key: value.format(secret=tmp_path / "secret")}, {"partition-id": 0})
+    assert "hash" not in str(told.value)
+
+
+SETTINGS_THAT_NAME_PLACES = [
+    *(key for group in GROUPS.values() for key, each in group.declared().items() if each.kind in (str, str | None)),
+    "method", "parameters.generator", "public", "partition_options.path",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SETTINGS_THAT_NAME_PLACES)
+def test_no_setting_has_a_node_open_a_file_that_a_server_names(key, tmp_path, monkeypatch):
+    secret, seen = tmp_path / "secret", []
+    os.mkfifo(secret)  # who opens it for reading waits for ever
+    monkeypatch.setattr(app, "_served", {})
+
+    def note(event: str, arguments: tuple) -> None:
+        if event == "open" and str(arguments[0]) == str(secret):
+            seen.append(key)
+            raise PermissionError(str(secret))
+
+    HOOKS[:] = [note]
+    config = {"method": "fedavg", "clients": 2, "rounds": 1, "parameters.epochs": 1}
+    if key == "parameters.generator":
+        config["method"] = "fedktl"
+    try:
+        with suppress(fb.UserError):  # none for what is the server's own
+            app._serve_client(config | {key: str(secret)}, {"partition-id": 0})
+    finally:
+        HOOKS.clear()
+    assert not seen
+
+
+HOOKS: list = []  # an audit hook cannot be taken away again
+sys.addaudithook(lambda event, arguments: [hook(event, arguments) for hook in HOOKS])
 
 
 def test_what_fails_on_a_node_is_told_without_folders_and_traces(tmp_path, monkeypatch, capfd):

@@ -90,6 +90,7 @@ SETTINGS = [CONFIG, *METHOD, *(each for group in GROUPS.values() for each in opt
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """An experiment's settings: the config file's, and over them those named on the command line."""
+    from fewbytes.core.speeds import Speeds
     from fewbytes.experiments.settings import folded, read_experiment
 
     config = given.pop("config", None)
@@ -99,6 +100,8 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
         given["partition_options"] = {key: _literal(value) for key, value in pairs.items()}
     if "parameters" in given:
         given["parameters"] = _pairs(given["parameters"], "--set")
+    if "speeds" in given:
+        given["speeds"] = str(Speeds.from_place(given["speeds"]))
     given = folded(given)
     if "parameters" in given:
         given["parameters"] = settings.get("parameters", {}) | given["parameters"]

@@ -10,7 +10,7 @@ from typing import Self
 
 from fewbytes.base.errors import UserError
 
-FORM = "1,1,10 (seconds, one a client), a file with one a line, or 10x"
+FORM = "1,1,10 (seconds, one a client) or 10x (on the command line also a file with one a line)"
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,23 @@ class Speeds:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """As in FORM; a file is read at once. Raises UserError for anything else."""
+        """As in FORM, but a file, which `from_place` opens. Raises UserError for anything else."""
         if spread := re.fullmatch(r"\s*([0-9.]+)\s*x\s*", text):
             made = cls(spread=_number(spread[1], text))
             if made.spread >= 1:
                 return made
             raise UserError(f"speeds are {FORM}, at least 1x; not {text!r}")
-        if not re.fullmatch(r"[\s0-9.,e+-]+", text):
-            try:
-                text = ",".join(Path(text).read_text().split())
-            except (OSError, UnicodeDecodeError):
-                raise UserError(f"speeds are {FORM}; there is no such file as {text!r}") from None
         return cls(tuple(_number(part, text) for part in text.split(",")))
+
+    @classmethod
+    def from_place(cls, place: str) -> Self:
+        """What the user gives on the command line: as `read` takes it, or a file that holds it."""
+        if not Path(place).is_file():
+            return cls.read(place)
+        try:
+            return cls.read(",".join(Path(place).read_text().split()))
+        except (OSError, UnicodeDecodeError, UserError):
+            raise UserError(f"speeds are {FORM}; the file {place} holds something else") from None
 
     def __str__(self) -> str:
         """As it is read."""

@@ -6,7 +6,8 @@ The run config's keys are an experiment's settings (`fewbytes.experiments.settin
 node's configuration may say where its own data are, `client-data`, as the setting of that name does for all, and with
 commas what the server may name besides the data sets under FEWBYTES_DATA, `allow`: modules of code, folders, names to
 download. Where Flower has no node configuration, as in its simulation, FEWBYTES_ALLOW in the environment says so. A
-server that names anything else is refused: nothing is imported, read or fetched.
+server that names anything else is refused: nothing is imported, read or fetched. Of the run config a node reads the
+settings in `NODES`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,28 @@ from typing import Any
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.named import only_allowed
+from fewbytes.core.policy import Policy
 from fewbytes.core.problem import Id
 from fewbytes.experiments.display import score_words
+from fewbytes.experiments.groups import GROUPS
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
+from fewbytes.running.settings import ROUNDING, Settings
 from fewbytes.running.watcher import Watcher
 
 EVENTS = "deployment/events.jsonl"
 """Where in a run folder the server writes how it goes, for `fewbytes deploy`, if that made the folder."""
+
+NODES = frozenset({"method", "parameters", "fraction", "rounds", "dp"}).union(
+    *ROUNDING.values(), *(GROUPS[name].declared() for name in ("data", "partition", "learning", "model"))
+)
+"""The settings that a node reads of what a server says."""
+SERVERS = frozenset({"out", "resume", "from_round", "names", *Settings.declared(), *Policy.declared()}) - NODES
+"""Those that are the server's own: a node does not look at them, and refuses what only a simulation has."""
+SIMULATED = frozenset({"speeds", "ray_address"})
 
 _served: dict[str, Served] = {}  # of this process, by settings and client
 
@@ -49,8 +61,15 @@ def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _of_a_node(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of what a server says the settings that a node reads. Raises UserError for one that it must not say."""
+    if strange := sorted(settings.keys() - (NODES | SERVERS - SIMULATED)):
+        raise UserError(f"the server says {strange[0][:40]!r}, which is not for it to say to a node: leave it out")
+    return {key: value for key, value in settings.items() if key in NODES}
+
+
 def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Served:
-    settings = read_run_config(run_config)
+    settings = _of_a_node(read_run_config(run_config))
     local = settings.get("partition") == "local"
     me = node_config.get("partition-id") if local else None
     if local and me is None:
@@ -67,8 +86,7 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
         for old in [old for old in _served if json.loads(old)[0] != run]:  # one run at a time: a node lives long
             del _served[old]
         with only_allowed(*allowed, anywhere=False):
-            servers = ("resume", "from_round", "out", "names")
-            experiment = make_experiment({k: v for k, v in settings.items() if k not in servers})
+            experiment = make_experiment(settings)
             method = experiment.made()
             task = experiment.task(None if me is None else (int(me),))
             _served[key] = Served(key, method, method.adapted(task), tuple(allowed))

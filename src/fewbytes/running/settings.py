@@ -112,7 +112,7 @@ class Settings(Group):
         if self.engine != "flower-deployment" and self.uplink_bits == str(UplinkBits()):
             raise UserError("clients here have no links to measure: say what they move, uplink_bits auto=1MB/s")
         if self.speeds is not None:
-            object.__setattr__(self, "speeds", str(Speeds.read(self.speeds)))  # with what a file says now
+            object.__setattr__(self, "speeds", str(Speeds.read(self.speeds)))
 
     @property
     def rounding(self) -> dict[str, Any]:
