@@ -175,6 +175,72 @@ def test_each_samples_gradient_is_clipped_by_itself(norm):
     assert all(torch.allclose(total[name], wanted[name], rtol=1e-4, atol=1e-7 * norm) for name in wanted)
 
 
+KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+WEIGHTS = st.sampled_from([0.0, 1.0, -3.0, 1e-30, 1e4, 6e4, 1e20, 3e38, 1e200, math.inf, -math.inf, math.nan])
+
+
+def dense(kind: torch.dtype, weights: list[float]) -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)).to(kind)
+    with torch.no_grad():
+        for p, w in zip(model.parameters(), weights, strict=True):
+            p.copy_(torch.tensor(w, dtype=torch.float64).to(kind))
+    return model
+
+
+@given(
+    st.sampled_from(KINDS), st.lists(WEIGHTS, min_size=4, max_size=4), WEIGHTS, st.integers(0, 3),
+    st.sampled_from([1e-3, 1.0, 1e6]),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_no_model_and_no_sample_move_the_sum_by_more_than_the_clip(kind, weights, sample, others, norm):
+    model = dense(kind, weights)
+    x = torch.full((others + 1, 2), 1.0, dtype=kind)
+    x[-1] = torch.tensor(sample, dtype=torch.float64).to(kind)  # one that is there or not
+    y = torch.tensor([0, 1, 1, 0])[: others + 1]
+    how = model, dict(model.named_parameters()), nn.functional.cross_entropy
+    with_it = clipped_sum(*how, x, y, norm)
+    without = (
+        clipped_sum(*how, x[:-1], y[:-1], norm) if others else {n: torch.zeros_like(v) for n, v in with_it.items()}
+    )
+    moved = [(with_it[name] - without[name]).square().sum() for name in with_it]
+    assert math.sqrt(sum(map(float, moved))) <= norm * (1 + 1e-9)  # NaN is not
+
+
+@pytest.mark.parametrize("kind", KINDS[::2], ids=str)
+@pytest.mark.parametrize("weights", [[3e38, 0, 3e38, 0], [math.inf, 0, 1, 0], [6e4, 6e4, 6e4, 6e4], [1, 0, 1, 0]])
+def test_a_crafted_model_tells_no_more_of_a_sample_than_epsilon_allows(weights, kind, accounting):
+    """Of two data sets that differ by a sample, whatever the answers fall into falls out as often, but for e^epsilon
+    and delta: beyond thresholds along the sample's own gradient, and not finite at all."""
+    terms = SamplePrivacy(Privacy(1, 1e-3, 1.0, "samples"), 1, 1, 1)
+    model, loss = dense(kind, weights), nn.functional.cross_entropy
+    answers = []
+    for x in (torch.ones(1, 2, dtype=kind), torch.ones(0, 2, dtype=kind)):
+        private = PrivateSteps(terms, 1, random_bytes(b"0", len(x)))
+        told = []
+        for _ in range(400):
+            private.gradients(model, loss, x, torch.zeros(len(x), dtype=torch.int64))
+            told.append(torch.cat([p.grad.flatten() for p in model.parameters()]).double())
+        answers.append(torch.stack(told))
+    towards = answers[0].nan_to_num().mean(0) - answers[1].nan_to_num().mean(0)
+    towards = torch.ones_like(towards) if not bool(towards.isfinite().all()) else towards
+    along = [told.nan_to_num() @ towards for told in answers]
+    events = [[(~told.isfinite()).any(1) for told in answers]]
+    events += [[one > t for one in along] for t in torch.cat(along).quantile(torch.linspace(0.05, 0.95, 7).double())]
+    for here, gone in events + [[~a, ~b] for a, b in events]:
+        for one, other in ((here, gone), (gone, here)):
+            slack = 4 * math.sqrt(0.25 / len(one)) * (1 + math.e)
+            assert float(one.double().mean()) <= math.e * float(other.double().mean()) + 1e-3 + slack
+
+
+def test_a_clients_update_that_is_not_finite_is_none(accounting):
+    around = {"w": torch.zeros(3)}
+    mean, _ = mean_of([{"w": torch.full((3,), torch.inf)}, {"w": torch.full((3,), torch.nan)}], around, 4)
+    still, _ = mean_of([{"w": torch.zeros(3)}], around, 4)
+    assert torch.equal(mean()["w"], still()["w"])
+    half, _ = mean_of([{"w": torch.zeros(3, dtype=torch.float16)}], {"w": torch.full((3,), 65504.0).half()}, 1)
+    assert bool(half()["w"].isfinite().all())
+
+
 def test_batches_hold_every_sample_by_chance(accounting):
     terms = SamplePrivacy(Privacy(8, 1e-5, 1.0, "samples"), 1, 2000, 10)
     sizes, counts = [], np.zeros(40)

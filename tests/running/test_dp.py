@@ -6,7 +6,8 @@ import builtins
 import functools
 import json
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from runs import fingerprint
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.core.privacy import Diary
+from fewbytes.core.training import Local
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments.display import Display
 from fewbytes.methods.parts.averaging import Model, Trained
@@ -288,3 +291,47 @@ def test_without_the_package_it_is_told_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(fb.UserError, match=r"pip install 'fewbytes\[dp\]'"):
         fb.run(METHOD, task(), out=tmp_path / "run", dp=CLIENTS)
     assert not (tmp_path / "run").exists()
+
+
+def site_of(made: fb.Task, diary: Diary, number: int = 1) -> fb.Site:
+    made = METHOD.promising(METHOD.adapted(made), SAMPLES.replace("seeded", "secure"), 4)
+    return fb.Site(made, 0, number, "train", diary=diary)
+
+
+class Forgetful:
+    """A diary of one secret."""
+
+    def secret(self) -> bytes:
+        return bytes(32)
+
+    def trained(self, client, begin, spent):
+        return 1
+
+
+def change(made: fb.Task, local: Local, weights: float = 0.1) -> torch.Tensor:
+    """By how much a client's training moves the weights."""
+    site = site_of(made, Forgetful())
+    model = site.model({"weight": torch.full((3, 6), weights)})
+    before = model.weight.detach().clone()
+    site.fit(model, local)
+    return (model.weight.detach() - before) / local.lr
+
+
+def test_of_other_settings_or_samples_the_noise_is_another():
+    """The difference of two answers with the same noise would tell all that the noise hides."""
+    first = change(task(), METHOD.local)
+    assert torch.equal(first, change(task(), METHOD.local))
+    others = task()
+    others.data.clients[0].train.y[0] = (others.data.clients[0].train.y[0] + 1) % 3
+    for other in (change(task(), replace(METHOD.local, lr=2 * METHOD.local.lr)), change(others, METHOD.local)):
+        assert float((first - other).norm()) > 0.5 * float(first.norm())
+
+
+@pytest.mark.parametrize("weights", [3e38, math.inf, math.nan])
+def test_what_leaves_under_dp_is_finite(weights):
+    try:
+        moved = change(task(), METHOD.local, weights)
+    except fb.FewbytesError as error:
+        assert "not finite" in str(error)  # noqa: PT017
+    else:
+        assert bool(moved.isfinite().all())

@@ -12,9 +12,10 @@ import hashlib
 import itertools
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -167,7 +168,7 @@ class PrivateMean:
                 mean[name] = start.clone()
                 continue
             total = self._sum[name] + deviation * gaussian(like.numel(), random).view(like.shape)
-            mean[name] = ((0 if start is None else start.double()) + total / asked).to(like.dtype)
+            mean[name] = finite((0 if start is None else start.double()) + total / asked, like.dtype)
         return mean
 
     def over(self, old: State) -> State:
@@ -178,9 +179,18 @@ class PrivateMean:
 
 
 def clipped(change: State, norm: float) -> State:
-    """The change, float64, times min(1, norm / its own norm), all entries as one vector."""
+    """The change, float64, times min(1, norm / its own norm), all entries as one vector; nothing of one that is not
+    finite, which no noise would hide."""
     length = math.sqrt(sum(float(value.square().sum()) for value in change.values()))
+    if not math.isfinite(length):
+        return {name: torch.zeros_like(value) for name, value in change.items()}
     return {name: value * (norm / length) for name, value in change.items()} if length > norm else change
+
+
+def finite(value: Tensor, kind: torch.dtype) -> Tensor:
+    """Finite numbers, float64, in another type, of which the largest take the place of what is larger."""
+    most = torch.finfo(kind).max
+    return value.clamp(-most, most).to(kind)
 
 
 # ------------------------------------------------------------------------------------------------- privacy of samples
@@ -222,15 +232,32 @@ class SamplePrivacy:
 
     def epsilon(self, samples: int, rounds: int) -> float:
         """What so many rounds that a client took part in have spent."""
+        return epsilon_of([self.spent(samples, rounds)], self.privacy.delta)
+
+    def spent(self, samples: int, rounds: int) -> Steps:
+        """The steps that so many rounds take."""
         part, steps = self.sampled(samples)
-        return sampled_epsilon(self.multiplier(samples), part, steps * rounds, self.privacy.delta)
+        return Steps(self.multiplier(samples), part, steps * rounds)
 
 
-def sampled_epsilon(multiplier: float, part: float, steps: int, delta: float) -> float:
-    """What so many steps of noisy sums of Poisson batches spend, with or without a sample, by Renyi divergence."""
+class Steps(NamedTuple):
+    """So many noisy sums of gradients: the noise in clips, and which part of the samples is in a batch."""
+
+    multiplier: float
+    part: float
+    steps: int
+
+
+def epsilon_of(spent: Iterable[Steps], delta: float) -> float:
+    """What steps spend together, with or without a sample, by Renyi divergence."""
     package = accounting()
-    accountant = package.rdp.RdpAccountant(ORDERS)
-    return float(accountant.compose(_steps(package, multiplier, part, steps)).get_epsilon(delta)) if steps else 0.0
+    accountant, alike = package.rdp.RdpAccountant(ORDERS), Counter[tuple[float, float]]()
+    for multiplier, part, steps in spent:
+        alike[multiplier, part] += steps
+    for (multiplier, part), steps in alike.items():
+        if steps:
+            accountant.compose(_steps(package, multiplier, part, steps))
+    return float(accountant.get_epsilon(delta)) if alike.total() else 0.0
 
 
 @functools.cache
@@ -258,9 +285,9 @@ class Diary(Protocol):
     def secret(self) -> bytes:
         """32 bytes that nobody else knows, always the same."""
 
-    def trained(self, client: int, begin: bytes) -> int:
-        """Note that a client trains from what has these 32 bytes for a digest; from how many different beginnings it
-        has."""
+    def trained(self, client: int, begin: bytes, spent: Steps) -> int:
+        """Note that a client trains from what has these 32 bytes for a digest, which spends so much; from how many
+        different beginnings it has."""
 
 
 class PrivateSteps:
@@ -292,7 +319,7 @@ class PrivateSteps:
         expected = self.part * self.samples
         for name, p in learnt.items():
             noise = deviation * gaussian(p.numel(), self.random).view(p.shape).to(p.device)
-            p.grad = ((total[name] + noise) / expected).to(p.dtype)
+            p.grad = finite((total[name] + noise) / expected, p.dtype)
 
 
 def clipped_sum(
@@ -303,7 +330,11 @@ def clipped_sum(
     targets: Tensor,
     norm: float,
 ) -> State:
-    """The sum of samples' gradients of the parameters that learn, each, as one vector, clipped to a norm; float64."""
+    """The sum of samples' gradients of the parameters that learn, each, as one vector, clipped to a norm; float64.
+
+    A sample whose gradient is not finite counts as zero: a model made for it would tell by a NaN, which no noise hides,
+    that the sample is there.
+    """
 
     def of_one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(model, parameters, (x[None],)), y[None])
@@ -315,6 +346,7 @@ def clipped_sum(
     except RuntimeError as error:
         raise UserError(f"dp of samples: this model has no gradient of each sample: {one_line(error, 200)}") from None
     doubled = {name: value.double() for name, value in each.items()}
-    squares = sum(value.flatten(1).square().sum(1) for value in doubled.values())
-    scale = (norm / torch.as_tensor(squares).sqrt().clamp(min=1e-300)).clamp(max=1)
-    return {name: torch.tensordot(scale, value, 1) for name, value in doubled.items()}
+    squares = torch.as_tensor(sum(value.flatten(1).square().sum(1) for value in doubled.values()))
+    scale = (norm / squares.sqrt().clamp(min=1e-300)).clamp(max=1)
+    counted = squares.isfinite()
+    return {name: torch.tensordot(scale[counted], value[counted], 1) for name, value in doubled.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack
@@ -24,6 +25,8 @@ from fewbytes.core.reused import Reused, undone
 from fewbytes.core.training import Hooks, Local, fit, outputs, prepared, ready
 from fewbytes.data.named import NamedTensors, one_tensor
 from fewbytes.data.split import LazySamples, Split
+
+PIECE = 256  # samples read at a time, to tell whether they are the same
 
 
 class Site:
@@ -121,7 +124,7 @@ class Site:
             x, y = torch.cat([one_tensor(x[:]), ready(more[0].to(x.device))]), torch.cat([y, more[1].to(y.device)])
         hooks["loss"] = self.problem.objective.loss(model, hooks.get("loss"), y)
         precision, transform = self.problem.precision, self.train.transform
-        private = self._private(model, local, more is not None) if self.problem.privacy else None
+        private = self._private(model, local, more is not None, x, y) if self.problem.privacy else None
         again = self._recordings if any(model is each.model for each in self._models.values()) else None
         try:
             value = fit(
@@ -140,27 +143,34 @@ class Site:
             raise UserError(
                 f"client {self.me} trains on single samples, too few for batch normalisation: {error}"
             ) from None
-        if private is None and (local.order == "shuffled" or len(y) > 1):
+        if private is not None:
+            if not _is_finite(model):
+                raise UserError("training under dp ended in numbers that are not finite: is lr too high?")
+        elif local.order == "shuffled" or len(y) > 1:
             self.records.losses["train"] = value
         return value
 
-    def _private(self, model: nn.Module, local: Local, more: bool) -> PrivateSteps:
+    def _private(
+        self, model: nn.Module, local: Local, more: bool, x: Tensor | NamedTensors | LazySamples, y: Tensor
+    ) -> PrivateSteps:
         """Local training by the promise to samples; records what it has spent. Raises MethodError for training that is
         not what the promise counts.
 
-        The noise is of the model that training begins with, too: asked again, a client says the same again, and nothing
-        further; asked with another model, it draws other noise, and counts once more.
+        The noise is of all that training begins with, the model, the terms and the samples, too: asked again, a client
+        says the same again, and nothing further; asked with any other, it draws other noise, and counts once more. The
+        same noise on two answers would be none on their difference.
         """
         terms, diary, samples = self.problem.privacy, self._diary, len(self.train)
         if terms is None or diary is None:
             raise MethodError("a handler of a run that promises privacy to samples needs a diary")
+        if not _is_finite(model):
+            raise MethodError("dp of samples: it was sent a model with numbers that are not finite")
         names = ("client", self.me, self.round, self._what)
-        values = state_of(model).values()
-        state = b"".join(value.reshape(-1).view(torch.uint8).numpy().tobytes() for value in values)
-        begin = random_bytes(blake3(state).digest(), *names)(32)
-        trainings = diary.trained(self.me, begin)
+        sent = random_bytes(_digest(state_of(model).values()), *names)(32)
+        begin = random_bytes(_digest(_pieces(x, y)), sent, f"{terms} {local}")(32)
         _, steps = replace(terms, epochs=local.epochs, steps=local.steps).sampled(samples)
         more = more or self._fitted or local.batch != terms.batch or steps > terms.sampled(samples)[1]
+        trainings = 0 if more else diary.trained(self.me, begin, terms.spent(samples, 1))
         if more or trainings > terms.rounds:
             raise MethodError(
                 f"dp of samples is of {terms.rounds} rounds of one training of {terms.length} in batches of "
@@ -168,8 +178,9 @@ class Site:
             )
         self._fitted = True
         self.measure("epsilon", terms.epsilon(samples, trainings))
-        key = str(self.problem.seed).encode() if terms.privacy.noise == "seeded" else diary.secret()
-        return PrivateSteps(terms, samples, random_bytes(key, *names, begin))
+        if terms.privacy.noise == "seeded":
+            return PrivateSteps(terms, samples, random_bytes(str(self.problem.seed).encode(), *names, sent))
+        return PrivateSteps(terms, samples, random_bytes(diary.secret(), *names, begin))
 
     def outputs(self, model: nn.Module) -> tuple[Tensor, Tensor]:
         """What the model gives for this client's training samples (n, …), in eval mode, and their labels.
@@ -216,3 +227,23 @@ class Site:
     def measure(self, name: str, value: float) -> None:
         """Record a measurement for people: it travels beside the payload, uncounted, and steers nothing."""
         self.records.measures[name] = float(value)
+
+
+def _pieces(x: Tensor | NamedTensors | LazySamples, y: Tensor) -> Iterator[Tensor]:
+    """Samples and targets, some at a time."""
+    for start in range(0, len(y), PIECE):
+        rows = slice(start, start + PIECE)
+        piece = x[rows]
+        yield from piece.tensors.values() if isinstance(piece, NamedTensors) else [piece]
+        yield y[rows]
+
+
+def _digest(tensors: Iterable[Tensor]) -> bytes:
+    held = blake3()
+    for value in tensors:
+        held.update(value.reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
+    return held.digest()
+
+
+def _is_finite(model: nn.Module) -> bool:
+    return all(bool(value.isfinite().all()) for value in state_of(model).values() if value.is_floating_point())

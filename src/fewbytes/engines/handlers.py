@@ -23,6 +23,7 @@ from fewbytes.core.graphs import Recordings
 from fewbytes.core.method import Method, check_model, check_state
 from fewbytes.core.metrics import Scores
 from fewbytes.core.network import Handler
+from fewbytes.core.privacy import Diary
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Records
 from fewbytes.core.reused import Reused
@@ -104,6 +105,7 @@ class Done(msgspec.Struct, array_like=True):
     sample_counts: tuple[SampleCounts, SampleCounts] | None = None  # of a client's training and test split
     seconds: float = 0.0  # that the job took
     rounded: int = 0  # values of the reply that were
+    spent: tuple[float, float | None] | None = None  # epsilon of its samples by other runs, and most in all
 
 
 Marks = dict[str, tuple[Any, ...]]
@@ -119,10 +121,12 @@ class Received(NamedTuple):
 
 
 class Runner:
-    """Runs handlers of one method on one task, against client states in a store."""
+    """Runs handlers of one method on one task, against client states in a store; `diary`: of what clients spend of a
+    promise (default: the store's)."""
 
-    def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool) -> None:
+    def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool, diary: Diary | None = None) -> None:
         self.method, self.task, self.store, self.coded = method, task, store, coded
+        self._diary: Diary = store if diary is None else diary
         prepare_device(task.problem.device, task.problem.precision)
         self.state_class = method.state_class("client")
         if task.problem.privacy is not None:
@@ -177,7 +181,7 @@ class Runner:
 
     def _site(self, job: Job, handler: str, done: Done) -> Site:
         """What a handler of the job sees, which measures into `done`; the global generators are seeded for it."""
-        site = Site(self.task, job.client, job.round, handler, self._models, job.scored, self.store, self._recordings)
+        site = Site(self.task, job.client, job.round, handler, self._models, job.scored, self._diary, self._recordings)
         site.records = done.records
         seed_all(site.seed)
         return site

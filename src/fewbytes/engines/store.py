@@ -10,6 +10,7 @@ from typing import Any
 
 from fewbytes.base.errors import FrameError, UserError
 from fewbytes.base.files import lock, make_durable, private_folder, replacing
+from fewbytes.core.privacy import Steps
 from fewbytes.core.problem import Id
 from fewbytes.wire import Parsed, pack_state
 
@@ -39,9 +40,9 @@ class ClientStore:
             if held is not None:
                 held.close()
 
-    def trained(self, client: Id, begin: bytes) -> int:
+    def trained(self, client: Id, begin: bytes, spent: Steps | None = None) -> int:
         """Note that a client trains from what has these 32 bytes for a digest, so that no loss of power undoes it; from
-        how many different beginnings it has."""
+        how many different beginnings it has. What that spends is no concern of a run's folder."""
         path = self.folder / f"{client}{TRAINED}"
         known = path.read_bytes() if path.exists() else b""
         digests = {known[i : i + 32] for i in range(0, len(known), 32)}

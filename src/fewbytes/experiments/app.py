@@ -89,7 +89,9 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
             experiment = make_experiment(settings)
             method = experiment.made()
             task = experiment.task(None if me is None else (int(me),))
-            _served[key] = Served(key, method, method.adapted(task), tuple(allowed))
+            _served[key] = Served(
+                key, method, method.adapted(task), tuple(allowed), json.dumps(settings, sort_keys=True)
+            )
         if me is not None:
             mine, place = task.data.clients[int(me)], experiment.data.client_data or experiment.data.dataset
             sizes = f"{len(mine.train)} training and {len(mine.test)} test samples"

@@ -319,7 +319,7 @@ class Deployment:
 
     def _node_config(self, client: int) -> dict[str, str | int]:
         config: dict[str, str | int] = {"partition-id": client, "folder": str(self.out.parent)}
-        config["tell"] = "labels"  # to their own machine
+        config |= {"tell": "labels", "max-runs": 1_000_000, "privacy-in-all": "any"}  # to their own machine
         return config | allowed(self.experiment, here=True)
 
     def _write_app(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.core.problem import Id
+from fewbytes.core.promise import Privacy
 from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.processes import CA, Processes
@@ -32,7 +33,9 @@ OF_CONFIGURATION = """Of data that are not dealt out
 # the server learns beforehand what tell says: sizes, labels (samples of each class), or nothing;
 # client-data (a folder, a table, or package.module:function) says where they are, if not where
 # the run says. allow names, with commas, what the server may have this node use besides data sets
-# under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here."""
+# under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here.
+# privacy-in-all (epsilon=8,delta=1e-5) is what all runs together may spend of these samples where
+# they promise privacy, by default what the first promised; max-runs how many run folders are made."""
 RESIDENT_NODE = f"What it is stands in node.toml. {OF_CONFIGURATION}"
 STOCK_NODE = f"What it is stands in its command. {OF_CONFIGURATION}"
 UNIT = """# The node {name} as a service: copy this folder to /opt/fewbytes/{name}, set FEWBYTES_DATA below, then
@@ -76,6 +79,8 @@ def write_host(processes: Processes, experiment: Experiment, client: Id, name: s
             os.fchmod(file.fileno(), 0o600)
             file.write((processes.folder / part).read_bytes())
     config: dict[str, str | int] = {"partition-id": client, "folder": "runs", "tell": "sizes"}
+    if experiment.run.dp is not None and (promise := Privacy.read(experiment.run.dp)).of == "samples":
+        config["privacy-in-all"] = f"epsilon={promise.epsilon:g},delta={promise.delta:g}"
     command = processes.node_command(
         name, config | allowed(experiment, here=False), address, folder, port=9094 + client
     )

@@ -34,7 +34,7 @@ from fewbytes.engines.pool import unable
 from fewbytes.flower.cluster import FarFrames, FarNode, Home
 from fewbytes.flower.messages import decoded, read_content, sealed, split_frames, write_content
 from fewbytes.flower.network import Exchange, FlowerEngine
-from fewbytes.flower.node import DIFFERENT, TELL, Node, Order
+from fewbytes.flower.node import DIFFERENT, TELL, Allows, Node, Order
 from fewbytes.running.checkpoint import Checkpoint
 from fewbytes.running.loop import drive
 from fewbytes.running.result import Result
@@ -53,6 +53,7 @@ class Served(NamedTuple):
     method: Method
     task: Task
     allowed: tuple[str, ...] | None = None  # what the server may name here (`only_allowed`); None: it names nothing
+    said: str = ""  # the settings that the server says
 
 
 def client_app(
@@ -66,8 +67,10 @@ def client_app(
     `task`: with the data of this node's client (at least), or a function that makes it from Flower's context, called
     once in a process, and once a node where a process serves several, as in Flower's simulation. A node's configuration
     may say `partition-id` (which client's data are here), `folder` (where run folders go; default `folder`, or
-    .fewbytes/nodes in the home directory), `threads` (of torch; default 1) and `tell` (what the server learns of data
-    it does not have: `sizes`, the default, `labels` or `nothing`).
+    .fewbytes/nodes in the home directory), `threads` (of torch; default 1), `tell` (what the server learns of data
+    it does not have: `sizes`, the default, `labels` or `nothing`), `max-runs` (how many run folders it makes; default
+    100) and `privacy-in-all` (what all runs together may spend of the samples' privacy, `epsilon=8,delta=1e-5`, or
+    `any`; default: what the first run promises).
     """
     return _register(_Shared(_Client(method, task, folder)), app)
 
@@ -155,7 +158,7 @@ def _served(
     if here is not None and int(here) != job.client:
         wrong = f"this node holds client {int(here)}, it was asked as client {job.client}: its partition-id is wrong"
         return Done(job.number, error=wrong), b""
-    key, method, task, allowed = find(context)
+    key, method, task, allowed, said = find(context)
     base = Path(str(context.node_config.get("folder") or folder or default_folder() / "nodes"))
     where = (key, str(base), order.run)
     if where not in _nodes:
@@ -165,7 +168,9 @@ def _served(
         if isinstance(frame_folder, FarFrames):
             _nodes[where] = FarNode(method, task, frame_folder.keeper, order.run, threads)
         else:
-            _nodes[where] = Node(method, task, base, order.run, threads, replies=frame_folder is None)
+            config = context.node_config
+            allows = Allows(int(config.get("max-runs", Allows().run_folders)), str(config.get("privacy-in-all", "")))
+            _nodes[where] = Node(method, task, base, order.run, threads, frame_folder is None, said, allows)
     node = _nodes[where]
     with nullcontext() if allowed is None else only_allowed(*allowed, anywhere=False):
         if kind == "query.data":

@@ -199,6 +199,10 @@ class FlowerEngine(Engine):
             self._unable.pop(client, None)
             train, test = answer.done.sample_counts or (None, None)
             self.sample_counts[client] = self._counts(train), self._counts(test)
+            if answer.done.spent is not None and (spent := answer.done.spent[0]) > 0:
+                self._watcher.note(
+                    f"earlier runs have spent epsilon {spent:.3g} of the samples of {self.called(client)}"
+                )
             able.append(client)
         return sorted(able)
 

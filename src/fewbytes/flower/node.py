@@ -6,25 +6,39 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from blake3 import blake3
 
-from fewbytes.base.errors import FewbytesError, FrameError
+from fewbytes.base.errors import FewbytesError, FrameError, UserError
 from fewbytes.base.files import lock, private_folder, remove_leftovers, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import attempt, keep_memory
 from fewbytes.engines.store import ClientStore
+from fewbytes.flower.allowance import Allowance
 from fewbytes.running.checkpoint import VERSION
 from fewbytes.wire.frame import MAJOR, Parsed
 
 TELL = ("sizes", "labels", "nothing")
 """What a node may tell the server of its client's data before the run; methods may tell more, by what they send."""
+CLIENTS = "checkpoint/clients"  # in a run folder
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Allows(NamedTuple):
+    """How much runs may take of a node: how many folders, and of its samples' privacy (`Allowed.read`)."""
+
+    run_folders: int = 100
+    privacy: str = ""
+
+
+def run_folders(folder: Path) -> int:
+    """How many run folders of nodes there are."""
+    return len(list(folder.glob(f"*/{CLIENTS}/nonce")))
 
 
 class Order(msgspec.Struct, array_like=True):
@@ -75,20 +89,38 @@ class Node:
     the versions the server may ask for, and its last reply, so that an order that comes twice is answered twice but
     done once. Both survive a loss of power once the order is answered. `threads`: torch threads; results are equal bit
     for bit only at 1. `replies`: whether to keep them; a simulation, whose server and nodes end together, need not.
+    `said`: all that the server says of the run. `allows`: how much runs may take, which a simulation's are not asked.
     """
 
     def __init__(
-        self, method: Method, task: Task, folder: Path, run: str, threads: int = 1, replies: bool = True
+        self,
+        method: Method,
+        task: Task,
+        folder: Path,
+        run: str,
+        threads: int = 1,
+        replies: bool = True,
+        said: str = "",
+        allows: Allows | None = None,
     ) -> None:
         if not RUN_NAME.fullmatch(run):
             raise FewbytesError(f"the server's name for the run, {run!r}, cannot name a folder")
         self.method, self.task, self.folder, self.replies = method, task, folder / run, replies
         self._nonce: bytes | None = None
+        allows = allows or Allows()
+        if replies and not self.folder.exists() and run_folders(folder) >= allows.run_folders:
+            raise UserError(
+                f"this node has {allows.run_folders} run folders and makes no more (max-runs in its configuration): "
+                "remove those of runs that are over"
+            )
         private_folder(self.folder)
         private_folder(self.folder / "checkpoint")
-        self.store = ClientStore(self.folder / "checkpoint" / "clients")
+        self.store = ClientStore(self.folder / CLIENTS)
         remove_leftovers(self.store.folder)
-        self.runner = Runner(method, task, self.store, True)
+        terms, self._allowance = task.problem.privacy, None
+        if replies and terms is not None:
+            self._allowance = Allowance(self.store, folder, run, said, allows.privacy, terms)
+        self.runner = Runner(method, task, self.store, True, self._allowance)
         torch.set_num_threads(threads)
         keep_memory()
 
@@ -111,8 +143,14 @@ class Node:
             return Done(number, error=why)
         counts = self.task.data.label_counts()
         train, test = counts["train"][client], counts["test"][client]
+        spent = None
+        if self._allowance is not None:
+            try:
+                spent = self._allowance.told(client, sum(train))
+            except FewbytesError as error:
+                return Done(number, error=str(error))
         allowed = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}
-        return Done(number, sample_counts=allowed[tell])
+        return Done(number, sample_counts=allowed[tell], spent=spent)
 
     def save_model(self, order: Order, about: dict[str, Any]) -> Done:
         """Keep the own model of the client of the order's job, if it has one."""

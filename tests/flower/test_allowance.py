@@ -1,0 +1,99 @@
+"""What all runs together may take of a node: of its samples' privacy, and of its disk."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from cases import CASES
+from torch import nn
+
+import fewbytes as fb
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install 'fewbytes[dp]'")
+
+from flower_grid import MemoryGrid, run
+
+from fewbytes.engines.handlers import Job
+from fewbytes.flower.apps import client_app
+from fewbytes.flower.node import CLIENTS, Allows, Node, Order, digest, in_common
+
+METHOD = CASES["fedavg"]
+PROMISE = "of=samples,epsilon=8,delta=1e-5,clip=1.0"
+
+
+def task() -> fb.Task:
+    random = torch.Generator().manual_seed(0)
+
+    def some(n):
+        return torch.randn(n, 6, generator=random), torch.randint(0, 3, (n,), generator=random)
+
+    return fb.Task.of(lambda: nn.Linear(6, 3), [(some(20), some(5)) for _ in range(4)], some(9))
+
+
+def grid_of(folder, **config):
+    dp = PROMISE
+    grid = MemoryGrid(client_app(METHOD, METHOD.promising(task(), dp, 4), folder), 4)
+    grid.config = config
+
+    def go(name):
+        return run("fedavg", folder / "servers" / name, task=task(), grid=grid, dp=dp)
+
+    return grid, go
+
+
+def test_what_all_runs_spend_is_counted_beside_them_and_a_new_name_begins_nothing_anew(tmp_path):
+    _, go = grid_of(tmp_path)
+    go("first")
+    for name in ("second", "third"):
+        with pytest.raises(fb.FewbytesError, match=r"may spend epsilon 8 at delta 1e-05 in all runs .*privacy-in-all"):
+            go(name)
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_site_allows_so_much_in_all(removed, tmp_path):
+    grid, go = grid_of(tmp_path, **{"privacy-in-all": "epsilon=9,delta=1e-5"})
+    go("first")
+    if removed:  # by the site's owner, in good faith
+        shutil.rmtree(tmp_path / "first")
+    with pytest.raises(fb.FewbytesError, match=r"may spend epsilon 9 .*, have spent"):
+        go("second")
+    grid.config["privacy-in-all"] = "epsilon=16,delta=1e-5"
+    go("third")
+    grid.config["privacy-in-all"] = "any"
+    go("fourth")
+    grid.config["privacy-in-all"] = "epsilon=lots"
+    with pytest.raises(fb.FewbytesError, match="privacy-in-all is epsilon=8,delta=1e-5 or any"):
+        go("fifth")
+
+
+def test_a_server_is_told_at_once_what_is_spent_and_that_no_more_is_allowed(tmp_path):
+    made = METHOD.promising(METHOD.adapted(task()), PROMISE, 4)
+    agreed = digest(in_common(METHOD, made, 0))
+
+    def asked(run, allows):
+        nonce = tmp_path / run / CLIENTS / "nonce"
+        named = nonce.read_bytes() if nonce.exists() else run.encode()
+        order = Order(run, agreed, Job(1, "", 0, 0, False, 0), 0, 0, True, named)
+        return Node(METHOD, made, tmp_path, run, said="", allows=allows).sample_counts(order, "sizes")
+
+    assert asked("first", Allows()).spent == (0.0, 8.0)
+    grid_of(tmp_path)[1]("first")
+    done = asked("second", Allows(privacy="epsilon=100,delta=1e-5"))
+    assert done.spent == (pytest.approx(8, rel=1e-3), 100.0)
+    assert "have spent 8, and this would come to 1" in asked("second", Allows()).error
+    assert not asked("first", Allows()).error  # which may go on
+
+
+def test_a_node_makes_so_many_run_folders_and_no_more(tmp_path):
+    grid = MemoryGrid(client_app(METHOD, task(), tmp_path), 4)
+    grid.config = {"max-runs": 2}
+    for name in ("first", "second", "first"):
+        run(
+            "fedavg", tmp_path / "servers" / name, task=task(), grid=grid, resume=(tmp_path / "servers" / name).exists()
+        )
+    with pytest.raises(fb.FewbytesError, match="has 2 run folders and makes no more"):
+        run("fedavg", tmp_path / "servers" / "third", task=task(), grid=grid)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second", "servers"]
