@@ -287,6 +287,11 @@ class Method(ABC, metaclass=_Terms):
         """Whether `local_model` may give one."""
         return type(self).local_model is not Method.local_model
 
+    def goes_back(self, handler: str) -> bool:
+        """Whether a node has a client run a handler from an older state than its last one, as a run does that goes back
+        to a checkpoint."""
+        return True
+
     def observed(self, model: nn.Module) -> list[str] | None:
         """Names of the parameters whose change a server sees in an upload, were `model` the clients' model.
 

@@ -197,6 +197,8 @@ class Node:
             return kept.done, kept.frame
         if kept is not None and job.number < kept.number:
             return Done(job.number, error="the order is older than one this client has already followed"), b""
+        if kept is not None and self.replies and job.version != kept.done.version and not self._goes_back(job):
+            return Done(job.number, error="the client has gone on from the state that this order is for"), b""
         if job.version and not self.store.path(job.client, job.version).exists():
             return Done(job.number, error=f"the client's state (version {job.version}) is gone from its node"), b""
         done, reply = attempt(self.runner, job, frames)
@@ -213,6 +215,9 @@ class Node:
                 file.write(msgspec.msgpack.encode(record))
             self.store.keep_only_of(job.client, range(min(order.kept, job.version), done.version + 1))
         return done, packed
+
+    def _goes_back(self, job: Job) -> bool:
+        return job.handler == SCORE or self.method.goes_back(job.handler)
 
     def _digest(self, order: Order, frames: Sequence[memoryview]) -> bytes:
         job = order.job

@@ -76,6 +76,9 @@ class Around(Method):
     def has_local_models(self) -> bool:
         return self.inner.has_local_models
 
+    def goes_back(self, handler: str) -> bool:
+        return self.inner.goes_back(handler)
+
     def roundable(self, way: Way) -> bool:
         return super().roundable(way) or self.inner.roundable(way)
 

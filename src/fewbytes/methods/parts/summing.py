@@ -1,0 +1,264 @@
+"""The server half of secure aggregation: a network whose calls yield sums, and one client's numbers are noise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fewbytes.base.errors import FewbytesError, MethodError
+from fewbytes.core.network import Handler, Network
+from fewbytes.core.policy import TooFewReplies
+from fewbytes.core.problem import Id
+from fewbytes.core.site import Site
+from fewbytes.methods.parts.exchange import (
+    LEAST,
+    MARK,
+    Arrived,
+    ByClient,
+    Confirmed,
+    Keys,
+    Neighbours,
+    Received,
+    graph,
+    masks_of,
+    numbers,
+    view,
+)
+from fewbytes.methods.parts.masks import (
+    SEALED,
+    SHARE,
+    UNIT,
+    Words,
+    agreed,
+    dequantised,
+    digest_of,
+    masked,
+    private_key,
+    public_key,
+    secret_of,
+    threshold,
+    usable,
+)
+from fewbytes.methods.parts.summable import (
+    remade,
+    samples_field,
+    shapes,
+    split,
+    tensors_of,
+    types_of,
+    weight_of,
+    words_of,
+)
+
+if TYPE_CHECKING:
+    from fewbytes.methods.parts.secure import SecureAggregation
+
+
+class SummingNetwork(Network):
+    """A network whose calls yield one reply, the weighted mean of all, and nothing of which client sent what."""
+
+    def __init__(self, method: SecureAggregation, net: Network) -> None:
+        super().__init__(net._engine, net._members, net._part)
+        self._method = method
+
+    def among(self, clients: Sequence[Id], part: str) -> Network:
+        return SummingNetwork(self._method, super().among(clients, part))
+
+    def call(
+        self,
+        handler: Callable[[Any, Any, Site], Any],
+        to: Iterable[Id] | Mapping[Id, Any],
+        send: Any = None,
+    ) -> Iterator[tuple[Id, Any]]:
+        """As in `Network`, of all replies together: their mean, weighted as the method would, and the sum of their
+        samples, as the first client's. Raises TooFewReplies if too many drop out, FewbytesError for a mean that no
+        honest client's numbers have."""
+        if Handler.of(handler).reply is None:
+            return super().call(handler, to, send)
+        return iter([self._summed(handler, to, send)])
+
+    def _summed(self, handler: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any) -> tuple[Id, Any]:
+        cohort, counted = list(to), samples_field(Handler.of(handler).reply)
+        exchange = self._begun(cohort, counted is not None)
+        here = [i for i in cohort if i in exchange.others]
+        messages = {i: to[i] for i in here} if isinstance(to, Mapping) else dict.fromkeys(here, send)
+        first, came, total = self._collected(handler, messages, exchange)
+        enough(len(came), len(cohort))
+        seen = exchange.view(handler.__name__, messages[came[0]])
+        total = self._unmasked(total, exchange, came, seen)
+        samples = sum(exchange.weights[i] for i in came)
+        types = types_of(messages[came[0]], self.problem, came[0])
+        part, means = samples / exchange.weight, {}
+        for key, words, like in split(total, tensors_of(first)):
+            kind = types.get(key[1], torch.float32)
+            most = self._method.most(kind)
+            mean = dequantised(words, most, part).view(like.shape)
+            if bool((mean.abs() > most * (1 + len(came) / (part * UNIT))).any()):  # but for rounding
+                raise FewbytesError(
+                    f"secure aggregation: the mean of {key[1]!r} is beyond {most:g}, so that some client sent numbers "
+                    "it must not: who, cannot be told; go on without those you trust least (--resume RUN --exclude …)"
+                )
+            means[key] = (mean if kind.is_floating_point else mean.round()).to(kind)
+        return came[0], remade(first, means, {counted: samples} if counted else {})
+
+    def _begun(self, cohort: list[Id], weighed: bool) -> Exchange:
+        """The first two exchanges, after which shares are on their way to who goes on."""
+        keys = self._keys(cohort)
+        asked = graph(sorted(keys))
+        public = {i: each.sealing + each.masking for i, each in keys.items()}
+        who = numbers(keys)
+        messages = {i: Neighbours(who, ByClient.of({j: public[j] for j in asked[i]})) for i in keys}
+        dealt: dict[Id, dict[Id, bytes]] = {}
+        digests: dict[Id, bytes] = {}
+        for i, reply in super().call(self._method.deal_shares, to=messages):
+            dealt[i], digests[i] = reply.shares.each(SEALED), reply.digest
+            if dealt[i].keys() != set(asked[i]):
+                raise MethodError(f"client {i} dealt no shares to those it was asked to")
+        needed = {i: threshold(len(these)) for i, these in asked.items()}
+        others = going_on({i: [j for j in asked[i] if j in dealt] for i in dealt}, needed)
+        enough(len(others), len(cohort))
+        exchange = Exchange(keys, digests, others, needed, {i: keys[i].samples if weighed else 1 for i in others})
+        shares = {i: ByClient.of({j: dealt[j][i] for j in these}) for i, these in others.items()}
+        going = numbers(others)
+        received = {i: Received(going, each, exchange.weight) for i, each in shares.items()}
+        super().tell(self._method.keep_shares, to=received, when="next")
+        return exchange
+
+    def _keys(self, cohort: list[Id]) -> dict[Id, Keys]:
+        """Everybody's public keys."""
+        enough(len(cohort), len(cohort))
+        keys: dict[Id, Keys] = {}
+        for i, reply in super().call(self._method.advertise_keys, to=cohort):
+            if not (usable(reply.sealing) and usable(reply.masking)):
+                raise MethodError(f"client {i} sent a public key that hides nothing")
+            keys[i] = reply
+        usual = Counter(each.heard for each in keys.values()).most_common(1)
+        keys = {i: each for i, each in keys.items() if each.heard == usual[0][0]}  # others have joined since
+        enough(len(keys), len(cohort))
+        return keys
+
+    def _collected(
+        self, handler: Callable[..., Any], messages: Mapping[Id, Any], exchange: Exchange
+    ) -> tuple[Any, list[Id], Words]:
+        """The third exchange: a reply, whose replies came, and the sum of their numbers."""
+        first, total = None, np.zeros(0, np.uint32)
+        came: list[Id] = []
+        odd: list[Id] = []
+        for i, reply in super().call(handler, to=messages):
+            tensors = tensors_of(reply)
+            if any(value.dtype != torch.int32 for value in tensors.values()) or weight_of(reply) != exchange.weights[i]:
+                raise MethodError(f"client {i} sent no masked numbers of its weight")
+            if first is None:
+                first, total = reply, words_of(tensors)
+            elif shapes(tensors) == shapes(tensors_of(first)):
+                total += words_of(tensors)
+            else:
+                odd.append(i)  # or the first is: who is unlike most is told apart when all have come
+            came.append(i)
+        super().tell(self._method.keep_shares, when="next")  # nobody is to get what was left after all
+        if odd:
+            raise MethodError(f"what clients {came[0]} and {odd[0]} sent cannot be added up")
+        return first, came, total
+
+    def _unmasked(self, total: Words, exchange: Exchange, came: list[Id], seen: bytes) -> Words:
+        """The last two exchanges: the sum of what those who came sent, once the masks are off that did not cancel;
+        `seen`: the view in which they were made."""
+        here, others, needed = set(came), exchange.others, exchange.needed
+        there = {i: [j for j in these if j in here] for i, these in others.items()}
+        gone = {i: [j for j in these if j not in here] for i, these in others.items()}
+        if few := [i for i, these in there.items() if len(these) < needed[i]]:
+            raise TooFewReplies(
+                too_few(f"{len(there[few[0]])} of {needed[few[0]]} neighbours that client {few[0]} needs")
+            )
+        if 2 * len(came) <= len(exchange.keys):
+            raise TooFewReplies(too_few(f"{len(came)} of {len(exchange.keys)} clients"))
+        shares: dict[Id, dict[Id, bytes]] = {i: {} for i in others}
+        for i, reply in super().call(self._method.reveal_shares, to=self._confirmed(came, there, needed)):
+            seeds, keys = reply.seeds.each(SHARE), reply.keys.each(SHARE)
+            if not (seeds.keys() <= set(there[i]) and keys.keys() <= set(gone[i])):
+                raise MethodError(f"client {i} revealed other shares than it was asked for")
+            for j, share in (seeds | keys).items():
+                shares[j][i] = share
+        added: list[bytes] = []
+        taken: list[bytes] = []
+        for i in others:
+            if i in here:
+                taken.append(rebuilt(i, shares[i], needed[i], digest_of, exchange.digests[i]))
+                continue
+            private = private_key(rebuilt(i, shares[i], needed[i], public_key, exchange.keys[i].masking))
+            for j in there[i]:  # which added what they agreed on if i is the greater
+                (taken if i > j else added).append(agreed(private, exchange.keys[j].masking, masks_of(seen)))
+        return masked(total, added, taken)
+
+    def _confirmed(self, came: list[Id], there: Mapping[Id, list[Id]], needed: Mapping[Id, int]) -> dict[Id, Confirmed]:
+        """For who has enough of them the marks by which it knows that its neighbours were told the same."""
+        told, marks = Arrived(numbers(came)), dict[Id, dict[Id, bytes]]()
+        for i, reply in super().call(self._method.confirm, to=came, send=told):
+            marks[i] = reply.marks.each(MARK)
+            if not marks[i].keys() <= set(there[i]):
+                raise MethodError(f"client {i} confirmed to others than it was asked to")
+        each = {i: {j: marks[j][i] for j in there[i] if i in marks.get(j, ())} for i in marks}
+        if len(able := {i: found for i, found in each.items() if len(found) >= needed[i]}) < LEAST:
+            raise TooFewReplies(too_few(f"{len(able)} of {len(came)} clients with which enough others agree"))
+        return {i: Confirmed(ByClient.of(found)) for i, found in able.items()}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the server knows of one. `others`: of those who go on, which of their neighbours do, too; `needed`: how many
+    neighbours open a client's secrets."""
+
+    keys: Mapping[Id, Keys]
+    digests: Mapping[Id, bytes]
+    others: Mapping[Id, list[Id]]
+    needed: Mapping[Id, int]
+    weights: Mapping[Id, int]  # of those who go on
+
+    @property
+    def weight(self) -> int:
+        """Of all who go on together."""
+        return sum(self.weights.values())
+
+    def view(self, handler: str, message: Any) -> bytes:
+        """As clients have it that were sent this message."""
+        heard = next(iter(self.keys.values())).heard
+        return view(sorted(self.keys), sorted(self.others), self.weight, handler, message, heard)
+
+
+def too_few(what: str) -> str:
+    """The words for a sum that cannot be had."""
+    return f"secure aggregation: only {what} are there; the run can be resumed"
+
+
+def enough(count: int, asked: int) -> None:
+    """Raises TooFewReplies for fewer clients than hide one among them."""
+    if count < LEAST:
+        raise TooFewReplies(too_few(f"{count} of {asked} clients, of at least {LEAST}"))
+
+
+def going_on(others: dict[Id, list[Id]], needed: Mapping[Id, int]) -> dict[Id, list[Id]]:
+    """Of clients, by those neighbours that have dealt shares, who can go on, and with whom: each with as many as are
+    `needed`."""
+    while few := {i for i, these in others.items() if len(these) < needed[i]}:
+        others = {i: [j for j in these if j not in few] for i, these in others.items() if i not in few}
+    return others
+
+
+def rebuilt(
+    client: Id, shares: Mapping[Id, bytes], needed: int, told: Callable[[bytes], bytes], public: bytes
+) -> bytes:
+    """A client's secret, of which it `told` something `public`, from shares; where there are more than are needed, one
+    may be wrong. Raises TooFewReplies."""
+    for left_out in (None, *shares):
+        chosen = {i: share for i, share in shares.items() if i != left_out}
+        few = {i: chosen[i] for i in list(chosen)[:needed]}
+        if len(few) == needed and told(secret := secret_of(few)) == public:
+            return secret
+    raise TooFewReplies(
+        too_few(f"{len(shares)} shares of client {client}'s secret, of {needed} true ones that open it,")
+    )
