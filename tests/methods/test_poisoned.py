@@ -15,6 +15,7 @@ from fewbytes.methods.fedpurin import Critical, Personal
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
 
+pytestmark = pytest.mark.filterwarnings("ignore:round .* client . (sends updates|pulls):RuntimeWarning")  # who lies
 LIARS = {3, 7}
 TERMS = {"epochs": 2, "lr": 0.2, "batch": 20, "last": "kept"}
 

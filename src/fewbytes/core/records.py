@@ -72,6 +72,11 @@ class Gathered:
         parts = (("loss", self.losses), ("measured", self.measures))
         return [f"{part}.{name}" for part, all_of in parts for name, of in all_of.items() if not _finite(of)]
 
+    def not_finite_of(self) -> list[int]:
+        """The clients that measured something as no finite number, in ascending order."""
+        every = [of for all_of in (self.losses, self.measures) for of in all_of.values()]
+        return sorted({client for of in every for client, value in of.items() if not math.isfinite(value)})
+
 
 def mean_scores(scores: Mapping[str, Mapping[int, Scores]]) -> ByMetric:
     """By metric and kind the mean over clients."""

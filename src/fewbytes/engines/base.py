@@ -28,6 +28,7 @@ from fewbytes.core.privacy import Bytes, ClientPrivacy
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import Gathered, Records
 from fewbytes.core.rules import Rule
+from fewbytes.core.standing import Updates
 from fewbytes.core.uplink import Uplink
 from fewbytes.engines.blame import Blame
 from fewbytes.engines.downlink import Downlink, Heard, Letter, Line
@@ -107,6 +108,9 @@ class Engine(ABC):
         """What the method noted since the round began, and how much of it."""
         self.not_finite: set[str] = set()
         """The handlers of which a reply since the round began held numbers that are not finite."""
+        self._values = sum(value.numel() for value in task.problem.first_state(0).values())
+        self.updates = Updates(self._values)
+        """What the replies since the round began add to what clients were sent."""
         self.rule = Rule()
         """What the server takes of clients' replies where it takes a mean; the loop says it."""
         self.privacy: ClientPrivacy | None = None
@@ -166,6 +170,7 @@ class Engine(ABC):
         self.staleness, self._had = [], set()
         self.blame.begin()
         self.downlink.begin()
+        self.updates = Updates(self._values)
         self.released = 0
         self.rng = stream(self.problem.seed, "server", t, *names)
         if self._resumed_work is not None:
@@ -510,6 +515,7 @@ class Engine(ABC):
                     raise
             message = next((part.message for part in sent.parts if not part.waited), None)
             admit(value, size, Known(self.problem.layout(client), message, self._samples(client), most))
+            self.updates.add(handler.name, client, message, value)
         self._keep_sent(handler.name, client, sent)
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version

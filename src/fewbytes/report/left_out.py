@@ -84,6 +84,7 @@ def captions(runs: Sequence[RunFolder]) -> list[str]:
         parts += [f"{_counted(len(scorings), 'scoring')} ({_tally(scorings)})"] if scorings else []
         parts += [f"{_counted(len(refused), 'newcomer')} refused"] if refused else []
         name = f"{run.label}, " if len(runs) > 1 else ""
+        lines += [f"stands out: {name}{text}" for text in _standing_out(run)]
         lines += [f"left out: {name}{', '.join(parts)}"] if parts else []
     return lines
 
@@ -92,12 +93,15 @@ def section(runs: Sequence[RunFolder]) -> Section | None:
     """What the page's section says; nothing where nobody was left out or joined later."""
     absent = []
     for run in runs:
-        if sentences := [*_sentences(run), *_joined(run)]:
+        if sentences := [*_sentences(run), *_capitals(_standing_out(run)), *_joined(run)]:
             # the surplus ones last, since nothing went wrong with them
             found = sorted(left_out(run), key=lambda left: left.outcome == "surplus")
             shown = [left._replace(why=cut(left.why, _CHARACTERS)) for left in found[:_LINES]]
             absent.append(Absent(run.label, " ".join(sentences), shown, len(found) - len(shown)))
-    return Section("Left out" if any(map(left_out, runs)) else "Joined later", absent) if absent else None
+    title = (
+        "Left out" if any(map(left_out, runs)) else "Stands out" if any(map(_standing_out, runs)) else "Joined later"
+    )
+    return Section(title, absent) if absent else None
 
 
 # ---- words ----
@@ -105,7 +109,7 @@ def section(runs: Sequence[RunFolder]) -> Section | None:
 
 def _sentences(run: RunFolder) -> list[str]:
     exchanges, surplus, scorings, refused = _sorts(run)[:4]
-    sentences = [f"{text[0].upper()}{text[1:]}." for text in _absences(run)]
+    sentences = _capitals(_absences(run))
     if exchanges:
         went_on = f"the rounds went on without {'it' if len(exchanges) == 1 else 'them'}"
         sentences.append(
@@ -153,6 +157,16 @@ def _absences(run: RunFolder) -> list[str]:
     ]
     more = [f"{len(texts) - _NAMES:,} further clients took no part in some rounds"] if len(texts) > _NAMES else []
     return texts[:_NAMES] + more
+
+
+def _standing_out(run: RunFolder) -> list[str]:
+    """Whose updates are unlike the others'."""
+    told = (run.result or {}).get("stands_out", {})
+    return [f"client {client} {cut(words, _CHARACTERS)}" for client, words in list(told.items())[:_NAMES]]
+
+
+def _capitals(texts: Sequence[str]) -> list[str]:
+    return [f"{text[0].upper()}{text[1:]}." for text in texts]
 
 
 def _sorts(run: RunFolder) -> tuple[list[Left], list[Left], list[Left], list[Left], list[Left]]:

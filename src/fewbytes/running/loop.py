@@ -38,9 +38,11 @@ from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Task
 from fewbytes.core.records import means
 from fewbytes.core.rules import Rule
+from fewbytes.core.standing import Beside
 from fewbytes.core.trial import check_models, try_models
 from fewbytes.engines.base import Engine
 from fewbytes.models.files import save_model
+from fewbytes.running.alarms import Alarms
 from fewbytes.running.checkpoint import VERSION, Checkpoint, Checkpoints, check, fingerprint, read_checkpoint
 from fewbytes.running.counts import PartitionCounts
 from fewbytes.running.result import Result
@@ -162,6 +164,7 @@ class _Loop:
         self.missed: list[LeftOut] = []  # newcomers who could not be served before the round that begins
         self.refused: dict[Id, str] = {}  # newcomers the method cannot serve, and why
         self.warned = False  # of numbers that are not finite
+        self.alarms = Alarms()
         self.seconds = 0.0
         self.status = "running"
         self.starts = 0
@@ -181,6 +184,7 @@ class _Loop:
             self.watcher.note(f"the checkpoint {path} is damaged: the run goes on from round {checkpoint.round}")
         self.rows = [json.loads(line) for line in self.checkpoints.rows.read(checkpoint.rows).splitlines()]
         self.spending.recall(self.rows)
+        self.alarms.recall(self.rows)
         if self._ends(self.rows):
             self.rounds = min(self.rounds, checkpoint.round)
         check(checkpoint, self.fingerprint, self.folder, self.rounds)
@@ -246,6 +250,9 @@ class _Loop:
             elif isinstance(error, MethodError) and not getattr(error, "__notes__", None):  # nor a handler's
                 place = raised_at(error, own_code=True)
                 error.args = (f"{self.method.method_name}, round {engine.t}: {error}{f' ({place})' if place else ''}",)
+            if isinstance(error, TooFewReplies) and self.alarms.named:
+                who = "; ".join(f"{engine.called(i)} {words}" for i, words in self.alarms.named.items())
+                error.args = (f"{error} (before that {who})",)
             self.watcher.ended({"status": "failed", "why": str(error) or type(error).__name__})
             raise
         finally:
@@ -342,6 +349,9 @@ class _Loop:
             row |= engine.ledger.totals(before)
             broken = engine.records.not_finite() + [f"reply.{handler}" for handler in sorted(engine.not_finite)]
             row |= {"not_finite": broken} if broken else {}
+            updates = engine.updates.beside()
+            beside = {str(i): [_short(part) for part in each] for i, each in updates.items()}
+            row |= {"updates": beside} if beside else {}
             left_out, self.missed = [*self.missed, *engine.left_out], []
             row |= {"left_out": [asdict(left) for left in left_out]} if left_out else {}
             row |= {"notes": engine.notes} if engine.notes else {}
@@ -356,7 +366,7 @@ class _Loop:
         self._report_moved(engine)
         if phase in ("round", "finish") and self.rows[-1]["phase"] == phase:
             self.watcher.scored(self.rows[-1])
-            self._note(self.rows[-1])
+            self._note(self.rows[-1], engine)
         if phase == "round" and t == self.rounds < self.planned:
             self.watcher.stopped(t, self.why)
 
@@ -401,17 +411,26 @@ class _Loop:
         self.state = None if kind is None else unpack_state(kind, checkpoint.server)
         engine.go_back(checkpoint.resumed())
 
-    def _note(self, row: dict[str, Any]) -> None:
-        """Tell people of the first row that is not finite, and of the first scores if they are not those to stop by."""
+    def _note(self, row: dict[str, Any], engine: Engine) -> None:
+        """Tell people who stands out, of the first row that is not finite, and of the first scores if they are not
+        those to stop by."""
+        self._note_who_stands_out(row, engine)
         if row.get("not_finite") and not self.warned:
             self.warned = True
             rejected = [left for left in row.get("left_out", []) if left["outcome"] == "rejected"]
             why = "; ".join(f"client {left['client']} rejected: {left['why']}" for left in rejected)
+            if not why and (whose := engine.records.not_finite_of()):
+                why = f"{self.task.problem.objective.perhaps} ({', '.join(map(engine.called, whose[:3]))} first)"
             names = ", ".join(row["not_finite"])
             self.watcher.note(f"round {row['round']}: {names} not finite: {why or self.task.problem.objective.perhaps}")
         first = row["scores"] and not any(each["scores"] for each in self.rows[:-1])
         if first and self.stop is not None and (missing := self.stop.missing(row["scores"])):
             self.watcher.note(missing)
+
+    def _note_who_stands_out(self, row: dict[str, Any], engine: Engine) -> None:
+        updates = {int(i): Beside(*of) for i, of in row.get("updates", {}).items()}
+        for client in self.alarms.hear(row["round"], updates):
+            self.watcher.note(f"round {row['round']}: {engine.called(client)} {self.alarms.named[client]}")
 
     def _note_headline(self) -> None:
         """Tell people if nothing scores what the method is to be judged by."""
@@ -477,10 +496,16 @@ class _Loop:
             limits["ended_by"] = self.ended_by if self.rounds < self.planned else None
         if self.rule != Rule():
             limits["aggregate"] = str(self.rule)
+        if stands_out := self.alarms.told():
+            limits["stands_out"] = stands_out
         limits |= self.spending.told()
         outcome = Outcome(self.status, self.rounds, len(self.refused), self.seconds, engine.peak_memory_bytes)
         about = self.settings.about | limits
         return summary(self.method, self.task, self.rows, engine.ledger, self.counts.held, outcome, about)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _of_the_author(error: Exception) -> bool:

@@ -1,0 +1,158 @@
+"""Who lies is named, at once and by number; who is only unlike the others is not."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+from cases import CASES, task_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fewbytes as fb
+from fewbytes.core.standing import Beside, Updates
+from fewbytes.data import Partition, federate, load_dataset
+from fewbytes.experiments.display import Display
+from fewbytes.methods.parts.averaging import Model, Trained
+from fewbytes.models import build_model
+from fewbytes.report import read_runs, write_report
+from fewbytes.report.table import summary_table
+from fewbytes.running.alarms import Alarms, standing_out
+
+TERMS = {"epochs": 2, "lr": 0.1, "batch": 20}
+
+
+class Hears(fb.Watcher):
+    """Keeps what people are told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass(frozen=True)
+class Lying(fb.FedAvg):
+    """FedAvg with clients that send their update times a factor."""
+
+    factor: float = 1.0
+    liars: tuple[int, ...] = (3,)
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+        reply = super().train(state, message, site)
+        if site.me not in self.liars:
+            return reply
+        start, theta = message.theta.dense(), reply.theta.dense()
+        lie = {name: start[name] + self.factor * (value - start[name]) for name, value in theta.items()}
+        return Trained(fb.Dense(lie), reply.samples)
+
+
+@functools.cache
+def digits(alpha: float, seed: int = 1) -> fb.Task:
+    data = load_dataset("digits")
+    dealt = federate(data, Partition("dirichlet", clients=10, alpha=alpha), seed=seed)
+    return fb.Task.on(dealt, lambda: build_model("mlp", data.train.shape, len(data.classes)), seed=seed)
+
+
+def run(method: fb.Method, task: fb.Task, rounds: int = 6, **more) -> tuple[fb.Result, list[str]]:
+    heard = Hears()
+    how = {"rounds": rounds, "evaluate_every": rounds, "workers": 1, "save_models": False, "watcher": heard}
+    return fb.run(method, task, **how, **more), heard.notes
+
+
+@pytest.mark.parametrize(
+    ("factor", "liars", "words", "latest"),
+    [
+        (-1.0, (3,), "pulls the other way", 4),
+        (30.0, (3,), "sends updates far longer than the others'", 1),
+        (30.0, (3, 5, 7), "sends updates far longer than the others'", 1),
+    ],
+)
+def test_who_lies_is_named_at_once_live_in_the_result_and_in_the_report(factor, liars, words, latest, tmp_path, capsys):
+    with Display("fedavg", tmp_path / "run") as display:
+        how = {"rounds": 6, "evaluate_every": 6, "workers": 1, "save_models": False, "watcher": display}
+        fb.run(Lying(**TERMS, factor=factor, liars=liars), digits(1.0), out=tmp_path / "run", **how)
+    live = capsys.readouterr().err.replace("\n", " ")
+    told = json.loads((tmp_path / "run" / "result.json").read_text())["stands_out"]
+    assert told.keys() == {str(liar) for liar in liars}
+    runs = read_runs([tmp_path / "run"])
+    page = write_report(runs, tmp_path / "report.html").read_text()
+    for liar in liars:
+        assert told[str(liar)].startswith(words)
+        assert any(f"round {t}: client {liar} {words}" in " ".join(live.split()) for t in range(1, latest + 1))
+        assert f"client {liar} {words}" in str(summary_table(runs).caption)
+        assert f"Client {liar} {words}".replace("'", "&#39;") in page
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.3])
+@pytest.mark.parametrize("method", [fb.FedAvg(**TERMS), fb.FedPer(**TERMS), fb.FedPURIN(**TERMS)], ids=str)
+def test_of_honest_clients_that_are_unlike_each_other_nobody_is_named(method, alpha):
+    result, notes = run(method, digits(alpha), rounds=10)
+    assert "stands_out" not in result.summary
+    assert notes == []
+
+
+@pytest.mark.parametrize("name", ["fedpurin", "genefl", "fedavg", "scaffold", "dgc", "fedcom"])
+def test_updates_are_measured_whatever_a_method_sends(name):
+    result = fb.run(CASES[name], task_of(name), rounds=3, workers=1)
+    measured = [row["updates"] for row in result.rounds if "updates" in row]
+    assert measured
+    assert all(norm >= 0 and -1 <= cosine <= 1 for row in measured for norm, cosine in row.values())
+
+
+def test_a_resumed_run_remembers_who_stood_out(tmp_path):
+    class Stop(Hears):
+        def scored(self, row):
+            if row["round"] == 2:
+                raise KeyboardInterrupt
+
+    method = Lying(**TERMS, factor=-1.0)
+    how = {"rounds": 5, "evaluate_every": 5, "workers": 1, "save_models": False}
+    whole = fb.run(method, digits(1.0), out=tmp_path / "whole", watcher=Hears(), **how)
+    with pytest.raises(KeyboardInterrupt):
+        fb.run(method, digits(1.0), out=tmp_path / "run", watcher=Stop(), **how)
+    resumed = fb.run(method, digits(1.0), out=tmp_path / "run", watcher=Hears(), resume=True, **how)
+    assert resumed.summary["stands_out"] == whole.summary["stands_out"] == {
+        "3": "pulls the other way in 5 of 5 rounds, last in round 5"
+    }  # fmt: skip
+
+
+def test_whoever_brought_a_run_down_is_named_where_it_ends():
+    """Its lie within the largest norm lets all others' training fail a round later."""
+    heard = Hears()
+    with pytest.raises(fb.FewbytesError, match=r"before that client 3 sends updates far longer than the others'"):
+        fb.run(Lying(**TERMS, factor=1e25), digits(1.0), rounds=6, workers=1, watcher=heard,
+               policy=fb.Policy(max_norm=1e38, strikes=99))  # fmt: skip
+
+
+def test_what_was_not_sent_counts_from_nothing_and_the_length_is_that_of_the_change():
+    updates = Updates(3)
+    for client in range(4):
+        start, end = (torch.arange(3.0) + client, torch.arange(3.0) + 2 * client)
+        updates.add(
+            "train", client, Model(fb.Dense({"w": start})), Trained(fb.Dense({"w": end, "v": torch.ones(1)}), 1)
+        )
+    assert [round(each.norm**2, 4) for each in updates.beside().values()] == [1, 4, 13, 28]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1, 1)), min_size=0, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_less_than_half_stand_out_by_their_length_and_nobody_among_few(pairs):
+    updates = {i: Beside(*pair) for i, pair in enumerate(pairs)}
+    found = standing_out(updates)
+    assert sum("long" in kind for kind in found.values()) <= len(pairs) / 2
+    if len(pairs) < 4:
+        assert not any(found.values())
+
+
+def test_one_bad_round_is_not_enough_unless_it_is_very_bad():
+    usual = {i: Beside(1.0, 0.5) for i in range(5)}
+    for norm, rounds in ((10.0, 3), (25.0, 1)):
+        alarms, named = Alarms(), []
+        for t in range(1, 4):
+            named += [t] * bool(alarms.hear(t, usual | {2: Beside(norm, 0.5)}))
+        assert named == [rounds]
