@@ -21,6 +21,7 @@ from fewbytes.models import build_model
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.table import summary_table
 from fewbytes.running.alarms import Alarms, standing_out
+from fewbytes.wire import Layout
 
 TERMS = {"epochs": 2, "lr": 0.1, "batch": 20}
 
@@ -130,11 +131,11 @@ def test_whoever_brought_a_run_down_is_named_where_it_ends():
 
 
 def test_what_was_not_sent_counts_from_nothing_and_the_length_is_that_of_the_change():
-    updates = Updates(3)
+    updates, layout = Updates(3), Layout.of({"w": torch.zeros(3), "v": torch.zeros(1)})
     for client in range(4):
         start, end = (torch.arange(3.0) + client, torch.arange(3.0) + 2 * client)
         updates.add(
-            "train", client, Model(fb.Dense({"w": start})), Trained(fb.Dense({"w": end, "v": torch.ones(1)}), 1)
+            "train", client, layout, Model(fb.Dense({"w": start})), Trained(fb.Dense({"w": end, "v": torch.ones(1)}), 1)
         )
     assert [round(each.norm**2, 4) for each in updates.beside().values()] == [1, 4, 13, 28]
 

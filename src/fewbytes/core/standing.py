@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewbytes.core.admission import entries_of
 from fewbytes.core.problem import Id
-from fewbytes.wire.values import is_wire_value
+from fewbytes.wire.layout import Layout
 
 SAMPLED = 1 << 14
 """About so many values of an update are looked at: every second, third, … where there are more."""
@@ -33,14 +33,15 @@ class Updates:
         self._stride = max(1, values // SAMPLED)
         self._found: dict[str, dict[Id, dict[str, Tensor]]] = {}
 
-    def add(self, handler: str, client: Id, sent: Any, reply: Any) -> None:
-        """What a reply adds to what was `sent` (None: nothing), by entry; an entry that was not sent counts from 0."""
-        before = _entries(sent)
-        found = {
-            name: self._places(value) - (self._places(start) if (start := before.get(name)) is not None else 0)
-            for name, value in _entries(reply).items()
-            if value.is_floating_point() and ((start := before.get(name)) is None or start.shape == value.shape)
-        }
+    def add(self, handler: str, client: Id, layout: Layout, sent: Any, reply: Any) -> None:
+        """What a reply adds to what was `sent` (None: nothing), by entry of the client's model; one that was not sent
+        counts from 0. Other numbers, such as means of classes, are no updates."""
+        before, known = _entries(sent), {entry.name for entry in layout.entries}
+        found: dict[str, Tensor] = {}
+        for name, value in _entries(reply).items():
+            start = before.get(name)
+            if name in known and value.is_floating_point() and (start is None or start.shape == value.shape):
+                found[name] = self._places(value) - (0 if start is None else self._places(start))
         if found:
             self._found.setdefault(handler, {})[client] = found
 
@@ -71,12 +72,8 @@ class Updates:
 
 
 def _entries(payload: Any) -> Mapping[str, Tensor]:
-    """The tensors in a payload's wire values, and its own, by names that tell its fields apart."""
+    """The tensors in a payload's wire values, by name."""
     found: dict[str, Tensor] = {}
     for f in dataclasses.fields(payload) if dataclasses.is_dataclass(payload) else ():
-        value = getattr(payload, f.name)
-        if is_wire_value(value):
-            found |= entries_of(value)
-        elif isinstance(value, Tensor):
-            found[f"{f.name}:"] = value
+        found |= entries_of(getattr(payload, f.name))
     return found

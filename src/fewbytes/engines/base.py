@@ -515,7 +515,7 @@ class Engine(ABC):
                     raise
             message = next((part.message for part in sent.parts if not part.waited), None)
             admit(value, size, Known(self.problem.layout(client), message, self._samples(client), most))
-            self.updates.add(handler.name, client, message, value)
+            self.updates.add(handler.name, client, self.problem.layout(client), message, value)
         self._keep_sent(handler.name, client, sent)
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,14 +55,12 @@ from fewbytes.methods.parts.summable import (
     words_of,
 )
 
-if TYPE_CHECKING:
-    from fewbytes.methods.parts.secure import SecureAggregation
-
 
 class SummingNetwork(Network):
-    """A network whose calls yield one reply, the weighted mean of all, and nothing of which client sent what."""
+    """A network whose calls yield one reply, the weighted mean of all, and nothing of which client sent what; `method`
+    (a `SecureAggregation`) has the handlers of an exchange."""
 
-    def __init__(self, method: SecureAggregation, net: Network) -> None:
+    def __init__(self, method: Any, net: Network) -> None:
         super().__init__(net._engine, net._members, net._part)
         self._method = method
 
