@@ -71,13 +71,24 @@ class Poisoning(Group):
     seed: int = setting(0, "Same seed, same figures.")
 
 
-def attack_of(given: dict[str, Any]) -> Attacking | Inferring | Poisoning:
+@dataclass(frozen=True)
+class Imprinting(Group):
+    """How images are read off by a first layer made for it. Raises UserError for values that cannot be."""
+
+    title: ClassVar[str] = "Imprinted first layer"
+
+    clients: Count = setting(10, "The clients that the server hears, the first so many.")
+
+
+def attack_of(given: dict[str, Any]) -> Attacking | Inferring | Poisoning | Imprinting:
     """The attack that settings, as the command line has them, are of: poisoning if a lie is named, membership inference
-    if that is, else gradient inversion. Raises UserError for settings of another."""
-    membership = given.pop("membership", False)
-    if membership and "poison" in given:
-        raise UserError("one attack at a time: leave --membership or --poison out")
-    group = Poisoning if "poison" in given else Inferring if membership else Attacking
+    or an imprinted first layer if that is, else gradient inversion. Raises UserError for settings of another."""
+    named = [kind for kind in ("membership", "imprint") if given.pop(kind, False)] + ["poison"] * ("poison" in given)
+    if len(named) > 1:
+        raise UserError(f"one attack at a time: leave --{named[0]} or --{named[1]} out")
+    group: type[Attacking | Inferring | Poisoning | Imprinting] = Attacking
+    if named:
+        group = {"membership": Inferring, "imprint": Imprinting, "poison": Poisoning}[named[0]]
     if others := sorted(given.keys() - group.declared().keys()):
         raise UserError(f"--{others[0]} is no setting of {group.title.lower()}: leave it out, or name its attack")
     return group.read(given)

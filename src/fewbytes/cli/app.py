@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from fewbytes.analysis.settings import Attacking, Inferring, Poisoning, Probing, attack_of
+from fewbytes.analysis.settings import Attacking, Imprinting, Inferring, Poisoning, Probing, attack_of
 from fewbytes.base.errors import FewbytesError, Slip, UserError, raised_at, said
 from fewbytes.base.named import only_allowed
 from fewbytes.base.units import parse_rate
@@ -483,13 +483,22 @@ ATTACKS = [
         ),
     ),
     option(
+        "imprint", False, bool,
+        typer.Option(
+            "--imprint", help="Read images off by a first layer that a server makes for it.",
+            rich_help_panel=Imprinting.title,
+        ),
+    ),
+    option(
         "poison", None, str,
         typer.Option(
             help="Repeat the run with clients that lie: scale, flip, noise, labels or backdoor.", metavar="LIE",
             rich_help_panel=Poisoning.title,
         ),
     ),
-    *{each.name: each for group in (Poisoning, Inferring, Attacking) for each in options_of(group)}.values(),
+    *{
+        each.name: each for group in (Poisoning, Inferring, Imprinting, Attacking) for each in options_of(group)
+    }.values(),
 ]  # fmt: skip
 """The options of `attack`: which it is, and the settings of each."""
 
@@ -497,18 +506,19 @@ ATTACKS = [
 @app.command()
 @with_options("how", ATTACKS, attack_of)
 def attack(
-    how: Attacking | Inferring | Poisoning,
+    how: Attacking | Inferring | Poisoning | Imprinting,
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     allow: Allow = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how well images can be made again from the gradients a run's method uploads; adds it to the run's report.
 
-    With --membership: whether the run's model gives its training samples away. With --poison: what becomes of the run
-    where some clients lie.
+    With --membership: whether the run's model gives its training samples away. With --imprint: what a server that makes
+    the first layer for it reads off. With --poison: what becomes of the run where some clients lie.
     """
     from fewbytes.analysis.attack import attack as attack_run
     from fewbytes.analysis.attack import attack_table
+    from fewbytes.analysis.imprint import imprint, imprint_table
     from fewbytes.analysis.membership import membership, membership_table
     from fewbytes.analysis.poisoning import poison, poison_table
     from fewbytes.report import read_runs, write_report
@@ -520,6 +530,8 @@ def attack(
                 result, table = poison(run, how, bar), poison_table
             elif isinstance(how, Inferring):
                 result, table = membership(run, how, bar), membership_table
+            elif isinstance(how, Imprinting):
+                result, table = imprint(run, how, bar), imprint_table
             else:
                 result, table = attack_run(run, how, bar), attack_table
         page = write_report(read_runs([run]), run / "report.html")

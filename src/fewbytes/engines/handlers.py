@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import typing
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -127,6 +127,8 @@ class Runner:
     def __init__(self, method: Method, task: Task, store: ClientStore, coded: bool, diary: Diary | None = None) -> None:
         self.method, self.task, self.store, self.coded = method, task, store, coded
         self._diary: Diary = store if diary is None else diary
+        self.check: Callable[[Id, Any], None] = lambda client, message: None
+        """Called with each message before it is used; raises what must be told of one that must not."""
         prepare_device(task.problem.device, task.problem.precision)
         self.state_class = method.state_class("client")
         if task.problem.privacy is not None:
@@ -151,6 +153,8 @@ class Runner:
                 done.scores = site.scores(site.finished(model))
             return done, None
         received = self._received(job, frames, layout, heard)
+        for each in received.values():
+            self.check(job.client, each.message)
         for part in job.waited:
             getattr(self.method, part.handler)(
                 state, received[part.number].message, self._site(job, part.handler, done)

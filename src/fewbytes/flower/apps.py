@@ -69,8 +69,9 @@ def client_app(
     may say `partition-id` (which client's data are here), `folder` (where run folders go; default `folder`, or
     .fewbytes/nodes in the home directory), `threads` (of torch; default 1), `tell` (what the server learns of data
     it does not have: `sizes`, the default, `labels` or `nothing`), `max-runs` (how many run folders it makes; default
-    100) and `privacy-in-all` (what all runs together may spend of the samples' privacy, `epsilon=8,delta=1e-5`, or
-    `any`; default: what the first run promises).
+    100), `privacy-in-all` (what all runs together may spend of the samples' privacy, `epsilon=8,delta=1e-5`, or `any`;
+    default: what the first run promises) and `max-drift` (how far the first layer of a model may be from the agreed
+    first model's, in norms of that; default: any distance).
     """
     return _register(_Shared(_Client(method, task, folder)), app)
 
@@ -168,8 +169,7 @@ def _served(
         if isinstance(frame_folder, FarFrames):
             _nodes[where] = FarNode(method, task, frame_folder.keeper, order.run, threads)
         else:
-            config = context.node_config
-            allows = Allows(int(config.get("max-runs", Allows().run_folders)), str(config.get("privacy-in-all", "")))
+            allows = _allows(context.node_config)
             _nodes[where] = Node(method, task, base, order.run, threads, frame_folder is None, said, allows)
     node = _nodes[where]
     with nullcontext() if allowed is None else only_allowed(*allowed, anywhere=False):
@@ -180,6 +180,18 @@ def _served(
         if frame_folder is not None:
             return node.answer(order, [frame_folder.get(part.at) for part in job.parts])
         return node.answer(order, split_frames(frame, [part.length for part in job.parts]))
+
+
+def _allows(config: Mapping[str, Any]) -> Allows:
+    """As a node's configuration says. Raises UserError for what is no number."""
+    usual = Allows()
+    runs, drift = config.get("max-runs", usual.run_folders), config.get("max-drift", usual.drift)
+    try:
+        return Allows(int(runs), str(config.get("privacy-in-all", "")), float(drift))
+    except ValueError:
+        raise UserError(
+            f"max-runs and max-drift are numbers in this node's configuration, not {runs!r}, {drift!r}"
+        ) from None
 
 
 def _told(done: Done, told: str | None) -> Done:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ from fewbytes.base.errors import FewbytesError, FrameError, UserError
 from fewbytes.base.files import lock, private_folder, remove_leftovers, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
+from fewbytes.core.trust import check_drift
 from fewbytes.engines.handlers import SCORE, Done, Job, Runner
 from fewbytes.engines.pool import attempt, keep_memory
 from fewbytes.engines.store import ClientStore
@@ -30,10 +33,12 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Allows(NamedTuple):
-    """How much runs may take of a node: how many folders, and of its samples' privacy (`Allowed.read`)."""
+    """How much runs may take of a node: how many folders, of its samples' privacy (`Allowed.read`), and how far the
+    first layer of a model may be from the agreed first model's (`fewbytes.core.trust`)."""
 
     run_folders: int = 100
     privacy: str = ""
+    drift: float = math.inf
 
 
 def run_folders(folder: Path) -> int:
@@ -121,6 +126,8 @@ class Node:
         if replies and terms is not None:
             self._allowance = Allowance(self.store, folder, run, said, allows.privacy, terms)
         self.runner = Runner(method, task, self.store, True, self._allowance)
+        if allows.drift < math.inf:
+            self.runner.check = partial(check_drift, task.problem, most=allows.drift)
         torch.set_num_threads(threads)
         keep_memory()
 
