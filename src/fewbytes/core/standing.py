@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,18 +21,25 @@ FEWEST = 4
 
 
 class Beside(NamedTuple):
-    """A client's update beside the others': its norm, and its cosine to the mean of theirs."""
+    """A client's update beside the others': its norm, in medians of all norms on the same entries, and its cosine to
+    the mean of theirs."""
 
-    norm: float
+    length: float
     cosine: float
 
 
+Found = dict[Id, dict[str, Tensor]]
+"""Updates by client and entry."""
+
+
 class Updates:
-    """The updates in the replies since a round began, by handler and client; `values`: of a whole model."""
+    """The updates in the replies since a round began, by handler, call and client; `values`: of a whole model."""
 
     def __init__(self, values: int) -> None:
         self._stride = max(1, values // SAMPLED)
-        self._found: dict[str, dict[Id, dict[str, Tensor]]] = {}
+        self._found: dict[str, dict[int, Found]] = {}
+        self.call = 0
+        """Which of the round's calls replies answer: those of another, such as another cluster's, are not compared."""
 
     def add(self, handler: str, client: Id, layout: Layout, sent: Any, reply: Any) -> None:
         """What a reply adds to what was `sent` (None: nothing), by entry of the client's model; one that was not sent
@@ -43,32 +51,45 @@ class Updates:
             if name in known and value.is_floating_point() and (start is None or start.shape == value.shape):
                 found[name] = self._places(value) - (0 if start is None else self._places(start))
         if found:
-            self._found.setdefault(handler, {})[client] = found
+            self._found.setdefault(handler, {}).setdefault(self.call, {})[client] = found
 
     def _places(self, value: Tensor) -> Tensor:
         flat = value.detach().reshape(-1)
         return (flat[:: self._stride] if len(flat) > self._stride * self._stride else flat).float()
 
     def beside(self) -> dict[Id, Beside]:
-        """Each client's beside the others', of the handler of which most is sent; empty for fewer than FEWEST."""
-        every = [clients for clients in self._found.values() if len(clients) >= FEWEST]
-        if not every:
-            return {}
-        clients = max(every, key=lambda of: max(sum(map(len, found.values())) for found in of.values()))
-        sizes = {name: len(value) for found in clients.values() for name, value in found.items()}
-        rows = torch.zeros(len(clients), sum(sizes.values()))
-        for row, client in zip(rows, sorted(clients), strict=True):
-            found = clients[client]
-            pieces = row.split(list(sizes.values()))
-            for name, piece in zip(sizes, pieces, strict=True):
-                if name in found and len(found[name]) == len(piece):
-                    piece.copy_(found[name])
-        products = (rows @ rows.T).double()
-        own, along = products.diagonal(), products.sum(1) - products.diagonal()
-        norms = own.clamp(min=0).sqrt()
-        others = (products.sum() - 2 * products.sum(1) + own).clamp(min=0).sqrt()  # of the sum of the others'
-        cosines = (along / (norms * others).clamp(min=1e-30)).clamp(-1, 1)
-        return {i: Beside(*of) for i, *of in zip(sorted(clients), norms.tolist(), cosines.tolist(), strict=True)}
+        """Each client's beside the others', of the handler of which most is sent, by the entries that FEWEST at least
+        have sent; empty where there is none."""
+        each = [list(calls.values()) for calls in self._found.values()]
+        return {i: one for clients in max(each, key=_values, default=[]) for i, one in _compared(clients).items()}
+
+
+def _values(calls: Sequence[Found]) -> int:
+    return sum(len(value) for clients in calls for found in clients.values() for value in found.values())
+
+
+def _compared(clients: Found) -> dict[Id, Beside]:
+    senders = Counter((name, len(value)) for found in clients.values() for name, value in found.items())
+    shared = dict(each for each, count in senders.items() if count >= FEWEST)
+    if not shared:
+        return {}
+    rows = torch.zeros(len(clients), sum(shared.values()))
+    has = torch.zeros(len(clients), len(shared), dtype=torch.bool)
+    for at, client in enumerate(sorted(clients)):
+        found = clients[client]
+        pieces = rows[at].split(list(shared.values()))
+        for e, ((name, size), piece) in enumerate(zip(shared.items(), pieces, strict=True)):
+            if name in found and len(found[name]) == size:
+                piece.copy_(found[name])
+                has[at, e] = True
+    squares = torch.stack([part.double().square().sum(1) for part in rows.split(list(shared.values()), 1)], 1)
+    usual = squares.masked_fill(~has, torch.nan).nanmedian(0).values.masked_fill(~has, 0).sum(1)
+    lengths = torch.where(usual > 0, squares.sum(1) / usual, 1).sqrt()
+    products = (rows @ rows.T).double()
+    own, along = products.diagonal(), products.sum(1) - products.diagonal()
+    others = (products.sum() - 2 * products.sum(1) + own).clamp(min=0)  # squared, of the sum of the others'
+    cosines = (along / (own.clamp(min=0) * others).sqrt().clamp(min=1e-30)).clamp(-1, 1)
+    return {i: Beside(*of) for i, *of in zip(sorted(clients), lengths.tolist(), cosines.tolist(), strict=True)}
 
 
 def _entries(payload: Any) -> Mapping[str, Tensor]:

@@ -316,6 +316,7 @@ class Engine(ABC):
         messages: Mapping[Id, Any] = to if isinstance(to, Mapping) else dict.fromkeys(asked, send)
         handler = self._handler(function)
         self._asked = len(asked)
+        self.updates.call += 1
         self._open = handler.name  # from now on, so that a call nobody reads is an error, too
         if not own and self.downlink.rounds(handler, type(send)):
             able = [i for i in asked if i not in self.not_asked and i not in self.blame.barred]

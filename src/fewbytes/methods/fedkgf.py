@@ -23,10 +23,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fewbytes.base.ranges import PART, Count, Samples, Share, Whole
-from fewbytes.base.state import EntryMeans, state_of, trained_entries
+from fewbytes.base.state import state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import GlobalModel
@@ -72,6 +73,7 @@ class FedKGF(Method):
     common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
 
     sends: ClassVar[str] = "one group of its layers' base kernels"
+    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
 
     def model_for(self, shape: tuple[int, ...]) -> str:
         """Of images a model with convolutions."""
@@ -90,7 +92,7 @@ class FedKGF(Method):
         modules = None
         if self.groups == "random":
             modules = net.rng.permutation(len(modules_of(net.problem.first_model()))).tolist()
-        mean = EntryMeans()
+        mean = net.entry_means(state.theta)
         for _, reply in net.call(self.train, to=cohort, send=Model(Dense(state.theta), order, modules)):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.theta = mean.over(state.theta)

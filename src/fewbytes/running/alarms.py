@@ -10,8 +10,8 @@ from fewbytes.core.problem import Id
 from fewbytes.core.standing import FEWEST, Beside
 
 LONG, FAR_TOO_LONG = 8.0, 20.0
-"""Times the median of the others' norms: what stands out, and what need not do so twice. Honest clients of twenty runs
-with a Dirichlet alpha of 0.1 to 1 came to 5."""
+"""Medians of all norms: what stands out, and what need not do so twice. Honest clients of twenty runs with a Dirichlet
+alpha of 0.1 to 1 came to 5."""
 AGAINST, SPREADS, LEAST_SPREAD = -0.1, 4.0, 0.05
 """A cosine to the others' mean below this stands out if it is so many spreads (1.48 median deviations, or so much at
 least) below the median of the others', and these agree: where all clients differ nobody does."""
@@ -53,15 +53,14 @@ class Alarms:
 def standing_out(updates: Mapping[Id, Beside]) -> dict[Id, str]:
     """How each client's update stands out in a round: `long`, `far too long`, `against`, or not (empty)."""
     found = {}
-    for client, (norm, cosine) in updates.items():
+    for client, (length, cosine) in updates.items():
         others = [each for i, each in updates.items() if i != client]
         if len(others) < FEWEST - 1:
             return dict.fromkeys(updates, "")
-        usual = statistics.median(each.norm for each in others)
         middle = statistics.median(each.cosine for each in others)
         spread = 1.4826 * statistics.median(abs(each.cosine - middle) for each in others)
         lowest = middle - SPREADS * max(spread, LEAST_SPREAD)
         against = cosine < min(AGAINST, lowest) and middle > -AGAINST
-        long = "far too long" if norm > FAR_TOO_LONG * usual else "long" if norm > LONG * usual else ""
-        found[client] = long if usual > 0 and long else "against" if against else ""
+        long = "far too long" if length > FAR_TOO_LONG else "long" if length > LONG else ""
+        found[client] = long or ("against" if against else "")
     return found
