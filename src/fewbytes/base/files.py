@@ -1,9 +1,10 @@
-"""Files that are never half-written, folders that are never left behind or used twice at once."""
+"""Files that are never half-written, folders that are never left behind, used twice at once or somebody else's."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
+
+from fewbytes.base.errors import UserError
 
 if sys.platform != "win32":  # nothing is locked there
     import fcntl
@@ -26,7 +29,8 @@ def replacing(path: Path, sync: bool = False) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         mode = 0o666 if path.parent.stat().st_mode & 0o077 else 0o600
-        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
+        temporary.unlink(missing_ok=True)  # of a process that had this number; whatever it is, it is not written to
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             yield file
             if sync:
                 file.flush()
@@ -77,8 +81,19 @@ def _running(number: int) -> bool:
 
 
 def private_folder(path: Path) -> None:
-    """`make_folder`, of one that only its owner can enter."""
+    """`make_folder`, of one that only its owner can enter. Raises UserError for a link or another account's folder.
+
+    Another account's counts as ours if nobody else can enter it: some file systems give all files one owner.
+    """
     make_folder(path, mode=0o700)
+    about = path.lstat()
+    if stat.S_ISLNK(about.st_mode):
+        raise UserError(f"{path} is a link, where a folder of this account's is wanted: remove it")
+    if about.st_mode & 0o077 and sys.platform != "win32":
+        if about.st_uid not in (os.geteuid(), 0):
+            raise UserError(f"{path} belongs to another account: remove it, or choose another folder")
+        with suppress(OSError):  # a file system that knows no modes
+            path.chmod(0o700)
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
@@ -90,12 +105,33 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
         _sync(each.parent)
 
 
+def open_plain(path: str, flags: int) -> int:
+    """An `opener` for `open`: makes and opens a regular file at this very place, without waiting for anybody.
+
+    Raises UserError for a link, a pipe, a socket or a device, as others can put in a folder that they share.
+    """
+    try:
+        wanted = flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        opened = os.open(path, wanted, 0o600)
+    except OSError:
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            raise UserError(_NO_FILE.format(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise UserError(_NO_FILE.format(path))
+    return opened
+
+
+_NO_FILE = "{} is a link, a pipe or a device, where a file of this program's is wanted: remove it"
+
+
 def lock(path: Path, wait: bool = False) -> BinaryIO | None:
     """Hold the file at `path` until what is returned is closed, or this process and its children are gone.
 
-    None if somebody else holds it, unless `wait`.
+    None if somebody else holds it, unless `wait`. Raises UserError for what is no file.
     """
-    file = open(path, "ab")  # noqa: SIM115 (open as long as the lock is held)
+    file = open(path, "ab", opener=open_plain)  # noqa: SIM115 (open as long as the lock is held)
     try:
         if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -108,14 +144,16 @@ def lock(path: Path, wait: bool = False) -> BinaryIO | None:
 class ScratchFolder:
     """A temporary folder that goes with its process: `close` removes it, or, after a kill -9, the next one made.
 
-    It is made in `parent`, by default the system's folder for temporary files, with `kind` in its name.
+    It is made in `parent`, by default the system's folder for temporary files, with `kind` in its name. All accounts
+    share that one: what looks like a folder left there is touched only if this account alone can have made and filled
+    it.
     """
 
     def __init__(self, kind: str, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
         for left in parent.glob(f"fewbytes-{kind}-*/lock"):
-            with suppress(OSError):
-                held = lock(left)
+            with suppress(OSError, UserError):
+                held = lock(left) if _is_mine(left.parent) else None
                 if held is not None:
                     shutil.rmtree(left.parent, ignore_errors=True)
                     held.close()
@@ -127,6 +165,13 @@ class ScratchFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
+
+
+def _is_mine(folder: Path) -> bool:
+    """Whether this is a folder, no link to one, of this account's that no other can enter."""
+    about = folder.lstat()
+    alone = sys.platform == "win32" or (about.st_uid == os.geteuid() and not about.st_mode & 0o077)
+    return stat.S_ISDIR(about.st_mode) and alone
 
 
 def write_text(path: Path, text: str) -> None:

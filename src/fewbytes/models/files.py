@@ -15,7 +15,7 @@ from torch import nn
 
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.base.files import private_folder, replacing
+from fewbytes.base.files import make_folder, replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.state import (
     State,
@@ -60,7 +60,7 @@ def save_model(model: nn.Module, path: Path, about: dict[str, Any]) -> None:
     A model put together from clients' models says how in its `recipe`, which is written too. Of a model whose frozen
     part lies elsewhere, in transformers' folders, only what is trained is written, and a digest of that part.
     """
-    private_folder(path.parent)
+    make_folder(path.parent, mode=0o700)  # whose it is where it is there already, whoever names it knows
     recipe = {"recipe": model.recipe} if hasattr(model, "recipe") else {}
     elsewhere = str(about.get("model", "")).startswith(PREFIX) and frozen_entries(model) and not recipe
     written = trained_entries(model) if elsewhere else all_entries(model)  # frozen parts, too
