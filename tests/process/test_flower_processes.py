@@ -207,7 +207,7 @@ def test_a_deployment_that_loses_its_server_says_so_and_is_left_alone_by_others(
     assert second.returncode == 2
     assert "another deployment is running there" in second.stderr
     events = (folder / "deployment" / "events.jsonl").read_text().splitlines()
-    (pid,) = {json.loads(line)["pid"] for line in events if '"started"' in line}
+    (pid,) = {json.loads(line)["pid"] for line in events if '"began"' in line}
     os.kill(pid, signal.SIGKILL)
     errors = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 1
@@ -245,7 +245,7 @@ def test_a_deployment_that_is_asked_to_end_leaves_a_result_and_no_uploads(who, t
     (folder,) = tmp_path.iterdir()
     deployment = folder / "deployment"
     events = (deployment / "events.jsonl").read_text().splitlines()
-    (pid,) = {json.loads(line)["pid"] for line in events if '"started"' in line}
+    (pid,) = {json.loads(line)["pid"] for line in events if '"began"' in line}
     os.kill(pid if who == "server" else process.pid, signal.SIGTERM)
     errors = process.communicate(timeout=PATIENCE)[1]
     assert process.returncode == 130, errors

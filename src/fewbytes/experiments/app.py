@@ -28,6 +28,7 @@ from fewbytes.experiments.display import score_words
 from fewbytes.experiments.groups import GROUPS
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower.apps import Served, default_folder, make_client_app, make_server_app
+from fewbytes.flower.children import this_process
 from fewbytes.methods import short_name
 from fewbytes.report import read_runs, write_report
 from fewbytes.running.result import Result
@@ -109,6 +110,8 @@ def _serve_run(serve: Callable[..., Result], run_config: Mapping[str, Any]) -> N
         Path(out) if out else default_folder() / "runs" / f"{stamp}-{short_name(str(settings.get('method', 'run')))}"
     )
     with closing(_EventLog(folder)) as events:
+        pid, started = this_process()
+        events.write("began", pid=pid, started=started)
         try:
             experiment = make_experiment(settings)
             method, task = experiment.made(), experiment.task(here=())
@@ -153,7 +156,7 @@ class _EventLog(Watcher):
         print(f"waiting for clients: {there} of {wanted} are connected", flush=True)
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
-        self.write("started", rounds=rounds, done=done, pid=os.getpid())
+        self.write("started", rounds=rounds, done=done)
 
     def replied(self, client: Id) -> None:
         self.write("replied", client=client)

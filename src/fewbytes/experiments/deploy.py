@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import replacing
+from fewbytes.base.files import open_plain, replacing
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
 from fewbytes.experiments.settings import Experiment
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.children import is_alive, send
 from fewbytes.flower.guarded import application_files
 from fewbytes.flower.processes import Processes
 from fewbytes.running.checkpoint import Checkpoints
@@ -163,13 +164,16 @@ class Deployment:
                 write_host(self.processes, self.experiment, i, place.name, self.address)
 
     def _end_server(self) -> None:
-        """End what is left of a deployment that was killed: its server outlives it while it looks for its SuperLink."""
-        home = f"{compat.HOME}={self.folder / 'flower-home'}\0".encode()
-        for place in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                command, environment = ((place / name).read_bytes() for name in ("cmdline", "environ"))
-                if compat.SERVER.encode() in command and home in environment + b"\0":
-                    os.kill(int(place.name), signal.SIGKILL)  # its checkpoints are whole
+        """End what is left of a deployment that was killed: its server outlives it while it looks for its SuperLink.
+
+        It has written which process it is. No other is signalled, also where that id is another's by now.
+        """
+        with suppress(OSError, ValueError, KeyError, TypeError):  # nothing, or nothing whole, was written
+            with open(self.out / EVENTS, encoding="utf-8", opener=open_plain) as file:
+                event = json.loads(file.readline())
+            server = int(event["pid"]), str(event["started"])
+            if compat.SERVER.encode() in Path(f"/proc/{server[0]}/cmdline").read_bytes() and server[1]:
+                send(server, signal.SIGKILL)  # its checkpoints are whole
 
     def commands(self) -> str:
         """What to run where, for people."""
@@ -221,17 +225,17 @@ class Deployment:
                 self.processes.start_node(place.name, self._node_config(i))
 
     def _follow(self, number: int, watcher: Watcher, note: Callable[[str], None]) -> None:
-        pid, dead, quiet = 0, 0, time.monotonic() + QUIET_SECONDS
+        server, begun, dead, quiet = (0, ""), False, 0, time.monotonic() + QUIET_SECONDS
         self._again = {}
         try:
             for event in self._events():
                 if event is None:
                     self.processes.check()
-                    self._start_again(note, hopeless=not pid)
-                    dead = dead + 1 if pid and not _alive(pid) else 0
+                    self._start_again(note, hopeless=not begun)
+                    dead = dead + 1 if begun and not is_alive(server) else 0
                     if dead > 3:  # and has written nothing more
                         raise FewbytesError(f"the run's server has died ({self.folder / 'logs'})")
-                    if time.monotonic() > quiet and not pid:
+                    if time.monotonic() > quiet and not begun:
                         quiet = time.monotonic() + QUIET_SECONDS
                         status, details = self.processes.run_status(number)
                         if status.startswith("finished"):
@@ -241,8 +245,10 @@ class Deployment:
                 match event.pop("event"):
                     case "waiting":
                         watcher.waiting(event["there"], event["wanted"])
+                    case "began":
+                        server = event["pid"], event["started"]
                     case "started":
-                        pid = event["pid"]
+                        begun = True
                         watcher.started(self.out, event["rounds"], event["done"])
                     case "replied":
                         watcher.replied(event["client"])
@@ -272,11 +278,10 @@ class Deployment:
             raise
         except KeyboardInterrupt:
             watcher.ended({"status": "interrupted"})
-            if pid:  # let it write its result
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
+            if begun:  # let it write its result
+                send(server, signal.SIGTERM)
                 deadline = time.monotonic() + 10
-                while _alive(pid) and time.monotonic() < deadline:
+                while is_alive(server) and time.monotonic() < deadline:
                     time.sleep(0.1)
             raise
 
@@ -331,14 +336,3 @@ class Deployment:
         for name, text in application_files(config).items():
             with replacing(app / name) as file:
                 file.write(text.encode())
-
-
-def _alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and was not waited for does not."""
-    try:
-        os.kill(pid, 0)
-        return pid != 0 and Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] != "Z"
-    except ProcessLookupError:
-        return False
-    except OSError:  # no /proc here
-        return True

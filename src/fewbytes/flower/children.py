@@ -20,6 +20,8 @@ from fewbytes.base.errors import UserError
 from fewbytes.flower import compat
 
 GRACE_SECONDS = 5  # between SIGTERM and SIGKILL
+Process = tuple[int, str]
+"""Its id, and when it started (empty where there is no /proc): another that gets the id later is another."""
 
 
 class Child:
@@ -80,26 +82,57 @@ def end(ending: list[Child]) -> None:
         if time.monotonic() > deadline:
             for process in alive:
                 process.kill()
-            for pid, _ in family & running().keys():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for each in family & running().keys():
+                send(each, signal.SIGKILL)
         time.sleep(0.05)
 
 
-def running() -> dict[tuple[int, str], int]:
-    """Every running process, by its id and start time, and its parent's id; nothing where there is no /proc."""
+def this_process() -> Process:
+    """The process that asks."""
+    return os.getpid(), _started(Path(f"/proc/{os.getpid()}/stat"))[0]
+
+
+def is_alive(process: Process) -> bool:
+    """Whether that very process runs; one that has ended and was not waited for does not."""
+    pid, started = process
+    if started:
+        return _started(Path(f"/proc/{pid}/stat"))[0] == started
+    with suppress(OSError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def send(process: Process, number: signal.Signals) -> None:
+    """Send a signal to that very process, if it runs."""
+    if is_alive(process):  # ids are given in turn: none comes again between this line and the next
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process[0], number)
+
+
+def running() -> dict[Process, int]:
+    """Every running process, and its parent's id; nothing where there is no /proc."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent, *fields = path.read_text(errors="replace").rpartition(")")[2].split()
-            if state not in "ZX":
-                found[int(path.parent.name), fields[17]] = int(parent)
+        started, parent = _started(path)
+        if started:
+            found[int(path.parent.name), started] = parent
     return found
 
 
-def family_of(pids: set[int]) -> set[tuple[int, str]]:
+def _started(stat: Path) -> tuple[str, int]:
+    """When the process started whose file this is, in ticks since this machine did, and its parent's id; "" and 0 if it
+    has ended."""
+    with suppress(OSError):
+        state, parent, *fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+        if state not in "ZX":
+            return fields[17], int(parent)
+    return "", 0
+
+
+def family_of(pids: set[int]) -> set[Process]:
     """The processes of these ids and all they started."""
-    there, family = running(), set[tuple[int, str]]()
+    there, family = running(), set[Process]()
     while more := {each for each, parent in there.items() if each[0] in pids or parent in pids} - family:
         family |= more
         pids = {pid for pid, _ in more}
