@@ -28,6 +28,7 @@ from PIL import Image
 from fewbytes.base.errors import UserError
 from fewbytes.base.files import replacing
 from fewbytes.data.clients import Dataset
+from fewbytes.data.folders import check_inside
 from fewbytes.data.images import cache_folder, open_image
 from fewbytes.data.split import Split, Targets
 
@@ -83,6 +84,7 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
         raise UserError(f"image_size is a multiple of {STRIDE} pixels, not {size}")
     splits = {}
     train_file, test_file = _annotations(folder, "train"), _annotations(folder, "test", "val")
+    check_inside(folder, (train_file, test_file))
     train, test = _read(train_file), _read(test_file)
     classes = {category.id: category.name for category in sorted(train.categories, key=lambda c: c.id)}
     if {category.id: category.name for category in test.categories} != classes:
@@ -98,6 +100,7 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
         labels = torch.tensor([_main_category(mine) for mine in found])
         truth = None if training else _truth(kept, found, tuple(classes.values()))
         split = path.stem.removeprefix("instances_")
+        check_inside(folder, (folder / split / image.file_name for image in kept))
         splits[path] = Split(
             _decoded(kept, folder / split, path, size), labels, learnt=Targets("boxes", targets, truth)
         )

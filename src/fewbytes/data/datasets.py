@@ -22,7 +22,7 @@ from fewbytes.data.cifar import cifar_files
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.coco import SIZE, is_coco, read_coco
 from fewbytes.data.decoding import decoded
-from fewbytes.data.folders import TEST_NAMES, holds_classes, subfolders
+from fewbytes.data.folders import TEST_NAMES, check_inside, holds_classes, subfolders
 from fewbytes.data.images import cache_folder, squared
 from fewbytes.data.masks import holds_masks, read_masks
 from fewbytes.data.own import is_function, own_data
@@ -71,7 +71,8 @@ def load_dataset(
     (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed to
     `image_size` (SIZE unless given). Of a table `schema` says what its columns mean, or only what is asked of it
     (`read_table`). With `only_test` a folder may have no training samples. Raises UserError if there is no such data
-    set, it has no labels, its images differ in size, one cannot be decoded, or a table is not as the schema says.
+    set, it has no labels or a link out of its folder, its images differ in size, one cannot be decoded, or a table is
+    not as the schema says.
     """
     if name == "digits":
         return _digits(image_size)
@@ -90,6 +91,8 @@ def load_dataset(
     if holds_masks(folder):
         return read_masks(name, folder, image_size, only_test)
     if not (folder / "train").is_dir() and (files := table_files(folder, only_test)):
+        if folder.is_dir():
+            check_inside(folder, files.values())
         return read_table(name, files, schema or Schema(), only_test)
     if folder.is_file():
         raise UserError(f"{folder} is not a table: it cannot be read as Parquet, or holds images: name its folder")
@@ -136,6 +139,7 @@ def client_folders(name: str) -> list[Path]:
         raise UserError(
             f"--client-data: {folder} holds no data: it has a folder for each client, with train/<class>/, or a table"
         )
+    check_inside(folder, places)
     return places
 
 

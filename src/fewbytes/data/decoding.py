@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -53,7 +54,14 @@ def _decode(encoded: dict[str, Encoded], classes: tuple[str, ...], image_size: i
         first = next(source.chunks)
         like = like or open_image(first[0], source.where, 0)
         height, width = (image_size, image_size) if image_size else (like.height, like.width)
-        x = np.empty((len(source.labels), 1 if like.mode in ("1", "L") else 3, height, width), np.uint8)
+        shape = (len(source.labels), 1 if like.mode in ("1", "L") else 3, height, width)
+        try:
+            x = np.empty(shape, np.uint8)
+        except MemoryError:
+            raise UserError(
+                f"{source.where}: {shape[0]:,} images of {width} x {height} pixels take {math.prod(shape) / 1e9:,.0f} "
+                "GB, which this machine has not: give a smaller image_size (--image-size)"
+            ) from None
         # Decoding small images hardly leaves the interpreter's lock: there, threads cost more than they bring.
         with ThreadPoolExecutor(os.cpu_count() if like.height * like.width >= 64 * 64 else 1) as pool:
             start = 0

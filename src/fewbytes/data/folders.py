@@ -1,9 +1,11 @@
-"""Image folders: which images are in one, and of which class each is."""
+"""Folders of data: which images are in one, of which class each is, and that its files are its own."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fewbytes.base.errors import UserError
@@ -58,6 +60,27 @@ def subfolders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def check_inside(folder: Path, paths: Iterable[Path]) -> None:
+    """Raises UserError for a file or folder of a data set in `folder` that is a link out of it, or lies behind one, and
+    for what is no file, such as a pipe. The folder may be a link itself, and links within FEWBYTES_DATA are the user's.
+    """
+    paths, data = list(paths), os.environ.get("FEWBYTES_DATA")
+    roots = [folder.resolve(), *([Path(data).expanduser().resolve()] if data else [])]
+    links = [path for path in paths if path.is_symlink()]
+    for place in (*sorted({path.parent for path in paths}), *links):
+        target = place.resolve()
+        if not any(target.is_relative_to(root) for root in roots):
+            raise UserError(
+                f"{place} leads out of the data folder {folder}, to {target}: copy what is there into the folder, or "
+                "have both below the folder that FEWBYTES_DATA names"
+            )
+    for path in paths:
+        if path.exists() and stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise UserError(f"{path} is a pipe or a device, not a file: remove it")
+        if path.is_symlink() and not path.exists():
+            raise UserError(f"{path} is a link to a file that is not there: remove it")
 
 
 def _by_class(folder: Path) -> Labelled:

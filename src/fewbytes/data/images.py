@@ -13,6 +13,8 @@ from PIL import Image, ImageOps
 from fewbytes.base.errors import UserError
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
+MOST_PIXELS = 1 << 26
+"""An image may have so many, 8192 x 8192: as its first bytes say, before the others are decoded."""
 
 Item = bytes | Path | NDArray[np.uint8]  # an image not yet decoded, or its pixels (height, width, 3)
 
@@ -30,11 +32,21 @@ def open_image(item: Item | None, where: Path, index: int) -> Image.Image:
     if isinstance(item, np.ndarray):
         return Image.fromarray(item)
     try:
-        image = Image.open(item if isinstance(item, Path) else io.BytesIO(item), formats=FORMATS)
-        image.load()
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        with item.open("rb") if isinstance(item, Path) else io.BytesIO(item) as file:
+            image = Image.open(file, formats=FORMATS)
+            if image.width * image.height <= MOST_PIXELS:
+                image.load()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # far more than MOST_PIXELS
+        raise _too_large(place) from None
+    except (OSError, ValueError, SyntaxError) as error:
         raise UserError(f"{place} is not a readable image ({', '.join(FORMATS)}); remove or replace it") from error
+    if image.width * image.height > MOST_PIXELS:
+        raise _too_large(f"{place} is {image.width:,} x {image.height:,} pixels large and")
     return image
+
+
+def _too_large(place: str) -> UserError:
+    return UserError(f"{place} has more than {MOST_PIXELS:,} pixels, the most that are decoded: scale or cut it")
 
 
 def squared(image: Image.Image, size: int) -> Image.Image:

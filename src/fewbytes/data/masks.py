@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from fewbytes.base.errors import UserError
 from fewbytes.data.clients import Dataset
-from fewbytes.data.folders import SUFFIXES, TEST_NAMES
+from fewbytes.data.folders import SUFFIXES, TEST_NAMES, check_inside
 from fewbytes.data.images import open_image, squared
 from fewbytes.data.split import IGNORED_PIXEL, Split, Targets
 
@@ -37,8 +37,9 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
     if only_test and test is None and not (folder / "train" / "images").is_dir():
         raise UserError(f"{folder} has no test images: there is no test/images/ with test/masks/")
     places = [folder / "train", *([] if test is None else [test])]
-    splits = [_split(place, size) for place in places if (place / "images").is_dir()]
     listed = folder / "classes.txt"
+    check_inside(folder, [listed, *(file for place in places for file in place.glob("*/*"))])
+    splits = [_split(place, size) for place in places if (place / "images").is_dir()]
     highest = max((int(m[m != IGNORED_PIXEL].max()) for s in splits if (m := s.targets).numel()), default=0)
     names = listed.read_text("utf-8").split("\n") if listed.is_file() else [str(c) for c in range(highest + 1)]
     classes = tuple(line.strip() for line in names if line.strip())

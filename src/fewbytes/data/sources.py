@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.parquet import read_parquet
 from fewbytes.data.cifar import cifar_files, read_cifar
-from fewbytes.data.folders import TEST_NAMES, Labelled, labelled_images, subfolders, test_images
+from fewbytes.data.folders import TEST_NAMES, Labelled, check_inside, labelled_images, subfolders, test_images
 from fewbytes.data.images import Item
 
 LABEL_NAMES = ("label", "labels", "fine_label")
@@ -37,7 +38,15 @@ Read = Callable[[], tuple[dict[str, Encoded], tuple[str, ...]]]  # by split, and
 
 
 def source(folder: Path, first: Sequence[str] = ("train",)) -> tuple[Files, Read] | None:
-    """The files of the data set in a folder, and what reads them; None if it has no split called as one of `first`."""
+    """The files of the data set in a folder, and what reads them; None if it has no split called as one of `first`.
+    Raises UserError as `check_inside`."""
+    found = _source(folder, first)
+    if found is not None:
+        check_inside(folder, (path for paths in found[0].values() for path in paths))
+    return found
+
+
+def _source(folder: Path, first: Sequence[str]) -> tuple[Files, Read] | None:
     if parquet := _parquet_files(folder, first):
         return parquet, partial(_read_parquet, folder, parquet)
     if images := labelled_images(folder) if "train" in first else {"train": test_images(folder)}:
@@ -98,7 +107,7 @@ def _read_parquet(folder: Path, files: Files) -> tuple[dict[str, Encoded], tuple
         image, label, classes = _columns(schema, files["train"][0])
         encoded = {}
         for split, paths in files.items():
-            column = pa.chunked_array([c for p in paths for c in pq.read_table(p, columns=[label]).column(0).chunks])
+            column = pa.chunked_array([c for p in paths for c in read_parquet(p, [label]).column(0).chunks])
             if column.null_count:
                 raise UserError(f"{paths[0]} has {column.null_count} samples without a label; remove them")
             labels = column.to_numpy().astype(np.int64)

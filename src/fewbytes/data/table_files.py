@@ -11,6 +11,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.parquet import read_parquet
 from fewbytes.data.folders import TEST_NAMES
 from fewbytes.data.schema import MARKS, Schema
 from fewbytes.data.sources import holds_images
@@ -45,7 +46,7 @@ def read_columns(path: Path, schema: Schema) -> pa.Table:
     """The columns of a file, those of categories and classes as text. Raises UserError for what is no table."""
     try:
         if path.suffix == ".parquet":
-            return pq.read_table(path)
+            return read_parquet(path)
         texts = [*schema.categories, *(schema.target if schema.learns == "classes" else ())]
         how = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
         return pyarrow.csv.read_csv(path, convert_options=how)

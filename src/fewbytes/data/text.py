@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.language import padding_token
+from fewbytes.base.parquet import read_parquet
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.datasets import find, not_found
-from fewbytes.data.folders import TEST_NAMES
+from fewbytes.data.folders import TEST_NAMES, check_inside
 from fewbytes.data.named import NamedTensors
 from fewbytes.data.schema import no_column
 from fewbytes.data.sources import source
@@ -118,6 +118,8 @@ def documents_in(place: Path) -> Documents:
     """The .txt files of a folder, or the one. A file's group is the folder of that folder it lies in, else itself.
     Raises UserError for one that is not UTF-8."""
     paths = [place] if place.suffix == ".txt" else sorted(place.rglob("*.txt"))
+    if place.is_dir():
+        check_inside(place, paths)
     return [(_group(path, place), _read(path)) for path in paths]
 
 
@@ -128,6 +130,8 @@ def read_text_table(place: Path, column: str, label: str | None) -> tuple[Docume
     Raises UserError if there is no such file or column, and for missing values.
     """
     files = [place] if place.is_file() else sorted(path for path in place.iterdir() if path.suffix in TABLES)
+    if place.is_dir():
+        check_inside(place, files)
     tests = [path for path in files if place.is_dir() and path.stem.startswith(TEST_NAMES)]
     trains = [path for path in files if path not in tests]
     if not trains:
@@ -140,7 +144,7 @@ def read_text_table(place: Path, column: str, label: str | None) -> tuple[Docume
 
 def _texts(path: Path, column: str, label: str | None, name: str) -> Documents:
     columns = {
-        ".parquet": pq.read_table,
+        ".parquet": read_parquet,
         ".csv": pyarrow.csv.read_csv,
         ".json": pyarrow.json.read_json,
         ".jsonl": pyarrow.json.read_json,

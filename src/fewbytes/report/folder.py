@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.parquet import check_parquet
 from fewbytes.base.units import written
 from fewbytes.core.metrics import CHANCE, traits
 from fewbytes.report.records import Attack, Local, Membership, Partition, Poison, Probe, Result, Round, Traits
@@ -336,6 +337,7 @@ def _result(file: Path) -> dict[str, Any]:
 
 
 def _ledger(file: Path) -> pa.Table:
+    check_parquet(file)
     table = pq.ParquetFile(file).read(columns=[*_COLUMNS, *_WORDS])
     types = {field.name: field.type for field in table.schema}
     if not all(name in types and pa.types.is_integer(types[name]) for name in _COLUMNS):
