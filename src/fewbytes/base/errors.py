@@ -102,6 +102,12 @@ def cleaned(text: str | None, most: int = 300) -> str:
     return " ".join(printable.split())[:most]
 
 
+def visible(text: str) -> str:
+    """Text that may hold somebody else's words, of any length, without characters that steer a terminal, hide or turn
+    the text around; its lines stay."""
+    return text if text.isprintable() else "".join(c for c in text if c.isprintable() or c in "\n\t\u00a0\u3000")
+
+
 def import_failed(error: Exception, module: str) -> str:
     """What came of importing a module of the user's by its name and taking something from it, in one line."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None

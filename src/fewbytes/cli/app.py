@@ -19,7 +19,7 @@ import typer
 from rich.text import Text
 
 from fewbytes.analysis.settings import Attacking, Imprinting, Inferring, Poisoning, Probing, attack_of
-from fewbytes.base.errors import FewbytesError, Slip, UserError, raised_at, said
+from fewbytes.base.errors import FewbytesError, Slip, UserError, raised_at, said, visible
 from fewbytes.base.named import only_allowed
 from fewbytes.base.units import parse_rate
 from fewbytes.cli.options import option, options_of, with_options
@@ -661,7 +661,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # where a locale has few characters
     plain = warnings.formatwarning
-    warnings.formatwarning = lambda text, kind, *of, **how: (
+    warnings.formatwarning = lambda text, kind, *of, **how: visible(
         f"note: {text}\n" if issubclass(kind, Slip) else plain(text, kind, *of, **how)
     )
     sys.path.insert(0, os.getcwd())  # a method, model or generator is found in the current folder, as by `python -m`

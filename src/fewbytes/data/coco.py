@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
 from fewbytes.data.clients import Dataset
 from fewbytes.data.folders import check_inside
@@ -161,7 +161,7 @@ def _objects(path: Path, file: _File, classes: dict[int, int]) -> dict[int, list
         number = classes[annotation.category_id]
         objects[image.id].append(_Annotation(image.id, number, box, area, annotation.iscrowd))
     if flat:
-        log.warning("%s: boxes of no area are left out: %d", path, flat)
+        log.warning("%s: boxes of no area are left out: %d", visible(str(path)), flat)
     return objects
 
 

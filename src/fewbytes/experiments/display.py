@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.text import Text
 
+from fewbytes.base.errors import visible
 from fewbytes.base.units import listed, written
 from fewbytes.core.policy import ABSENT
 from fewbytes.running.watcher import Watcher
@@ -25,9 +27,20 @@ PLAIN: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 """Of consoles that print text as it is: paths, names and errors may hold [brackets] or :colons:."""
 MAIN = ("global", "personalised")
 """The kinds of score that a live line has besides the method's own; result.json and the report have all."""
-console = Console(stderr=True, **PLAIN)
+
+
+class Visible(Console):
+    """A console in which no text steers the terminal: names may be those of strangers' folders, classes or columns."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As of any console, of what is visible."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
+
+console = Visible(stderr=True, **PLAIN)
 """Where the command line talks to people."""
-printed = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100, **PLAIN)
+printed = Visible(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100, **PLAIN)
 """Standard output, which is for results."""
 
 

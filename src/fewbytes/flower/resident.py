@@ -21,7 +21,7 @@ from pathlib import Path
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
-from fewbytes.base.errors import FewbytesError, one_line
+from fewbytes.base.errors import FewbytesError, one_line, visible
 from fewbytes.flower.compat import APP_RAISED, APP_REFUSED, LOGGER
 from fewbytes.flower.fleet import Fleet, Received, Refused, RunOver, Stopped
 from fewbytes.flower.guarded import is_installed
@@ -123,4 +123,4 @@ class _Resident(threading.Thread):
             return Message(Error(APP_RAISED, one_line(error, 300)), reply_to=message)
 
     def _say(self, what: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {self._label}: {what}", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {self._label}: {visible(what)}", flush=True)

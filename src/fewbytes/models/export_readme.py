@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+from html import escape
 from string import Template
 from typing import Any
+
+from fewbytes.base.errors import cleaned
 
 Said = dict[str, Any]  # what model.json says
 
@@ -93,7 +98,8 @@ print(answer("a text of yours"))
 
 def readme(said: Said) -> str:
     """The text of README.md."""
-    parts = [f"# {said['model']} model of {said['method']}".replace("None", "a run"), f"{_taken(said)} {_given(said)}"]
+    method = "a run" if said["method"] is None else _words(said["method"])
+    parts = [f"# {said['model']} model of {method}", f"{_taken(said)} {_given(said)}"]
     if said["normalise"]:
         parts.append("It normalises x itself: give x as it is.")
     if "model.pt2" in said["files"]:
@@ -101,7 +107,7 @@ def readme(said: Said) -> str:
     if "model.onnx" in said["files"]:
         parts.append(f"With onnxruntime:\n\n{_snippet(said, 'onnxruntime')}")
     if "model.safetensors" in said["files"]:
-        of = f" ({said['architecture']})" if said["architecture"] else ""
+        of = f" ({_words(said['architecture'])})" if said["architecture"] else ""
         parts.append(
             f"model.safetensors holds the weights by name, for a module of your own{of}:\n\n"
             '```python\nmodule.load_state_dict(safetensors.torch.load_file("model.safetensors"))\n```'
@@ -111,12 +117,17 @@ def readme(said: Said) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _words(text: str) -> str:
+    """A name from a run or a model's file, which may be a stranger's, as Markdown shows it: as text."""
+    return re.sub(r"[\\`\[\]]", r"\\\g<0>", escape(cleaned(str(text)), quote=False))
+
+
 def _taken(said: Said) -> str:
     """What the model takes, in words."""
     taken, table, text = said["input"], said["table"], said["text"]
     shape = taken["shape"]
     if taken["tensors"]:
-        each = [f"{name} {of['dtype']} ({_listed(of['shape'])})" for name, of in taken["tensors"].items()]
+        each = [f"{_words(name)} {of['dtype']} ({_listed(of['shape'])})" for name, of in taken["tensors"].items()]
         words = f"It takes samples of several tensors, {', '.join(each)}"
     else:
         words = f"It takes samples x, {taken['dtype']} ({_listed(shape)})"
@@ -180,7 +191,7 @@ def _outputs(library: str, tensors: dict[str, str]) -> str:
     """The call that gives the model's outputs of arrays, by the tensors' names."""
     if library == "torch":
         return f"model({', '.join(f'torch.from_numpy({array})' for array in tensors.values())})"
-    given = ", ".join(f'"{name}": {array}' for name, array in tensors.items())
+    given = ", ".join(f"{json.dumps(name)}: {array}" for name, array in tensors.items())
     return f"model.run(None, {{{given}}})[0]"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
 from fewbytes.report import choice, leaks, left_out, notes, pictures, pieces
 from fewbytes.report.charts import (
@@ -167,7 +167,7 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     """
     if not runs:
         raise UserError("there are no runs to report")
-    text = _page(runs)
+    text = visible(_page(runs))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fewbytes.base.errors import visible
+
 T = TypeVar("T")
 
 Trace = dict[str, Any]  # of plotly
@@ -42,7 +44,7 @@ def symbol(index: int) -> str:
 
 def plain(text: str, longest: int = 80) -> str:
     """Any text as plotly shows it, which reads a few tags and entities of its own; cut to `longest` characters."""
-    return escape(cut(text, longest), quote=False)
+    return escape(cut(visible(text), longest), quote=False)
 
 
 def cut(text: str, longest: int = 60) -> str:
