@@ -105,6 +105,20 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
         _sync(each.parent)
 
 
+def check_own(folder: Path) -> None:
+    """Raises UserError for a link out of a folder of ours, and for a pipe or a device in it, as a stranger's may have:
+    nothing is read or written elsewhere, or waited for. The folder may be a link itself, or absent."""
+    root = folder.resolve()
+    for place, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = Path(place, name)
+            kind = path.lstat().st_mode
+            if stat.S_ISLNK(kind) and not path.resolve().is_relative_to(root):
+                raise UserError(f"{path} leads out of the folder {folder}, to {path.resolve()}: put that in its place")
+            if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
+                raise UserError(f"{path} is a pipe or a device, which no run leaves: remove it")
+
+
 def open_plain(path: str, flags: int) -> int:
     """An `opener` for `open`: makes and opens a regular file at this very place, without waiting for anybody.
 

@@ -70,6 +70,15 @@ def check_fetched(name: str) -> None:
         raise UserError(_not_here(name))
 
 
+def check_address(address: str) -> None:
+    """Raises UserError if a file names another machine to work with, and nobody here did."""
+    if (allowed := _allowed.get()) is not None and address not in allowed.names:
+        raise UserError(
+            f"{address!r} is a machine that a file names, not you: nothing is sent there. If you trust it, name it "
+            f"again, or allow it (--allow {address})"
+        )
+
+
 def elsewhere() -> bool:
     """Whether a server names what is named, so that errors must not tell what else lies here."""
     return (allowed := _allowed.get()) is not None and not allowed.anywhere

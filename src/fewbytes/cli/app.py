@@ -20,6 +20,7 @@ from rich.text import Text
 
 from fewbytes.analysis.settings import Attacking, Imprinting, Inferring, Poisoning, Probing, attack_of
 from fewbytes.base.errors import FewbytesError, Slip, UserError, raised_at, said, visible
+from fewbytes.base.files import check_own
 from fewbytes.base.named import only_allowed
 from fewbytes.base.units import parse_rate
 from fewbytes.cli.options import option, options_of, with_options
@@ -172,7 +173,7 @@ def run(
         settings["method"] = method
     if from_round is not None and resume is None:
         raise UserError("--from-round goes back in a run: name it, --resume RUN")
-    with _standard_output_for(as_json), _naming(allow, resume):
+    with _standard_output_for(as_json), _naming(allow, resume, settings.get("ray_address", "")):
         if resume is not None:
             settings = resumed(resume, settings, from_round)
         job = PreparedRun(settings)
@@ -629,9 +630,12 @@ def _standard_output_for(as_json: bool) -> Iterator[None]:
 
 def _naming(allow: str | None, folder: Path | None, *named: str) -> contextlib.AbstractContextManager[None]:
     """While something is made of the files in a run's folder: only code that --allow names, or was `named`, is
-    imported. Where there is no folder, all settings are the user's own."""
-    names = [name.strip() for name in (allow or "").split(",")]
-    return contextlib.nullcontext() if folder is None else only_allowed(*names, *named)
+    imported, and only such machines are called. Where there is no folder, all settings are the user's own. Raises
+    UserError for a folder with links out of it."""
+    if folder is None:
+        return contextlib.nullcontext()
+    check_own(folder)
+    return only_allowed(*(name.strip() for name in (allow or "").split(",")), *named)
 
 
 def _pairs(texts: Sequence[str], option: str) -> dict[str, str]:

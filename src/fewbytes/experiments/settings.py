@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from fewbytes.base.errors import UserError, suggestion
+from fewbytes.base.files import check_own
 from fewbytes.base.named import only_allowed
 from fewbytes.base.ranges import wrong
 from fewbytes.core.devices import check_device
@@ -260,6 +261,7 @@ def folded(settings: dict[str, Any]) -> dict[str, Any]:
 
 def experiment_of(run: Path) -> Experiment:
     """The experiment of a run folder. Raises UserError if it is none, or was made from Python."""
+    check_own(run)
     if not (run / "config.toml").is_file():
         raise UserError(f"{run} is not a run folder: it has no config.toml")
     settings = read_experiment(run / "config.toml")

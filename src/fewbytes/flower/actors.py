@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from fewbytes.base.errors import FewbytesError, UserError
+from fewbytes.base.named import check_address
 from fewbytes.flower.compat import replaced
 
 RAY_BACKEND = "flwr.server.superlink.fleet.vce.backend.raybackend"
@@ -35,6 +36,11 @@ def ray_cluster(address: str) -> str:
     remedy = "give host:port of its head, as `ray start --head` prints it, or auto on one of its hosts"
     if not re.fullmatch(r"auto|[^/\s]+:[0-9]{1,5}", address):
         raise UserError(f"ray_address is where a Ray cluster is, not {address!r}: {remedy}")
+    here = None
+    with suppress(OSError):  # there is none
+        here = canonicalize_bootstrap_address("auto")
+    if address not in ("auto", here):
+        check_address(address)
     try:
         place = canonicalize_bootstrap_address(address)
         if place is None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from fewbytes.base.calls import takes_argument
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.base.files import make_folder, replacing
+from fewbytes.base.files import check_own, make_folder, replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.state import (
     State,
@@ -110,6 +110,7 @@ def read_model(
     run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """As `load_model`, with what the file says about the model."""
+    check_own(Path(run))
     path = _place(Path(run), client)
     try:
         with safe_open(path, "pt") as file:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fewbytes.base.errors import UserError
+from fewbytes.base.files import check_own
 from fewbytes.base.parquet import check_parquet
 from fewbytes.base.units import written
 from fewbytes.core.metrics import CHANCE, traits
@@ -238,6 +239,7 @@ def read_run(path: Path | str) -> RunFolder:
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
+    check_own(path)
     missing = [name for name in ("config.toml", "rounds.jsonl") if not (path / name).is_file()]
     if missing:
         raise UserError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")

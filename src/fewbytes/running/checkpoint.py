@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fewbytes.base.errors import FrameError, UserError
-from fewbytes.base.files import make_durable, replacing
+from fewbytes.base.files import check_own, make_durable, replacing
 from fewbytes.core.method import Method
 from fewbytes.core.problem import Id, Task
 from fewbytes.data.split import transform_name
@@ -157,6 +157,7 @@ def read_checkpoint(folder: Path, from_round: int | None = None) -> Checkpoint:
     """The last checkpoint of a run folder that is not damaged, or the one after `from_round`. Raises UserError if there
     is none."""
     kept = Checkpoints(folder)
+    check_own(folder)
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.toml): name one of those under runs/")
     rounds = kept.rounds()

@@ -1,0 +1,120 @@
+"""Run folders from strangers: links that lead elsewhere, pipes, ledgers that unfold, machines that a config names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cases import CASES, tiny_task
+from commands import fewbytes
+
+import fewbytes as fb
+from fewbytes.base.files import check_own
+from fewbytes.base.named import check_address, only_allowed
+from fewbytes.report import read_run
+
+FILES = ("config.toml", "rounds.jsonl", "result.json", "ledger.parquet", "models/global.safetensors", "checkpoint/lock")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> Path:
+    """A run."""
+    out = tmp_path_factory.mktemp("ended")
+    options = ["--clients", "2", "--rounds", "1", "--set", "epochs=1", "--workers", "1", "--out", out]
+    done = fewbytes("run", "fedavg", "--dataset", "digits", "--samples", "20/10", *options)
+    assert done.returncode == 0, done.stderr
+    return next(out.iterdir())
+
+
+@pytest.fixture
+def folder(ended, tmp_path) -> Path:
+    """A copy of it, for a stranger to change."""
+    return shutil.copytree(ended, tmp_path / "theirs")
+
+
+def commands(folder: Path) -> dict[str, list[str | Path]]:
+    small = ["--images", "1", "--iterations", "1"]
+    return {
+        "resume": ["run", "--resume", folder], "report": ["report", folder],
+        "export": ["export", folder, "--safetensors"], "attack": ["attack", folder, *small],
+        "compare": ["compare", "--resume", folder], "deploy": ["deploy", "--resume", folder],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_link_out_of_a_run_folder_or_a_pipe_in_it_stops_every_command_at_once(name, kind, folder, tmp_path):
+    away = tmp_path / "mine"
+    shutil.move(folder / name, away)
+    before = away.read_bytes()
+    os.symlink(away, folder / name) if kind == "link" else os.mkfifo(folder / name)
+    words = f"leads out of the folder {folder}, to {away}" if kind == "link" else "is a pipe or a device"
+    given = commands(folder)
+    for command in given if name == "config.toml" else ("report",):
+        done = fewbytes(*given[command], timeout=20)
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    with pytest.raises(fb.UserError, match=r"leads out|is a pipe"):
+        fb.load_model(folder)
+    assert away.read_bytes() == before
+
+
+def test_a_run_folder_that_is_a_link_or_has_one_within_it_is_gone_on_with(folder, tmp_path):
+    (folder / "rounds.jsonl").rename(folder / "lines")
+    (folder / "rounds.jsonl").symlink_to("lines")
+    (tmp_path / "link").symlink_to(folder)
+    given = commands(tmp_path / "link")
+    for name in ("report", "export", "resume"):
+        done = fewbytes(*given[name])
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_is_gone_on_with_in_python_writes_through_no_link(tmp_path):
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    fb.run(CASES["fedavg"], tiny_task(), rounds=1, out=run)
+    shutil.move(run / "checkpoint" / "rows", mine)
+    (run / "checkpoint" / "rows").symlink_to(mine)
+    before = mine.read_bytes()
+    with pytest.raises(fb.UserError, match="leads out of the folder"):
+        fb.run(CASES["fedavg"], tiny_task(), rounds=2, out=run, resume=True)
+    assert mine.read_bytes() == before
+
+
+def test_a_ledger_that_unfolds_to_far_more_than_it_looks_is_refused_before_it_is_read(folder):
+    read_run(folder)  # control
+    schema = pq.read_schema(folder / "ledger.parquet")
+    rows = 5_000_000
+    part = pa.table([pa.array(np.zeros(rows, np.int64)).cast(field.type) for field in schema], schema)
+    with pq.ParquetWriter(folder / "ledger.parquet", schema) as file:
+        for _ in range(1 + (1 << 30) // (8 * rows * len(schema))):
+            file.write_table(part, row_group_size=rows)
+    with pytest.raises(fb.UserError, match=r"ledger\.parquet is .* MB and would be .* GB in memory"):
+        read_run(folder)
+
+
+def test_a_machine_that_only_a_file_names_is_not_called(folder):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    text = (folder / "config.toml").read_text()
+    text = text.replace('engine = "local"', "")
+    (folder / "config.toml").write_text('engine = "flower-simulation"\nray_address = "192.0.2.1:6379"\n' + text)
+    command = commands(folder)["resume"]
+    done = fewbytes(*command)
+    assert done.returncode == 2
+    assert "'192.0.2.1:6379' is a machine that a file names, not you" in done.stderr.replace("\n", " ")
+    check_address("192.0.2.1:6379")  # control: who runs a command may name any
+    with only_allowed("192.0.2.1:6379"):
+        check_address("192.0.2.1:6379")
+
+
+def test_links_within_a_folder_and_one_that_is_not_there_are_its_own(tmp_path):
+    check_own(tmp_path / "absent")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").symlink_to(".")
+    (tmp_path / "a" / "c").symlink_to("not there")
+    check_own(tmp_path / "a")
