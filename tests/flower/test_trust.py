@@ -349,6 +349,8 @@ def test_what_flower_makes_of_the_application_is_taken():
         ("192.0.2.7", "/v1/fleet", False),
         ("localhost", "/v1/control/start-run", False),
         ("192.0.2.7", "/v1/fleet/pull-messages", True),
+        ("127.0.0.1", "/v1/runtime/acquire-task", True),
+        ("192.0.2.7", "/openapi.json", False),
     ],
 )
 def test_the_gate_opens_to_other_machines_for_nodes_alone(client, path, open_to_it):
@@ -364,6 +366,22 @@ def test_the_gate_opens_to_other_machines_for_nodes_alone(client, path, open_to_
     asyncio.run(Gate(within, inside.FLEET, lambda scope: False)(scope, None, send))
     assert reached == ([path] if open_to_it else [])
     assert [event["status"] for event in sent if "status" in event] == ([] if open_to_it else [403])
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/redoc", "/health", "/", "/v1", ""])
+def test_what_asks_for_no_key_is_shut_on_the_machine_itself(path):
+    reached, sent = [], []
+
+    async def within(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def send(event):
+        sent.append(event)
+
+    scope = {"type": "http", "path": path, "client": ("127.0.0.1", 1), "headers": []}
+    asyncio.run(Gate(within, inside.FLEET, lambda scope: True)(scope, None, send))
+    assert not reached
+    assert [event["status"] for event in sent if "status" in event] == [404]
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,12 @@ def test_from_elsewhere_only_nodes_are_heard(tmp_path):
         assert post(place, "/v1/fleet/pull-messages", {}) not in (403, 404, 200)  # heard, and refused as no node
         here = SimpleNamespace(folder=tmp_path, host="127.0.0.1", port=place.port)
         assert post(here, "/v1/control/list-runs", {"Authorization": f"Bearer {token}"}) == 200
+        tls = ssl.create_default_context(cafile=tmp_path / "certificates" / "ca.crt")
+        for host in (address, "127.0.0.1"):
+            for path in ("/openapi.json", "/docs", "/redoc", "/"):
+                answer = httpx.get(f"https://{host}:{place.port}{path}", verify=tls)
+                assert answer.status_code == (404 if host == "127.0.0.1" else 403), path
+                assert "openapi" not in answer.text
 
 
 def bundle(files: dict[str, bytes]) -> bytes:

@@ -36,13 +36,16 @@ BUNDLE_BYTES, FILE_BYTES = 1 << 18, 1 << 20  # of a bundle, and of each file in 
 
 STRANGERS_BYTES = 1 << 16  # of a request's body, that anybody may send
 NODES_BYTES = 1 << 26  # that a node may; of a model Flower sends at most 21 MB at once
+HERE = ("/v1/control/", "/v1/runtime/")
+"""Below these paths lies what asks for the token, or for what is made of it, of this machine's requests."""
 
 
 class Gate:
-    """An ASGI application: from other machines only requests below `open_path` reach the application within.
+    """An ASGI application: from other machines only requests below `open_path` reach the application within, from this
+    one those in HERE, too. All else that Flower serves (/docs, /openapi.json) asks for no key, and is shut to all.
 
-    There, who has more to say than STRANGERS_BYTES must be a node, which `is_node` finds by a request's scope alone:
-    Flower would take all of it into memory before it looks who that is.
+    Below `open_path`, who has more to say than STRANGERS_BYTES must be a node, which `is_node` finds by a request's
+    scope alone: Flower would take all of it into memory before it looks who that is.
     """
 
     def __init__(self, app: Callable[..., Any], open_path: str, is_node: Callable[[dict[str, Any]], bool]) -> None:
@@ -62,7 +65,9 @@ class Gate:
     async def _refused(self, scope: dict[str, Any]) -> tuple[int, bytes] | None:
         """With which status a request is refused, and why."""
         if not scope["path"].startswith(self.open_path):
-            return None if _from_here(scope) else (403, b"from the SuperLink's own machine only")
+            if not _from_here(scope):
+                return 403, b"from the SuperLink's own machine only"
+            return None if scope["path"].startswith(HERE) else (404, b"not found")
         length = _length(scope)
         if length > NODES_BYTES:
             return 413, b"too long"
