@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,26 @@ def test_nodes_and_checkpoints_know_the_weights(tmp_path):
     assert fingerprint(method, tasks[0], "") == fingerprint(
         method, make_experiment(settings(weights=str(files[0]))).task(), ""
     )
+
+
+def test_weights_that_unfold_to_far_more_than_their_file_are_refused(tmp_path):
+    weights, packed, spread = (tmp_path / f"{name}.pt" for name in ("weights", "packed", "spread"))
+    torch.save({"w": torch.zeros(300_000)}, weights)
+    with zipfile.ZipFile(weights) as given, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in given.infolist():
+            archive.writestr(member.filename, given.read(member))
+    assert read_pretrained(str(packed)).digest == read_pretrained(str(weights)).digest  # control: it is not much
+    with (
+        zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("archive/data/1", "w", force_zip64=True) as file,
+    ):
+        for _ in range(65):
+            file.write(bytes(1 << 24))
+    torch.save({"w": torch.zeros(1).expand(1 << 29)}, spread)
+    for path in (packed, spread):
+        assert path.stat().st_size < 10_000_000
+        with pytest.raises(UserError, match=rf"{path.name} is .* MB and would be .* GB in memory"):
+            read_pretrained(str(path))
 
 
 def test_a_file_that_is_no_weights_is_told_in_one_line(tmp_path):

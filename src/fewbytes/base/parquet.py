@@ -9,10 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fewbytes.base.errors import UserError
-
-MOST_BYTES, MOST_TIMES = 1 << 30, 100
-"""A file may unfold to so many bytes, or to so many times its own size, if that is more."""
+from fewbytes.base.unfolded import check_unfolded
 
 
 def check_parquet(path: Path) -> None:
@@ -20,7 +17,7 @@ def check_parquet(path: Path) -> None:
     columns, 8 bytes a value, or by the bytes of its parts. Raises what pyarrow does for a file that is none."""
     about = pq.read_metadata(path)
     parts = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-    _check(path, max(8 * about.num_rows * about.num_columns, parts), f"{about.num_rows:,} rows, ")
+    check_unfolded(path, max(8 * about.num_rows * about.num_columns, parts), f"{about.num_rows:,} rows, ")
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -34,16 +31,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         column = table.column(i)
         if pa.types.is_dictionary(column.type) and not pa.types.is_primitive(column.type.value_type):
             lengths = (pc.binary_length(part.dictionary).take(part.indices) for part in column.chunks)
-            _check(path, sum(pc.sum(each).as_py() or 0 for each in lengths), f"in its column {name!r}, ")
+            check_unfolded(path, sum(pc.sum(each).as_py() or 0 for each in lengths), f"in its column {name!r}, ")
         if name in words:
             table = table.set_column(i, schema.field(name), column.cast(schema.field(name).type))
     return table
-
-
-def _check(path: Path, unfolded: int, what: str) -> None:
-    size = path.stat().st_size
-    if unfolded > max(MOST_BYTES, MOST_TIMES * size):
-        raise UserError(
-            f"{path} is {size / 1e6:,.1f} MB and would be {unfolded / 1e9:,.1f} GB in memory ({what}at most "
-            f"{MOST_TIMES} times the file, or {MOST_BYTES / 1e9:,.1f} GB): split it, or write it without repetition"
-        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError
 from fewbytes.base.named import places
 from fewbytes.base.state import State, copied, load_state
+from fewbytes.base.unfolded import check_unfolded
 from fewbytes.models.features import PooledFeatures
 
 LISTED = 3  # names that a line for people has
@@ -63,7 +66,10 @@ def read_pretrained(name: str) -> Pretrained:
         if path.suffix == ".safetensors":
             found: Any = load_file(path)
         else:
+            _check_archive(path)
             found = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"the weights {path} cannot be read: {error.strerror}") from None
     except SafetensorError as error:
@@ -76,7 +82,9 @@ def read_pretrained(name: str) -> Pretrained:
     for key in ("state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
-    entries = _tensors(found) if isinstance(found, Mapping) else {}
+    tensors = _tensors(found) if isinstance(found, Mapping) else {}
+    check_unfolded(path, sum(value.nbytes for value in tensors.values()))  # a stride of 0 makes much of little
+    entries = {name: copied(value) for name, value in tensors.items()}
     if not entries:
         raise UserError(f"the weights {path} hold no tensors by name: give a model's state dict")
     return Pretrained(name, entries, blake3(save(dict(sorted(entries.items())))).hexdigest()[:32])
@@ -93,7 +101,14 @@ def check_fits(pretrained: Pretrained, models: Sequence[nn.Module]) -> None:
 
 def _tensors(found: Mapping[Any, Any]) -> State:
     values = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
-    return {name: copied(value) for name, value in values.items() if value.layout == torch.strided}
+    return {name: value for name, value in values.items() if value.layout == torch.strided}
+
+
+def _check_archive(path: Path) -> None:
+    """Raises UserError for a zip file, as torch writes them, that unfolds to too much: torch reads packed ones."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            check_unfolded(path, sum(member.file_size for member in archive.infolist()))
 
 
 def _listed(names: Sequence[str]) -> str:
