@@ -33,7 +33,7 @@ from runs import configured, fingerprint
 from fewbytes.base.errors import FewbytesError
 from fewbytes.experiments.deploy import Deployment, places
 from fewbytes.experiments.settings import Experiment, make_experiment
-from fewbytes.flower.processes import _family
+from fewbytes.flower.children import family_of
 
 MB = 1_000_000
 ROUNDS = 3
@@ -54,7 +54,7 @@ SETTINGS = {
 
 def kill(process: Any) -> None:
     """SIGKILL to a process and all it started."""
-    for pid, _ in _family({process.pid}):
+    for pid, _ in family_of({process.pid}):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

@@ -47,10 +47,11 @@ import fewbytes as fb
 from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.certificates import write_certificates, write_node_key
+from fewbytes.flower.children import family_of
 from fewbytes.flower.fleet import Fleet
 from fewbytes.flower.inside import bearing_bad_links
 from fewbytes.flower.network import Exchange
-from fewbytes.flower.processes import Processes, _family
+from fewbytes.flower.processes import Processes
 from fewbytes.running.settings import Settings
 
 logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -69,7 +70,7 @@ class Taken(NamedTuple):
 def taken(pid: int, started: bool = True) -> Taken:
     """What a process takes, with all that it `started`."""
     memory = files = threads = 0
-    for each in {number for number, _ in _family({pid})} if started else {pid}:
+    for each in {number for number, _ in family_of({pid})} if started else {pid}:
         with suppress(OSError):
             place = Path(f"/proc/{each}")
             said = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
@@ -166,7 +167,7 @@ class Killing(Counting):
         until = proxy.up.bytes + random.Random(0).randrange(200_000, 1_200_000)
         while proxy.up.bytes < until:
             time.sleep(0.01)
-        for pid, _ in _family({process.pid}):
+        for pid, _ in family_of({process.pid}):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
