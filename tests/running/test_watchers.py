@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -200,6 +201,21 @@ def test_mlflow_has_the_configuration_and_how_the_run_ended(stores, tmp_path):
     assert (run.data.params["method"], run.data.params["parameters.lr"]) == ("fedpurin", "0.1")
     fb.run(METHOD, tiny_task(), out=tmp_path / "mine", resume=True, watcher=fb.MLflow(place), **RUN)
     assert MLflow().run(stores, "mine").info.status == "FINISHED"
+
+
+@needs("mlflow")
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_a_run_folder_whose_name_is_a_query_writes_into_no_other_run_of_mlflow(stores, tmp_path, quote):
+    place, name = str(stores / "flow.db"), f"before {ord(quote)}"
+    with pytest.raises(KeyboardInterrupt):
+        fb.run(METHOD, tiny_task(), out=tmp_path / name, watcher=[fb.MLflow(place), Heard(2)], **RUN)
+    before = MLflow().read(stores, name)
+    theirs = tmp_path / f"{name}{quote} AND attributes.status != {quote}FINISHED"
+    shutil.copytree(tmp_path / name, theirs)
+    fb.run(METHOD, tiny_task(), out=theirs, resume=True, watcher=fb.MLflow(place), **RUN)
+    assert MLflow().run(stores, name).info.status == "KILLED"
+    assert MLflow().read(stores, name) == before
+    assert [t for t, _ in MLflow().read(stores, theirs.name)["seconds"]][:4] == [1, 2, 3, 4]  # a run of its own
 
 
 @needs("tensorboard")

@@ -150,8 +150,10 @@ class MLflow(_ByRound):
         experiment = client.create_experiment(self._experiment) if found is None else found.experiment_id
         tag = {"fewbytes.run_folder": str(folder.absolute())}
         if so_far:
-            here = f'tags.`fewbytes.run_folder` = "{folder.absolute()}"'
-            if begun := client.search_runs([experiment], here, max_results=1):  # the newest
+            quote = "'" if '"' in str(folder) else '"'
+            here = f"tags.`fewbytes.run_folder` = {quote}{folder.absolute()}{quote}"
+            begun = client.search_runs([experiment], here, max_results=1)  # the newest
+            if begun and tag.items() <= begun[0].data.tags.items():  # a folder's name may hold more than a name
                 self._run = begun[0].info.run_id
                 client.update_run(self._run, status="RUNNING")
                 return max((each.step for each in client.get_metric_history(self._run, LAST)), default=0)
