@@ -98,6 +98,24 @@ def test_a_ledger_that_unfolds_to_far_more_than_it_looks_is_refused_before_it_is
         read_run(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "command"),
+    [
+        ("config.toml", "method = " + "[" * 100_000, "report"),
+        ("config.toml", "method = " + "[" * 100_000, "resume"),
+        ("rounds.jsonl", "[" * 100_000 + "\n", "report"),
+        ("result.json", "[" * 100_000, "report"),
+        ("probe.json", '{"a":' * 100_000, "report"),
+    ],
+)
+def test_what_is_nested_without_end_is_damaged_and_named(name, text, command, folder):
+    (folder / name).write_text(text)
+    done = fewbytes(*commands(folder)[command])
+    assert done.returncode == 2
+    assert str(folder / name) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_machine_that_only_a_file_names_is_not_called(folder):
     pytest.importorskip("ray", reason="Ray is not installed")
     text = (folder / "config.toml").read_text()

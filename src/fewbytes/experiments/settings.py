@@ -237,7 +237,7 @@ def read_experiment(path: Path) -> dict[str, Any]:
         settings = msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise UserError(f"the config {path} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"the config {path} is not valid TOML: {error}") from None
     for key in settings:
         if key not in KEYS:

@@ -316,7 +316,7 @@ def _read(file: Path, parse: Callable[[Path], T]) -> T | None:
     """What `parse` makes of a file, None where there is none; anything wrong in it names the file."""
     try:
         return parse(file) if file.exists() else None
-    except (ValueError, TypeError, OSError, pa.ArrowException) as error:
+    except (ValueError, TypeError, OSError, RecursionError, pa.ArrowException) as error:
         raise UserError(f"{file} is damaged: {' '.join(str(error).split())}") from error
 
 
