@@ -35,7 +35,7 @@ def _table(view: str, traces: list[Trace], layout: Layout) -> Numbers:
 
 def _rows(trace: Trace) -> Iterator[tuple[str, list[str]]]:
     if trace["type"] == "heatmap":
-        names = [str(name) for name in trace.get("x", range(len(trace["z"][0]) if len(trace["z"]) else 0))]
+        names = [unescape(str(name)) for name in trace.get("x", range(len(trace["z"][0]) if len(trace["z"]) else 0))]
         for name, values in zip(trace.get("y", range(len(trace["z"]))), trace["z"], strict=True):
             pairs = spread(list(zip(names, values, strict=True)), MOST)
             yield unescape(str(name)), [", ".join(f"{across}: {_said(value)}" for across, value in pairs)]
