@@ -82,7 +82,7 @@ def admission(repeats: int) -> list[Figure]:
     problem = fb.Task.on(
         federate(load_dataset("digits"), Partition("iid", clients=2), seed=0), lambda: model
     ).problem  # fmt: skip
-    known = Known(problem.layout(0), Model(fb.Dense(state)), 100, 1e9)
+    known = Known(problem.layout(0), problem.statistics(0), Model(fb.Dense(state)), state, 100, None, 1e3, 1e9)
     frame = bytes(pack(Trained(fb.Dense(state), 100)))
     decoded = unpack(Trained, frame, layout=known.layout)
 

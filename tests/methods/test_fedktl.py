@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import fewbytes as fb
 from fewbytes.base.state import load_state, state_of
+from fewbytes.core.admission import Known, admit, norm
 from fewbytes.core.training import fit, outputs
 from fewbytes.data import ClientData, Partition, Split, federate, load_dataset
 from fewbytes.experiments.display import Display
@@ -34,7 +35,7 @@ from fewbytes.methods.fedktl import (
     make_transformer,
     mmd,
 )
-from fewbytes.methods.parts.heterogeneous import ClassVectors, class_means, gathered
+from fewbytes.methods.parts.heterogeneous import ClassVectors, class_means, gathered, one_each
 from fewbytes.methods.parts.latents import (
     client_images,
     shortened,
@@ -47,7 +48,7 @@ from fewbytes.models.etf import Embedding, EtfNetwork, simplex_frame
 from fewbytes.report import read_runs, write_report
 from fewbytes.report.table import summary_table
 from fewbytes.running.checkpoint import Checkpoints, read_checkpoint
-from fewbytes.wire import Images, unpack
+from fewbytes.wire import FrameError, Images, Layout, unpack
 
 
 def close(value: Tensor, expected: np.ndarray | Tensor, rtol: float = 1e-5, atol: float = 1e-6) -> None:
@@ -582,12 +583,19 @@ def test_a_run_resumed_by_a_new_process_ends_the_same(tmp_path):
         (torch.zeros(1, 3), [-1]),
         (torch.zeros(2), [0, 1]),
         (torch.zeros(1, 4), [0]),
+        (torch.full((1, 3), 2.0), [0]),
     ],
 )
-def test_vectors_that_do_not_fit_are_told_with_their_sender(vectors, classes):
-    good = ClassVectors.of(torch.zeros(2, 3), [0, 2])
-    with pytest.raises(fb.MethodError, match="client 7"):
-        gathered([(1, good), (7, ClassVectors.of(vectors, classes))], 3)
-    rows, labels = gathered([(1, good), (2, ClassVectors.of(torch.empty(0, 0), [])), (3, good)], 3)
+def test_vectors_that_do_not_fit_are_refused(vectors, classes):
+    good, known = ClassVectors.of(torch.zeros(2, 3), [0, 2]), Known(Layout(()), frozenset(), None, {}, 20, None, 1, 1e9)
+
+    def taken(reply):
+        admit(reply, norm(reply), known)
+        one_each(3, 3, longest=2)(7, reply)
+        return reply
+
+    with pytest.raises((FrameError, fb.MethodError)):
+        taken(ClassVectors.of(vectors, classes))
+    rows, labels = gathered([(1, taken(good)), (2, taken(ClassVectors.of(torch.empty(0, 0), []))), (3, good)])
     assert rows.shape == (4, 3)
     assert labels.tolist() == [0, 2, 0, 2]

@@ -90,8 +90,8 @@ class PlainNetwork(fb.Network):
         super().__init__(net._engine)
         self.method = method
 
-    def call(self, handler, to, send=None):
-        replies = dict(super().call(handler, to, send))
+    def call(self, handler, to, send=None, check=None):
+        replies = dict(super().call(handler, to, send, check))
         if not any(replies.values()):
             return iter(())
         weights = {i: getattr(reply, "samples", 1) for i, reply in replies.items() if i not in self.method.silent}

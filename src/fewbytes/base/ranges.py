@@ -22,11 +22,21 @@ Whole = Annotated[int, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
 Several = Annotated[int, Meta(ge=2)]
 OF_TRAINING = "of training"
-Samples = Annotated[int, Meta(ge=1, le=1 << 40), OF_TRAINING]
+MOST_SAMPLES = 1 << 40  # of a client of which nothing is known
+Samples = Annotated[int, Meta(ge=1, le=MOST_SAMPLES), OF_TRAINING]
 """Of a reply: how many samples the client has to train on. The engine refuses another number than it knows of."""
 SENT, WHOLE, PART = "as sent", "the model's", "of the model"
 """Of a reply's wire values, as in `theta: Annotated[Dense, SENT]`: they hold, all so marked together, every entry of
 the message; every entry of the client's model; or some of these; each in its type and shape, and no other."""
+LEARNT, STATISTICS = "learnt", "statistics"
+"""Beside SENT or WHOLE: of these entries those that are parameters; or those that are not, such as batch
+normalisation's statistics. LEARNT alone: parameters, of whatever names."""
+COUNTS = "counts of classes"
+"""Of a reply's wire value: one integer tensor that says how many training samples the client has of each class. None is
+below zero, and the engine refuses other numbers than it knows of, of each class or of all together."""
+HELD = "classes held"
+"""Of a reply's list of integers: classes, ascending, each once, of which the client has training samples as far as the
+engine knows."""
 
 EXACT = "exact"
 """Of wire values of a message or reply: a run that rounds what travels leaves these as they are."""

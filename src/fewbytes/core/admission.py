@@ -3,88 +3,209 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import typing
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fewbytes.base.errors import FrameError
-from fewbytes.base.ranges import OF_TRAINING, PART, SENT, WHOLE, wrong
+from fewbytes.base.errors import FrameError, MethodError
+from fewbytes.base.ranges import (
+    COUNTS,
+    HELD,
+    LEARNT,
+    MOST_SAMPLES,
+    OF_TRAINING,
+    PART,
+    SENT,
+    STATISTICS,
+    WHOLE,
+    wrong,
+)
+from fewbytes.base.state import State
 from fewbytes.core.problem import Id
+from fewbytes.wire.bits import Bits
 from fewbytes.wire.layout import DTYPES, Entry, Layout, entry_of
+from fewbytes.wire.masked import Masked
 from fewbytes.wire.values import is_wire_value
+
+GROWTH = 1000.0
+"""How many times the norm of what it was sent, or of its first model, the parameters in a client's reply may have."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is known of a reply before it comes: the client's model, what it was sent (None: nothing), how many samples
-    it has to train on (None: not known), and the largest norm of all its numbers together."""
+    """What is known of a reply before it comes: the client's model, which names are not of its parameters, the message
+    it answers (None: nothing was sent), the tensors of all messages that came with it, how many samples the client has
+    to train on, in all and of each class (None: not known), the norm of its first model, and the largest norm of all
+    the reply's numbers; and whether its values are hidden by masks, so that their types say nothing."""
 
     layout: Layout
+    statistics: Set[str]
     sent: Any
+    tensors: Mapping[str, Tensor]
     samples: int | None
+    classes: Sequence[int] | None
+    first: float
     most: float
+    hidden: bool = False
 
 
 def admit(value: Any, size: float, known: Known) -> None:
-    """Raises FrameError for a payload whose fields are not what their types say (`Meta(ge=0)`, `Samples`, `SENT`), or
-    whose numbers are too large together: `size` is their norm."""
-    samples, most = known.samples, known.most
-    for marker, entries in _marked(value):
-        _check_entries(entries, _expected(marker, known), every=marker != PART)
-    for name, kind, item in _fields(value):
-        if must := _wrong(kind, item):
-            raise FrameError("values", f"{name} {must}, not {str(item)[:40]}")
-        if OF_TRAINING in _metadata(kind) and samples is not None and item != samples:
-            raise FrameError("values", f"{name} is {item}, but the client has {samples} samples to train on")
-    if size > most:
-        raise FrameError("values", f"its numbers are of norm {size:.3g}, more than {most:.3g} (--max-norm)")
+    """Raises FrameError for a payload whose fields are not what their types say (`Meta(ge=0)`, and the marks of
+    `fewbytes.base.ranges`), or whose numbers are too large together: `size` is their norm."""
+    try:
+        marked = _marked(value)
+        for marks, entries in marked:
+            _check_entries(entries, _expected(marks, known), PART not in marks, MIXED in marks, known.hidden)
+        for name, kind, item in _fields(value):
+            if must := _wrong(kind, item):
+                raise MethodError(f"{name} {must}, not {str(item)[:40]}")
+            _check_data(name, _metadata(kind), item, known)
+        for name, number in _numbers(value):
+            if isinstance(number, Tensor) and not known.hidden:
+                _check_range(name, number)
+        if size > GROWTH * known.first:
+            _check_growth(norm([entries for _, entries in marked], known.statistics), known)
+    except MethodError as error:
+        raise FrameError("values", str(error)) from None
+    if size > known.most:
+        raise FrameError("values", f"its numbers are of norm {size:.3g}, more than {known.most:.3g} (--max-norm)")
 
 
-def _marked(value: Any) -> list[tuple[str, dict[str, Tensor]]]:
-    """What the types of wire values say of their entries, and these; those that are as sent, together."""
-    found: list[tuple[str, dict[str, Tensor]]] = []
-    sent: dict[str, Tensor] = {}
+def like(**fields: State | None) -> Callable[[Any, Any], None]:
+    """A check for `Network.call`: that wire values of a reply have the entries of these states, in their types and
+    shapes, and no other; None: that there is no such value."""
+    expected = {name: _entries(state or {}) for name, state in fields.items()}
+
+    def check(client: Any, reply: Any) -> None:
+        for name, state in fields.items():
+            value = getattr(reply, name)
+            if (value is None) != (state is None):
+                raise MethodError(f"{name} {'is missing' if value is None else 'is not asked for'}")
+            _check_entries(entries_of(value), expected[name])
+
+    return check
+
+
+def check_like(entries: Mapping[str, Tensor], state: State) -> None:
+    """Raises MethodError unless these are the entries of the state, in their types and shapes."""
+    _check_entries(entries, _entries(state))
+
+
+def _entries(state: Mapping[str, Tensor]) -> dict[str, Entry]:
+    return {name: entry_of(name, tensor) for name, tensor in state.items()}
+
+
+Marks = frozenset[str]
+MIXED = "of one type"
+"""A mark of values that all travel as one type, whatever types the model's entries are of."""
+
+
+def _marked(value: Any) -> list[tuple[Marks, dict[str, Tensor]]]:
+    """How wire values are marked, and their entries; of those that are as sent, of all that are marked alike."""
+    found: list[tuple[Marks, dict[str, Tensor]]] = []
+    sent: dict[Marks, dict[str, Tensor]] = {}
     for _, kind, item in _fields(value):
         metadata = _metadata(kind)
-        if SENT in metadata:
-            sent |= entries_of(item)
-            found = [(marker, entries) for marker, entries in found if marker != SENT] + [(SENT, sent)]
-        found += [(marker, dict(entries_of(item))) for marker in (WHOLE, PART) if marker in metadata]
-    return found
+        marks = frozenset(mark for mark in (SENT, WHOLE, PART, LEARNT, STATISTICS) if mark in metadata)
+        if not marks:
+            continue
+        marks |= {MIXED} if isinstance(item, Masked) else set()
+        entries = item.dense() if isinstance(item, Bits) else entries_of(item)
+        if SENT in marks:
+            sent.setdefault(marks, {}).update(entries)
+        else:
+            found.append((marks, dict(entries)))
+    return [*found, *sent.items()]
 
 
-def _expected(marker: str, known: Known) -> dict[str, Entry]:
-    """The entries a marker stands for, by name; none where nothing was sent."""
-    if marker != SENT:
-        return {entry.name: entry for entry in known.layout.entries}
-    sent: dict[str, Tensor] = {}
-    if dataclasses.is_dataclass(known.sent):
-        for f in dataclasses.fields(known.sent):
-            sent |= entries_of(getattr(known.sent, f.name))
-    return {name: entry_of(name, tensor) for name, tensor in sent.items()}
+def _expected(marks: Marks, known: Known) -> dict[str, Entry] | None:
+    """The entries that marks stand for, by name; None where nothing was sent, or they do not say."""
+    if marks <= {LEARNT}:
+        return None
+    expected = {entry.name: entry for entry in known.layout.entries}
+    if SENT in marks:
+        if known.sent is None:
+            return None
+        sent = [entries_of(getattr(known.sent, f.name)) for f in dataclasses.fields(known.sent)]
+        expected = _entries({name: tensor for entries in sent for name, tensor in entries.items()})
+    if LEARNT in marks:
+        return {name: entry for name, entry in expected.items() if name not in known.statistics}
+    if STATISTICS in marks:
+        return {name: entry for name, entry in expected.items() if name in known.statistics}
+    return expected
 
 
-def _check_entries(entries: Mapping[str, Tensor], expected: Mapping[str, Entry], every: bool) -> None:
-    if not expected:
+def _check_entries(
+    entries: Mapping[str, Tensor],
+    expected: Mapping[str, Entry] | None,
+    every: bool = True,
+    mixed: bool = False,
+    hidden: bool = False,
+) -> None:
+    if expected is None:
         return
     if others := entries.keys() - expected.keys():
-        raise FrameError("values", f"it has an entry {min(others)[:80]!r} too many")
+        raise MethodError(f"it has an entry {min(others)[:80]!r} too many")
     if every and (missing := expected.keys() - entries.keys()):
-        raise FrameError("values", f"its entry {min(missing)!r} is missing")
+        raise MethodError(f"its entry {min(missing)!r} is missing")
     for name, tensor in entries.items():
         entry, wanted = entry_of(name, tensor), expected[name]
-        # a change of narrow values, or what stands among wider ones, may travel as float32
-        widest = max(4, DTYPES[wanted.dtype].itemsize)
-        if entry.shape != wanted.shape or (tensor.is_floating_point() and tensor.dtype.itemsize > widest):
-            raise FrameError(
-                "values", f"its {name!r} is {entry.dtype} {entry.shape}, not {wanted.dtype} {wanted.shape}"
+        # changes of values of other types, and values of several types together, may travel as float32
+        as_float = tensor.dtype == torch.float32 and (mixed or DTYPES[wanted.dtype].is_floating_point)
+        if entry.shape != wanted.shape or not (entry.dtype == wanted.dtype or as_float or hidden):
+            raise MethodError(f"its {name!r} is {entry.dtype} {entry.shape}, not {wanted.dtype} {wanted.shape}")
+
+
+def _check_growth(size: float, known: Known) -> None:
+    """Raises MethodError for parameters of a norm that no training gives them in a round: clients that were sent their
+    mean would train on to numbers that are refused, too."""
+    before = max(known.first, norm(known.tensors))
+    if size > GROWTH * before:
+        raise MethodError(
+            f"its parameters are of norm {size:.3g}, more than {GROWTH:g} times that of what it was sent, {before:.3g}"
+        )
+
+
+def _check_data(name: str, marks: tuple[Any, ...], item: Any, known: Known) -> None:
+    """Raises MethodError for a field that says other things of the client's training samples than are known."""
+    samples, classes = known.samples, known.classes
+    if OF_TRAINING in marks and samples is not None and item != samples:
+        raise MethodError(f"{name} is {item}, but the client has {samples} samples to train on")
+    if HELD in marks:
+        there = None if classes is None else {c for c, n in enumerate(classes) if n}
+        if any(a >= b for a, b in itertools.pairwise(item)) or any(c < 0 for c in item):
+            raise MethodError(f"{name} are not classes in ascending order")
+        if there is not None and (others := set(item) - there):
+            raise MethodError(f"{name} have class {min(others)}, of which the client has no sample")
+    if COUNTS in marks and item is not None:
+        counts = next(iter(entries_of(item).values()), torch.zeros(0))
+        if counts.is_floating_point() or counts.dim() != 1 or not len(counts) or counts.min() < 0:
+            raise MethodError(f"{name} are not numbers of samples")
+        numbers = counts.tolist()
+        total = sum(numbers)
+        if total != samples if samples is not None else not 0 < total <= MOST_SAMPLES:
+            raise MethodError(
+                f"{name} are of {total} samples, but the client has {samples or 'hardly so many'} to train on"
             )
+        if classes is not None and any(a != b for a, b in itertools.zip_longest(numbers, classes, fillvalue=0)):
+            raise MethodError(f"{name} are other than the client's node has said")
+
+
+def _check_range(name: str, tensor: Tensor) -> None:
+    """Raises MethodError for what no honest client's tensor of that name has: a variance below zero, a count beyond
+    all."""
+    if tensor.is_floating_point():
+        if name.endswith("running_var]") and bool((tensor < 0).any()):
+            raise MethodError(f"{name} is a variance below 0")
+    elif tensor.dtype != torch.bool and tensor.numel() and max(abs(int(n)) for n in tensor.aminmax()) > MOST_SAMPLES:
+        raise MethodError(f"{name} has whole numbers beyond {MOST_SAMPLES}")
 
 
 def entries_of(value: Any) -> Mapping[str, Tensor]:
@@ -94,9 +215,10 @@ def entries_of(value: Any) -> Mapping[str, Tensor]:
     return value.states() or next((held for held in vars(value).values() if isinstance(held, Mapping)), {})
 
 
-def norm(value: Any) -> float:
-    """The Euclidean norm of all floating-point numbers of a payload together; not finite if one is not."""
-    return math.hypot(*(_norm(number) for _, number in _numbers(value)))
+def norm(value: Any, without: Set[str] = frozenset()) -> float:
+    """The Euclidean norm of all floating-point numbers of a payload together, but for entries of some names; not finite
+    if one is not."""
+    return math.hypot(*(_norm(number) for _, number in _numbers(value, without=without)))
 
 
 def _norm(tensor: Tensor | float) -> float:
@@ -221,18 +343,19 @@ def said(kind: Kind) -> str:
     return f"of {str(kind[0]).removeprefix('torch.')} with {kind[1]} axes"
 
 
-def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | float]]:
+def _numbers(value: Any, name: str = "", without: Set[str] = frozenset()) -> Iterator[tuple[str, Tensor | float]]:
     """The tensors and floats of a payload, with names that say where they stand; those in lists by their list."""
     if isinstance(value, Tensor | float):
         yield name, value
     elif is_wire_value(value):
-        yield from _numbers(value.states() or vars(value), name)
+        yield from _numbers(value.states() or vars(value), name, without)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for f in dataclasses.fields(value):
-            yield from _numbers(getattr(value, f.name), f"{name}.{f.name}".removeprefix("."))
+            yield from _numbers(getattr(value, f.name), f"{name}.{f.name}".removeprefix("."), without)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _numbers(item, f"{name}[{key}]" if isinstance(key, str) else name)
+            if key not in without:
+                yield from _numbers(item, f"{name}[{key}]" if isinstance(key, str) else name, without)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _numbers(item, name)
+            yield from _numbers(item, name, without)

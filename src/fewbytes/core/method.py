@@ -84,7 +84,7 @@ class Method(ABC, metaclass=_Terms):
 
     What it is says the class, by attributes typed `ClassVar`: `sends`, `models_differ`, `headline`,
     `scored_after_finish`, `finish_exchanges`, `needs`, `float32_only`, `brings_loss`, `aggregates`, `protects`,
-    `streams`, `sums`.
+    `streams`, `sums`, `hides`.
     """
 
     sends: ClassVar[str] = ""
@@ -120,6 +120,9 @@ class Method(ABC, metaclass=_Terms):
     sums: ClassVar[bool] = False
     """Whether its server takes nothing from replies but one mean of them all, weighted by their samples or not at all,
     so that it can be run without seeing any (`fewbytes.methods.parts.secure`)."""
+
+    hides: ClassVar[bool] = False
+    """Whether the values in replies are hidden from its server by masks."""
 
     def __post_init__(self) -> None:
         """Check hyper-parameters by their types, which may say ranges (`fewbytes.base.ranges`). Raises UserError."""

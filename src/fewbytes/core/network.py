@@ -151,7 +151,12 @@ class Exchanges(Protocol):
         """Count a noisy mean: how many clients were asked for it, and what its noise is drawn from."""
 
     def exchange(
-        self, function: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any, part: str
+        self,
+        function: Callable[..., Any],
+        to: Iterable[Id] | Mapping[Id, Any],
+        send: Any,
+        part: str,
+        check: Callable[[Id, Any], None] | None,
     ) -> Iterator[tuple[Id, Any]]:
         """Run a handler on clients, in a part of the network; replies in the order asked."""
 
@@ -231,13 +236,16 @@ class Network:
         handler: Callable[[Any, Sent, Site], Reply],
         to: Iterable[Id] | Mapping[Id, Sent],
         send: Sent | None = None,
+        check: Callable[[Id, Reply], None] | None = None,
     ) -> Iterator[tuple[Id, Reply]]:
         """Run a handler on clients; yields (client, reply) in the order asked, one reply in memory at a time.
 
         `to`: clients that all get `send`, or a mapping from client to its own message; those that have left by the
-        task's schedule are passed over. Read it to the end: clients run as their replies are read.
+        task's schedule are passed over. Read it to the end: clients run as their replies are read. `check`: raises
+        MethodError, before a reply reaches the method, for one that the client may not send; it is then left out, as
+        one whose fields are not what their types say (`fewbytes.base.ranges`, `fewbytes.core.admission.like`).
         """
-        return self._engine.exchange(handler, to, send, self._part)
+        return self._engine.exchange(handler, to, send, self._part, check)
 
     def stream(
         self, handler: Callable[[Any, Sent, Site], Reply], send: Sent | None = None, at_once: int = 1

@@ -29,6 +29,15 @@ from fewbytes.data.split import LazySamples, Split
 PIECE = 256  # samples read at a time, to tell whether they are the same
 
 
+def _handler_seed(seed: int, client: Id, t: int, what: str) -> int:
+    return stream_seed(seed, "client", client, t, what)
+
+
+def handler_stream(seed: int, client: Id, t: int, what: str) -> np.random.Generator:
+    """`Site.rng` as it begins, for a server that checks what a client drew."""
+    return np.random.default_rng(_handler_seed(seed, client, t, what))
+
+
 class Site:
     """What a handler sees of its client: its data, its randomness, a model to work with, the training loop.
 
@@ -54,7 +63,7 @@ class Site:
         self.device = task.problem.device
         self.train: Split = task.data.clients[me].train
         self.test: Split = task.data.clients[me].test
-        self.seed = stream_seed(self.problem.seed, "client", me, t, what)
+        self.seed = _handler_seed(self.problem.seed, me, t, what)
         """By which the engine seeds the global generators before the handler runs: torch's, and, for transforms of
         users' own data sets, Python's and numpy's."""
         self.records = Records()

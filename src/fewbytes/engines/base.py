@@ -140,6 +140,7 @@ class Engine(ABC):
         self._numbers = 0 if resumed is None else resumed.starts << 40  # above all that have been used
         self._handlers: dict[str, Handler] = {}
         self._open: str | None = None
+        self._check: Callable[[Id, Any], None] | None = None  # of the open call's replies
         self._replies: Iterator[tuple[Id, Any]] = iter(())  # of the open call
         self._bounded: dict[Any, tuple[float, int]] = {}
         self._cohorts: dict[float, list[Id]] = {}
@@ -300,7 +301,12 @@ class Engine(ABC):
         return sorted(int(i) for i in self.rng.choice(self.clients, count, replace=False))
 
     def exchange(
-        self, function: Callable[..., Any], to: Iterable[Id] | Mapping[Id, Any], send: Any, part: str = ""
+        self,
+        function: Callable[..., Any],
+        to: Iterable[Id] | Mapping[Id, Any],
+        send: Any,
+        part: str = "",
+        check: Callable[[Id, Any], None] | None = None,
     ) -> Iterator[tuple[Id, Any]]:
         """Run a handler on clients; see `Network.call`."""
         self._may_ask()
@@ -317,7 +323,7 @@ class Engine(ABC):
         handler = self._handler(function)
         self._asked = len(asked)
         self.updates.call += 1
-        self._open = handler.name  # from now on, so that a call nobody reads is an error, too
+        self._open, self._check = handler.name, check  # from now on, so that a call nobody reads is an error, too
         if not own and self.downlink.rounds(handler, type(send)):
             able = [i for i in asked if i not in self.not_asked and i not in self.blame.barred]
             self.downlink.to_all(handler, send, able, part)
@@ -332,7 +338,7 @@ class Engine(ABC):
     def stream(self, function: Callable[..., Any], send: Any, at_once: int) -> Iterator[tuple[Id, Any, int]]:
         """Keep clients at work on a handler; see `Network.stream`."""
         self._may_ask()
-        handler = self._handler(function)
+        handler, self._check = self._handler(function), None
         if not self.method.streams:
             raise MethodError(f"{type(self.method).__name__} streams {handler.name!r}, and must say so: streams = True")
         if self.privacy is not None:
@@ -501,7 +507,7 @@ class Engine(ABC):
     ) -> Any:
         """The decoded reply; its exchange, which moved for so many seconds (None: that is not known), is entered in the
         ledger. Raises FrameError, entering nothing, for one that must not reach the method: damaged, far larger than
-        the model, or with numbers that are not finite."""
+        the model, with numbers that are not finite, or that the client may not send."""
         value = None
         unchanged(*(part.base for part in sent.parts))
         if handler.reply is not None:
@@ -515,8 +521,17 @@ class Engine(ABC):
                     self.not_finite.add(handler.name)
                     raise
             message = next((part.message for part in sent.parts if not part.waited), None)
-            admit(value, size, Known(self.problem.layout(client), message, self._samples(client), most))
-            self.updates.add(handler.name, client, self.problem.layout(client), message, value)
+            tensors = {} if sent.base is None else sent.base.tensors
+            layout, statistics = self.problem.layout(client), self.problem.statistics(client)
+            samples, first = (self._samples(client), self._classes(client)), most / self.policy.max_norm
+            known = Known(layout, statistics, message, tensors, *samples, first, most, self.method.hides)
+            admit(value, size, known)
+            if self._check is not None:
+                try:
+                    self._check(client, value)
+                except MethodError as error:
+                    raise FrameError("values", str(error)) from None
+            self.updates.add(handler.name, client, layout, message, value)
         self._keep_sent(handler.name, client, sent)
         self.keep(client, handler.name, "up", reply)
         self.versions[client] = done.version
@@ -540,6 +555,14 @@ class Engine(ABC):
         if said is None:
             return len(self.task.data.clients[client].train) or None
         return said if isinstance(said, int) else sum(said)
+
+    def _classes(self, client: Id) -> list[int] | None:
+        """How many of them are of each class, as far as that is known."""
+        said = self.sample_counts.get(client, (None, None))[0]
+        data = self.task.data
+        if said is None and data.groups is None and len(data.clients[client].train):
+            said = data.label_counts()["train"][client]
+        return said if isinstance(said, list) else None
 
     def _bounds(self, client: Id) -> tuple[float, int]:
         """What a client's replies may be of: norm, and bytes of arrays."""

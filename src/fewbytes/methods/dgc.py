@@ -21,11 +21,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import EXACT, SENT, NotNegative, Share, Whole
+from fewbytes.base.errors import MethodError
+from fewbytes.base.ranges import EXACT, LEARNT, SENT, STATISTICS, NotNegative, Share, Whole
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Problem
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promise import Protected
 from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
@@ -41,8 +42,8 @@ from fewbytes.wire.topk import largest
 class Sparse:
     """Client to server: the largest values of v, the vectors' u, and the batch-norm statistics."""
 
-    change: Annotated[TopK, SENT]
-    buffers: Annotated[Dense, SENT, EXACT]
+    change: Annotated[TopK, SENT, LEARNT]
+    buffers: Annotated[Dense, SENT, STATISTICS, EXACT]
 
 
 @dataclass
@@ -74,8 +75,18 @@ class DGC(Method):
         return Memory({}, {})
 
     def round(self, state: ServerModel, net: Network, t: int) -> None:
-        replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
+        def check(client: Id, reply: Sparse) -> None:
+            for name, values in reply.change.values.items():
+                if values.numel() > self.sent(state.theta[name], t):
+                    raise MethodError(f"it sent {values.numel()} values of {name!r}, more than its density")
+
+        replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state), check=check)
         state.theta = compressed.moved(state.theta, compressed.take_means(state, replies, net))
+
+    def sent(self, value: Tensor, t: int) -> int:
+        """How many values of a tensor are sent in round t."""
+        density = self.density ** (min(t, self.warmup + 1) / (self.warmup + 1))
+        return value.numel() if value.dim() < 2 else math.ceil(density * value.numel())
 
     def train(self, state: Memory, message: Model, site: Site) -> Sparse:
         m = self.local.momentum
@@ -83,7 +94,6 @@ class DGC(Method):
         if self.norm:
             clients = self.fraction * len(site.problem.clients)
             g = clipped(g, self.norm * self.local.lr_in(site.round) / math.sqrt(clients))
-        density = self.density ** (min(site.round, self.warmup + 1) / (self.warmup + 1))
         sent, places = {}, {}
         for name, value in g.items():
             u = state.u.get(name, torch.zeros_like(value))
@@ -91,7 +101,7 @@ class DGC(Method):
                 sent[name] = state.u[name] = m * u + value
                 places[name] = torch.arange(value.numel())
             else:
-                v, k = state.v.get(name, torch.zeros_like(value)), math.ceil(density * value.numel())
+                v, k = state.v.get(name, torch.zeros_like(value)), self.sent(value, site.round)
                 places[name], sent[name], state.u[name], state.v[name] = remember(u, v, value, m, k)
         return Sparse(TopK.of(sent, places), buffers)
 

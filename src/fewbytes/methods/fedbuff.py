@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Self
 
 from torch import nn
 
-from fewbytes.base.ranges import SENT, Count, NotNegative, Positive
+from fewbytes.base.ranges import LEARNT, SENT, STATISTICS, Count, NotNegative, Positive
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -36,8 +36,8 @@ from fewbytes.wire import Dense, payload
 class Update:
     """Client to server: Delta_i, and the batch-norm statistics."""
 
-    change: Annotated[Dense, SENT]
-    buffers: Annotated[Dense, SENT]
+    change: Annotated[Dense, SENT, LEARNT]
+    buffers: Annotated[Dense, SENT, STATISTICS]
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import nn
 
-from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import PART, Count, Samples, Share
+from fewbytes.base.ranges import LEARNT, PART, WHOLE, Count, Samples, Share
 from fewbytes.base.state import Mean, State, state_of, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -34,7 +33,16 @@ from fewbytes.core.problem import Id
 from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.fedpurin import collaborators, combine, critical, critical_means, overlap, scores
+from fewbytes.methods.fedpurin import (
+    at_most,
+    check_mask,
+    collaborators,
+    combine,
+    critical,
+    critical_means,
+    overlap,
+    scores,
+)
 from fewbytes.wire import Bits, Dense, payload
 
 
@@ -50,7 +58,7 @@ class Combined:
 class Marked:
     """Client to server: theta_i, m_i and the number of samples."""
 
-    theta: Annotated[Dense, PART]
+    theta: Annotated[Dense, WHOLE, LEARNT]
     mask: Annotated[Bits, PART]
     samples: Samples
 
@@ -80,11 +88,12 @@ class FedCAC(Method):
         return Personal(dict(site.problem.first_state(site.me)), {})
 
     def round(self, state: None, net: Network, t: int) -> None:
-        replies = {}
-        for i, reply in net.call(self.train, to=net.sample(self.fraction)):
-            if reply.theta.state.keys() != reply.mask.bits.keys():
-                raise MethodError("its mask is of other entries than its model")
-            replies[i] = reply
+        names = list(trained_parameters(net.problem.first_model()))
+
+        def check(client: Id, reply: Marked) -> None:
+            check_mask(reply.mask.bits, names, self.tau)
+
+        replies = dict(net.call(self.train, to=net.sample(self.fraction), check=check))
         net.tell(self.receive, to=self.aggregate(replies, t, net.clipped), when="next")
 
     def aggregate(
@@ -111,7 +120,8 @@ class FedCAC(Method):
         site.fit(model, self.local)
         after = state_of(model)
         theta = {name: after[name] for name in trained_parameters(model)}
-        state.mask = {name: sensitive(theta[name], state.theta[name], self.tau) for name in theta}
+        masks = {name: sensitive(theta[name], state.theta[name], self.tau) for name in theta}
+        state.mask = {name: at_most(mask, self.tau) for name, mask in masks.items()}
         state.theta = after
         return Marked(Dense(theta), Bits(state.mask), len(site.train))
 

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import EXACT, SENT, BelowOne, Positive, Share
+from fewbytes.base.ranges import EXACT, LEARNT, SENT, STATISTICS, BelowOne, Positive, Share
 from fewbytes.base.state import State, zeros_for_sums
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -37,8 +37,8 @@ from fewbytes.wire import Dense, Signs, payload
 class Signed:
     """Client to server: C(Delta_i + e_i), and the batch-norm statistics."""
 
-    change: Annotated[Signs, SENT]
-    buffers: Annotated[Dense, SENT, EXACT]
+    change: Annotated[Signs, SENT, LEARNT]
+    buffers: Annotated[Dense, SENT, STATISTICS, EXACT]
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import nn
 
-from fewbytes.base.ranges import EXACT, SENT, Positive, Share
+from fewbytes.base.ranges import EXACT, LEARNT, SENT, STATISTICS, Positive, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -36,8 +36,8 @@ from fewbytes.wire import Dense, Quantised, payload
 class Rounded:
     """Client to server: D_i, rounded, and the batch-norm statistics."""
 
-    change: Annotated[Quantised, SENT]
-    buffers: Annotated[Dense, SENT, EXACT]
+    change: Annotated[Quantised, SENT, LEARNT]
+    buffers: Annotated[Dense, SENT, STATISTICS, EXACT]
 
 
 @dataclass

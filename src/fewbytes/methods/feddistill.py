@@ -36,6 +36,7 @@ from fewbytes.methods.parts.heterogeneous import (
     class_distance,
     gathered,
     number_of_classes,
+    one_each,
     own_draw,
     with_means,
 )
@@ -70,8 +71,9 @@ class FedDistill(Method):
         return own_draw(site)
 
     def round(self, state: MeanLogits, net: Network, t: int) -> None:
-        replies = net.call(self.train, to=net.sample(self.fraction), send=state.logits)
-        state.logits = with_means(state.logits, *gathered(replies, state.classes, state.classes))
+        check = one_each(state.classes, state.classes)
+        replies = net.call(self.train, to=net.sample(self.fraction), send=state.logits, check=check)
+        state.logits = with_means(state.logits, *gathered(replies))
 
     def train(self, state: Own, message: ClassVectors | None, site: Site) -> ClassVectors:
         model, sums = site.model(state.theta), ClassSums()

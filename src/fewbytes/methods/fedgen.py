@@ -26,10 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import EXACT, Count, Positive, Several, Share
+from fewbytes.base.ranges import COUNTS, EXACT, Count, Positive, Several, Share
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
+from fewbytes.core.admission import like
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
@@ -55,7 +55,7 @@ from fewbytes.wire import Dense, payload
 class Counts:
     """Client to server: how many samples of each class it has, (C,)."""
 
-    counts: Annotated[Dense, EXACT]
+    counts: Annotated[Dense, EXACT, COUNTS]
 
     @property
     def values(self) -> Tensor:
@@ -115,21 +115,20 @@ class FedGen(Method):
         self.ask(state, net, [client])
 
     def ask(self, state: GeneratorAndHead, net: Network, clients: Iterable[Id]) -> None:
-        """Add the clients' label counts to those of all. Raises MethodError for counts that are none."""
-        for client, reply in net.call(self.count, to=clients):
-            if reply.values.shape != state.counts.shape or reply.values.dtype != torch.int32 or reply.values.min() < 0:
-                raise MethodError(f"client {client} sent label counts that do not go with the task's classes")
-            state.counts = state.counts + reply.values
+        """Add the clients' label counts to those of all."""
+        for _, reply in net.call(self.count, to=clients, check=like(counts={"": state.counts})):
+            together = state.counts.long() + reply.values
+            state.counts = together.clamp(max=torch.iinfo(torch.int32).max).to(torch.int32)
 
     def count(self, state: Own, message: None, site: Site) -> Counts:
         classes = head_sizes(site.model())[1]
         return Counts(Dense({"": site.train.labels.bincount(minlength=classes).to(torch.int32)}))
 
     def round(self, state: GeneratorAndHead, net: Network, t: int) -> None:
-        mean, like = net.mean(state.head), shared_head(net.problem)
+        mean, check = net.mean(state.head), like(theta=state_of(shared_head(net.problem)))
         send = Knowledge(Dense(state.generator), Counts(Dense({"": state.counts}))) if state.head else None
-        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
-            mean.add(reply.checked(like), weight=reply.samples)
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send, check=check):
+            mean.add(reply.theta.dense(), weight=reply.samples)
         state.head = mean()
         if not self.release_quirks:
             with seeded(net.problem.seed, "server", t):

@@ -35,6 +35,7 @@ from fewbytes.methods.parts.heterogeneous import (
     Own,
     class_means,
     gathered,
+    one_each,
     overwrite_head,
     shared_head,
 )
@@ -75,8 +76,8 @@ class FedGH(Method):
 
     def round(self, state: GlobalHead, net: Network, t: int) -> None:
         head = linear_of(state.head)
-        replies = net.call(self.train, to=net.sample(self.fraction))
-        means, labels = gathered(replies, head.out_features, head.in_features)
+        check = one_each(head.out_features, head.in_features)
+        means, labels = gathered(net.call(self.train, to=net.sample(self.fraction), check=check))
         with seeded(net.problem.seed, "server", t):
             fit(head, means, labels, Local(self.server_epochs, self.server_lr, self.server_batch, last="kept"))
         state.head = state_of(head)

@@ -20,6 +20,7 @@ and 4 for each number of the other parameters.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -27,12 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import ANEW, Count, Share, UpToOne
+from fewbytes.base.errors import MethodError
+from fewbytes.base.ranges import ANEW, LEARNT, Count, Share, UpToOne
 from fewbytes.base.state import State, load_state, state_of
+from fewbytes.core.admission import check_like
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
-from fewbytes.core.problem import Problem
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -46,7 +49,7 @@ from fewbytes.wire import Dense, payload
 class Factors:
     """Either way: the parameters of the auxiliary model, as `compress` makes them."""
 
-    factors: Annotated[Dense, ANEW]
+    factors: Annotated[Dense, LEARNT, ANEW]
 
 
 @dataclass
@@ -89,7 +92,12 @@ class FedKD(Method):
     def round(self, state: AuxiliaryMean, net: Network, t: int) -> None:
         mean = net.mean(state.auxiliary)
         send = Factors(Dense(compress(state.auxiliary, self.energy(t)))) if state.auxiliary else None
-        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
+        b = parameters_of(net.problem.first_model())
+
+        def check(client: Id, reply: Factors) -> None:
+            check_factors(reply.factors.dense(), b)
+
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send, check=check):
             mean.add(restore(reply.factors.dense()))
         state.auxiliary = mean()
 
@@ -156,6 +164,24 @@ def compress(theta: State, energy: float) -> State:
         for part, cut in (("u", u[..., :rank]), ("s", s[..., :rank]), ("v", v[..., :rank, :])):
             factors[f"{name}/{part}"] = cut.contiguous()
     return factors
+
+
+def check_factors(factors: State, theta: State) -> None:
+    """Raises MethodError for what is not what `compress` makes of such parameters."""
+    expected: State = {}
+    for name, value in theta.items():
+        s = factors.get(f"{name}/s")
+        if s is None or not s.dim() or value.dim() < 2:
+            expected[name] = value
+            continue
+        *channels, rows, columns = value.shape
+        rank = min(max(s.shape[-1], 1), rows, columns)
+        shapes = {"u": (*channels, rows, rank), "s": (*channels, rank), "v": (*channels, rank, columns)}
+        expected |= {f"{name}/{part}": value.new_empty(shape) for part, shape in shapes.items()}
+    check_like(factors, expected)
+    for name, value in factors.items():  # their rows, or columns, are of norm 1 but for rounding
+        if name.endswith(("/u", "/v")) and float(value.norm()) > 2 * math.sqrt(value.numel() / max(value.shape[-2:])):
+            raise MethodError(f"its {name!r} is not a factor of a singular value decomposition")
 
 
 def restore(factors: State) -> State:

@@ -22,11 +22,12 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import PART, Count, Samples, Share, Whole
 from fewbytes.base.state import state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Problem
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -92,8 +93,14 @@ class FedKGF(Method):
         modules = None
         if self.groups == "random":
             modules = net.rng.permutation(len(modules_of(net.problem.first_model()))).tolist()
-        mean = net.entry_means(state.theta)
-        for _, reply in net.call(self.train, to=cohort, send=Model(Dense(state.theta), order, modules)):
+        mean, send = net.entry_means(state.theta), Model(Dense(state.theta), order, modules)
+        model = net.problem.first_model()
+
+        def check(client: Id, reply: Modules) -> None:
+            if reply.theta.state.keys() != self.own(send, client, model):
+                raise MethodError("it sent other entries than those of its group")
+
+        for _, reply in net.call(self.train, to=cohort, send=send, check=check):
             mean.add(reply.theta.dense(), weight=reply.samples)
         state.theta = mean.over(state.theta)
 
@@ -101,15 +108,18 @@ class FedKGF(Method):
         model = site.model(message.theta.dense())
         site.fit(model, self.local)
         site.score("personalised", model)
+        names = self.own(message, site.me, model)
+        return Modules(Dense(state_of(model, keep=names.__contains__)), len(site.train))
+
+    def own(self, message: Model, client: Id, model: nn.Module) -> set[str]:
+        """The names of the entries that a client uploads."""
         modules = modules_of(model)
         if message.modules is not None:
             modules = [modules[m] for m in message.modules]
         groups = grouped(modules, len(message.order))
-        own = owned(message.order.index(site.me), len(message.order), self.owners)
+        own = owned(message.order.index(client), len(message.order), self.owners)
         names = {name for g in own if g < len(groups) for module in groups[g] for name in module}
-        if self.common:
-            names |= set(common_entries(model))
-        return Modules(Dense(state_of(model, keep=names.__contains__)), len(site.train))
+        return names | set(common_entries(model) if self.common else ())
 
     def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module:
         return problem.first_model(state.theta)

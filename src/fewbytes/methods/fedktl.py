@@ -17,6 +17,7 @@ each class that has a centroid, the pixels at a byte each (the paper counts them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
@@ -47,6 +48,7 @@ from fewbytes.methods.parts.heterogeneous import (
     feature_sizes,
     gathered,
     number_of_classes,
+    one_each,
 )
 from fewbytes.methods.parts.latents import (
     client_images,
@@ -165,8 +167,11 @@ class FedKTL(Method):
                 self.generate_conditionally(state, net)
             net.tell(self.learn, to=net.sample(self.fraction), send=state.pairs)
             return
-        replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs)
-        prototypes, labels = gathered(replies, len(state.centroids), state.transformer["0.weight"].shape[1])
+        units = self.classifier == "etf" and not self.client_noise
+        longest = 2.0 if units else math.inf  # of unit vectors that may have been rounded
+        check = one_each(len(state.centroids), state.transformer["0.weight"].shape[1], longest)
+        replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs, check=check)
+        prototypes, labels = gathered(replies)
         prototypes = clipped_by_class(prototypes, labels, net.clipped)
         if len(labels) and self.transfer != "none":
             with seeded(net.problem.seed, "server", t):

@@ -11,18 +11,21 @@ model's values (with batch-norm buffers).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import numpy as np
 from torch import nn
 
+from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import PART, BelowOne, Share
 from fewbytes.base.state import trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Problem
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import ENTRY_RULES
-from fewbytes.core.site import Site
+from fewbytes.core.site import Site, handler_stream
 from fewbytes.core.training import Local
 from fewbytes.methods.parts import averaging
 from fewbytes.methods.parts.averaging import GlobalModel, Model, Own
@@ -55,15 +58,25 @@ class FedLP(Method):
         return Own({})
 
     def round(self, state: GlobalModel, net: Network, t: int) -> None:
-        means = net.entry_means(state.theta)
-        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(state.theta))):
+        means, seed = net.entry_means(state.theta), net.problem.seed
+
+        def check(client: Id, reply: Kept) -> None:
+            if reply.theta.state.keys() != self.drawn(state.theta, handler_stream(seed, client, t, "train")):
+                raise MethodError("it sent other entries than those it drew")
+
+        send = Model(Dense(state.theta))
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send, check=check):
             means.add(reply.theta.dense())
         state.theta = means.over(state.theta)
 
     def train(self, state: Own, message: Model, site: Site) -> Kept:
         trained = averaging.train_shared(state, message, site, self.local)
-        kept = {name: value for name, value in trained.theta.dense().items() if site.rng.random() >= self.ratio}
-        return Kept(Dense(kept))
+        kept = self.drawn(trained.theta.dense(), site.rng)
+        return Kept(Dense({name: value for name, value in trained.theta.dense().items() if name in kept}))
+
+    def drawn(self, names: Iterable[str], rng: np.random.Generator) -> set[str]:
+        """The entries that are kept, of these in their order."""
+        return {name for name in names if rng.random() >= self.ratio}
 
     def global_model(self, state: GlobalModel, problem: Problem) -> nn.Module | None:
         return averaging.whole_model(state, problem)

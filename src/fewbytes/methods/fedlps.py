@@ -18,12 +18,12 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import PART, BelowOne, Samples, Share
 from fewbytes.base.state import State, state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Problem
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -90,8 +90,14 @@ class FedLPS(Method):
 
     def round(self, state: Settling, net: Network, t: int) -> None:
         means = net.entry_means(state.theta)
-        send = Download(Dense(state.theta), state.settled)
-        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
+        send, model = Download(Dense(state.theta), state.settled), net.problem.first_model()
+        left = {ratio: self.left(model, ratio, state.settled) for ratio in {self.ratio_of(i) for i in net.clients}}
+
+        def check(client: Id, reply: Pruned) -> None:
+            if {name: int(m.count_nonzero()) for name, m in reply.theta.mask.items()} != left[self.ratio_of(client)]:
+                raise MethodError("what it sent is not what pruning leaves of its model")
+
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send, check=check):
             means.add(reply.theta.dense(), weight=reply.samples)
         state.theta, state.settled = means.over(state.theta), True
 
@@ -117,13 +123,23 @@ class FedLPS(Method):
         if message.settled:
             after |= {name: theta[name] for name in encoder}  # its statistics too
         if not state.mask:
-            ratio = RATIOS[site.me % len(RATIOS)] if self.ratios == "adaptive" else self.ratio
-            state.mask = prune_mask(model, ratio, encoder)
+            state.mask = prune_mask(model, self.ratio_of(site.me), encoder)
         state.theta = after | {name: after[name] * kept for name, kept in state.mask.items()}
         site.score("cohort", site.model(state.theta))
         sent = {name: value for name, value in state.theta.items() if name not in encoder or not message.settled}
         full = {name: torch.ones(value.shape, dtype=torch.bool) for name, value in sent.items()}
         return Pruned(Masked.of(sent, full | state.mask), len(site.train))
+
+    def ratio_of(self, client: Id) -> float:
+        """The part of the channels that a client prunes."""
+        return RATIOS[client % len(RATIOS)] if self.ratios == "adaptive" else self.ratio
+
+    def left(self, model: nn.Module, ratio: float, settled: bool) -> dict[str, int]:
+        """How many values of each entry a client sends, whichever channels it prunes."""
+        encoder = encoder_names(model)
+        sizes = {name: value.numel() for name, value in trained_entries(model).items()}
+        sizes |= {name: int(m.count_nonzero()) for name, m in prune_mask(model, ratio, encoder).items()}
+        return {name: size for name, size in sizes.items() if name not in encoder or not settled}
 
     def global_model(self, state: Settling, problem: Problem) -> nn.Module:
         return problem.first_model(state.theta)

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.extras import needs
-from fewbytes.base.ranges import ANEW, EXACT, Positive, Several, Whole
+from fewbytes.base.ranges import ANEW, COUNTS, EXACT, LEARNT, Positive, Several, Whole
 from fewbytes.base.state import State, state_of
+from fewbytes.core.admission import like
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
@@ -53,22 +54,8 @@ class Matched:
 class Sent:
     """Client to server: its layer l, trained; with the classifier how many samples of each class it has."""
 
-    layer: Annotated[Dense, ANEW]
-    counts: Annotated[Dense | None, EXACT]
-
-    @property
-    def label_counts(self) -> Tensor:
-        """(C,)."""
-        return torch.zeros(0) if self.counts is None else self.counts.state.get("", torch.zeros(0))
-
-    def check(self, wanted: State, last: bool) -> None:
-        """Raises MethodError if it is not a layer like this, or has no counts for the last one."""
-        layer, counts = self.layer.dense(), self.label_counts
-        if {n: (v.shape, v.dtype) for n, v in layer.items()} != {n: (v.shape, v.dtype) for n, v in wanted.items()}:
-            raise MethodError("its layer is not its model's")
-        right = counts.shape == weight_of(wanted).shape[:1] and counts.dtype == torch.int32 and int(counts.min()) >= 0
-        if not right if last else self.counts is not None:
-            raise MethodError("its counts are not those of the task's classes, sent with the classifier")
+    layer: Annotated[Dense, LEARNT, ANEW]
+    counts: Annotated[Dense | None, EXACT, COUNTS]
 
 
 @dataclass
@@ -136,15 +123,13 @@ class FedMA(Method):
             wanted = permuted(wanted, torch.arange(own), len(weight_of(last)))
             there = {i: places for i, places in state.places.items() if i in send}
             send = {i: Matched(Dense(last), Dense({"": places})) for i, places in there.items()}
-        replies = {}
-        for i, reply in net.call(self.train, to=send):
-            reply.check(wanted, last=t == self.layers)
-            replies[i] = reply
+        classes = {"": torch.zeros(len(weight_of(wanted)), dtype=torch.int32)} if t == self.layers else None
+        replies = dict(net.call(self.train, to=send, check=like(layer=wanted, counts=classes)))
         if not replies:
             raise MethodError(f"no client that sent the layers before has sent layer {t}")
         sent = [reply.layer.dense() for reply in replies.values()]
         if t == self.layers:
-            state.theta |= by_classes(sent, torch.stack([reply.label_counts for reply in replies.values()]))
+            state.theta |= by_classes(sent, torch.stack([reply.counts.state[""] for reply in replies.values()]))
             return
         means, places = matched(
             [rows_of(layer) for layer in sent], self.gamma, self.variance, self.prior_variance, self.sweeps, net.rng

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import EXACT, SENT, Share
+from fewbytes.base.ranges import EXACT, LEARNT, SENT, STATISTICS, Share
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
@@ -46,8 +46,8 @@ CLIP = 0.01  # clients start at least so far from 0 and from 1
 class Drawn:
     """Client to server: a mask drawn by its probabilities, and its batch-norm statistics."""
 
-    mask: Annotated[Bits, SENT]
-    buffers: Annotated[Dense, SENT, EXACT]
+    mask: Annotated[Bits, SENT, LEARNT]
+    buffers: Annotated[Dense, SENT, STATISTICS, EXACT]
 
 
 @dataclass

@@ -39,6 +39,7 @@ from fewbytes.methods.parts.heterogeneous import (
     feature_size,
     gathered,
     number_of_classes,
+    one_each,
     with_means,
 )
 from fewbytes.models.blocks import features_of, head_sizes
@@ -85,8 +86,9 @@ class FedProto(Method):
         return Own(state_of(site.model(fresh=True)))
 
     def round(self, state: GlobalPrototypes, net: Network, t: int) -> None:
-        replies = net.call(self.train, to=net.sample(self.fraction))
-        state.prototypes = with_means(state.prototypes, *gathered(replies, state.classes, state.features))
+        check = one_each(state.classes, state.features)
+        replies = net.call(self.train, to=net.sample(self.fraction), check=check)
+        state.prototypes = with_means(state.prototypes, *gathered(replies))
         net.tell(self.receive, send=state.prototypes, when="next")
 
     def train(self, state: Own, message: None, site: Site) -> ClassVectors:

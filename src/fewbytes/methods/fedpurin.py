@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
 from fewbytes.base.state import EntryMeans, State, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
@@ -138,7 +139,12 @@ class FedPURIN(Method):
         return Personal(dict(site.problem.first_state(site.me)), {})
 
     def round(self, state: Counts, net: Network, t: int) -> None:
-        replies = net.call(self.train, to=net.sample(self.fraction))  # lines 3-8
+        names = taking_part(net.problem.first_model(), self.batch_norm)
+
+        def check(client: Id, reply: Critical) -> None:
+            check_mask(reply.theta.mask, names, self.tau)
+
+        replies = net.call(self.train, to=net.sample(self.fraction), check=check)  # lines 3-8
         combined, mean = self.aggregate(self.watched(state, replies), t, net.clipped, net.vote())
         net.tell(self.receive, to=combined, when="next")
         if self.activations and mean:
@@ -209,7 +215,7 @@ class FedPURIN(Method):
                 g = theta - state.theta[name].to(theta.device)
             if self.gradient_storage == "float16":
                 g = g.half().float()
-            mask[name] = critical(scores(theta, g, self.hessian), self.tau, self.cutoff).cpu()  # lines 5-6
+            mask[name] = at_most(critical(scores(theta, g, self.hessian), self.tau, self.cutoff), self.tau).cpu()
         state.theta, state.mask = after, mask
         reply = Critical(Masked.of(after, mask), len(site.train))  # line 7
         load_state(model, reply.theta.dense())
@@ -265,6 +271,21 @@ def critical(score: Tensor, tau: float, cutoff: float = 1e-10, least: float | No
         if len(above):
             threshold = above.min()
     return score >= threshold
+
+
+def at_most(mask: Tensor, tau: float) -> Tensor:
+    """The first floor(tau d) ones of a layer's mask, where ties gave it more."""
+    k = int(tau * mask.numel())
+    return mask if int(mask.count_nonzero()) <= k else mask & (mask.flatten().cumsum(0) <= k).view(mask.shape)
+
+
+def check_mask(mask: State, names: Sequence[str], tau: float) -> None:
+    """Raises MethodError for a mask that is not of these entries, or has more than floor(tau d) ones in one."""
+    if mask.keys() != set(names):
+        raise MethodError("its mask is not of the entries that take part")
+    for name, of in mask.items():
+        if (ones := int(of.count_nonzero())) > int(tau * of.numel()):
+            raise MethodError(f"its mask has {ones} ones of {of.numel()} in {name!r}, more than its part tau={tau:g}")
 
 
 def packed(mask: State) -> NDArray[np.uint8]:

@@ -20,8 +20,9 @@ from typing import Annotated, ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import SENT, Share, UpToOne
+from fewbytes.base.ranges import LEARNT, Share, UpToOne
 from fewbytes.base.state import State, state_of
+from fewbytes.core.admission import like
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
@@ -40,7 +41,7 @@ Kl = Literal["mean", "batchmean"]
 class Auxiliary:
     """Either way: the parameters of the auxiliary model."""
 
-    theta: Annotated[Dense, SENT]
+    theta: Annotated[Dense, LEARNT]
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class FML(Method):
 
     def round(self, state: AuxiliaryMean, net: Network, t: int) -> None:
         mean, send = net.mean(state.auxiliary), Auxiliary(Dense(state.auxiliary)) if state.auxiliary else None
-        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send):
+        check = like(theta=parameters_of(net.problem.first_model()))
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=send, check=check):
             mean.add(reply.theta.dense())
         state.auxiliary = mean()
 

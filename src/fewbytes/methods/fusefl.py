@@ -17,7 +17,8 @@ counts; down 4 (sum_k sum_(j != m) (P_k + A_k) + L). Counters of batch normalisa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import ANEW, EXACT, Count, Whole
 from fewbytes.base.state import State, state_of
+from fewbytes.base.streams import untouched
+from fewbytes.core.admission import check_like, norm, shape
 from fewbytes.core.method import Method
 from fewbytes.core.network import Clipped, Network
 from fewbytes.core.policy import TooFewReplies
@@ -34,7 +37,14 @@ from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics, clipped_statistics
+from fewbytes.methods.parts.ccvr import (
+    ClassStatistics,
+    Covariance,
+    calibrated,
+    class_statistics,
+    clipped_statistics,
+    of_features,
+)
 from fewbytes.methods.parts.one_shot import check_stages, of_stage, shorter
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
 from fewbytes.models.builders import convolutional
@@ -52,6 +62,8 @@ from fewbytes.models.fused import (
     make_adaptor,
 )  # fmt: skip
 from fewbytes.wire import Dense, payload
+
+GROWTH = 10.0  # how many times the norm of a new adaptor or block a trained one's may be: others train behind it
 
 
 @payload
@@ -156,11 +168,12 @@ class FuseFL(Method):
 
     def round(self, state: FusedBlocks, net: Network, t: int) -> None:
         before, branches, classifiers = len(state.fused), {}, []
+        check = self.parts_like(state, net.problem.on_cpu())
         groups = [[i] for i in net.clients] if self.frozen_bn == "train_shared" else [net.clients]
         for group in groups:
             try:
-                for i, reply in net.call(self.train, to={i: self.news(state, i) for i in group}):  # lines 4-20
-                    self.check(reply, net.problem, i, before)
+                news = {i: self.news(state, i) for i in group}
+                for i, reply in net.call(self.train, to=news, check=check):  # lines 4-20
                     branches[i], state.known[i] = reply.branch, before
                     state.fused = moved(state.fused, reply.statistics)
                     if reply.classifier is not None:
@@ -175,24 +188,57 @@ class FuseFL(Method):
         if classifiers:
             state.classifier = averaged(net.clipped(classifiers, alike=True), self.final_reduce)
 
-    def check(self, reply: Trained, problem: Problem, client: Id, k: int) -> None:
-        """Raises MethodError for a part of block k that is not what the client's model has there."""
-        model = problem.model(client).cpu()
-        blocks = cut(model, self.blocks, self.after)
-        wanted, block = blocks[k].state(), reply.branch.block.dense()
-        if {n: v.shape for n, v in block.items()} != {n: v.shape for n, v in wanted.items()}:
-            raise MethodError(f"its block {k} is not its model's")
-        if problem.sample is not None:
-            takes = [problem.sample_shape, *shapes(blocks[:k], problem.sample_shape, "cpu")][-1]
-            if list(takes) != reply.branch.takes:
-                raise MethodError(f"its block {k} takes {reply.branch.takes[:8]}, its model's {list(takes)}")
-        if (reply.classifier is None) != (k < len(blocks) - 1):
-            raise MethodError("its classifier comes with another block than the last")
+    def parts_like(self, state: FusedBlocks, problem: Problem) -> Callable[[Id, Trained], None]:
+        """A check for `Network.call`: the next block's part as the client's model has it there, with an adaptor for all
+        blocks before, neither grown beyond GROWTH; statistics of fused blocks only if they are asked for."""
+        known: dict[Any, Trained] = {}  # by architecture
+
+        def check(client: Id, reply: Trained) -> None:
+            key = problem.architecture(client)
+            if key not in known:
+                known[key] = self.untrained(state, problem, client)
+            wanted, statistics = known[key], problem.statistics(client)
+            check_part(reply.branch, wanted.branch, statistics)
+            if (reply.classifier is None) != (wanted.classifier is None):
+                raise MethodError("its classifier comes with another block than the last")
+            if reply.classifier is not None and wanted.classifier is not None:
+                check_like(reply.classifier.state, wanted.classifier.state)
+            if shape(reply.statistics) != shape(wanted.statistics):
+                raise MethodError("it sent other statistics of fused blocks than it was asked for")
+
+        return check
+
+    def untrained(self, state: FusedBlocks, problem: Problem, client: Id) -> Trained:
+        """What a client replies, but for the numbers; its first block takes [], where nobody knows what samples are."""
+        model = problem.model(client)
+        blocks, classifier, k = cut(model, self.blocks, self.after), classifier_of(model), len(state.fused)
+        with untouched():
+            _, adaptor, takes = self.before(state.fused, problem.model, blocks, sample_shape(state, problem), "cpu")
+        branch = FusedPart(Dense(state_of(adaptor) if adaptor else {}), Dense(blocks[k].state()), list(takes))
+        last = Dense(state_of(classifier)) if k == len(blocks) - 1 else None
+        return Trained(branch, last, statistics_of(state.fused) if self.frozen_bn == "train_shared" else [])
+
+    def before(
+        self,
+        fused: Sequence[Mapping[Id, FusedPart]],
+        model: Callable[[Id], nn.Module],
+        blocks: Sequence[Block],
+        sample: tuple[int, ...],
+        device: str,
+    ) -> tuple[Prefix | None, nn.Module | None, tuple[int, ...]]:
+        """What stands before block k of a model's blocks: the fused blocks, if there are any, and a new adaptor, if it
+        needs one (line 24); and the shape that block k takes."""
+        if not fused:
+            return None, None, sample
+        takes = shapes(blocks[: len(fused)], sample, device)[-1]
+        parts = fused_blocks(sent(fused), model, self.blocks, self.after, self.adaptor)
+        prefix = Prefix(parts, Gather(self.adaptor, takes))
+        return prefix, make_adaptor(self.adaptor, shapes([prefix], sample, device)[0], takes), takes
 
     def finish(self, state: FusedBlocks, net: Network) -> None:
         if self.ccvr_samples:
-            asked = net.call(self.statistics, to={i: self.news(state, i) for i in net.clients})
-            replies = {i: reply.checked() for i, reply in asked}
+            check = of_features(*state.classifier["weight"].shape)
+            replies = dict(net.call(self.statistics, to={i: self.news(state, i) for i in net.clients}, check=check))
             state.known |= dict.fromkeys(replies, len(state.fused))
             statistics = clipped_statistics(list(replies.values()), net.clipped)
             state.classifier = calibrated(
@@ -209,21 +255,16 @@ class FuseFL(Method):
             {i: None if i == client and i not in clipped else branch for i, branch in members.items()}
             for members, clipped in fresh
         ]
-        statistics = [{i: running(b.block.dense()) for i, b in members.items()} for members in state.fused]
-        moving = self.frozen_bn == "train_shared"
-        return Fused(blocks, statistics if moving else [], classifier) if state.fused else None
+        statistics = statistics_of(state.fused) if self.frozen_bn == "train_shared" else []
+        return Fused(blocks, statistics, classifier) if state.fused else None
 
     def train(self, state: Own, message: Fused | None, site: Site) -> Trained:
         learn(state, message)
         k = len(state.fused)  # blocks before this one
         model = site.model(state.theta)
         blocks, classifier = cut(model, self.blocks, self.after), classifier_of(model)
-        takes = shapes(blocks[:k], site.train.shape, site.device)[-1] if k else site.train.shape
-        prefix, adaptor = None, None
-        if k:
-            fused = fused_blocks(sent(state.fused), lambda i: site.model(of=i), self.blocks, self.after, self.adaptor)
-            prefix = Prefix(fused, Gather(self.adaptor, takes))
-            adaptor = make_adaptor(self.adaptor, shapes([prefix], site.train.shape, site.device)[0], takes)  # line 24
+        shape, device = site.train.shape, site.device
+        prefix, adaptor, takes = self.before(state.fused, lambda i: site.model(of=i), blocks, shape, device)
         own = nn.Sequential(*([] if adaptor is None else [adaptor]), *blocks[k:], classifier)  # Gamma_m^k
         moving = self.frozen_bn == "train_shared"
         stage = own if prefix is None else Stage(prefix, own, moving)
@@ -320,6 +361,31 @@ def sent(fused: Sequence[Mapping[Id, FusedPart]]) -> list[dict[Id, Sent]]:
         {i: (part.adaptor.dense(), part.block.dense(), tuple(part.takes)) for i, part in members.items()}
         for members in fused
     ]
+
+
+def check_part(part: FusedPart, wanted: FusedPart, statistics: Set[str]) -> None:
+    """Raises MethodError for a client's part of a block that is not like this one, or has grown beyond GROWTH."""
+    if wanted.takes and part.takes != wanted.takes:
+        raise MethodError(f"its block takes {part.takes[:8]}, its model's {wanted.takes}")
+    for what in ("adaptor", "block"):
+        sent, first = (getattr(each, what).dense() for each in (part, wanted))
+        check_like(sent, first)
+        size, least = (norm({n: v for n, v in state.items() if n not in statistics}) for state in (sent, first))
+        if size > GROWTH * max(1.0, least):
+            raise MethodError(f"its {what} is of norm {size:.3g}, more than {GROWTH:g} times a new one's {least:.3g}")
+
+
+def sample_shape(state: FusedBlocks, problem: Problem) -> tuple[int, ...]:
+    """The shape of a sample: as it is known here, or as most clients' first blocks take it; () before there are any."""
+    if problem.sample is not None:
+        return problem.sample_shape
+    said = Counter(tuple(part.takes) for members in state.fused[:1] for part in members.values())
+    return said.most_common(1)[0][0] if said else ()
+
+
+def statistics_of(fused: Sequence[Mapping[Id, FusedPart]]) -> list[dict[Id, Dense]]:
+    """Of all fused blocks' batch normalisation."""
+    return [{i: running(part.block.dense()) for i, part in members.items()} for members in fused]
 
 
 def running(block: State) -> Dense:

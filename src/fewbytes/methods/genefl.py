@@ -17,6 +17,7 @@ Bytes per client, before lossless coding: once 4 f d up, if there is more than o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import PART, BelowOne, Count, NotNegative, Share, UpToOne, Whole
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.method import Method
@@ -47,6 +48,7 @@ from fewbytes.methods.parts.clusters import (
     clusters_of,
     described,
     nearest,
+    spanned_by,
 )
 from fewbytes.models.fisher import fisher_diagonal
 from fewbytes.models.layers import batch_norm_of, layers_of
@@ -180,20 +182,27 @@ class GeneFL(Method):
     def start(self, state: Genes, net: Network) -> None:
         """Algorithm 2, lines 1-2."""
         if self.clusters > 1:
-            state.subspaces = alike(net.call(self.describe, to=net.clients), net.problem)
+            state.subspaces = alike(
+                net.call(self.describe, to=net.clients, check=spanned_by(self.vectors)), net.problem
+            )
         state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, self.grouping, net)
 
     def describe(self, state: Own, message: None, site: Site) -> Subspace:
         return described(site, self.vectors)
 
     def round(self, state: Genes, net: Network, t: int) -> None:
-        layers = self.layers(net.problem.first_model())
+        model = net.problem.first_model()
+        layers = self.layers(model)
         means: dict[int, Any] = {}  # of each cluster
         sent_by = Counter[tuple[int, str]]()  # by cluster and entry, how many clients
         received: dict[int, list[tuple[list[float], float | None]]] = {}
         cohort = net.sample(self.fraction)
         sent = {k: self.download(state, k) for k in {state.cluster_of[i] for i in cohort}}
-        for i, reply in net.call(self.train, to={i: sent[state.cluster_of[i]] for i in cohort}):
+
+        def check(client: Id, reply: LearnGene) -> None:
+            self.check(reply, model, sent[state.cluster_of[client]].gamma)
+
+        for i, reply in net.call(self.train, to={i: sent[state.cluster_of[i]] for i in cohort}, check=check):
             k = state.cluster_of[i]
             if k not in means:
                 means[k] = net.entry_means(sent[k].theta.dense())
@@ -212,6 +221,30 @@ class GeneFL(Method):
             schedule.gamma = next_gamma(schedule.gamma, accuracy, schedule.best, smallest, step, self.tolerance)
             schedule.best = max(schedule.best, accuracy)
 
+    def check(self, reply: LearnGene, model: nn.Module, gamma: int) -> None:
+        """Raises MethodError for scores that are not of the model's layers, or entries not of the gamma best of these.
+
+        The sum of scores is 1, but for rounding, or 0 (`layer_scores`).
+        """
+        layers = len(self.layers(model))
+        if len(reply.scores) != layers:
+            raise MethodError(f"it sent {len(reply.scores)} scores of {layers} layers")
+        if any(reply.scores) and abs(math.fsum(reply.scores) - 1) > 1e-6:
+            raise MethodError(f"the sum of its scores is {math.fsum(reply.scores):.6g}, not 1")
+        if reply.theta.state.keys() != set(self.best(torch.tensor(reply.scores, dtype=torch.float64), gamma, model)):
+            raise MethodError(f"it sent other entries than those of its {gamma} best layers")
+
+    def best(self, scores: Tensor, gamma: int, model: nn.Module) -> list[str]:
+        """The names of the entries of the gamma best layers."""
+        lowest = (self.order == "ascending") == (self.score == "cosine")  # of distances the smallest are kept
+        gene = top_layers(scores, gamma, lowest)
+        return [
+            name
+            for names, chosen in zip(self.travelling(model).values(), gene, strict=True)
+            if chosen
+            for name in names
+        ]
+
     def download(self, state: Genes, k: int) -> Cluster:
         """What cluster k sends its clients in a round."""
         schedule = state.schedules[k]
@@ -221,7 +254,8 @@ class GeneFL(Method):
     def join(self, state: Genes, net: Network, client: Id) -> None:
         """The learnGene of the nearest cluster (Eq. 12), and a cluster of newcomers, also where there is only one: most
         of their layers are new."""
-        found = dict(net.call(self.describe, to=[client])) if self.clusters > 1 else {}
+        asked = [client] if self.clusters > 1 else []
+        found = dict(net.call(self.describe, to=asked, check=spanned_by(self.vectors)))
         first = {i: k % self.clusters for i, k in state.cluster_of.items()}
         near = nearest(found[client], state.subspaces, first, self.similarity) if found else 0
         inherited = self.inheritance(state, near, net.problem)
@@ -279,9 +313,7 @@ class GeneFL(Method):
         )
         state.theta = state_of(model)
         scores = layer_scores(state.theta, before, layers, self.score)
-        lowest = (self.order == "ascending") == (self.score == "cosine")  # of distances the smallest are kept
-        gene = top_layers(scores, message.gamma, lowest)
-        sent = [name for names, chosen in zip(travelling, gene, strict=True) if chosen for name in names]
+        sent = self.best(scores, message.gamma, model)
         accuracy = site.accuracy(model, "cohort")
         return LearnGene(
             Dense({name: state.theta[name] for name in sent}), scores.tolist(),

@@ -20,6 +20,7 @@ from torch import nn
 
 from fewbytes.base.ranges import Share
 from fewbytes.base.state import state_of
+from fewbytes.core.admission import like
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
@@ -54,9 +55,9 @@ class LG_FedAvg(Method):
         return own_draw(site)
 
     def round(self, state: None, net: Network, t: int) -> None:
-        mean, like = net.mean(), shared_head(net.problem)
-        for _, reply in net.call(self.train, to=net.sample(self.fraction)):
-            mean.add(reply.checked(like), weight=reply.samples)
+        mean, check = net.mean(), like(theta=state_of(shared_head(net.problem)))
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), check=check):
+            mean.add(reply.theta.dense(), weight=reply.samples)
         net.tell(self.receive, send=Head(Dense(mean())), when="next")
 
     def train(self, state: Own, message: None, site: Site) -> TrainedHead:

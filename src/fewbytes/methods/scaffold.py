@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import PART, SENT, Positive, Share
+from fewbytes.base.ranges import LEARNT, SENT, WHOLE, Positive, Share
 from fewbytes.base.state import State, copied, state_of, trained_entries, trained_parameters, zeros_for_sums
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -44,7 +44,7 @@ class Corrected:
     """Client to server: y_i and c_i+ - c_i."""
 
     theta: Annotated[Dense, SENT]
-    change: Annotated[Dense, PART]
+    change: Annotated[Dense, WHOLE, LEARNT]
 
 
 @dataclass

@@ -23,11 +23,12 @@ import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import EXACT, SENT, Share
+from fewbytes.base.errors import MethodError
+from fewbytes.base.ranges import EXACT, LEARNT, SENT, STATISTICS, Share
 from fewbytes.base.state import State
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
-from fewbytes.core.problem import Problem
+from fewbytes.core.problem import Id, Problem
 from fewbytes.core.promise import Protected
 from fewbytes.core.rules import VECTOR_RULES
 from fewbytes.core.site import Site
@@ -44,8 +45,8 @@ from fewbytes.wire.topk import largest
 class Packed:
     """Client to server: what is important of the change, and the batch-norm statistics."""
 
-    change: Annotated[Packages, SENT]
-    buffers: Annotated[Dense, SENT, EXACT]
+    change: Annotated[Packages, SENT, LEARNT]
+    buffers: Annotated[Dense, SENT, STATISTICS, EXACT]
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,14 @@ class SmartIdx(Method):
         return Residual({})
 
     def round(self, state: ServerModel, net: Network, t: int) -> None:
-        replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state))
+        def check(client: Id, reply: Packed) -> None:
+            if len(reply.change.patterns) > self.patterns:
+                raise MethodError(f"it sent {len(reply.change.patterns)} sign patterns, more than {self.patterns}")
+            most = important_values(sum(value.numel() for value in state.theta.values()), self.density)
+            if (least := least_important(reply.change)) > most:
+                raise MethodError(f"at least {least} of its values are important, more than {most} (its density)")
+
+        replies = net.call(self.train, to=net.sample(self.fraction), send=compressed.message(state), check=check)
         state.theta = compressed.moved(state.theta, compressed.take_means(state, replies, net))
 
     def train(self, state: Residual, message: Model, site: Site) -> Packed:
@@ -113,8 +121,21 @@ def important(x: State, density: float) -> dict[str, Tensor]:
     """Flat masks of the part `density` of all values that is largest in magnitude."""
     flat = torch.cat([torch.empty(0), *(value.reshape(-1) for value in x.values())])
     mask = torch.zeros(len(flat), dtype=torch.bool)
-    mask[largest(flat, math.ceil(density * len(flat)))] = True
+    mask[largest(flat, important_values(len(flat), density))] = True
     return dict(zip(x, mask.split([value.numel() for value in x.values()]), strict=True))
+
+
+def important_values(values: int, density: float) -> int:
+    """How many of so many values are important."""
+    return math.ceil(density * values)
+
+
+def least_important(sent: Packages) -> int:
+    """How many values must have been important for these packages: all single ones, and half of each kernel."""
+    kernels = [*sent.whole.indices.items(), *sent.magnitudes.indices.items()]
+    halves = {name: (kernel_size(shape) + 1) // 2 for name, shape in sent.single.shapes.items()}
+    single = sum(len(index) for index in sent.single.indices.values())
+    return single + sum(halves[name] * len(index) for name, index in kernels)
 
 
 def kernels_of(value: Tensor) -> Tensor:

@@ -4,18 +4,19 @@ with Non-IID Data", NeurIPS 2021: statistics of features by class, merged over c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fewbytes.base.errors import MethodError
-from fewbytes.base.ranges import EXACT
+from fewbytes.base.ranges import COUNTS, EXACT
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import seed_torch
+from fewbytes.core.admission import check_like
 from fewbytes.core.network import Clipped
+from fewbytes.core.problem import Id
 from fewbytes.core.training import Local, fit
 from fewbytes.models.blocks import linear_of
 from fewbytes.wire import Dense, payload
@@ -31,16 +32,21 @@ class ClassStatistics:
     (held, D (D + 1) / 2), the lower triangles of sum (g - mean)(g - mean)^T; float32.
     """
 
-    counts: Dense
+    counts: Annotated[Dense, COUNTS]
     means: Annotated[Dense, EXACT]  # few, and small beside the scatters
     scatters: Dense
 
-    def checked(self) -> Self:
-        """These. Raises MethodError if they cannot be a client's."""
-        counts = self.counts.state["n"]
-        if counts.ndim != 1 or int(counts.min()) < 0 or len(self.means.state["mean"]) != int((counts > 0).sum()):
-            raise MethodError("its counts of samples by class are not what its means are of")
-        return self
+
+def of_features(classes: int, size: int) -> Callable[[Id, ClassStatistics], None]:
+    """A check for `Network.call`: statistics of so many features, of those of the classes that are counted."""
+
+    def check(client: Id, reply: ClassStatistics) -> None:
+        check_like(reply.counts.state, {"n": torch.empty(classes, dtype=torch.int64)})
+        held = int(reply.counts.state["n"].count_nonzero())
+        check_like(reply.means.state, {"mean": torch.empty(held, size)})
+        check_like(reply.scatters.state, {"scatter": torch.empty(held, size * (size + 1) // 2, device="meta")})
+
+    return check
 
 
 def class_statistics(features: Tensor, labels: Tensor, classes: int) -> ClassStatistics:

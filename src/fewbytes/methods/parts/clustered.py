@@ -36,6 +36,7 @@ from fewbytes.methods.parts.clusters import (
     clusters_of,
     described,
     nearest,
+    spanned_by,
 )
 
 
@@ -80,7 +81,9 @@ class Clustered(Around):
 
     def start(self, state: Clusters, net: Network) -> None:
         if self.clusters > 1:
-            state.subspaces = alike(net.call(self.describe, to=net.clients), net.problem)
+            state.subspaces = alike(
+                net.call(self.describe, to=net.clients, check=spanned_by(self.vectors)), net.problem
+            )
         state.cluster_of = clusters_of(state.subspaces, self.clusters, self.similarity, self.grouping, net)
         for k in range(self.clusters):
             with self.opened(state, k, net) as (inner, members):
@@ -110,7 +113,7 @@ class Clustered(Around):
     def join(self, state: Clusters, net: Network, client: Id) -> None:
         k = 0
         if self.clusters > 1:
-            found = dict(net.call(self.describe, to=[client]))
+            found = dict(net.call(self.describe, to=[client], check=spanned_by(self.vectors)))
             k = nearest(found[client], state.subspaces, state.cluster_of, self.similarity)
             state.subspaces |= found
         state.cluster_of[client] = k

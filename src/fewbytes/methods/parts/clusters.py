@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.extras import needs
 from fewbytes.base.ranges import EXACT
 from fewbytes.base.streams import stream_seed
@@ -67,13 +67,25 @@ def described(site: Site, vectors: int) -> Subspace:
     return Subspace(Dense({"": subspace(x, vectors)}), list(x.shape[1:]))
 
 
+def spanned_by(vectors: int) -> Callable[[Id, Subspace], None]:
+    """A check for `Network.call`: so many vectors, none longer than 1, of samples of the shape that comes with them."""
+
+    def check(client: Id, reply: Subspace) -> None:
+        columns = reply.vectors.state.get("", torch.empty(0))
+        right = columns.shape == (math.prod(reply.shape), vectors) and columns.is_floating_point()
+        if not right or len(reply.vectors.state) != 1 or float(columns.norm(dim=0).max()) > 1 + 1e-3:
+            raise MethodError(f"its subspace is not {vectors} unit vectors of samples of shape {reply.shape[:8]}")
+
+    return check
+
+
 def alike(replies: Iterable[tuple[Id, Subspace]], problem: Problem) -> dict[Id, Subspace]:
     """The clients' subspaces. Raises UserError, as it reads it, for one of samples of another shape."""
     found: dict[Id, Subspace] = {}
     shape = None if problem.sample is None else problem.sample_shape
     for client, reply in replies:
         shape, its = shape or tuple(reply.shape), tuple(reply.shape)
-        if its != shape or reply.vectors.state.keys() != {""} or len(reply.columns) != math.prod(shape):
+        if its != shape:
             raise UserError(f"client {client}'s samples have shape {its}, the others' {shape}: they must have one")
         found[client] = reply
     return found

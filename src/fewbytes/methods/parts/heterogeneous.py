@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
-from fewbytes.base.ranges import Samples
+from fewbytes.base.ranges import HELD, LEARNT, Samples
 from fewbytes.base.state import State, load_state, state_of
+from fewbytes.core.admission import check_like
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -25,7 +27,7 @@ class ClassVectors:
     """One vector a class, either way: the rows (n, d) of `vectors`, and whose they are."""
 
     vectors: Dense
-    classes: list[int]
+    classes: Annotated[list[int], HELD]
 
     @classmethod
     def of(cls, rows: Tensor, classes: list[int]) -> Self:
@@ -47,15 +49,8 @@ class Head:
 class TrainedHead:
     """Client to server: its classifier, and on how many samples it was trained."""
 
-    theta: Dense
+    theta: Annotated[Dense, LEARNT]
     samples: Samples
-
-    def checked(self, like: nn.Linear) -> State:
-        """The classifier. Raises MethodError if it is not one like this."""
-        head = self.theta.dense()
-        if {name: value.shape for name, value in head.items()} != {n: p.shape for n, p in like.named_parameters()}:
-            raise MethodError("its classifier is not like the others'")
-        return head
 
 
 @dataclass
@@ -214,25 +209,26 @@ def class_distance(values: Tensor, labels: Tensor, vectors: ClassVectors | None)
     return F.mse_loss(values, torch.where(known, rows[at], values.detach()))
 
 
-def gathered(
-    uploads: Iterable[tuple[Id, ClassVectors]], classes: int, size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """All clients' rows one after another, (n, d), and their classes, (n,); n is 0 if nobody sent any.
+def one_each(classes: int, size: int, longest: float = math.inf) -> Callable[[Id, ClassVectors], None]:
+    """A check for `Network.call`: one vector (size,), of a norm up to `longest`, for each class a client names, of so
+    many classes."""
 
-    Raises MethodError for a client whose rows are not one a class, of classes there are, as long as the others' (or
-    as `size`, d).
-    """
+    def check(client: Id, reply: ClassVectors) -> None:
+        known = reply.classes
+        if known and known[-1] >= classes:
+            raise MethodError(f"it sent a vector of class {known[-1]} of {classes}")
+        check_like(reply.vectors.state, {"": torch.empty(len(known), size if known else 0)})
+        if known and (norm := float(reply.rows.norm(dim=1).max())) > longest:
+            raise MethodError(f"it sent a vector of norm {norm:.3g}, more than {longest:g}")
+
+    return check
+
+
+def gathered(uploads: Iterable[tuple[Id, ClassVectors]]) -> tuple[Tensor, Tensor]:
+    """All clients' rows one after another, (n, d), and their classes, (n,); n is 0 if nobody sent any."""
     rows, labels = [torch.empty(0, 0)], list[int]()
-    for client, upload in uploads:
-        sent, known = upload.rows, upload.classes
-        fits = sent.dim() == 2 and len(sent) == len(set(known)) == len(known) and set(known) <= set(range(classes))
-        if not fits or (known and sent.shape[1] != (size or sent.shape[1])):
-            raise MethodError(
-                f"client {client} sent vectors of shape {tuple(sent.shape)} for {len(known)} classes of {classes}, "
-                "which do not go with the other clients' or the task's"
-            )
-        if known:
-            size = sent.shape[1]
-            rows.append(sent.float())  # whatever a client sends
-            labels += known
+    for _, upload in uploads:
+        if upload.classes:
+            rows.append(upload.rows)
+            labels += upload.classes
     return torch.cat(rows[1:] or rows), torch.tensor(labels, dtype=torch.int64)

@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -109,6 +109,8 @@ class SecureAggregation(Around):
     """The method whose replies are summed unseen, and how large their values may be."""
 
     range: Positive = 64.0  # R; the mean is exact to R / 2^30, times a half for each client
+
+    hides: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Method) or isinstance(self.inner, SecureAggregation):

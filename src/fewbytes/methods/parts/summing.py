@@ -72,10 +72,11 @@ class SummingNetwork(Network):
         handler: Callable[[Any, Any, Site], Any],
         to: Iterable[Id] | Mapping[Id, Any],
         send: Any = None,
+        check: Callable[[Id, Any], None] | None = None,
     ) -> Iterator[tuple[Id, Any]]:
         """As in `Network`, of all replies together: their mean, weighted as the method would, and the sum of their
-        samples, as the first client's. Raises TooFewReplies if too many drop out, FewbytesError for a mean that no
-        honest client's numbers have."""
+        samples, as the first client's; `check` is of single replies, which nobody sees. Raises TooFewReplies if too
+        many drop out, FewbytesError for a mean that no honest client's numbers have."""
         if Handler.of(handler).reply is None:
             return super().call(handler, to, send)
         return iter([self._summed(handler, to, send)])
