@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
 
 class Lie(NamedTuple):
     """What a client replies in place of the truth: of its replies of a class the `turn`-th, changed. `shape`: whether
-    it is not a matter of numbers alone."""
+    other things than numbers are changed, which nobody can take for the truth."""
 
     kind: type[Any]
     what: str
@@ -223,7 +223,7 @@ def lies_of(name: str, rng: random.Random, most: int | None = None) -> list[Lie]
     """What a client of a case can reply that can be packed, in a drawn order; at most so many."""
     seen: dict[type[Any], list[Any]] = {}
     handlers_pack, task = handlers.pack, task_of(name)
-    model = task.problem.first_state(LIAR)
+    model = CASES[name].adapted(task).problem.first_state(LIAR)
 
     def note(client: int, reply: Any) -> Any:
         if client == LIAR and not isinstance(reply, handlers.Kept):

@@ -33,7 +33,7 @@ FAULTS = (
     Fault(
         4,
         "well-formed replies that lie",
-        (Measure("replies.lies", 2, 1000, 400), Measure("costs.admission", 9, 99)),
+        (Measure("replies.lies", 126, 2000, 400), Measure("costs.admission", 9, 99)),
         (Measure("stock.lies", 1, 1),),
     ),
     Fault(5, "a client killed while it uploads", (Measure("connections.killed_uploads", 100, 1000, 400),)),
