@@ -24,8 +24,9 @@ from fewbytes.wire import Masked
 WHOLE = task_of("fedavg").problem.first_state()
 
 
-def every(state: dict[str, Tensor]) -> Masked:
-    return Masked.of(state, {name: torch.ones(value.shape, dtype=torch.bool) for name, value in state.items()})
+def every(state: dict[str, Tensor], but: int = 0) -> Masked:
+    """All values, but for the first so many of each entry."""
+    return Masked.of(state, {n: (torch.arange(v.numel()) >= but).view(v.shape) for n, v in state.items()})
 
 
 def filled(value: fb.Dense, number: float) -> fb.Dense:
@@ -53,7 +54,9 @@ LIES: dict[str, tuple[str, int, type, Callable[[Any], Any], str]] = {
     "scores of any sum": ("genefl", 0, genefl.LearnGene, lambda r: replace(r, scores=[9.0, 9.0]), "sum of its scores"),
     "a group of all": ("fedkgf", 0, fedkgf.Modules, lambda r: replace(r, theta=OF_ALL_GROUPS), "of its group"),
     "what it did not draw": ("fedlp", 0, fedlp.Kept, lambda r: replace(r, theta=ALL), "other entries"),
-    "a mask of all": ("fedpurin", 0, fedpurin.Critical, lambda r: replace(r, theta=every(r.theta.dense())), "part tau"),
+    "a mask of all": (
+        "fedpurin", 0, fedpurin.Critical, lambda r: replace(r, theta=every(r.theta.dense(), 1)), "part tau"
+    ),
     "nothing pruned": ("fedlps", 1, Pruned, lambda r: replace(r, theta=every(REST)), "pruning"),
     "more than its density": (
         "smartidx", 0, Packed, lambda r: replace(r, change=packages(r.change.dense(), 1.0, 0)), "important"
@@ -102,7 +105,7 @@ LIES: dict[str, tuple[str, int, type, Callable[[Any], Any], str]] = {
     "a model far away": (
         "fedavg", 0, Trained,
         lambda r: replace(r, theta=fb.Dense(r.theta.state | {"conv.weight": torch.full((4, 1, 3, 3), -1e5)})),
-        "1000 times",
+        "1000 times the",
     ),
     "a variance below zero": (
         "fedavg", 0, Trained,

@@ -35,7 +35,8 @@ from fewbytes.wire.masked import Masked
 from fewbytes.wire.values import is_wire_value
 
 GROWTH = 1000.0
-"""How many times the norm of what it was sent, or of its first model, the parameters in a client's reply may have."""
+"""How many times the norm of what it was sent, or of its first model, the parameters in a client's reply may have,
+where targets are not of any scale."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Known:
     """What is known of a reply before it comes: the client's model, which names are not of its parameters, the message
     it answers (None: nothing was sent), the tensors of all messages that came with it, how many samples the client has
     to train on, in all and of each class (None: not known), the norm of its first model, and the largest norm of all
-    the reply's numbers; and whether its values are hidden by masks, so that their types say nothing."""
+    the reply's numbers; how many times the norm of what the client was sent its parameters may have; and whether values
+    are hidden by masks, so that their types say nothing."""
 
     layout: Layout
     statistics: Set[str]
@@ -53,6 +55,7 @@ class Known:
     classes: Sequence[int] | None
     first: float
     most: float
+    growth: float = GROWTH
     hidden: bool = False
 
 
@@ -70,7 +73,7 @@ def admit(value: Any, size: float, known: Known) -> None:
         for name, number in _numbers(value):
             if isinstance(number, Tensor) and not known.hidden:
                 _check_range(name, number)
-        if size > GROWTH * known.first:
+        if size > known.growth * known.first:
             _check_growth(norm([entries for _, entries in marked], known.statistics), known)
     except MethodError as error:
         raise FrameError("values", str(error)) from None
@@ -167,9 +170,10 @@ def _check_growth(size: float, known: Known) -> None:
     """Raises MethodError for parameters of a norm that no training gives them in a round: clients that were sent their
     mean would train on to numbers that are refused, too."""
     before = max(known.first, norm(known.tensors))
-    if size > GROWTH * before:
+    if size > known.growth * before:
         raise MethodError(
-            f"its parameters are of norm {size:.3g}, more than {GROWTH:g} times that of what it was sent, {before:.3g}"
+            f"its parameters are of norm {size:.3g}, more than {known.growth:g} times the {before:.3g} of what it was "
+            "sent (a larger --max-norm allows more)"
         )
 
 

@@ -66,6 +66,12 @@ class Objective(ABC):
         return takes_whole(self.criterion)
 
     @property
+    def any_scale(self) -> bool:
+        """Whether targets may be of any scale, and with them the parameters of a model: also where the loss is one's
+        own."""
+        return self.criterion is not None
+
+    @property
     def measured(self) -> tuple[Metric, ...]:
         """The metrics that measures compute."""
         return self.metrics
@@ -245,6 +251,11 @@ class Regression(Objective):
     metrics: tuple[Metric, ...] = (known_metric("regression", "mae"),)
 
     suits: ClassVar[str] = "numbers are learnt by methods that do not look at labels, such as fedavg"
+
+    @property
+    def any_scale(self) -> bool:
+        """They are."""
+        return True
 
     def usual(self, targets: Tensor) -> Loss:
         """As said."""

@@ -17,7 +17,7 @@ from fewbytes.base.errors import FrameError, MethodError
 from fewbytes.base.files import private_folder, replacing
 from fewbytes.base.rate import ALL, Rate
 from fewbytes.base.streams import stream
-from fewbytes.core.admission import Known, admit, norm
+from fewbytes.core.admission import GROWTH, Known, admit, norm
 from fewbytes.core.devices import prepare_device
 from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.method import Method
@@ -523,8 +523,9 @@ class Engine(ABC):
             message = next((part.message for part in sent.parts if not part.waited), None)
             tensors = {} if sent.base is None else sent.base.tensors
             layout, statistics = self.problem.layout(client), self.problem.statistics(client)
-            samples, first = (self._samples(client), self._classes(client)), most / self.policy.max_norm
-            known = Known(layout, statistics, message, tensors, *samples, first, most, self.method.hides)
+            held, norms = (self._samples(client), self._classes(client)), (most / self.policy.max_norm, most)
+            growth = math.inf if self.problem.objective.any_scale else max(GROWTH, self.policy.max_norm / GROWTH)
+            known = Known(layout, statistics, message, tensors, *held, *norms, growth, self.method.hides)
             admit(value, size, known)
             if self._check is not None:
                 try:

@@ -34,7 +34,6 @@ from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.fedpurin import (
-    at_most,
     check_mask,
     collaborators,
     combine,
@@ -120,8 +119,7 @@ class FedCAC(Method):
         site.fit(model, self.local)
         after = state_of(model)
         theta = {name: after[name] for name in trained_parameters(model)}
-        masks = {name: sensitive(theta[name], state.theta[name], self.tau) for name in theta}
-        state.mask = {name: at_most(mask, self.tau) for name, mask in masks.items()}
+        state.mask = {name: sensitive(theta[name], state.theta[name], self.tau) for name in theta}
         state.theta = after
         return Marked(Dense(theta), Bits(state.mask), len(site.train))
 

@@ -215,7 +215,7 @@ class FedPURIN(Method):
                 g = theta - state.theta[name].to(theta.device)
             if self.gradient_storage == "float16":
                 g = g.half().float()
-            mask[name] = at_most(critical(scores(theta, g, self.hessian), self.tau, self.cutoff), self.tau).cpu()
+            mask[name] = critical(scores(theta, g, self.hessian), self.tau, self.cutoff).cpu()  # lines 5-6
         state.theta, state.mask = after, mask
         reply = Critical(Masked.of(after, mask), len(site.train))  # line 7
         load_state(model, reply.theta.dense())
@@ -273,18 +273,13 @@ def critical(score: Tensor, tau: float, cutoff: float = 1e-10, least: float | No
     return score >= threshold
 
 
-def at_most(mask: Tensor, tau: float) -> Tensor:
-    """The first floor(tau d) ones of a layer's mask, where ties gave it more."""
-    k = int(tau * mask.numel())
-    return mask if int(mask.count_nonzero()) <= k else mask & (mask.flatten().cumsum(0) <= k).view(mask.shape)
-
-
 def check_mask(mask: State, names: Sequence[str], tau: float) -> None:
-    """Raises MethodError for a mask that is not of these entries, or has more than floor(tau d) ones in one."""
+    """Raises MethodError for a mask that is not of these entries, or has more than floor(tau d) ones in one and not all
+    d, as a layer on which the loss does not depend: there all scores are 0, and tie."""
     if mask.keys() != set(names):
         raise MethodError("its mask is not of the entries that take part")
     for name, of in mask.items():
-        if (ones := int(of.count_nonzero())) > int(tau * of.numel()):
+        if int(tau * of.numel()) < (ones := int(of.count_nonzero())) < of.numel():
             raise MethodError(f"its mask has {ones} ones of {of.numel()} in {name!r}, more than its part tau={tau:g}")
 
 
