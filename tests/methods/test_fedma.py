@@ -179,7 +179,7 @@ def test_a_client_takes_the_matched_layer_as_it_is_and_trains_what_comes_after_i
     before, after = last.view(3, 4, 16), sent.layer.state["4.weight"].view(3, 6, 16)
     assert 0 < (after[:, [5, 0, 2, 3]] - before).norm() < before.norm() / 100
     assert after[:, [1, 4]].abs().max() > 0  # of neurons it had none of, it learns the use
-    assert torch.equal(sent.label_counts.long(), site.train.labels.bincount(minlength=3))
+    assert torch.equal(sent.counts.state[""].long(), site.train.labels.bincount(minlength=3))
 
 
 def test_a_client_that_missed_a_layer_has_no_part_in_the_later_ones():
