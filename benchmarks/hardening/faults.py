@@ -1,4 +1,4 @@
-"""The 25 faults and attacks that a server left alone must bear, and which functions here measure them."""
+"""The faults and attacks that a server left alone must bear, and which functions here measure them."""
 
 from __future__ import annotations
 
@@ -116,6 +116,20 @@ FAULTS = (
         (Measure("stock.orders", 20, 20),),
     ),
     Fault(25, "bytes", (Measure("sent.frames", 5, 20), Measure("sent.sockets", 3, 10))),
+    Fault(
+        26,
+        "a server that submits code, or names files",
+        (Measure("hostile.bundles", 1, 1), Measure("hostile.settings", 1, 1)),
+    ),
+    Fault(
+        27,
+        "a server that singles one client out of a sum",
+        (Measure("hostile.singled_out", 1, 1), Measure("learning.imprinted", 1, 1)),
+        lacking="keys of its own in place of neighbours', for which nobody vouches",
+    ),
+    Fault(28, "a server that looks for one sample, or asks again and again", (Measure("hostile.oracle", 5, 50),)),
+    Fault(29, "a neighbour on the host", (Measure("hostile.planted", 1, 1),)),
+    Fault(30, "clients that stand out", (Measure("watch.named", 20, 60, 400), Measure("watch.costs", 5, 15, 300))),
 )
 COSTS = (
     Measure("costs.rounds", 3, 11, 300),

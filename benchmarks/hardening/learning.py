@@ -17,6 +17,7 @@ import torch
 from runs import configured
 
 from fewbytes.analysis.attack import attack
+from fewbytes.analysis.imprint import imprint
 from fewbytes.analysis.membership import FALSE_ALARMS, membership
 from fewbytes.analysis.poisoning import poison
 from fewbytes.analysis.settings import Attacking, Inferring, Poisoning
@@ -111,6 +112,28 @@ def inverted(images: int) -> list[Figure]:
             goal, met = "at least 25 dB, or the test is void", mean is None or mean >= 25
         found.append(Figure(what, "exact" if mean is None else f"{mean:.1f} dB", goal, met))
     return found
+
+
+def imprinted(_: int) -> list[Figure]:
+    """Row 27: digits read off by a first layer made for it, in clear and in the sum of ten clients, of 14 samples each
+    in one local epoch."""
+    terms = {"rounds": 1, "clients": 10, "partition": "iid", "samples": "14/5", "model": "mlp"}
+    with tempfile.TemporaryDirectory() as name:
+        run = configured(Path(name), "fedavg", **terms, parameters={"batch": 14, "epochs": 1, "lr": 0.1})
+        result = imprint(run)
+    images, control = result["images"], result["control"] / result["control_images"]
+    drift = result["first_layer_drift"]
+    return [
+        Figure(
+            f"of {images} images, rebuilt from each update by a first layer made for it",
+            f"{result['in_clear']}",
+            "",
+            None,
+        ),
+        Figure("the same from their sum, which is what --secure-aggregation leaves", f"{result['in_a_sum']}", "", None),
+        Figure("control: one step of one client", f"{control:.0%}", "at least 30 %, or it is void", control >= 0.3),
+        Figure("how far that layer is from the agreed one", f"{drift:.2f} norms", "above --max-drift 0.9", drift > 0.9),
+    ]
 
 
 def inferred(shadows: int) -> list[Figure]:

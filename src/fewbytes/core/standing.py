@@ -14,7 +14,7 @@ from fewbytes.core.admission import entries_of
 from fewbytes.core.problem import Id
 from fewbytes.wire.layout import Layout
 
-SAMPLED = 1 << 14
+SAMPLED = 1 << 12
 """About so many values of an update are looked at: every second, third, … where there are more."""
 FEWEST = 4
 """Of fewer clients nobody's update is compared."""
@@ -38,24 +38,28 @@ class Updates:
     def __init__(self, values: int) -> None:
         self._stride = max(1, values // SAMPLED)
         self._found: dict[str, dict[int, Found]] = {}
+        self._sent: tuple[Any, dict[str, Tensor]] = None, {}  # the last message, often for many, and its values
         self.call = 0
         """Which of the round's calls replies answer: those of another, such as another cluster's, are not compared."""
 
     def add(self, handler: str, client: Id, layout: Layout, sent: Any, reply: Any) -> None:
         """What a reply adds to what was `sent` (None: nothing), by entry of the client's model; one that was not sent
         counts from 0. Other numbers, such as means of classes, are no updates."""
-        before, known = _entries(sent), {entry.name for entry in layout.entries}
+        if sent is not self._sent[0]:
+            self._sent = sent, {name: self._places(value) for name, value in _entries(sent).items()}
+        before, known = self._sent[1], {entry.name for entry in layout.entries}
         found: dict[str, Tensor] = {}
         for name, value in _entries(reply).items():
-            start = before.get(name)
-            if name in known and value.is_floating_point() and (start is None or start.shape == value.shape):
-                found[name] = self._places(value) - (0 if start is None else self._places(start))
+            if name in known and value.is_floating_point():
+                places, start = self._places(value), before.get(name)
+                if start is None or start.shape == places.shape:
+                    found[name] = places if start is None else places - start
         if found:
             self._found.setdefault(handler, {}).setdefault(self.call, {})[client] = found
 
     def _places(self, value: Tensor) -> Tensor:
         flat = value.detach().reshape(-1)
-        return (flat[:: self._stride] if len(flat) > self._stride * self._stride else flat).float()
+        return (flat[:: self._stride] if len(flat) > 4 * self._stride else flat).float()
 
     def beside(self) -> dict[Id, Beside]:
         """Each client's beside the others', of the handler of which most is sent, by the entries that FEWEST at least
@@ -82,7 +86,7 @@ def _compared(clients: Found) -> dict[Id, Beside]:
             if name in found and len(found[name]) == size:
                 piece.copy_(found[name])
                 has[at, e] = True
-    squares = torch.stack([part.double().square().sum(1) for part in rows.split(list(shared.values()), 1)], 1)
+    squares = torch.stack([part.sum(1) for part in rows.square().split(list(shared.values()), 1)], 1).double()
     usual = squares.masked_fill(~has, torch.nan).nanmedian(0).values.masked_fill(~has, 0).sum(1)
     lengths = torch.where(usual > 0, squares.sum(1) / usual, 1).sqrt()
     products = (rows @ rows.T).double()
