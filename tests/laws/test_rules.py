@@ -22,17 +22,16 @@ def test_a_method_has_rules_if_its_server_asks_for_means_of_replies(name, monkey
     asked = []
 
     def watched(ask):
-        def asking(self, *arguments, **named):
+        def asking(self, around=None):
             asked.append(ask)
-            return ask(self, *arguments, **named)
+            return ask(self, around)
 
         return asking
 
     for what in ("mean", "entry_means", "clipped"):
         monkeypatch.setattr(fb.Network, what, watched(getattr(fb.Network, what)))
-    result = fb.run(CASES[name], task_of(name), rounds=1, workers=1, save_models=False)
-    uploads = bool(result.ledger.columns()["value_bytes_up"].sum())
-    assert bool(asked) == (bool(CASES[name].aggregates) and uploads)
+    fb.run(CASES[name], task_of(name), rounds=1, workers=1, save_models=False)
+    assert bool(asked) == bool(CASES[name].aggregates)
     assert CASES[name].aggregates <= EVERY_RULE
 
 

@@ -206,10 +206,10 @@ def test_the_server_gives_the_same_bits_however_much_is_in_memory(t, monkeypatch
 class Kept(FedPURIN):
     """FedPURIN that keeps the masks of every round, as they came."""
 
-    def aggregate(self, replies, t, clipped, vote):
+    def aggregate(self, replies, t, clipped):
         replies = list(replies)
         SEEN.append({i: reply.theta.dense() for i, reply in replies})
-        return super().aggregate(replies, t, clipped, vote)
+        return super().aggregate(replies, t, clipped)
 
 
 SEEN: list[dict[int, dict[str, torch.Tensor]]] = []

@@ -83,31 +83,14 @@ def norm_clipped(states: Sequence[State], around: Mapping[str, Tensor], largest:
     """The states with no update of more than the largest norm M, updates times min(1, M / norm): Sun, Kairouz, Suresh,
     McMahan, "Can You Really Backdoor Federated Learning?", 2019. M is by default the median of these updates' norms.
 
-    An update is what a state adds to `around`; an entry that `around` lacks counts from 0. Where states have other
-    entries than each other the median is of root mean squares, as one is longer for having more.
+    An update is what a state adds to `around`; an entry that `around` lacks counts from 0.
     """
-    lengths = torch.tensor([update_norm(state, around) for state in states], dtype=torch.float64)
-    sizes = torch.ones_like(lengths)
-    if largest is None and any(state.keys() != states[0].keys() for state in states):
-        counts = [sum(v.numel() for v in state.values() if v.is_floating_point()) for state in states]
-        sizes = torch.tensor(counts, dtype=torch.float64).sqrt()
-    norms, there = lengths / sizes.clamp(min=1), sizes > 0
-    most = largest if largest is not None else float(norms[there].quantile(0.5)) if bool(there.any()) else 0.0
+    norms = torch.tensor([update_norm(state, around) for state in states], dtype=torch.float64)
+    most = float(norms.quantile(0.5)) if largest is None else largest
     return [
         state if norm <= most else {name: _moved(value, around.get(name), most / norm) for name, value in state.items()}
         for state, norm in zip(states, norms.tolist(), strict=True)
     ]
-
-
-def voted(values: Tensor, sent: Tensor, part: float) -> Tensor:
-    """Of values (n, m) at each place the mean without the largest and the smallest `part` of those that were `sent`
-    there (n, m); a half: their median; 0 where none was. In float64, (m,)."""
-    ordered = values.double().masked_fill(~sent, math.inf).sort(0).values
-    count = sent.sum(0)
-    cut = torch.minimum((part * count - 1e-9).ceil().long(), (count - 1) // 2).clamp(min=0)
-    place = torch.arange(len(values))[:, None]
-    kept = (place >= cut) & (place < count - cut)
-    return ordered.masked_fill(~kept, 0).sum(0) / kept.sum(0).clamp(min=1)
 
 
 def _moved(value: Tensor, start: Tensor | None, part: float) -> Tensor:
@@ -206,9 +189,7 @@ class RobustMean:
         return self._together(self._clipped(self._states), self._weights)
 
     def over(self, old: State) -> State:
-        """The same by entry, of the clients that sent it, in place of `old`'s entries; those nobody sent stay.
-
-        What only one or two sent is clipped, whatever the rule."""
+        """The same by entry, of the clients that sent it, in place of `old`'s entries; those nobody sent stay."""
         names = dict.fromkeys(name for state in self._states for name in state)
         if strange := names.keys() - old.keys():
             raise MethodError(f"a client sent entries the server does not share: {', '.join(sorted(strange)[:3])}")
@@ -218,10 +199,8 @@ class RobustMean:
             raise MethodError(
                 f"{self.rule.name} needs the same entries in every state, and clients sent different ones"
             )
-        clipped, new = norm_clipped(self._states, self.around), dict(old)
+        states, new = self._clipped(self._states), dict(old)
         for name in names:
-            voters = sum(name in state for state in self._states)
-            states = clipped if voters < 3 else self._clipped(self._states)  # of one or two there is no vote
             own = [(s, w) for s, w in zip(states, self._weights, strict=True) if name in s]
             new |= self._together([{name: s[name]} for s, _ in own], [w for _, w in own])
         return new

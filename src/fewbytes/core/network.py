@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from fewbytes.base.ranges import EXACT
 from fewbytes.base.rate import Way
 from fewbytes.base.state import EntryMeans, Mean, State
 from fewbytes.core import gallery
-from fewbytes.core.aggregation import RobustMean, median, norm_clipped, voted
+from fewbytes.core.aggregation import RobustMean, norm_clipped
 from fewbytes.core.privacy import Bytes, ClientPrivacy, PrivateMean
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.rules import Rule
@@ -176,17 +175,6 @@ class Exchanges(Protocol):
         """Tell people what they should know of a round."""
 
 
-Vote = Callable[[Tensor, Tensor], Tensor]
-"""Takes values (n, m) and which of them were sent (n, m); gives (m,)."""
-
-
-class Clipped(Protocol):
-    """`Network.clipped`."""
-
-    def __call__(self, states: Sequence[State], alike: bool = False) -> Sequence[State]:
-        """As there."""
-
-
 class Network:
     """What a server half may use, and no more. `members`: the clients it sees of the engine's (default: all), and
     what that part of the network is called.
@@ -307,22 +295,10 @@ class Network:
             return EntryMeans()
         return RobustMean(self._engine.rule, around, self._engine.refused)
 
-    def clipped(self, states: Sequence[State], alike: bool = False) -> Sequence[State]:
-        """What clients sent, for a method that takes other means: as is or, if the run has a rule, none longer than the
-        median of all. `alike`: of states that are near each other, none farther from their median than the median of
-        these distances; there must be three."""
+    def clipped(self, states: Sequence[State]) -> Sequence[State]:
+        """What clients sent, for a method that takes other means: as is or, if the rule is norm-clip, clipped."""
         rule = self._engine.rule
-        if rule == Rule() or (alike and len(states) < 3):
-            return states
-        return norm_clipped(states, median(states) if alike else {}, rule.number if rule.name == "norm-clip" else None)
-
-    def vote(self) -> Vote | None:
-        """What the run's rule makes of values at each place of those who sent one there, where it is one that votes:
-        `vote(values (n, m), sent (n, m))` is (m,); None: their mean."""
-        rule = self._engine.rule
-        if rule.name not in ("median", "trimmed-mean"):
-            return None
-        return functools.partial(voted, part=0.5 if rule.name == "median" else float(rule.number or 0))
+        return norm_clipped(states, {}, rule.number) if rule.name == "norm-clip" else states
 
     def show_images(self, name: str, images: Tensor, labels: Sequence[str], largest: int = gallery.LARGEST) -> None:
         """Show people images (n, 1 or 3, height, width), uint8, and a label of each; steers nothing.

@@ -32,10 +32,9 @@ from fewbytes.base.rate import Way
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
 from fewbytes.core.method import Method
-from fewbytes.core.network import Clipped, Network
+from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
-from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, clip_each, ready
 from fewbytes.generators import ConditionalGenerator, ImageGenerator, load_generator
@@ -123,7 +122,6 @@ class FedKTL(Method):
     headline: ClassVar[str] = "personalised"
     brings_loss: ClassVar[bool] = True
     needs: ClassVar[type[Objective]] = Classification
-    aggregates: ClassVar[frozenset[str]] = CLIPPING
     float32_only: ClassVar[bool] = True
 
     def quick(self, epochs: int) -> Self:
@@ -172,7 +170,6 @@ class FedKTL(Method):
         check = one_each(len(state.centroids), state.transformer["0.weight"].shape[1], longest)
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs, check=check)
         prototypes, labels = gathered(replies)
-        prototypes = clipped_by_class(prototypes, labels, net.clipped)
         if len(labels) and self.transfer != "none":
             with seeded(net.problem.seed, "server", t):
                 self.generate(state, net, prototypes, labels)
@@ -324,17 +321,6 @@ class FedKTL(Method):
 
     def local_model(self, state: Own, site: Site) -> nn.Module:
         return self.parts(state, site).network
-
-
-def clipped_by_class(prototypes: Tensor, labels: Tensor, clipped: Clipped) -> Tensor:
-    """Prototypes (n, K), of a class none far from the others', if the run has a rule."""
-    found = prototypes.clone()
-    for c in labels.unique().tolist():
-        rows = (labels == c).nonzero().flatten().tolist()
-        new = clipped([{"row": prototypes[row]} for row in rows], alike=True)
-        for row, state in zip(rows, new, strict=True):
-            found[row] = state["row"]
-    return found
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
 from fewbytes.base.state import EntryMeans, State, load_state, state_of, trained_parameters
 from fewbytes.core.method import Method
-from fewbytes.core.network import Made, Network, Vote
+from fewbytes.core.network import Made, Network
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.rules import ENTRY_RULES
+from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.table import Stack, Table, stacked
 from fewbytes.core.training import Local
@@ -130,7 +130,7 @@ class FedPURIN(Method):
 
     sends: ClassVar[str] = "the half of its values that matter most, and a bit mask"
     headline: ClassVar[str] = "sparse"
-    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
+    aggregates: ClassVar[frozenset[str]] = CLIPPING
 
     def server(self, problem: Problem) -> Counts:
         return Counts()
@@ -145,7 +145,7 @@ class FedPURIN(Method):
             check_mask(reply.theta.mask, names, self.tau)
 
         replies = net.call(self.train, to=net.sample(self.fraction), check=check)  # lines 3-8
-        combined, mean = self.aggregate(self.watched(state, replies), t, net.clipped, net.vote())
+        combined, mean = self.aggregate(self.watched(state, replies), t, net.clipped)
         net.tell(self.receive, to=combined, when="next")
         if self.activations and mean:
             state.nonzero.add({name: value != 0 for name, value in mean.items()})
@@ -167,7 +167,6 @@ class FedPURIN(Method):
         replies: Iterable[tuple[Id, Critical]],
         t: int,
         clipped: Callable[[Sequence[State]], Sequence[State]] = lambda states: states,
-        vote: Vote | None = None,
     ) -> tuple[Mapping[Id, Combined], State]:
         """Lines 9-13: what each client gets back, and Eq. 10's mean; both empty if there is nobody to aggregate with.
 
@@ -186,12 +185,9 @@ class FedPURIN(Method):
         thetas = Table(uploads.columns, uploads.dtype)
         average = torch.empty(uploads.columns, dtype=uploads.dtype)
         for start, stop in uploads.blocks():
-            part, masks = uploads.part(start, stop), list(sent.masks(start, stop))
+            part, masks = uploads.part(start, stop), sent.masks(start, stop)
             delta = [{}] * len(part) if kept else critical_means(part, group)  # line 11, Eq. 9
             mean = sparse_mean(part, weights)  # line 12, Eq. 10
-            if vote is not None:
-                mean = voted_mean(part, masks, vote)
-                delta = delta if kept else voted_groups(part, masks, group, delta, vote)
             average[start:stop] = uploads.flat(mean)
             for row, mask in enumerate(masks):
                 thetas.write(row, uploads.flat(combine(delta[row], mean, mask)), start)  # Eq. 11
@@ -345,27 +341,6 @@ def sparse_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
     for upload, weight in zip(uploads, weights, strict=True):
         mean.add(upload, weight)
     return mean.means()
-
-
-def voted_mean(uploads: Sequence[State], masks: Sequence[State], vote: Vote) -> State:
-    """In place of Eq. 10 what a vote makes of the values that were sent, times the part of clients that sent one: as
-    much as the mean, where all agree."""
-    mean: State = {}
-    for name, first in uploads[0].items():
-        values = torch.stack([upload[name].reshape(-1) for upload in uploads])
-        sent = torch.stack([mask[name].reshape(-1) for mask in masks])
-        mean[name] = (vote(values, sent) * sent.double().mean(0)).view(first.shape).to(first.dtype)
-    return mean
-
-
-def voted_groups(
-    uploads: Sequence[State], masks: Sequence[State], group: NDArray[np.bool_], means: Sequence[State], vote: Vote
-) -> list[State]:
-    """The same in place of Eq. 9 for clients with two others at least; of fewer there is no vote."""
-    return [
-        voted_mean([uploads[j] for j in chosen], [masks[j] for j in chosen], vote) if len(chosen) > 2 else mean
-        for chosen, mean in zip((row.nonzero()[0].tolist() for row in group), means, strict=True)
-    ]
 
 
 def combine(delta: State, mean: State, mask: State) -> State:

@@ -31,20 +31,12 @@ from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import untouched
 from fewbytes.core.admission import check_like, norm, shape
 from fewbytes.core.method import Method
-from fewbytes.core.network import Clipped, Network
+from fewbytes.core.network import Network
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.rules import CLIPPING
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.parts.ccvr import (
-    ClassStatistics,
-    Covariance,
-    calibrated,
-    class_statistics,
-    clipped_statistics,
-    of_features,
-)
+from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics, of_features
 from fewbytes.methods.parts.one_shot import check_stages, of_stage, shorter
 from fewbytes.models.blocks import Block, check_trains, classifier_of, cut, shapes
 from fewbytes.models.builders import convolutional
@@ -99,7 +91,6 @@ class FusedBlocks:
 
     fused: list[dict[Id, FusedPart]] = field(default_factory=list)
     known: dict[Id, int] = field(default_factory=dict)  # how many fused blocks each client has
-    clipped: list[list[Id]] = field(default_factory=list)  # of each block, whose part is not as it was sent
     classifier: State = field(default_factory=dict)  # Lambda: the mean, later calibrated
 
 
@@ -128,7 +119,6 @@ class FuseFL(Method):
 
     sends: ClassVar[str] = "its whole model once, block by block"
     headline: ClassVar[str] = "global"
-    aggregates: ClassVar[frozenset[str]] = CLIPPING
     float32_only: ClassVar[bool] = True
     scored_after_finish: ClassVar[bool] = True
 
@@ -182,11 +172,9 @@ class FuseFL(Method):
                 if len(groups) == 1 or (group == groups[-1] and not branches):
                     raise
                 net.note("clients that did not answer have no part in the block", f"client {group[0]}")
-        parts = clipped_parts(branches, net.clipped)
-        state.clipped.append([i for i, part in parts.items() if part is not branches[i]])
-        state.fused.append(parts)  # line 22
+        state.fused.append(branches)  # line 22
         if classifiers:
-            state.classifier = averaged(net.clipped(classifiers, alike=True), self.final_reduce)
+            state.classifier = averaged(classifiers, self.final_reduce)
 
     def parts_like(self, state: FusedBlocks, problem: Problem) -> Callable[[Id, Trained], None]:
         """A check for `Network.call`: the next block's part as the client's model has it there, with an adaptor for all
@@ -240,21 +228,16 @@ class FuseFL(Method):
             check = of_features(*state.classifier["weight"].shape)
             replies = dict(net.call(self.statistics, to={i: self.news(state, i) for i in net.clients}, check=check))
             state.known |= dict.fromkeys(replies, len(state.fused))
-            statistics = clipped_statistics(list(replies.values()), net.clipped)
             state.classifier = calibrated(
-                state.classifier, statistics, self.ccvr_samples, self.ccvr_covariance, self.local,
+                state.classifier, list(replies.values()), self.ccvr_samples, self.ccvr_covariance, self.local,
                 net.rng,
             )  # fmt: skip
         net.tell(self.receive, to={i: self.news(state, i, Dense(state.classifier)) for i in net.clients})
 
     def news(self, state: FusedBlocks, client: Id, classifier: Dense | None = None) -> Fused | None:
         """What a client is sent: nothing before the first block."""
-        first = state.known.get(client, 0)
-        fresh = zip(state.fused[first:], state.clipped[first:], strict=True)
-        blocks = [
-            {i: None if i == client and i not in clipped else branch for i, branch in members.items()}
-            for members, clipped in fresh
-        ]
+        fresh = state.fused[state.known.get(client, 0) :]
+        blocks = [{i: None if i == client else branch for i, branch in members.items()} for members in fresh]
         statistics = statistics_of(state.fused) if self.frozen_bn == "train_shared" else []
         return Fused(blocks, statistics, classifier) if state.fused else None
 
@@ -307,28 +290,6 @@ class FuseFL(Method):
     ) -> FusedNetwork:
         """F_fus."""
         return fused_network(sent(fused), classifier, model, self.blocks, self.after, self.adaptor, self.final_reduce)
-
-
-def clipped_parts(parts: dict[Id, FusedPart], clipped: Clipped) -> dict[Id, FusedPart]:
-    """A block's parts, of clients whose parts have the same shapes none far from the others'; one that stays is the
-    same object."""
-    alike: dict[Any, list[Id]] = {}
-    states = {
-        i: {f"{half}.{n}": v for half in ("adaptor", "block") for n, v in getattr(part, half).dense().items()}
-        for i, part in parts.items()
-    }
-    for i, state in states.items():
-        alike.setdefault(tuple((name, value.shape) for name, value in state.items()), []).append(i)
-    found = dict(parts)
-    for clients in alike.values():
-        for i, new in zip(clients, clipped([states[i] for i in clients], alike=True), strict=True):
-            if new is not states[i]:
-                adaptor, block = (
-                    Dense({n.removeprefix(half): v for n, v in new.items() if n.startswith(half)})
-                    for half in ("adaptor.", "block.")
-                )
-                found[i] = FusedPart(adaptor, block, parts[i].takes)
-    return found
 
 
 def averaged(classifiers: Sequence[State], reduce: Reduce) -> State:

@@ -18,10 +18,9 @@ Bytes per client, before lossless coding: once 4 f d up, if there is more than o
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,12 +29,11 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import PART, BelowOne, Count, NotNegative, Share, UpToOne, Whole
-from fewbytes.base.state import State, load_state, state_of
+from fewbytes.base.state import EntryMeans, State, load_state, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Model, Own, first_shared, own_model
@@ -127,7 +125,6 @@ class GeneFL(Method):
 
     sends: ClassVar[str] = "the layers that change least for their size"
     headline: ClassVar[str] = "cohort"
-    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
     needs: ClassVar[type[Objective]] = Classification
 
     def server(self, problem: Problem) -> Genes:
@@ -193,8 +190,7 @@ class GeneFL(Method):
     def round(self, state: Genes, net: Network, t: int) -> None:
         model = net.problem.first_model()
         layers = self.layers(model)
-        means: dict[int, Any] = {}  # of each cluster
-        sent_by = Counter[tuple[int, str]]()  # by cluster and entry, how many clients
+        means: dict[int, EntryMeans] = {}
         received: dict[int, list[tuple[list[float], float | None]]] = {}
         cohort = net.sample(self.fraction)
         sent = {k: self.download(state, k) for k in {state.cluster_of[i] for i in cohort}}
@@ -204,15 +200,12 @@ class GeneFL(Method):
 
         for i, reply in net.call(self.train, to={i: sent[state.cluster_of[i]] for i in cohort}, check=check):
             k = state.cluster_of[i]
-            if k not in means:
-                means[k] = net.entry_means(sent[k].theta.dense())
-            means[k].add(reply.theta.dense())
-            sent_by.update((k, name) for name in reply.theta.dense())
+            means.setdefault(k, EntryMeans()).add(reply.theta.dense())
             received.setdefault(k, []).append((reply.scores, reply.accuracy))
         for k, mean in means.items():
             state.models[k] = mean.over(state.models[k])  # Algorithm 2, Eq. 10
             schedule = state.schedules[k]
-            schedule.senders = [sent_by[k, names[0]] for names in layers.values()]
+            schedule.senders = [int(mean.weights.get(names[0], 0)) for names in layers.values()]
             schedule.scores = np.mean([scores for scores, _ in received[k]], axis=0).tolist()
             measured = [accuracy for _, accuracy in received[k] if accuracy is not None]
             accuracy = float(np.mean(measured)) if measured else schedule.best  # as far as is known it did not drop

@@ -15,7 +15,6 @@ from fewbytes.base.ranges import COUNTS, EXACT
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import seed_torch
 from fewbytes.core.admission import check_like
-from fewbytes.core.network import Clipped
 from fewbytes.core.problem import Id
 from fewbytes.core.training import Local, fit
 from fewbytes.models.blocks import linear_of
@@ -79,25 +78,6 @@ def whole(statistics: ClassStatistics) -> tuple[Tensor, Tensor, Tensor]:
         scatters[c, lower[0], lower[1]] = scatter[row]
         scatters[c, lower[1], lower[0]] = scatter[row]
     return counts, means, scatters
-
-
-def clipped_statistics(clients: Sequence[ClassStatistics], clipped: Clipped) -> list[ClassStatistics]:
-    """Statistics of which no class's mean, and no covariance, is far from the others', if the run has a rule."""
-    held = [client.counts.state["n"].nonzero().flatten().tolist() for client in clients]
-    means = [client.means.state["mean"].clone() for client in clients]
-    scatters = [client.scatters.state["scatter"].clone() for client in clients]
-    for c in sorted({c for classes in held for c in classes}):
-        rows = [(m, classes.index(c)) for m, classes in enumerate(held) if c in classes]
-        count = [float(clients[m].counts.state["n"][c]) for m, _ in rows]
-        for values, over in ((means, [1.0] * len(rows)), (scatters, count)):
-            states = [{"row": values[m][row] / by} for (m, row), by in zip(rows, over, strict=True)]
-            for (m, row), by, state, new in zip(rows, over, states, clipped(states, alike=True), strict=True):
-                if new is not state:
-                    values[m][row] = new["row"] * by
-    return [
-        ClassStatistics(client.counts, Dense({"mean": mean}), Dense({"scatter": scatter}))
-        for client, mean, scatter in zip(clients, means, scatters, strict=True)
-    ]
 
 
 def merge(
