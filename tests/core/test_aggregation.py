@@ -16,6 +16,7 @@ from scipy.stats import trim_mean
 import fewbytes as fb
 from fewbytes.core.aggregation import (
     RobustMean,
+    evenly_clipped,
     geometric_median,
     krum,
     krum_scores,
@@ -24,6 +25,7 @@ from fewbytes.core.aggregation import (
     norm_clipped,
     trimmed_mean,
     update_norm,
+    vote,
     weighted_mean,
 )
 from fewbytes.core.policy import TooFewReplies
@@ -170,6 +172,76 @@ def test_no_clipped_update_is_longer_than_allowed_or_turned(values, start, large
             assert (after == before).all()
         else:
             assert np.allclose(after - start, (before - start) * (most / norm), atol=2e-3)
+
+
+PARTS = st.sampled_from([None, 0.1, 0.2, 0.4])
+
+
+@st.composite
+def masked(draw) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values (n, 4) of clients, and which of them each sent."""
+    values = draw(rows())
+    return torch.from_numpy(values), torch.from_numpy(draw(arrays(np.bool_, values.shape)))
+
+
+@given(masked(), PARTS, st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_a_vote_is_the_rule_of_those_who_sent_a_value_in_any_order(clients, part, random):
+    values, sent = clients
+    order = list(range(len(values)))
+    random.shuffle(order)
+    got = vote(values, sent, part)
+    assert torch.allclose(got, vote(values[order], sent[order], part), rtol=1e-12, atol=1e-9)
+    for at in range(values.shape[1]):
+        states = [{"x": value.double()} for value in values[:, at][sent[:, at]]]
+        rule = median if part is None else lambda s: trimmed_mean(s, part)
+        wanted = rule(states)["x"] if states else torch.zeros(()).double()
+        assert torch.allclose(got[at], wanted, rtol=1e-12, atol=1e-9)
+
+
+@given(masked(), PARTS)
+@settings(deadline=None)
+def test_where_all_agree_a_vote_is_the_mean(clients, part):
+    values, sent = clients
+    same = values[:1].expand_as(values)
+    wanted = torch.where(sent.any(0), values[0].double(), 0.0)
+    assert torch.allclose(vote(same, sent, part), wanted, rtol=1e-12)
+
+
+@given(masked(), PARTS, st.floats(width=32, allow_nan=False), st.integers(0, 8))
+@settings(deadline=None)
+def test_one_of_three_or_more_moves_a_vote_no_further_than_to_another_ones_value(clients, part, lie, liar):
+    values, sent = clients
+    liar %= len(values)
+    got = vote(values.index_fill(0, torch.tensor(liar), lie), sent, part)
+    for at in range(values.shape[1]):
+        others = [float(v) for i, v in enumerate(values[:, at]) if i != liar and sent[i, at]]
+        if len(others) >= 2 or not sent[liar, at]:
+            assert min(others, default=0) - 1e-9 <= float(got[at]) <= max(others, default=0) + 1e-9
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), FLOATS), min_size=1, max_size=9), st.booleans())
+@settings(deadline=None)
+def test_of_parts_no_update_is_longer_for_its_size_than_most_are_and_short_ones_stay(parts, started):
+    states = [{str(n): torch.full((n,), value)} for n, value in parts]
+    around = {str(n): torch.ones(n) for n in range(1, 5)} if started else {}
+    start = float(started)
+    lengths = [abs(value - start) for _, value in parts]
+    most = np.median(lengths)
+    for (n, value), length, state in zip(parts, lengths, evenly_clipped(states, around), strict=True):
+        if length <= most:
+            assert torch.equal(state[str(n)], torch.full((n,), value))
+        got = (state[str(n)] - start).abs().double()
+        assert torch.allclose(got, torch.tensor(min(length, most)).double(), atol=1e-3)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "norm-clip"])
+def test_who_alone_sends_an_entry_moves_it_no_further_than_the_others_move_theirs(rule):
+    mean = RobustMean(Rule.read(rule), {name: torch.zeros(2) for name in "abc"}, few=True)
+    for name, value in (("a", 1.0), ("b", 1e6), ("c", -1.0)):
+        mean.add({name: torch.full((2,), value)})
+    got = mean.over({name: torch.zeros(2) for name in "abc"})
+    assert {name: value.tolist() for name, value in got.items()} == {"a": [1, 1], "b": [1, 1], "c": [-1, -1]}
 
 
 @pytest.mark.parametrize("rule", sorted(EVERY_RULE))

@@ -22,13 +22,13 @@ def test_a_method_has_rules_if_its_server_asks_for_means_of_replies(name, monkey
     asked = []
 
     def watched(ask):
-        def asking(self, around=None):
+        def asking(self, *around, **how):
             asked.append(ask)
-            return ask(self, around)
+            return ask(self, *around, **how)
 
         return asking
 
-    for what in ("mean", "entry_means", "clipped"):
+    for what in ("mean", "entry_means", "clipped", "votes"):
         monkeypatch.setattr(fb.Network, what, watched(getattr(fb.Network, what)))
     fb.run(CASES[name], task_of(name), rounds=1, workers=1, save_models=False)
     assert bool(asked) == bool(CASES[name].aggregates)

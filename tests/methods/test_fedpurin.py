@@ -206,10 +206,10 @@ def test_the_server_gives_the_same_bits_however_much_is_in_memory(t, monkeypatch
 class Kept(FedPURIN):
     """FedPURIN that keeps the masks of every round, as they came."""
 
-    def aggregate(self, replies, t, clipped):
+    def aggregate(self, replies, t, *rule):
         replies = list(replies)
         SEEN.append({i: reply.theta.dense() for i, reply in replies})
-        return super().aggregate(replies, t, clipped)
+        return super().aggregate(replies, t, *rule)
 
 
 SEEN: list[dict[int, dict[str, torch.Tensor]]] = []

@@ -21,7 +21,11 @@ from fewbytes.core.rules import ENTRY_RULES, Rule
 
 SMOOTHING = 1e-6  # nu of RFA
 ITERATIONS = 100  # of Weiszfeld's algorithm at most
+VOTERS = 3  # fewer hold no vote: of two, one that lies would have half of it
 CLOSE = 1e-6  # it has ended where no client's part changes by more, relatively
+
+Vote = Callable[[Tensor, Tensor], Tensor]
+"""Of values (n, …) and who sent them (n, …), bool, what they come to (…): `vote` by a run's rule."""
 
 
 def median(states: Sequence[State]) -> State:
@@ -93,6 +97,34 @@ def norm_clipped(states: Sequence[State], around: Mapping[str, Tensor], largest:
     ]
 
 
+def evenly_clipped(states: Sequence[State], around: Mapping[str, Tensor], largest: float | None = None) -> list[State]:
+    """The same of states that may be of different entries: an update's norm is by the square root of its number of
+    values, so that who sends a part of the model moves that no further than the others move theirs. One without
+    values is as it was."""
+    sizes = [sum(v.numel() for v in state.values() if v.is_floating_point()) for state in states]
+    norms = [update_norm(state, around) / math.sqrt(size or 1) for state, size in zip(states, sizes, strict=True)]
+    known = torch.tensor([norm for norm, size in zip(norms, sizes, strict=True) if size], dtype=torch.float64)
+    most = largest if largest is not None else float(known.quantile(0.5)) if len(known) else 0.0
+    return [
+        state if norm <= most else {name: _moved(value, around.get(name), most / norm) for name, value in state.items()}
+        for state, norm in zip(states, norms, strict=True)
+    ]
+
+
+def vote(values: Tensor, sent: Tensor, part: float | None = None) -> Tensor:
+    """Of every coordinate of `values` (n, …) the median over those that `sent` it (n, …), bool, or the mean of theirs
+    without `part` of them at either end, as `trimmed_mean` has it; 0 where nobody did. In float64."""
+    ordered = torch.where(sent, values.double(), math.inf).sort(0).values
+    count = sent.sum(0, keepdim=True)
+    if part is None:
+        low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=len(values) - 1)
+        return torch.where(count > 0, (ordered.gather(0, low) + ordered.gather(0, high)) / 2, 0.0)[0]
+    cut = torch.minimum((part * count - 1e-9).ceil(), ((count - 1) // 2).clamp(min=0))
+    rank = torch.arange(len(values)).view(-1, *[1] * (values.dim() - 1))
+    kept = (rank >= cut) & (rank < count - cut)
+    return torch.where(kept, ordered, 0.0).sum(0) / kept.sum(0).clamp(min=1)
+
+
 def _moved(value: Tensor, start: Tensor | None, part: float) -> Tensor:
     """A part of the way from `start` (none: 0) to a value; a counter as it is."""
     if not value.is_floating_point():
@@ -153,14 +185,19 @@ class RobustMean:
     """What stands in for `Mean` and `EntryMeans` where a run has another rule; holds all that was added.
 
     `around`: what the clients were sent, from which updates count. `refused`: tells how many clients' replies were
-    refused, each of which is one liar fewer for Krum to bear. Raises what those do, and TooFewReplies where there are
-    fewer than the rule needs.
+    refused, each of which is one liar fewer for Krum to bear. `few`: an entry may be of few clients, or of one, among
+    whom no vote helps, so that updates are clipped first, evenly, by any rule. Raises what those do, and TooFewReplies
+    where there are fewer than the rule needs.
     """
 
     def __init__(
-        self, rule: Rule, around: Mapping[str, Tensor] | None = None, refused: Callable[[], int] = lambda: 0
+        self,
+        rule: Rule,
+        around: Mapping[str, Tensor] | None = None,
+        refused: Callable[[], int] = lambda: 0,
+        few: bool = False,
     ) -> None:
-        self.rule, self.around, self._refused = rule, around or {}, refused
+        self.rule, self.around, self._refused, self._few = rule, around or {}, refused, few
         self._states: list[State] = []
         self._weights: list[float] = []
 
@@ -207,6 +244,8 @@ class RobustMean:
 
     def _clipped(self, states: list[State]) -> list[State]:
         """Before all else, as norms are of all that a client sent."""
+        if self._few:
+            return evenly_clipped(states, self.around, self.rule.largest)
         return norm_clipped(states, self.around, self.rule.number) if self.rule.name == "norm-clip" else states
 
     def _together(self, states: list[State], weights: list[float]) -> State:

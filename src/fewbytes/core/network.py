@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,10 +18,10 @@ from fewbytes.base.ranges import EXACT
 from fewbytes.base.rate import Way
 from fewbytes.base.state import EntryMeans, Mean, State
 from fewbytes.core import gallery
-from fewbytes.core.aggregation import RobustMean, norm_clipped
+from fewbytes.core.aggregation import RobustMean, Vote, norm_clipped, vote
 from fewbytes.core.privacy import Bytes, ClientPrivacy, PrivateMean
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.rules import Rule
+from fewbytes.core.rules import VOTES, Rule
 from fewbytes.core.site import Site
 from fewbytes.wire.dense import Dense
 from fewbytes.wire.fields import check_fields
@@ -286,19 +287,28 @@ class Network:
             return PrivateMean(self._engine.privacy, around, self._engine.release)
         return Mean() if self._engine.rule == Rule() else RobustMean(self._engine.rule, around, self._engine.refused)
 
-    def entry_means(self, around: State | None = None) -> EntryMeans | RobustMean | PrivateMean:
-        """The same of each entry over the states that have it."""
+    def entry_means(self, around: State | None = None, few: bool = False) -> EntryMeans | RobustMean | PrivateMean:
+        """The same of each entry over the states that have it. `few`: possibly of one alone, which by any rule but the
+        mean moves it no further, for its number of values, than most move theirs."""
         _check_around(around)
         if self._engine.privacy is not None:
             return PrivateMean(self._engine.privacy, around, self._engine.release)
         if self._engine.rule == Rule():
             return EntryMeans()
-        return RobustMean(self._engine.rule, around, self._engine.refused)
+        return RobustMean(self._engine.rule, around, self._engine.refused, few)
 
     def clipped(self, states: Sequence[State]) -> Sequence[State]:
-        """What clients sent, for a method that takes other means: as is or, if the rule is norm-clip, clipped."""
+        """What clients sent, for a method that takes other means: as is or, by any rule but the mean, clipped."""
         rule = self._engine.rule
-        return norm_clipped(states, {}, rule.number) if rule.name == "norm-clip" else states
+        return states if rule == Rule() else norm_clipped(states, {}, rule.largest)
+
+    def votes(self) -> Vote | None:
+        """The vote on values (n, …) over those clients that sent them (n, …), bool, for a method that takes other
+        means: the rule's median or trimmed mean; None: it takes its means, of what is `clipped`."""
+        rule = self._engine.rule
+        if rule.name not in VOTES:
+            return None
+        return functools.partial(vote, part=rule.number)
 
     def show_images(self, name: str, images: Tensor, labels: Sequence[str], largest: int = gallery.LARGEST) -> None:
         """Show people images (n, 1 or 3, height, width), uint8, and a label of each; steers nothing.

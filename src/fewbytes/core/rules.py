@@ -21,6 +21,8 @@ NUMBERS: dict[str, float | None] = {
 """Every rule, and the number it has if none is given."""
 ENTRY_RULES = frozenset({"median", "trimmed-mean", "norm-clip"})
 """Those that need no more of an entry than the values of who sent it."""
+VOTES = frozenset({"median", "trimmed-mean"})
+"""Those by which a value is what those in the middle say of it."""
 VECTOR_RULES = frozenset({"krum", "multi-krum", "norm-clip", "geometric-median"})
 """Those that take what a client sent as one vector: its many zeros, if it has some, do not outvote values."""
 CLIPPING = frozenset({"norm-clip"})
@@ -56,6 +58,11 @@ class Rule:
 
     def __str__(self) -> str:
         return self.name if self.number is None else f"{self.name}={self.number}"
+
+    @property
+    def largest(self) -> float | None:
+        """The largest norm of an update, if it has one."""
+        return self.number if self.name == "norm-clip" else None
 
     @property
     def replies(self) -> int:

@@ -24,10 +24,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import PART, Count, Samples, Share, Whole
-from fewbytes.base.state import EntryMeans, state_of, trained_entries
+from fewbytes.base.state import state_of, trained_entries
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import GlobalModel
@@ -73,6 +74,7 @@ class FedKGF(Method):
     common: bool = False  # all clients upload normalisations and the classifier, too, whose means are taken
 
     sends: ClassVar[str] = "one group of its layers' base kernels"
+    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
 
     def model_for(self, shape: tuple[int, ...]) -> str:
         """Of images a model with convolutions."""
@@ -91,7 +93,8 @@ class FedKGF(Method):
         modules = None
         if self.groups == "random":
             modules = net.rng.permutation(len(modules_of(net.problem.first_model()))).tolist()
-        mean, send, model = EntryMeans(), Model(Dense(state.theta), order, modules), net.problem.first_model()
+        mean, send = net.entry_means(state.theta, few=True), Model(Dense(state.theta), order, modules)
+        model = net.problem.first_model()
 
         def check(client: Id, reply: Modules) -> None:
             if reply.theta.state.keys() != self.own(send, client, model):

@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
 from fewbytes.base.state import EntryMeans, State, load_state, state_of, trained_parameters
+from fewbytes.core.aggregation import VOTERS, Vote
 from fewbytes.core.method import Method
 from fewbytes.core.network import Made, Network
 from fewbytes.core.problem import Id, Problem
-from fewbytes.core.rules import CLIPPING
+from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.table import Stack, Table, stacked
 from fewbytes.core.training import Local
@@ -130,7 +131,7 @@ class FedPURIN(Method):
 
     sends: ClassVar[str] = "the half of its values that matter most, and a bit mask"
     headline: ClassVar[str] = "sparse"
-    aggregates: ClassVar[frozenset[str]] = CLIPPING
+    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
 
     def server(self, problem: Problem) -> Counts:
         return Counts()
@@ -145,7 +146,7 @@ class FedPURIN(Method):
             check_mask(reply.theta.mask, names, self.tau)
 
         replies = net.call(self.train, to=net.sample(self.fraction), check=check)  # lines 3-8
-        combined, mean = self.aggregate(self.watched(state, replies), t, net.clipped)
+        combined, mean = self.aggregate(self.watched(state, replies), t, net.clipped, net.votes())
         net.tell(self.receive, to=combined, when="next")
         if self.activations and mean:
             state.nonzero.add({name: value != 0 for name, value in mean.items()})
@@ -167,11 +168,12 @@ class FedPURIN(Method):
         replies: Iterable[tuple[Id, Critical]],
         t: int,
         clipped: Callable[[Sequence[State]], Sequence[State]] = lambda states: states,
+        vote: Vote | None = None,
     ) -> tuple[Mapping[Id, Combined], State]:
         """Lines 9-13: what each client gets back, and Eq. 10's mean; both empty if there is nobody to aggregate with.
 
         Clients without a critical value take part in no mean. Uploads and what is made of them lie in tables, some
-        columns of which are in memory at a time.
+        columns of which are in memory at a time. `clipped` and `vote`: the run's rule, if it has another than the mean.
         """
         sent = Uploads()
         for i, reply in replies:
@@ -185,9 +187,11 @@ class FedPURIN(Method):
         thetas = Table(uploads.columns, uploads.dtype)
         average = torch.empty(uploads.columns, dtype=uploads.dtype)
         for start, stop in uploads.blocks():
-            part, masks = uploads.part(start, stop), sent.masks(start, stop)
-            delta = [{}] * len(part) if kept else critical_means(part, group)  # line 11, Eq. 9
-            mean = sparse_mean(part, weights)  # line 12, Eq. 10
+            part, masks = uploads.part(start, stop), list(sent.masks(start, stop))
+            delta: list[State] = [{}] * len(part)  # line 11, Eq. 9
+            if not kept:
+                delta = critical_means(part, group) if vote is None else critical_votes(part, masks, group, vote)
+            mean = sparse_mean(part, weights) if vote is None else sparse_vote(part, masks, vote)  # line 12, Eq. 10
             average[start:stop] = uploads.flat(mean)
             for row, mask in enumerate(masks):
                 thetas.write(row, uploads.flat(combine(delta[row], mean, mask)), start)  # Eq. 11
@@ -341,6 +345,30 @@ def sparse_mean(uploads: Sequence[State], weights: Sequence[float]) -> State:
     for upload, weight in zip(uploads, weights, strict=True):
         mean.add(upload, weight)
     return mean.means()
+
+
+def critical_votes(
+    uploads: Sequence[State], masks: Sequence[State], group: NDArray[np.bool_], vote: Vote
+) -> list[State]:
+    """What stands in for Eq. 9: the vote of those of C_i and i that sent a value; i's own where they are too few."""
+    votes: list[State] = [dict(upload) for upload in uploads]
+    for name, first in uploads[0].items():
+        values, sent = (torch.stack([state[name] for state in states]) for states in (uploads, masks))
+        for i, row in enumerate(torch.from_numpy(group)):
+            decided = sent[row].sum(0) >= VOTERS
+            votes[i][name] = torch.where(decided, vote(values[row], sent[row]).to(first.dtype), uploads[i][name])
+    return votes
+
+
+def sparse_vote(uploads: Sequence[State], masks: Sequence[State], vote: Vote) -> State:
+    """What stands in for Eq. 10: the vote of those that sent a value, times their part of all; 0 where they are too
+    few."""
+    mean: State = {}
+    for name, first in uploads[0].items():
+        values, sent = (torch.stack([state[name] for state in states]) for states in (uploads, masks))
+        count = sent.sum(0)
+        mean[name] = torch.where(count >= VOTERS, vote(values, sent) * count / len(uploads), 0.0).to(first.dtype)
+    return mean
 
 
 def combine(delta: State, mean: State, mask: State) -> State:

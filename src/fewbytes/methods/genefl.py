@@ -18,6 +18,7 @@ Bytes per client, before lossless coding: once 4 f d up, if there is more than o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
@@ -29,11 +30,12 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import PART, BelowOne, Count, NotNegative, Share, UpToOne, Whole
-from fewbytes.base.state import EntryMeans, State, load_state, state_of
+from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.averaging import Model, Own, first_shared, own_model
@@ -126,6 +128,7 @@ class GeneFL(Method):
     sends: ClassVar[str] = "the layers that change least for their size"
     headline: ClassVar[str] = "cohort"
     needs: ClassVar[type[Objective]] = Classification
+    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
 
     def server(self, problem: Problem) -> Genes:
         check_clusters(problem, self.clusters, self.vectors)
@@ -190,25 +193,29 @@ class GeneFL(Method):
     def round(self, state: Genes, net: Network, t: int) -> None:
         model = net.problem.first_model()
         layers = self.layers(model)
-        means: dict[int, EntryMeans] = {}
-        received: dict[int, list[tuple[list[float], float | None]]] = {}
         cohort = net.sample(self.fraction)
         sent = {k: self.download(state, k) for k in {state.cluster_of[i] for i in cohort}}
+        models = {f"{k} {name}": value for k in sent for name, value in state.models[k].items()}  # of all clusters
+        mean, middle = net.entry_means(models, few=True), np.mean if net.votes() is None else np.median
+        received: dict[int, list[tuple[list[float], float | None]]] = {}
+        senders: dict[int, Counter[str]] = {}
 
         def check(client: Id, reply: LearnGene) -> None:
             self.check(reply, model, sent[state.cluster_of[client]].gamma)
 
         for i, reply in net.call(self.train, to={i: sent[state.cluster_of[i]] for i in cohort}, check=check):
-            k = state.cluster_of[i]
-            means.setdefault(k, EntryMeans()).add(reply.theta.dense())
+            k, theta = state.cluster_of[i], reply.theta.dense()
+            mean.add({f"{k} {name}": value for name, value in theta.items()})
+            senders.setdefault(k, Counter()).update(theta.keys())
             received.setdefault(k, []).append((reply.scores, reply.accuracy))
-        for k, mean in means.items():
-            state.models[k] = mean.over(state.models[k])  # Algorithm 2, Eq. 10
+        models = mean.over(models)  # Algorithm 2, Eq. 10
+        for k in received:
+            state.models[k] = {name: models[f"{k} {name}"] for name in state.models[k]}
             schedule = state.schedules[k]
-            schedule.senders = [int(mean.weights.get(names[0], 0)) for names in layers.values()]
-            schedule.scores = np.mean([scores for scores, _ in received[k]], axis=0).tolist()
+            schedule.senders = [senders[k][names[0]] for names in layers.values()]
+            schedule.scores = middle([scores for scores, _ in received[k]], axis=0).tolist()
             measured = [accuracy for _, accuracy in received[k] if accuracy is not None]
-            accuracy = float(np.mean(measured)) if measured else schedule.best  # as far as is known it did not drop
+            accuracy = float(middle(measured)) if measured else schedule.best  # as far as is known it did not drop
             smallest = self.smallest(len(layers))
             step = max(1, round(self.gamma_step * (len(layers) - smallest)))
             schedule.gamma = next_gamma(schedule.gamma, accuracy, schedule.best, smallest, step, self.tolerance)
