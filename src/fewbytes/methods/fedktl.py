@@ -35,6 +35,7 @@ from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
 from fewbytes.core.problem import Problem
+from fewbytes.core.rules import VOTES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local, clip_each, ready
 from fewbytes.generators import ConditionalGenerator, ImageGenerator, load_generator
@@ -43,6 +44,7 @@ from fewbytes.methods.parts.heterogeneous import (
     STORED,
     ClassVectors,
     class_means,
+    elected,
     feature_size,
     feature_sizes,
     gathered,
@@ -121,6 +123,7 @@ class FedKTL(Method):
     models_differ: ClassVar[bool] = True
     headline: ClassVar[str] = "personalised"
     brings_loss: ClassVar[bool] = True
+    aggregates: ClassVar[frozenset[str]] = VOTES
     needs: ClassVar[type[Objective]] = Classification
     float32_only: ClassVar[bool] = True
 
@@ -170,6 +173,8 @@ class FedKTL(Method):
         check = one_each(len(state.centroids), state.transformer["0.weight"].shape[1], longest)
         replies = net.call(self.train, to=net.sample(self.fraction), send=state.pairs, check=check)
         prototypes, labels = gathered(replies)
+        if vote := net.votes():
+            prototypes = elected(prototypes, labels, vote)
         if len(labels) and self.transfer != "none":
             with seeded(net.problem.seed, "server", t):
                 self.generate(state, net, prototypes, labels)

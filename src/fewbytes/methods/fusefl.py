@@ -30,10 +30,12 @@ from fewbytes.base.ranges import ANEW, EXACT, Count, Whole
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import untouched
 from fewbytes.core.admission import check_like, norm, shape
+from fewbytes.core.aggregation import Vote
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.policy import TooFewReplies
 from fewbytes.core.problem import Id, Problem
+from fewbytes.core.rules import ENTRY_RULES
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
 from fewbytes.methods.parts.ccvr import ClassStatistics, Covariance, calibrated, class_statistics, of_features
@@ -90,6 +92,7 @@ class FusedBlocks:
     """The server's state."""
 
     fused: list[dict[Id, FusedPart]] = field(default_factory=list)
+    clipped: list[list[Id]] = field(default_factory=list)  # by block, whose parts are shorter than they were sent
     known: dict[Id, int] = field(default_factory=dict)  # how many fused blocks each client has
     classifier: State = field(default_factory=dict)  # Lambda: the mean, later calibrated
 
@@ -121,6 +124,7 @@ class FuseFL(Method):
     headline: ClassVar[str] = "global"
     float32_only: ClassVar[bool] = True
     scored_after_finish: ClassVar[bool] = True
+    aggregates: ClassVar[frozenset[str]] = ENTRY_RULES
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,9 +176,11 @@ class FuseFL(Method):
                 if len(groups) == 1 or (group == groups[-1] and not branches):
                     raise
                 net.note("clients that did not answer have no part in the block", f"client {group[0]}")
-        state.fused.append(branches)  # line 22
+        clipped = shortened(branches, net.clipped)
+        state.clipped.append(list(clipped))
+        state.fused.append(branches | clipped)  # line 22
         if classifiers:
-            state.classifier = averaged(classifiers, self.final_reduce)
+            state.classifier = averaged(net.clipped(classifiers), self.final_reduce, net.votes())
 
     def parts_like(self, state: FusedBlocks, problem: Problem) -> Callable[[Id, Trained], None]:
         """A check for `Network.call`: the next block's part as the client's model has it there, with an adaptor for all
@@ -230,14 +236,17 @@ class FuseFL(Method):
             state.known |= dict.fromkeys(replies, len(state.fused))
             state.classifier = calibrated(
                 state.classifier, list(replies.values()), self.ccvr_samples, self.ccvr_covariance, self.local,
-                net.rng,
+                net.rng, net.votes(),
             )  # fmt: skip
         net.tell(self.receive, to={i: self.news(state, i, Dense(state.classifier)) for i in net.clients})
 
     def news(self, state: FusedBlocks, client: Id, classifier: Dense | None = None) -> Fused | None:
         """What a client is sent: nothing before the first block."""
-        fresh = state.fused[state.known.get(client, 0) :]
-        blocks = [{i: None if i == client else branch for i, branch in members.items()} for members in fresh]
+        fresh = list(zip(state.fused, state.clipped, strict=True))[state.known.get(client, 0) :]
+        blocks = [
+            {i: None if i == client and i not in clipped else branch for i, branch in members.items()}
+            for members, clipped in fresh
+        ]
         statistics = statistics_of(state.fused) if self.frozen_bn == "train_shared" else []
         return Fused(blocks, statistics, classifier) if state.fused else None
 
@@ -292,17 +301,41 @@ class FuseFL(Method):
         return fused_network(sent(fused), classifier, model, self.blocks, self.after, self.adaptor, self.final_reduce)
 
 
-def averaged(classifiers: Sequence[State], reduce: Reduce) -> State:
-    """The unweighted mean of the classifiers; for concatenated features they stand side by side, each divided by M."""
+def shortened(
+    branches: Mapping[Id, FusedPart], clipped: Callable[[Sequence[State]], Sequence[State]]
+) -> dict[Id, FusedPart]:
+    """The parts of a block that the run's rule makes shorter, as it makes them; none by the mean."""
+    states = [
+        {f"adaptor {name}": value for name, value in branch.adaptor.dense().items()}
+        | {f"block {name}": value for name, value in branch.block.dense().items()}
+        for branch in branches.values()
+    ]
+    found = {}
+    for (i, branch), before, after in zip(branches.items(), states, clipped(states), strict=True):
+        if after is not before:
+            adaptor = {name: after[f"adaptor {name}"] for name in branch.adaptor.dense()}
+            block = {name: after[f"block {name}"] for name in branch.block.dense()}
+            found[i] = replace(branch, adaptor=Dense(adaptor), block=Dense(block))
+    return found
+
+
+def averaged(classifiers: Sequence[State], reduce: Reduce, vote: Vote | None = None) -> State:
+    """The unweighted mean of the classifiers, or their vote; for concatenated features they stand side by side, each
+    divided by M."""
     rows = {name: [classifier[name] for classifier in classifiers] for name in classifiers[0]}
     if reduce == "concatenate":
         weight = torch.cat(rows.pop("weight"), dim=1) / len(classifiers)
-        return {"weight": weight, **_means(rows)}
-    return _means(rows)
+        return {"weight": weight, **_means(rows, vote)}
+    return _means(rows, vote)
 
 
-def _means(rows: Mapping[str, Sequence[Tensor]]) -> State:
-    return {name: torch.stack(list(row)).double().mean(0).to(row[0].dtype) for name, row in rows.items()}
+def _means(rows: Mapping[str, Sequence[Tensor]], vote: Vote | None) -> State:
+    means = {}
+    for name, row in rows.items():
+        values = torch.stack(list(row)).double()
+        mean = values.mean(0) if vote is None else vote(values, torch.ones_like(values, dtype=torch.bool))
+        means[name] = mean.to(row[0].dtype)
+    return means
 
 
 def learn(state: Own, message: Fused | None) -> None:

@@ -15,6 +15,7 @@ from fewbytes.base.ranges import COUNTS, EXACT
 from fewbytes.base.state import State, state_of
 from fewbytes.base.streams import seed_torch
 from fewbytes.core.admission import check_like
+from fewbytes.core.aggregation import Vote
 from fewbytes.core.problem import Id
 from fewbytes.core.training import Local, fit
 from fewbytes.models.blocks import linear_of
@@ -104,6 +105,20 @@ def merge(
     return total.long(), mean, cov
 
 
+def elected(counts: Tensor, means: Tensor, scatters: Sequence[Tensor], vote: Vote) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by votes of the clients that hold a class, in which their numbers of samples do not count: on its mean,
+    and on what it scatters around that, by each client's local covariance and mean."""
+    held = counts > 0
+    mean = vote(means, held[:, :, None].expand_as(means))
+    cov = torch.zeros(*mean.shape, mean.shape[1]).double()
+    for c in range(len(mean)):  # one at a time: they are large
+        apart = means[:, c] - mean[c]
+        own = torch.stack([scatter[c] for scatter in scatters]) / (counts[:, c] - 1).clamp(min=1)[:, None, None]
+        around = own + apart[:, :, None] * apart[:, None, :]
+        cov[c] = vote(around, held[:, c, None, None].expand_as(around))
+    return counts.sum(0), mean, cov
+
+
 def virtual_features(
     totals: Tensor, means: Tensor, covariances: Tensor, samples: int, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
@@ -123,14 +138,17 @@ def virtual_features(
 
 def calibrated(
     classifier: State, clients: Sequence[ClassStatistics], samples: int, covariance: Covariance, local: Local,
-    rng: np.random.Generator,
+    rng: np.random.Generator, vote: Vote | None = None,
 ) -> State:  # fmt: skip
-    """The linear classifier after one epoch on virtual features of the clients' merged statistics.
+    """The linear classifier after one epoch on virtual features of the clients' merged statistics, or voted ones.
 
     Shuffled, plain SGD on the cross-entropy, without momentum; at the learning rate and batch of `local`.
     """
     counts, means = (torch.stack(part) for part in zip(*(whole(client)[:2] for client in clients), strict=True))
-    merged = merge(counts, means, (whole(client)[2] for client in clients), covariance)
+    scatters = (whole(client)[2] for client in clients)
+    merged = (
+        merge(counts, means, scatters, covariance) if vote is None else elected(counts, means, list(scatters), vote)
+    )
     x, y = virtual_features(*merged, samples, rng)
     linear = linear_of(classifier)
     with torch.random.fork_rng(devices=[]):

@@ -15,6 +15,7 @@ from fewbytes.base.errors import MethodError, UserError
 from fewbytes.base.ranges import HELD, LEARNT, Samples
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.core.admission import check_like
+from fewbytes.core.aggregation import VOTERS, Vote
 from fewbytes.core.problem import Id, Problem
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
@@ -232,3 +233,16 @@ def gathered(uploads: Iterable[tuple[Id, ClassVectors]]) -> tuple[Tensor, Tensor
             rows.append(upload.rows)
             labels += upload.classes
     return torch.cat(rows[1:] or rows), torch.tensor(labels, dtype=torch.int64)
+
+
+def elected(rows: Tensor, labels: Tensor, vote: Vote) -> Tensor:
+    """Clients' rows (n, d) of classes `labels` (n,), none longer than the median of them all; of a class that at least
+    three clients sent each row is the vote of theirs, so that the class counts as much as before."""
+    norms = rows.norm(dim=1, keepdim=True)
+    most = norms.quantile(0.5) if len(rows) else norms.sum()
+    rows = torch.where(norms > most, rows * (most / norms), rows)
+    for c in labels.unique():
+        own = (labels == c).nonzero()[:, 0]
+        if len(own) >= VOTERS:
+            rows[own] = vote(rows[own], torch.ones_like(rows[own], dtype=torch.bool)).to(rows.dtype)
+    return rows
