@@ -92,7 +92,7 @@ FAULTS = (
     Fault(
         19,
         "poisoned updates",
-        (Measure("learning.poisoned", 15, 50, 300),),
+        (Measure("learning.poisoned", 15, 50, 300), Measure("liars.measured", 20, 40, 900)),
         lacking="liars who know the rule and lie as far as it bears",
     ),
     Fault(

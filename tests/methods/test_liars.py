@@ -1,0 +1,178 @@
+"""One and three malicious clients of ten send 30 times what they learnt, or -30 times: under the mean the systems fall, by
+a rule that fits each they stay what they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fewbytes as fb
+from fewbytes.data import Partition, federate, load_dataset
+from fewbytes.methods.fedkgf import Model, Modules
+from fewbytes.methods.fedktl import FedKTL, KnowledgeTransfer, Own, Pairs
+from fewbytes.methods.fedpurin import Critical, Personal
+from fewbytes.methods.fusefl import Fused, FuseFL, Trained
+from fewbytes.methods.fusefl import Own as Parts
+from fewbytes.methods.genefl import Cluster, LearnGene
+from fewbytes.methods.parts import averaging
+from fewbytes.methods.parts.ccvr import ClassStatistics
+from fewbytes.methods.parts.heterogeneous import ClassVectors
+from fewbytes.models.build import ModelBuilder
+from fewbytes.running.checkpoint import read_checkpoint
+from fewbytes.wire import unpack
+
+pytestmark = pytest.mark.filterwarnings("ignore:round .*:RuntimeWarning")
+LIARS = {0: (), 1: (3,), 3: (3, 5, 7)}
+TERMS = {"epochs": 2, "lr": 0.1, "batch": 20, "last": "kept"}
+
+
+def times(value: fb.Dense, factor: float, start: dict[str, torch.Tensor] | None = None) -> fb.Dense:
+    """A multiple of what a client adds to `start`; counters stay."""
+    lie = {}
+    for name, v in value.dense().items():
+        at = (start or {}).get(name, torch.zeros(()))
+        lie[name] = at + factor * (v - at) if v.is_floating_point() else v
+    return fb.Dense(lie)
+
+
+@dataclass(frozen=True)
+class LyingPURIN(fb.FedPURIN):
+    liars: tuple[int, ...] = ()
+    factor: float = 30.0
+
+    def train(self, state: Personal, message: None, site: fb.Site) -> Critical:
+        reply = super().train(state, message, site)
+        factor = self.factor if site.me in self.liars else 1.0
+        lie = {name: factor * value for name, value in reply.theta.dense().items()}
+        return Critical(fb.Masked.of(lie, reply.theta.mask), reply.samples)
+
+
+@dataclass(frozen=True)
+class LyingGene(fb.GeneFL):
+    liars: tuple[int, ...] = ()
+    factor: float = 30.0
+
+    def train(self, state: averaging.Own, message: Cluster, site: fb.Site) -> LearnGene:
+        reply = super().train(state, message, site)
+        if site.me not in self.liars:
+            return reply
+        return dataclasses.replace(reply, theta=times(reply.theta, self.factor, message.theta.dense()))
+
+
+@dataclass(frozen=True)
+class LyingKGF(fb.FedKGF):
+    liars: tuple[int, ...] = ()
+    factor: float = 30.0
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Modules:
+        reply = super().train(state, message, site)
+        if site.me not in self.liars:
+            return reply
+        return dataclasses.replace(reply, theta=times(reply.theta, self.factor, message.theta.dense()))
+
+
+@dataclass(frozen=True)
+class LyingFuse(FuseFL):
+    liars: tuple[int, ...] = ()
+    factor: float = 30.0
+
+    def train(self, state: Parts, message: Fused | None, site: fb.Site) -> Trained:
+        reply = super().train(state, message, site)
+        if site.me not in self.liars:
+            return reply
+        block, last = times(reply.branch.block, self.factor), reply.classifier
+        branch = dataclasses.replace(reply.branch, block=block)
+        return dataclasses.replace(reply, branch=branch, classifier=last and times(last, self.factor))
+
+    def statistics(self, state: Parts, message: Fused | None, site: fb.Site) -> ClassStatistics:
+        reply = super().statistics(state, message, site)
+        return dataclasses.replace(reply, means=times(reply.means, self.factor if site.me in self.liars else 1.0))
+
+
+@dataclass(frozen=True)
+class LyingKTL(FedKTL):
+    liars: tuple[int, ...] = ()
+    factor: float = 30.0
+
+    def train(self, state: Own, message: Pairs | None, site: fb.Site) -> ClassVectors:
+        reply = super().train(state, message, site)
+        return dataclasses.replace(reply, vectors=times(reply.vectors, self.factor if site.me in self.liars else 1.0))
+
+
+PURIN = LyingPURIN(**TERMS, beta=6)
+GENE = LyingGene(**{**TERMS, "lr": 0.02}, momentum=0.9, clusters=1, fraction=1.0, factor=-30.0)
+FUSE = LyingFuse(**{**TERMS, "lr": 0.02, "epochs": 40}, blocks=2, ccvr_samples=100)
+SYSTEMS = {
+    "fedpurin": (PURIN, "mlp:hidden=32", 6, "median"),
+    "genefl": (GENE, "mlp:hidden=32", 6, "median"),
+    "fusefl": (FUSE, "mlp:layers=2,hidden=32", 2, "median"),
+}
+
+
+@functools.cache
+def task(model: str) -> fb.Task:
+    data = load_dataset("digits")
+    dealt = federate(data, Partition("dirichlet", clients=10, alpha=1.0), seed=1)
+    return fb.Task.on(dealt, ModelBuilder(model, data.train.shape, len(data.classes)), seed=1)
+
+
+@functools.cache
+def accuracy(name: str, liars: int, rule: str) -> float:
+    """Of the last scores that say how well honest clients do; 0 for a run that ends before."""
+    method, model, rounds, _ = SYSTEMS[name]
+    how = {"rounds": rounds, "evaluate_every": rounds, "workers": 1, "save_models": False, "aggregate": rule}
+    try:
+        result = fb.run(dataclasses.replace(method, liars=LIARS[liars]), task(model), **how)
+    except fb.FewbytesError:
+        return 0.0
+    scores = [row["scores"]["accuracy"] for row in result.rounds if row.get("scores", {}).get("accuracy")][-1]
+    return next(scores[kind] for kind in ("combined", "global", "cohort") if kind in scores)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("liars", [1, 3])
+def test_by_its_rule_a_system_stays_what_it_is_and_by_the_mean_it_falls(name, liars):
+    rule = SYSTEMS[name][3]
+    assert accuracy(name, liars, "mean") < accuracy(name, 0, "mean") - 0.2  # the control
+    assert accuracy(name, liars, rule) > accuracy(name, 0, rule) - 0.05
+
+
+@pytest.mark.parametrize("rule", ["norm-clip", "median", "trimmed-mean"])
+def test_in_fed_kgf_who_alone_sends_a_part_moves_it_no_further_than_others_move_theirs(rule, tmp_path):
+    method = LyingKGF(**TERMS, lr_rounds=0, base=4)
+    first = method.adapted(task("resnet4:width=8,stem=3x3")).problem.first_state()
+
+    def moved(liars: tuple[int, ...], rule: str) -> float:
+        """How far a value of the model's goes in a round."""
+        out = tmp_path / f"{len(liars)} {rule}"
+        how = {"rounds": 1, "workers": 1, "aggregate": rule}
+        fb.run(dataclasses.replace(method, liars=liars), task("resnet4:width=8,stem=3x3"), out=out, **how)
+        after = load_file(out / "models" / "global.safetensors")
+        return max(float((after[n] - v).square().mean().sqrt()) for n, v in first.items() if v.is_floating_point())
+
+    everybody = tuple(range(9))  # who of them has a part is drawn
+    honest = moved((), "mean")
+    assert moved(everybody[:5], "mean") > 10 * honest  # the control
+    assert moved(everybody[:3], rule) < 2 * honest
+
+
+def test_in_fedktl_pairs_are_made_of_every_class_though_some_send_prototypes_far_out(tmp_path):
+    """By the mean their centroids lie where the generator knows nothing: what is learnt of them ends."""
+    method = LyingKTL(**TERMS, server_epochs=4)
+
+    def classes(liars: int, rule: str) -> int:
+        out = tmp_path / f"{liars} {rule}"
+        how = {"rounds": 2, "workers": 1, "save_models": False, "aggregate": rule}
+        fb.run(dataclasses.replace(method, liars=LIARS[liars]), task("mlp:hidden=32"), out=out, **how)
+        layout = task("mlp:hidden=32").problem.layout(0)
+        pairs = unpack(KnowledgeTransfer, read_checkpoint(out).server, layout=layout).pairs
+        return 0 if pairs is None else len(pairs.vectors.classes)
+
+    assert classes(3, "mean") < 10  # the control
+    for rule in ("median", "trimmed-mean=0.3"):
+        assert classes(1, rule) == classes(3, rule) == 10
