@@ -9,6 +9,7 @@ the length of an honest one. An update starts from what the client was sent; whe
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -98,10 +99,7 @@ def lie(handler: Callable[..., Any], liars: tuple[int, ...], kind: str, shared: 
         start = entries_of(getattr(message, "theta", None))
         if kind in FACTORS:
             return changed(handler(self, state, message, site), lambda s: along(s, start, FACTORS[kind]))
-        if state is None:
-            honest = handler(self, None, message, site)
-        else:  # what it would have sent, for its length
-            honest = handler(self, dataclasses.replace(state), message, site)
+        honest = handler(self, copy.deepcopy(state), message, site)  # what it would have sent, for its length
         clean, site.train = site.train, poisoned(site.train, BACKDOOR, len(site.problem.classes))
         reply = handler(self, state, message, site)
         if getattr(reply, "samples", None) is not None:
