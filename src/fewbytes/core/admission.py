@@ -158,10 +158,13 @@ def _check_entries(
         raise MethodError(f"it has an entry {min(others)[:80]!r} too many")
     if every and (missing := expected.keys() - entries.keys()):
         raise MethodError(f"its entry {min(missing)!r} is missing")
+    together = {DTYPES[each.dtype] for each in expected.values()} if mixed else set()
     for name, tensor in entries.items():
         entry, wanted = entry_of(name, tensor), expected[name]
-        # changes of values of other types, and values of several types together, may travel as float32
+        # changes of values of other types may travel as float32; values of several types together as that, or as one of
+        # these, of which numbers are
         as_float = tensor.dtype == torch.float32 and (mixed or DTYPES[wanted.dtype].is_floating_point)
+        as_float = as_float or (tensor.is_floating_point() and tensor.dtype in together)
         if entry.shape != wanted.shape or not (entry.dtype == wanted.dtype or as_float or hidden):
             raise MethodError(f"its {name!r} is {entry.dtype} {entry.shape}, not {wanted.dtype} {wanted.shape}")
 

@@ -87,10 +87,11 @@ class FedCAC(Method):
         return Personal(dict(site.problem.first_state(site.me)), {})
 
     def round(self, state: None, net: Network, t: int) -> None:
-        names = list(trained_parameters(net.problem.first_model()))
+        model = net.problem.first_model()
+        names = list(trained_parameters(model))
 
         def check(client: Id, reply: Marked) -> None:
-            check_mask(reply.mask.bits, names, self.tau)
+            check_mask(reply.mask.bits, model, names, self.tau)
 
         replies = dict(net.call(self.train, to=net.sample(self.fraction), check=check))
         net.tell(self.receive, to=self.aggregate(replies, t, net.clipped), when="next")

@@ -140,10 +140,11 @@ class FedPURIN(Method):
         return Personal(dict(site.problem.first_state(site.me)), {})
 
     def round(self, state: Counts, net: Network, t: int) -> None:
-        names = taking_part(net.problem.first_model(), self.batch_norm)
+        model = net.problem.first_model()
+        names = taking_part(model, self.batch_norm)
 
         def check(client: Id, reply: Critical) -> None:
-            check_mask(reply.theta.mask, names, self.tau)
+            check_mask(reply.theta.mask, model, names, self.tau)
 
         replies = net.call(self.train, to=net.sample(self.fraction), check=check)  # lines 3-8
         combined, mean = self.aggregate(self.watched(state, replies), t, net.clipped, net.votes())
@@ -273,13 +274,15 @@ def critical(score: Tensor, tau: float, cutoff: float = 1e-10, least: float | No
     return score >= threshold
 
 
-def check_mask(mask: State, names: Sequence[str], tau: float) -> None:
+def check_mask(mask: State, model: nn.Module, names: Sequence[str], tau: float) -> None:
     """Raises MethodError for a mask that is not of these entries, or has more than floor(tau d) ones in one and not all
-    d, as a layer on which the loss does not depend: there all scores are 0, and tie."""
+    d, as a layer on which the loss does not depend: there all scores are 0, and tie. In half precision many tie: twice
+    as many may be."""
     if mask.keys() != set(names):
         raise MethodError("its mask is not of the entries that take part")
     for name, of in mask.items():
-        if int(tau * of.numel()) < (ones := int(of.count_nonzero())) < of.numel():
+        most = int(tau * of.numel()) * (1 if model.get_parameter(name).itemsize > 2 else 2)
+        if most < (ones := int(of.count_nonzero())) < of.numel():
             raise MethodError(f"its mask has {ones} ones of {of.numel()} in {name!r}, more than its part tau={tau:g}")
 
 
