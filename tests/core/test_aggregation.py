@@ -174,6 +174,30 @@ def test_no_clipped_update_is_longer_than_allowed_or_turned(values, start, large
             assert np.allclose(after - start, (before - start) * (most / norm), atol=2e-3)
 
 
+@pytest.mark.parametrize("clip", [norm_clipped, evenly_clipped])
+def test_running_statistics_hide_no_long_update_and_are_none_themselves(clip):
+    def told(weights: float, statistics: float) -> dict[str, torch.Tensor]:
+        return {"w": torch.full((4,), weights), "bn.running_var": torch.full((4,), statistics)}
+
+    honest = [told(0.01, 0.5), told(-0.01, 0.5), told(0.01, 0.5)]
+    got = clip([*honest, told(0.3, 0.5), told(0.01, 15.0)], {})  # 30 times the weights; 30 times the statistics
+    assert all(after is before for after, before in zip(got, honest, strict=False))
+    for after in got[3:]:
+        assert torch.allclose(after["w"], torch.full((4,), 0.01))
+        assert torch.allclose(after["bn.running_var"], torch.full((4,), 0.5))
+
+
+@pytest.mark.parametrize("clip", [norm_clipped, evenly_clipped])
+def test_who_sends_no_statistics_says_nothing_of_how_long_others_may_be(clip):
+    without = [{"w": torch.ones(2)} for _ in range(3)]
+    with_some = {
+        "w": torch.ones(2),
+        "bn.running_mean": torch.full((2,), 3.0),
+        "bn.num_batches_tracked": torch.tensor(7),
+    }
+    assert clip([*without, with_some], {})[3] is with_some
+
+
 PARTS = st.sampled_from([None, 0.1, 0.2, 0.4])
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fewbytes as fb
 from fewbytes.core.rules import EVERY_RULE
@@ -14,6 +15,7 @@ from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.methods.fedpurin import Critical, Personal
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
+from fewbytes.models.build import ModelBuilder
 
 pytestmark = pytest.mark.filterwarnings("ignore:round .* client . (sends updates|pulls):RuntimeWarning")  # who lies
 LIARS = {3, 7}
@@ -33,6 +35,21 @@ class Poisoned(fb.FedAvg):
         start, theta = message.theta.dense(), reply.theta.dense()
         lie = {name: start[name] + self.factor * (value - start[name]) for name, value in theta.items()}
         return Trained(fb.Dense(lie), reply.samples)
+
+
+@dataclass(frozen=True)
+class Stretched(fb.FedAvg):
+    """FedAvg with two clients that send 30 times what their weights learnt, beside honest running statistics."""
+
+    lying: bool = True
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+        reply = super().train(state, message, site)
+        if site.me not in LIARS or not self.lying:
+            return reply
+        start, theta = message.theta.dense(), reply.theta.dense()
+        lie = {name: start[name] + 30 * (v - start[name]) for name, v in theta.items() if "running_" not in name}
+        return Trained(fb.Dense(theta | lie), reply.samples)
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,23 @@ def test_clipped_before_its_means_fedpurin_bears_them_too():
     clean = combined(1.0, "mean")
     assert combined(100.0, "mean") < clean - 0.2
     assert combined(100.0, "norm-clip") > clean - 0.03
+
+
+def test_running_statistics_hide_no_liar_from_clipping(tmp_path):
+    data = load_dataset("digits")
+    dealt = federate(data, Partition("iid", clients=10), seed=0)
+    build = ModelBuilder("resnet4:width=8,stem=3x3", data.train.shape, len(data.classes))
+
+    def learnt(lying: bool, rule: str) -> torch.Tensor:
+        out = tmp_path / f"{lying} {rule}"
+        method, task = Stretched(epochs=1, lr=0.05, batch=40, lying=lying), fb.Task.on(dealt, build, seed=0)
+        fb.run(method, task, rounds=1, workers=1, out=out, aggregate=rule)
+        model = load_file(out / "models" / "global.safetensors")
+        return torch.cat([v.flatten() for name, v in model.items() if v.is_floating_point() and "running_" not in name])
+
+    honest = learnt(False, "mean")
+    far = {rule: float((learnt(True, rule) - honest).norm()) for rule in ("mean", "norm-clip")}
+    assert far["norm-clip"] < far["mean"] / 10
 
 
 @dataclass(frozen=True)

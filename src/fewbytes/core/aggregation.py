@@ -87,28 +87,60 @@ def norm_clipped(states: Sequence[State], around: Mapping[str, Tensor], largest:
     """The states with no update of more than the largest norm M, updates times min(1, M / norm): Sun, Kairouz, Suresh,
     McMahan, "Can You Really Backdoor Federated Learning?", 2019. M is by default the median of these updates' norms.
 
-    An update is what a state adds to `around`; an entry that `around` lacks counts from 0.
+    An update is what a state adds to `around`; an entry that `around` lacks counts from 0. Running statistics move so
+    much more than weights that they would be all of a norm: they are clipped apart, to the median of theirs. A state of
+    which nothing is clipped is the same object.
     """
-    norms = torch.tensor([update_norm(state, around) for state in states], dtype=torch.float64)
-    most = float(norms.quantile(0.5)) if largest is None else largest
-    return [
-        state if norm <= most else {name: _moved(value, around.get(name), most / norm) for name, value in state.items()}
-        for state, norm in zip(states, norms.tolist(), strict=True)
-    ]
+    return _apart(states, largest, lambda part, most: _clipped(part, around, most, [1.0] * len(part)))
 
 
 def evenly_clipped(states: Sequence[State], around: Mapping[str, Tensor], largest: float | None = None) -> list[State]:
     """The same of states that may be of different entries: an update's norm is by the square root of its number of
     values, so that who sends a part of the model moves that no further than the others move theirs. One without
     values is as it was."""
-    sizes = [sum(v.numel() for v in state.values() if v.is_floating_point()) for state in states]
-    norms = [update_norm(state, around) / math.sqrt(size or 1) for state, size in zip(states, sizes, strict=True)]
-    known = torch.tensor([norm for norm, size in zip(norms, sizes, strict=True) if size], dtype=torch.float64)
-    most = largest if largest is not None else float(known.quantile(0.5)) if len(known) else 0.0
+
+    def even(part: Sequence[State], most: float | None) -> list[State]:
+        return _clipped(part, around, most, [math.sqrt(_values(state)) for state in part])
+
+    return _apart(states, largest, even)
+
+
+def _apart(
+    states: Sequence[State], largest: float | None, clip: Callable[[Sequence[State], float | None], list[State]]
+) -> list[State]:
+    """`clip` of what is learnt, and of running statistics, each among those that sent any."""
+    found: list[State] = [dict(state) for state in states]
+    changed: set[int] = set()
+    for statistics in (False, True):
+        parts = [{n: v for n, v in state.items() if is_statistic(n) == statistics} for state in states]
+        there = [i for i, part in enumerate(parts) if _values(part)]
+        for i, new in zip(there, clip([parts[i] for i in there], None if statistics else largest), strict=True):
+            if new is not parts[i]:
+                found[i] |= new
+                changed.add(i)
+    return [found[i] if i in changed else state for i, state in enumerate(states)]
+
+
+def _clipped(
+    states: Sequence[State], around: Mapping[str, Tensor], largest: float | None, units: Sequence[float]
+) -> list[State]:
+    """Updates, whose norms are in these units, no longer than `largest` or the median."""
+    norms = [update_norm(state, around) / unit for state, unit in zip(states, units, strict=True)]
+    if largest is None:
+        largest = float(torch.tensor(norms, dtype=torch.float64).quantile(0.5)) if norms else 0.0
     return [
-        state if norm <= most else {name: _moved(value, around.get(name), most / norm) for name, value in state.items()}
+        state if norm <= largest else {n: _moved(value, around.get(n), largest / norm) for n, value in state.items()}
         for state, norm in zip(states, norms, strict=True)
     ]
+
+
+def is_statistic(name: str) -> bool:
+    """Whether an entry is a running statistic of batch normalisation."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
+def _values(state: Mapping[str, Tensor]) -> int:
+    return sum(value.numel() for value in state.values() if value.is_floating_point())
 
 
 def vote(values: Tensor, sent: Tensor, part: float | None = None) -> Tensor:
