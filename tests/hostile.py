@@ -176,7 +176,7 @@ def _within(value: Any, model: dict[str, Tensor]) -> Iterator[tuple[str, Change]
             yield f"first {what}", lambda v, change=change: type(v)([change(v[0]), *v[1:]])
     elif dataclasses.is_dataclass(value):
         if isinstance(value, Masked):
-            yield "all values", lambda v: Masked.of(v.dense(), {k: torch.ones_like(m) for k, m in v.mask.items()})
+            yield "masks of ones", lambda v: Masked.of(v.dense(), {k: torch.ones_like(m) for k, m in v.mask.items()})
             yield "every value of the model", lambda v: _whole(model | v.dense())
         for f in dataclasses.fields(value):
             for what, change in _within(getattr(value, f.name), model):
