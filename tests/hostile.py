@@ -187,7 +187,7 @@ def _within(value: Any, model: dict[str, Tensor]) -> Iterator[tuple[str, Change]
                     lambda v, f=f.name, change=change: dataclasses.replace(v, **{f: change(getattr(v, f))}),
                 )
             if not isinstance(value, WireValue):
-                yield f"{f.name} None", lambda v, f=f.name: dataclasses.replace(v, **{f: None})
+                yield f"{f.name} of None", lambda v, f=f.name: dataclasses.replace(v, **{f: None})
 
 
 def _whole(state: dict[str, Tensor]) -> Masked:
