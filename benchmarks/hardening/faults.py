@@ -92,8 +92,8 @@ FAULTS = (
     Fault(
         19,
         "poisoned updates",
-        (Measure("learning.poisoned", 15, 50, 300), Measure("liars.measured", 20, 40, 900)),
-        lacking="liars who know the rule and lie as far as it bears",
+        (Measure("learning.poisoned", 15, 50, 300), Measure("malicious.measured", 20, 40, 900)),
+        lacking="malicious clients that know the rule",
     ),
     Fault(
         20,
@@ -119,16 +119,16 @@ FAULTS = (
     Fault(
         26,
         "a server that submits code, or names files",
-        (Measure("hostile.bundles", 1, 1), Measure("hostile.settings", 1, 1)),
+        (Measure("nodes.bundles", 1, 1), Measure("nodes.settings", 1, 1)),
     ),
     Fault(
         27,
         "a server that singles one client out of a sum",
-        (Measure("hostile.singled_out", 1, 1), Measure("learning.imprinted", 1, 1)),
+        (Measure("nodes.singled_out", 1, 1), Measure("learning.imprinted", 1, 1)),
         lacking="keys of its own in place of neighbours', for which nobody vouches",
     ),
-    Fault(28, "a server that looks for one sample, or asks again and again", (Measure("hostile.oracle", 5, 50),)),
-    Fault(29, "a neighbour on the host", (Measure("hostile.planted", 1, 1),)),
+    Fault(28, "a server that looks for one sample, or asks again and again", (Measure("nodes.oracle", 5, 50),)),
+    Fault(29, "a neighbour on the host", (Measure("nodes.planted", 1, 1),)),
     Fault(30, "clients that stand out", (Measure("watch.named", 20, 60, 400), Measure("watch.costs", 5, 15, 300))),
 )
 COSTS = (

@@ -32,11 +32,11 @@ class Lying(fb.FedAvg):
     """FedAvg with clients that send their update times a factor."""
 
     factor: float = 1.0
-    liars: tuple[int, ...] = (3,)
+    malicious: tuple[int, ...] = (3,)
 
     def train(self, state: None, message: Model, site: fb.Site) -> Trained:
         reply = super().train(state, message, site)
-        if site.me not in self.liars:
+        if site.me not in self.malicious:
             return reply
         start, theta = message.theta.dense(), reply.theta.dense()
         lie = {name: start[name] + self.factor * (value - start[name]) for name, value in theta.items()}
@@ -53,19 +53,19 @@ def run(method: fb.Method, alpha: float, seed: int, rounds: int = 12, model: str
 
 
 def named(count: int) -> list[Figure]:
-    """Row 30: so many honest runs of unlike clients in which somebody is named; and liars that are."""
+    """Row 30: so many honest runs of unlike clients in which somebody is named; and malicious that are."""
     alarms = 0
     for n in range(count):
         alarms += "stands_out" in run(METHODS[n % len(METHODS)], ALPHAS[n // len(METHODS) % 3], n).summary
     what = f"of {count} honest runs of unlike clients (alpha 0.1 to 1, four methods), those in which somebody is named"
     found = [Figure(what, str(alarms), "1 of 20", alarms * 20 <= count)]
     one, three = (3,), (3, 5, 7)
-    for factor, liars, wanted in ((-1.0, one, True), (30.0, one, True), (30.0, three, True), (-1.0, three, False)):
-        told = run(Lying(**TERMS, factor=factor, liars=liars), 1.0, 1).summary.get("stands_out", {})
-        who = len(told.keys() & {str(i) for i in liars})
-        figure = f"{who} of {len(liars)} named, and {len(told) - who} honest ones"
-        met = who == len(liars) == len(told) if wanted else None
-        what = f"{len(liars)} of 10 send their update times {factor:g}"
+    for factor, malicious, wanted in ((-1.0, one, True), (30.0, one, True), (30.0, three, True), (-1.0, three, False)):
+        told = run(Lying(**TERMS, factor=factor, malicious=malicious), 1.0, 1).summary.get("stands_out", {})
+        who = len(told.keys() & {str(i) for i in malicious})
+        figure = f"{who} of {len(malicious)} named, and {len(told) - who} honest ones"
+        met = who == len(malicious) == len(told) if wanted else None
+        what = f"{len(malicious)} of 10 send their update times {factor:g}"
         found.append(Figure(what, figure, "all, and nobody else" if wanted else "", met))
     return found
 

@@ -134,7 +134,7 @@ class Diverged(fb.FedAvg):
 
 
 @pytest.mark.parametrize("rule", ["krum=3", "multi-krum=3"])
-def test_liars_that_are_refused_are_fewer_for_krum_to_bear(rule):
+def test_malicious_that_are_refused_are_fewer_for_krum_to_bear(rule):
     with pytest.warns(RuntimeWarning, match="not finite"):
         result = fb.run(Diverged(**TERMS), digits(), rounds=4, workers=1, save_models=False, aggregate=rule)
     assert result.accuracy > 0.8  # of 10 clients 8 are left, and with 3 liars among them 9 would be needed

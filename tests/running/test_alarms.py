@@ -41,11 +41,11 @@ class Lying(fb.FedAvg):
     """FedAvg with clients that send their update times a factor."""
 
     factor: float = 1.0
-    liars: tuple[int, ...] = (3,)
+    malicious: tuple[int, ...] = (3,)
 
     def train(self, state: None, message: Model, site: fb.Site) -> Trained:
         reply = super().train(state, message, site)
-        if site.me not in self.liars:
+        if site.me not in self.malicious:
             return reply
         start, theta = message.theta.dense(), reply.theta.dense()
         lie = {name: start[name] + self.factor * (value - start[name]) for name, value in theta.items()}
@@ -66,27 +66,29 @@ def run(method: fb.Method, task: fb.Task, rounds: int = 6, **more) -> tuple[fb.R
 
 
 @pytest.mark.parametrize(
-    ("factor", "liars", "words", "latest"),
+    ("factor", "malicious", "words", "latest"),
     [
         (-1.0, (3,), "pulls the other way", 4),
         (30.0, (3,), "sends updates far longer than the others'", 1),
         (30.0, (3, 5, 7), "sends updates far longer than the others'", 1),
     ],
 )
-def test_who_lies_is_named_at_once_live_in_the_result_and_in_the_report(factor, liars, words, latest, tmp_path, capsys):
+def test_who_lies_is_named_at_once_live_in_the_result_and_in_the_report(
+    factor, malicious, words, latest, tmp_path, capsys
+):
     with Display("fedavg", tmp_path / "run") as display:
         how = {"rounds": 6, "evaluate_every": 6, "workers": 1, "save_models": False, "watcher": display}
-        fb.run(Lying(**TERMS, factor=factor, liars=liars), digits(1.0), out=tmp_path / "run", **how)
+        fb.run(Lying(**TERMS, factor=factor, malicious=malicious), digits(1.0), out=tmp_path / "run", **how)
     live = capsys.readouterr().err.replace("\n", " ")
     told = json.loads((tmp_path / "run" / "result.json").read_text())["stands_out"]
-    assert told.keys() == {str(liar) for liar in liars}
+    assert told.keys() == {str(one) for one in malicious}
     runs = read_runs([tmp_path / "run"])
     page = write_report(runs, tmp_path / "report.html").read_text()
-    for liar in liars:
-        assert told[str(liar)].startswith(words)
-        assert any(f"round {t}: client {liar} {words}" in " ".join(live.split()) for t in range(1, latest + 1))
-        assert f"client {liar} {words}" in str(summary_table(runs).caption)
-        assert f"Client {liar} {words}".replace("'", "&#39;") in page
+    for one in malicious:
+        assert told[str(one)].startswith(words)
+        assert any(f"round {t}: client {one} {words}" in " ".join(live.split()) for t in range(1, latest + 1))
+        assert f"client {one} {words}" in str(summary_table(runs).caption)
+        assert f"Client {one} {words}".replace("'", "&#39;") in page
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.3])

@@ -1,6 +1,6 @@
 """What one and three malicious clients of ten do to FedAvg and five systems, under the mean and under a robust rule.
 
-    python benchmarks/hardening/liars.py  (prints a table in Markdown, and writes docs/liars.json)
+    python benchmarks/hardening/malicious.py  (prints a table in Markdown, and writes docs/malicious.json)
 
 Digits, ten clients, Dirichlet alpha 1. `sign`: updates turned round. `x30`: 30 times as long. `backdoor`: trained on
 images of which half have a trigger, half as long as an honest update. `colluding`: the same for all of them, just below
@@ -35,9 +35,9 @@ from fewbytes.experiments.settings import Experiment, make_experiment
 from fewbytes.methods.parts.ccvr import ClassStatistics
 
 State = dict[str, Tensor]
-FILE = Path(__file__).parents[2] / "docs" / "liars.json"
+FILE = Path(__file__).parents[2] / "docs" / "malicious.json"
 BACKDOOR = Poisoning(poison="backdoor")
-LIARS = {1: (3,), 3: (3, 5, 7)}
+MALICIOUS = {1: (3,), 3: (3, 5, 7)}
 KINDS = "sign", "x30", "backdoor", "colluding"
 FACTORS = {"sign": -1.0, "x30": 30.0}
 SHORT, BELOW = 0.5, 0.95  # of an honest update's norm
@@ -80,21 +80,23 @@ class Notes(fb.Watcher):
             self.rounds[int(found[2])] = int(found[1])
 
 
-def lying(method: fb.Method, liars: tuple[int, ...], kind: str) -> fb.Method:
+def lying(method: fb.Method, malicious: tuple[int, ...], kind: str) -> fb.Method:
     """The method, of which these clients lie in every reply."""
     cls, shared = type(method), dict[Any, Any]()
     names = [h.name for h in cls.handlers() if h.reply is not None and h.name != "describe"]
-    lies = {name: lie(getattr(cls, name), liars, kind, shared) for name in names}
+    lies = {name: lie(getattr(cls, name), malicious, kind, shared) for name in names}
     made: type[fb.Method] = type(cls.__name__, (cls,), {"__module__": cls.__module__, **lies})
     return made(**{f.name: getattr(method, f.name) for f in dataclasses.fields(method)})  # type: ignore[arg-type]
 
 
-def lie(handler: Callable[..., Any], liars: tuple[int, ...], kind: str, shared: dict[Any, Any]) -> Callable[..., Any]:
+def lie(
+    handler: Callable[..., Any], malicious: tuple[int, ...], kind: str, shared: dict[Any, Any]
+) -> Callable[..., Any]:
     """A handler whose replies these clients falsify; what the first of them that collude sends in a round, all do."""
 
     @functools.wraps(handler)
     def lied(self: fb.Method, state: Any, message: Any, site: fb.Site) -> Any:
-        if site.me not in liars:
+        if site.me not in malicious:
             return handler(self, state, message, site)
         start = entries_of(getattr(message, "theta", None))
         if kind in FACTORS:
@@ -171,11 +173,11 @@ def experiment_of(name: str, alpha: float = 1.0, seed: int = 1) -> tuple[Experim
 
 
 def run(
-    name: str, kind: str = "", liars: tuple[int, ...] = (), rule: str = "mean", alpha: float = 1.0, seed: int = 1
+    name: str, kind: str = "", malicious: tuple[int, ...] = (), rule: str = "mean", alpha: float = 1.0, seed: int = 1
 ) -> dict[str, Any]:
     """What a run comes to: the honest clients' accuracy, the backdoor's success, who was named and in which round."""
     (experiment, task), notes = experiment_of(name, alpha, seed), Notes()
-    method = lying(experiment.made(), liars, kind) if liars else experiment.made()
+    method = lying(experiment.made(), malicious, kind) if malicious else experiment.made()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = dataclasses.replace(
@@ -186,7 +188,7 @@ def run(
             result = run_with(method, task, settings, experiment.policy)
         except FewbytesError as error:
             return {"accuracy": None, "success": None, "named": notes.rounds, "ended": str(error)[:200]}
-        honest = [i for i in range(10) if i not in liars]
+        honest = [i for i in range(10) if i not in malicious]
         found: dict[str, Any] = dict(figures(result.folder, method, task, honest, BACKDOOR))
         named = {int(i): notes.rounds.get(int(i), 0) for i in result.summary.get("stands_out", {})}
         left = {x["client"] for row in result.rounds for x in row.get("left_out", ())}
@@ -194,8 +196,8 @@ def run(
 
 
 def measure(honest: int, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Every run of the tables, and so many honest ones for false alarms; kept in docs/liars.json as they are made."""
-    kept: dict[str, Any] = {"liars": [], "rules": [], "honest": []}
+    """Every run of the tables, and so many honest ones; kept in docs/malicious.json as they are made."""
+    kept: dict[str, Any] = {"malicious": [], "rules": [], "honest": []}
 
     def add(table: str, row: dict[str, Any]) -> None:
         kept[table].append(row)
@@ -203,13 +205,13 @@ def measure(honest: int, say: Callable[[str], None] = lambda _: None) -> dict[st
         say(f"{table}: {json.dumps(row)}")
 
     for name, system in SYSTEMS.items():
-        for liars in ((), *LIARS.values()):
-            for kind in KINDS if liars else ("",):
+        for malicious in ((), *MALICIOUS.values()):
+            for kind in KINDS if malicious else ("",):
                 for rule in ("mean", system.rule):
-                    about = {"system": name, "liars": len(liars), "kind": kind, "rule": rule}
-                    add("liars", about | run(name, kind, liars, rule))
+                    about = {"system": name, "malicious": len(malicious), "kind": kind, "rule": rule}
+                    add("malicious", about | run(name, kind, malicious, rule))
     for rule in RULES:
-        add("rules", {"rule": rule} | run("fedavg", "colluding", LIARS[3], rule))
+        add("rules", {"rule": rule} | run("fedavg", "colluding", MALICIOUS[3], rule))
     for i in range(honest):
         name, alpha = list(SYSTEMS)[i % len(SYSTEMS)], ALPHAS[i // len(SYSTEMS) % len(ALPHAS)]
         add("honest", {"system": name, "alpha": alpha, "seed": i + 1} | run(name, alpha=alpha, seed=i + 1))
@@ -218,13 +220,13 @@ def measure(honest: int, say: Callable[[str], None] = lambda _: None) -> dict[st
 
 def table(kept: Mapping[str, Any]) -> str:
     """The measured tables, in Markdown."""
-    rows = {(r["system"], r["liars"], r["kind"], r["rule"]): r for r in kept["liars"]}
+    rows = {(r["system"], r["malicious"], r["kind"], r["rule"]): r for r in kept["malicious"]}
     lines = [
         "| system, rule | malicious of 10 | accuracy: mean | by the rule | backdoor: mean | by the rule | named |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, system in SYSTEMS.items():
-        for number, kind in ((0, ""), *((number, kind) for number in LIARS for kind in KINDS)):
+        for number, kind in ((0, ""), *((number, kind) for number in MALICIOUS for kind in KINDS)):
             pair = [
                 rows[name, number, kind, rule] for rule in ("mean", system.rule) if (name, number, kind, rule) in rows
             ]
@@ -246,9 +248,9 @@ def table(kept: Mapping[str, Any]) -> str:
 
 def words(row: Mapping[str, Any], number: int) -> str:
     """How many malicious clients were named, in which round at the latest, and how many honest ones."""
-    liars = LIARS.get(number, ())
+    malicious = MALICIOUS.get(number, ())
     named = {int(i): t for i, t in row["named"].items()}
-    right, wrong = [t for i, t in named.items() if i in liars], [i for i in named if i not in liars]
+    right, wrong = [t for i, t in named.items() if i in malicious], [i for i in named if i not in malicious]
     parts = [f"{len(right)} of {number}, by round {max(right)}"] if right else ["none"] if number else []
     return ", ".join(parts + ([f"and {len(wrong)} honest" if parts else f"{len(wrong)} honest"] if wrong else []))
 
@@ -257,11 +259,11 @@ def measured(honest: int) -> list[Figure]:
     """What each kind comes to by each system's rule, and false alarms over so many honest runs."""
     kept = measure(honest)
     found, clean = [], {}
-    for row in kept["liars"]:
-        if not row["liars"]:
+    for row in kept["malicious"]:
+        if not row["malicious"]:
             clean[row["system"], row["rule"]] = row["accuracy"] or 0.0
             continue
-        what = f"{row['system']}, {row['rule']}, {row['liars']} of 10 {row['kind']}"
+        what = f"{row['system']}, {row['rule']}, {row['malicious']} of 10 {row['kind']}"
         figure = "the run ends" if row["accuracy"] is None else f"{row['accuracy']:.1%}, backdoor {row['success']:.1%}"
         goal, met = "", None
         if row["rule"] != "mean":

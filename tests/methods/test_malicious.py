@@ -26,7 +26,7 @@ from fewbytes.methods.parts.heterogeneous import elected
 from fewbytes.models.build import ModelBuilder
 
 pytestmark = pytest.mark.filterwarnings("ignore:round .*:RuntimeWarning")
-LIARS = {0: (), 1: (3,), 3: (3, 5, 7)}
+MALICIOUS = {0: (), 1: (3,), 3: (3, 5, 7)}
 TERMS = {"epochs": 2, "lr": 0.1, "batch": 20, "last": "kept"}
 
 
@@ -41,48 +41,48 @@ def times(value: fb.Dense, factor: float, start: dict[str, torch.Tensor] | None 
 
 @dataclass(frozen=True)
 class LyingPURIN(fb.FedPURIN):
-    liars: tuple[int, ...] = ()
+    malicious: tuple[int, ...] = ()
     factor: float = 30.0
 
     def train(self, state: Personal, message: None, site: fb.Site) -> Critical:
         reply = super().train(state, message, site)
-        factor = self.factor if site.me in self.liars else 1.0
+        factor = self.factor if site.me in self.malicious else 1.0
         lie = {name: factor * value for name, value in reply.theta.dense().items()}
         return Critical(fb.Masked.of(lie, reply.theta.mask), reply.samples)
 
 
 @dataclass(frozen=True)
 class LyingGene(fb.GeneFL):
-    liars: tuple[int, ...] = ()
+    malicious: tuple[int, ...] = ()
     factor: float = 30.0
 
     def train(self, state: averaging.Own, message: Cluster, site: fb.Site) -> LearnGene:
         reply = super().train(state, message, site)
-        if site.me not in self.liars:
+        if site.me not in self.malicious:
             return reply
         return dataclasses.replace(reply, theta=times(reply.theta, self.factor, message.theta.dense()))
 
 
 @dataclass(frozen=True)
 class LyingKGF(fb.FedKGF):
-    liars: tuple[int, ...] = ()
+    malicious: tuple[int, ...] = ()
     factor: float = 30.0
 
     def train(self, state: None, message: Model, site: fb.Site) -> Modules:
         reply = super().train(state, message, site)
-        if site.me not in self.liars:
+        if site.me not in self.malicious:
             return reply
         return dataclasses.replace(reply, theta=times(reply.theta, self.factor, message.theta.dense()))
 
 
 @dataclass(frozen=True)
 class LyingFuse(FuseFL):
-    liars: tuple[int, ...] = ()
+    malicious: tuple[int, ...] = ()
     factor: float = 30.0
 
     def train(self, state: Parts, message: Fused | None, site: fb.Site) -> Trained:
         reply = super().train(state, message, site)
-        if site.me not in self.liars:
+        if site.me not in self.malicious:
             return reply
         block, last = times(reply.branch.block, self.factor), reply.classifier
         branch = dataclasses.replace(reply.branch, block=block)
@@ -90,7 +90,7 @@ class LyingFuse(FuseFL):
 
     def statistics(self, state: Parts, message: Fused | None, site: fb.Site) -> ClassStatistics:
         reply = super().statistics(state, message, site)
-        return dataclasses.replace(reply, means=times(reply.means, self.factor if site.me in self.liars else 1.0))
+        return dataclasses.replace(reply, means=times(reply.means, self.factor if site.me in self.malicious else 1.0))
 
 
 PURIN = LyingPURIN(**TERMS, beta=6)
@@ -111,12 +111,12 @@ def task(model: str) -> fb.Task:
 
 
 @functools.cache
-def accuracy(name: str, liars: int, rule: str) -> float:
+def accuracy(name: str, malicious: int, rule: str) -> float:
     """Of the last scores that say how well honest clients do; 0 for a run that ends before."""
     method, model, rounds, _ = SYSTEMS[name]
     how = {"rounds": rounds, "evaluate_every": rounds, "workers": 1, "save_models": False, "aggregate": rule}
     try:
-        result = fb.run(dataclasses.replace(method, liars=LIARS[liars]), task(model), **how)
+        result = fb.run(dataclasses.replace(method, malicious=MALICIOUS[malicious]), task(model), **how)
     except fb.FewbytesError:
         return 0.0
     scores = [row["scores"]["accuracy"] for row in result.rounds if row.get("scores", {}).get("accuracy")][-1]
@@ -124,11 +124,11 @@ def accuracy(name: str, liars: int, rule: str) -> float:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize("liars", [1, 3])
-def test_by_its_rule_a_system_stays_what_it_is_and_by_the_mean_it_falls(name, liars):
+@pytest.mark.parametrize("malicious", [1, 3])
+def test_by_its_rule_a_system_stays_what_it_is_and_by_the_mean_it_falls(name, malicious):
     rule = SYSTEMS[name][3]
-    assert accuracy(name, liars, "mean") < accuracy(name, 0, "mean") - 0.2  # the control
-    assert accuracy(name, liars, rule) > accuracy(name, 0, rule) - 0.05
+    assert accuracy(name, malicious, "mean") < accuracy(name, 0, "mean") - 0.2  # the control
+    assert accuracy(name, malicious, rule) > accuracy(name, 0, rule) - 0.05
 
 
 @pytest.mark.parametrize("rule", ["norm-clip", "median", "trimmed-mean"])
@@ -136,11 +136,11 @@ def test_in_fed_kgf_who_alone_sends_a_part_moves_it_no_further_than_others_move_
     method = LyingKGF(**TERMS, lr_rounds=0, base=4)
     first = method.adapted(task("resnet4:width=8,stem=3x3")).problem.first_state()
 
-    def moved(liars: tuple[int, ...], rule: str) -> float:
+    def moved(malicious: tuple[int, ...], rule: str) -> float:
         """How far a value of the model's goes in a round."""
-        out = tmp_path / f"{len(liars)} {rule}"
+        out = tmp_path / f"{len(malicious)} {rule}"
         how = {"rounds": 1, "workers": 1, "aggregate": rule}
-        fb.run(dataclasses.replace(method, liars=liars), task("resnet4:width=8,stem=3x3"), out=out, **how)
+        fb.run(dataclasses.replace(method, malicious=malicious), task("resnet4:width=8,stem=3x3"), out=out, **how)
         after = load_file(out / "models" / "global.safetensors")
         return max(float((after[n] - v).square().mean().sqrt()) for n, v in first.items() if v.is_floating_point())
 
@@ -157,10 +157,10 @@ def test_prototypes_of_three_of_ten_move_a_class_no_further_than_honest_ones_lie
     labels = torch.arange(4).repeat(10)
     for factor in (30.0, -30.0):
         lied = honest.clone()
-        lied[list(LIARS[3])] *= factor
+        lied[list(MALICIOUS[3])] *= factor
         assert (lied.mean(0) - honest.mean(0)).norm(dim=1).min() > 2  # the control
         rows = elected(lied.reshape(40, 6), labels, functools.partial(vote, part=part)).view(10, 4, 6)
-        others = honest[[i for i in range(10) if i not in LIARS[3]]]
+        others = honest[[i for i in range(10) if i not in MALICIOUS[3]]]
         assert (others.amin(0) - 1e-6 <= rows).all()
         assert (rows <= others.amax(0) + 1e-6).all()
 

@@ -242,10 +242,10 @@ def words_of_dead(exchange: Exchange, dead: Any) -> Any:
     return total
 
 
-def colluded(exchange: Exchange, words: Any, dealt: Any, liars: list[int]) -> Any:
+def colluded(exchange: Exchange, words: Any, dealt: Any, malicious: list[int]) -> Any:
     """Client 0's numbers, as these of its neighbours can clear them of masks."""
     shares = {}
-    for i in liars:
+    for i in malicious:
         mine = exchange.states[i].secrets
         key = masks.agreed(masks.private_key(mine.sealing), exchange.keys[0].sealing, f"shares from 0 for {i}")
         shares[i] = masks.opened(key, dealt[0][i]) or b""
