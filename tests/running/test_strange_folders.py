@@ -98,6 +98,14 @@ def test_a_ledger_that_unfolds_to_far_more_than_it_looks_is_refused_before_it_is
         read_run(folder)
 
 
+def test_a_folder_that_is_no_run_is_refused_as_that_whatever_is_in_it(tmp_path):
+    (tmp_path / "python3").symlink_to("/usr/bin/env")
+    for command in commands(tmp_path).values():
+        done = fewbytes(*command, timeout=20)
+        assert done.returncode == 2
+        assert "is not a run folder" in done.stderr or "is no comparison" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "text", "command"),
     [

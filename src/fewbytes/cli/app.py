@@ -634,7 +634,8 @@ def _naming(allow: str | None, folder: Path | None, *named: str) -> contextlib.A
     UserError for a folder with links out of it."""
     if folder is None:
         return contextlib.nullcontext()
-    check_own(folder)
+    if any((folder / name).exists() for name in ("config.toml", "comparison.json", "deployment")):
+        check_own(folder)  # any other is refused as what it is
     return only_allowed(*(name.strip() for name in (allow or "").split(",")), *named)
 
 

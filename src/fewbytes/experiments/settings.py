@@ -261,9 +261,9 @@ def folded(settings: dict[str, Any]) -> dict[str, Any]:
 
 def experiment_of(run: Path) -> Experiment:
     """The experiment of a run folder. Raises UserError if it is none, or was made from Python."""
-    check_own(run)
     if not (run / "config.toml").is_file():
         raise UserError(f"{run} is not a run folder: it has no config.toml")
+    check_own(run)
     settings = read_experiment(run / "config.toml")
     if "dataset" not in settings:
         raise UserError(f"{run} was made from Python: where its data are is not known")

@@ -110,8 +110,8 @@ def read_model(
     run: Path | str, client: int | None = None, build: Callable[..., nn.Module] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """As `load_model`, with what the file says about the model."""
-    check_own(Path(run))
     path = _place(Path(run), client)
+    check_own(Path(run))
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -162,7 +162,7 @@ def _place(run: Path, client: int | None) -> Path:
     Raises UserError if it has no such model.
     """
     path = run / "models" / ("global.safetensors" if client is None else f"client-{client}.safetensors")
-    if path.is_file():
+    if path.exists():
         return path
     if not run.is_dir():
         raise UserError(f"there is no run folder {run}")

@@ -239,10 +239,10 @@ def read_run(path: Path | str) -> RunFolder:
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
-    check_own(path)
-    missing = [name for name in ("config.toml", "rounds.jsonl") if not (path / name).is_file()]
+    missing = [name for name in ("config.toml", "rounds.jsonl") if not (path / name).exists()]
     if missing:
         raise UserError(f"{path} is not a run folder: it has no {' and no '.join(missing)}")
+    check_own(path)
     config = _read(path / "config.toml", _config)
     result = _read(path / "result.json", _result)
     method = (result or {}).get("method") or tomllib.loads(config or "").get("method")

@@ -157,9 +157,9 @@ def read_checkpoint(folder: Path, from_round: int | None = None) -> Checkpoint:
     """The last checkpoint of a run folder that is not damaged, or the one after `from_round`. Raises UserError if there
     is none."""
     kept = Checkpoints(folder)
-    check_own(folder)
     if not (folder / "config.toml").is_file():
         raise UserError(f"{folder} is not a run folder (it has no config.toml): name one of those under runs/")
+    check_own(folder)
     rounds = kept.rounds()
     if not rounds:
         raise UserError(f"{folder} has no checkpoint to go on from: the run ended before its first round")
