@@ -115,7 +115,8 @@ def run(name, folder, *, fault=None, policy=None, task=None, node_task=None, gri
     task = task or task_of(name)
     grid = grid or MemoryGrid(client_app(CASES[name], node_task or task, folder.parent), CLIENTS, fault)
     settings = Settings(**{"rounds": ROUNDS, "out": folder} | settings)
-    policy = policy or fb.Policy(round_timeout=0.5, connect_timeout=0.5, retries=0)
+    patience = 600 if fault is None else 0.5  # who drops replies is not to be waited for
+    policy = policy or fb.Policy(round_timeout=patience, connect_timeout=patience, retries=0)
     names = [f"site-{i}" for i in range(len(task.problem.clients))] if grid.named else ()
     return serve_run(grid, CASES[name], task, settings, policy, names, exchange=Exchange(poll=0.001)), grid
 

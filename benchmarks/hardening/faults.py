@@ -58,10 +58,20 @@ FAULTS = (
     ),
     Fault(
         10,
-        "the server crashes",
-        (Measure("durability.kills", 8, 200), Measure("durability.power_loss", 6, 60)),
+        "the server, or any process, crashes",
+        (
+            Measure("durability.kills", 8, 200),
+            Measure("deployed.killed", 6, 200, 600),
+            Measure("durability.power_loss", 6, 60),
+            Measure("deployed.power_loss", 3, 20, 400),
+        ),
     ),
-    Fault(11, "the disk is full", (Measure("durability.full_disk", 6, 50),), lacking="input and output errors"),
+    Fault(
+        11,
+        "the disk is full",
+        (Measure("durability.full_disk", 6, 50), Measure("deployed.full_disk", 3, 14, 600)),
+        lacking="input and output errors",
+    ),
     Fault(12, "the clock jumps", (Measure("deployment.clock", 1, 1),)),
     Fault(13, "stragglers", (Measure("replies.stragglers", 10, 50),)),
     Fault(14, "dropouts", (Measure("replies.dropouts", 100, 1000),)),
@@ -130,6 +140,7 @@ FAULTS = (
     Fault(28, "a server that looks for one sample, or asks again and again", (Measure("nodes.oracle", 5, 50),)),
     Fault(29, "a neighbour on the host", (Measure("nodes.planted", 1, 1),)),
     Fault(30, "clients that stand out", (Measure("watch.named", 20, 60, 400), Measure("watch.costs", 5, 15, 300))),
+    Fault(31, "files of a run that are damaged", (Measure("damage.flipped", 100, 2000),)),
 )
 COSTS = (
     Measure("costs.rounds", 3, 11, 300),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import fewbytes
 from runs import ROUNDS
 
 import fewbytes as fb
@@ -40,6 +42,22 @@ def test_runs_killed_at_any_moment_end_the_same():
 def test_a_loss_of_power_or_a_full_disk_loses_no_run():
     assert figure("power_loss", 5) == "5 of 5"
     assert figure("full_disk", 4) == "4 of 4"
+
+
+@MOUNTS
+def test_what_a_deployment_needs_to_go_on_its_disk_holds_before_it_begins(tmp_path):
+    image = durability.made_disk(tmp_path / "image")
+    with durability.mounted(tmp_path / "disk", "-o", "loop", str(image)) as disk:
+        done = fewbytes("deploy", "fedavg", "--clients", "2", "--print", "--out", disk / "runs")
+        assert done.returncode == 0, done.stderr
+        (written,) = (disk / "runs").iterdir()
+        shutil.rmtree(written / "deployment" / "nodes")  # written for each start of a node
+        there = {str(path.relative_to(disk)) for path in written.rglob("*") if path.name != "lock"}
+        durability.copied_disk(image, tmp_path / "copy")
+    with durability.mounted(tmp_path / "disk", "-o", "loop", str(tmp_path / "copy")) as disk:
+        assert there <= {
+            str(path.relative_to(disk)) for path in disk.rglob("*") if path.is_dir() or path.stat().st_size
+        }
 
 
 @MOUNTS

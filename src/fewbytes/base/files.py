@@ -53,6 +53,12 @@ def make_durable(*paths: Path) -> None:
         list(threads.map(_sync, paths))
 
 
+def make_all_durable(folder: Path) -> None:
+    """As `make_durable`, of a folder, its name, and all that is in it."""
+    inside = (path for path in folder.rglob("*") if path.is_dir() or path.is_file())
+    make_durable(folder.parent, folder, *inside)
+
+
 def _sync(path: Path) -> None:
     opened = os.open(path, os.O_RDONLY)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import open_plain, replacing
+from fewbytes.base.files import make_all_durable, open_plain, replacing
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
 from fewbytes.experiments.settings import Experiment
@@ -162,6 +162,7 @@ class Deployment:
             write_node_key(self.folder / "keys", place.name)
             if not place.here:
                 write_host(self.processes, self.experiment, i, place.name, self.address)
+        make_all_durable(self.folder)
 
     def _end_server(self) -> None:
         """End what is left of a deployment that was killed: its server outlives it while it looks for its SuperLink.

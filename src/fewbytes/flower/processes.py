@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import lock, private_folder
+from fewbytes.base.files import lock, make_durable, private_folder
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
 from fewbytes.flower.children import Child, end, executable, free_port, listen, why_of
@@ -207,6 +207,8 @@ class Processes:
             elif compat.ALREADY_REGISTERED not in why:  # if it is, nodes.json was lost
                 raise FewbytesError(f"registering {name}: {why}")
             write_file(self.folder / "nodes.json", json.dumps(ids, indent=1).encode())
+        if new:
+            make_durable(self.folder / "nodes.json", self.folder)
 
     def node_status(self) -> dict[str, str]:
         """Each registered node's "registered" (never seen yet), "online" or "offline". Raises FewbytesError."""
