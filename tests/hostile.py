@@ -28,6 +28,7 @@ from fewbytes.engines import base, handlers
 from fewbytes.engines.handlers import Runner
 from fewbytes.flower.apps import client_app, serve_run
 from fewbytes.flower.network import Exchange
+from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.running.checkpoint import read_checkpoint
 from fewbytes.running.settings import Settings
 from fewbytes.wire import Masked
@@ -56,6 +57,22 @@ class Stop(Quiet):
             raise KeyboardInterrupt
 
 
+@dataclasses.dataclass(frozen=True)
+class Scaled(fb.FedAvg):
+    """FedAvg with malicious clients, which send their update times a factor."""
+
+    factor: float = 1.0
+    malicious: tuple[int, ...] = (3,)
+
+    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
+        reply = super().train(state, message, site)
+        if site.me not in self.malicious:
+            return reply
+        start, theta = message.theta.dense(), reply.theta.dense()
+        sent = {name: start[name] + self.factor * (value - start[name]) for name, value in theta.items()}
+        return Trained(fb.Dense(sent), reply.samples)
+
+
 class Outcome(NamedTuple):
     """How a run ended: what it raised (nothing: it did not), the server's last state, the lines of rounds.jsonl."""
 
@@ -65,7 +82,7 @@ class Outcome(NamedTuple):
 
     @property
     def refused(self) -> bool:
-        """Whether a reply of the liar's was."""
+        """Whether a reply of the malicious client's was."""
         left = [left for row in self.rows for left in row.get("left_out", []) if left["client"] == LIAR]
         return any(each["outcome"] != "surplus" for each in left)  # at work when the last round ended
 
@@ -82,8 +99,8 @@ class Lie(NamedTuple):
 
 
 def task_of(name: str) -> fb.Task:
-    """Four clients of unlike sizes, that hold the three classes by a Dirichlet draw, the liar only two of them; with
-    unlike models where the method takes them."""
+    """Four clients of unlike sizes, that hold the three classes by a Dirichlet draw, the malicious one only two of them;
+    with unlike models where the method takes them."""
     rng, g = np.random.default_rng(7), torch.Generator().manual_seed(7)
 
     def split(y: Tensor) -> Split:

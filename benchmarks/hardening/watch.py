@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from figures import Figure
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from hostile import Scaled
+
 import fewbytes as fb
 from fewbytes.core.standing import Updates
 from fewbytes.data import Partition, federate, load_dataset
-from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
 
 TERMS: dict[str, Any] = {"epochs": 2, "lr": 0.1, "batch": 20}
@@ -25,22 +29,6 @@ class Quiet(fb.Watcher):
 
     def note(self, text: str) -> None:
         """Nothing."""
-
-
-@dataclass(frozen=True)
-class Lying(fb.FedAvg):
-    """FedAvg with clients that send their update times a factor."""
-
-    factor: float = 1.0
-    malicious: tuple[int, ...] = (3,)
-
-    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
-        reply = super().train(state, message, site)
-        if site.me not in self.malicious:
-            return reply
-        start, theta = message.theta.dense(), reply.theta.dense()
-        lie = {name: start[name] + self.factor * (value - start[name]) for name, value in theta.items()}
-        return Trained(fb.Dense(lie), reply.samples)
 
 
 def run(method: fb.Method, alpha: float, seed: int, rounds: int = 12, model: str = "mlp") -> fb.Result:
@@ -61,7 +49,7 @@ def named(count: int) -> list[Figure]:
     found = [Figure(what, str(alarms), "1 of 20", alarms * 20 <= count)]
     one, three = (3,), (3, 5, 7)
     for factor, malicious, wanted in ((-1.0, one, True), (30.0, one, True), (30.0, three, True), (-1.0, three, False)):
-        told = run(Lying(**TERMS, factor=factor, malicious=malicious), 1.0, 1).summary.get("stands_out", {})
+        told = run(Scaled(**TERMS, factor=factor, malicious=malicious), 1.0, 1).summary.get("stands_out", {})
         who = len(told.keys() & {str(i) for i in malicious})
         figure = f"{who} of {len(malicious)} named, and {len(told) - who} honest ones"
         met = who == len(malicious) == len(told) if wanted else None

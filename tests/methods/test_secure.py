@@ -335,7 +335,7 @@ def test_a_sum_that_no_honest_numbers_add_up_to_is_found_out():
 
     with (
         hostile.lying(change),
-        pytest.raises(fb.FewbytesError, match="some client sent numbers it must not: who, cannot"),
+        pytest.raises(fb.FewbytesError, match="some client sent numbers it must not"),
     ):
         fb.run(SecureAggregation(FEDAVG), tiny_task(), rounds=1)
 
@@ -504,7 +504,7 @@ def test_a_client_refuses_what_would_open_a_secret_to_the_server(exchange):
     with pytest.raises(fb.MethodError, match="not those that follow from who takes part"):
         exchange.deal(0, exchange.clients, two)  # any neighbours the server likes
     for cohort in ([0, 1], [1, 2, 3], [0, 1, 1, 2]):
-        with pytest.raises(fb.MethodError, match=r"not those that follow|once each"):
+        with pytest.raises(fb.MethodError, match=r"not those that follow|names each once"):
             exchange.deal(0, cohort, {i: exchange.neighbours[0][i] for i in set(cohort) - {0}})
     exchange.deal_all()
     with pytest.raises(fb.MethodError, match="too few to hide"):
@@ -532,12 +532,12 @@ def test_a_client_refuses_what_would_open_a_secret_to_the_server(exchange):
         exchange.confirm(0, [0, 1, 2, 3])
 
 
-def test_a_client_reveals_nothing_unless_most_of_its_neighbours_were_told_the_same(exchange):
+def test_a_client_reveals_nothing_unless_most_of_its_neighbours_received_the_same(exchange):
     exchange.to_the_end()
     marks = exchange.marks_for(0)
     for few in ({}, {1: marks[1], 2: marks[2]}, marks | dict.fromkeys((2, 3, 4), bytes(16)),
                 {i: exchange.marks[i][1 if i != 1 else 2] for i in marks}):  # fmt: skip
-        with pytest.raises(fb.MethodError, match="too few of its neighbours were told the same"):
+        with pytest.raises(fb.MethodError, match="too few of its neighbours received the same"):
             exchange.reveal(0, few)
     assert exchange.reveal(0, marks | {4: bytes(16)}).seeds.clients.tolist() == [1, 2, 3, 4, 5]
     with pytest.raises(fb.MethodError, match="out of turn, or again"):

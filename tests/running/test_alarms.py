@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
 
 import pytest
 import torch
 from cases import CASES, task_of
+from hostile import Scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,22 +34,6 @@ class Hears(fb.Watcher):
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-
-@dataclass(frozen=True)
-class Lying(fb.FedAvg):
-    """FedAvg with clients that send their update times a factor."""
-
-    factor: float = 1.0
-    malicious: tuple[int, ...] = (3,)
-
-    def train(self, state: None, message: Model, site: fb.Site) -> Trained:
-        reply = super().train(state, message, site)
-        if site.me not in self.malicious:
-            return reply
-        start, theta = message.theta.dense(), reply.theta.dense()
-        lie = {name: start[name] + self.factor * (value - start[name]) for name, value in theta.items()}
-        return Trained(fb.Dense(lie), reply.samples)
 
 
 @functools.cache
@@ -78,7 +62,7 @@ def test_who_lies_is_named_at_once_live_in_the_result_and_in_the_report(
 ):
     with Display("fedavg", tmp_path / "run") as display:
         how = {"rounds": 6, "evaluate_every": 6, "workers": 1, "save_models": False, "watcher": display}
-        fb.run(Lying(**TERMS, factor=factor, malicious=malicious), digits(1.0), out=tmp_path / "run", **how)
+        fb.run(Scaled(**TERMS, factor=factor, malicious=malicious), digits(1.0), out=tmp_path / "run", **how)
     live = capsys.readouterr().err.replace("\n", " ")
     told = json.loads((tmp_path / "run" / "result.json").read_text())["stands_out"]
     assert told.keys() == {str(one) for one in malicious}
@@ -113,7 +97,7 @@ def test_a_resumed_run_remembers_who_stood_out(tmp_path):
             if row["round"] == 2:
                 raise KeyboardInterrupt
 
-    method = Lying(**TERMS, factor=-1.0)
+    method = Scaled(**TERMS, factor=-1.0)
     how = {"rounds": 5, "evaluate_every": 5, "workers": 1, "save_models": False}
     whole = fb.run(method, digits(1.0), out=tmp_path / "whole", watcher=Hears(), **how)
     with pytest.raises(KeyboardInterrupt):
@@ -128,7 +112,7 @@ def test_whoever_brought_a_run_down_is_named_where_it_ends():
     """Its lie within the largest norm lets all others' training fail a round later."""
     heard = Hears()
     with pytest.raises(fb.FewbytesError, match=r"before that client 3 sends updates far longer than the others'"):
-        fb.run(Lying(**TERMS, factor=1e25), digits(1.0), rounds=6, workers=1, watcher=heard,
+        fb.run(Scaled(**TERMS, factor=1e25), digits(1.0), rounds=6, workers=1, watcher=heard,
                policy=fb.Policy(max_norm=1e38, strikes=99))  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What travels in an exchange of secure aggregation, and what both ends make of it: who takes part, and in what view.
 
 Client and server compute the same from the same numbers, so that a client need not believe whom it is given for a
-neighbour: from the cohort follows the graph, and from all that clients were told a view, of which masks are made.
+neighbour: from the cohort follows the graph, and from all that clients received a view, of which masks are made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fewbytes.wire import pack, payload
 
 LEAST = 3
 """Of fewer clients each would learn from the mean what the other sent."""
-MARK = 16  # bytes by which a client confirms to another what it was told
+MARK = 16  # bytes by which a client confirms to another what it received
 Key = Annotated[bytes, Meta(min_length=KEY, max_length=KEY)]
 
 
@@ -53,7 +53,7 @@ class Keys:
     sealing: Key  # with which shares for it are sealed
     masking: Key  # with which masks are agreed on
     samples: Samples
-    heard: Annotated[bytes, Meta(max_length=KEY)] = b""  # digest of what it was last told beside (empty: nothing)
+    heard: Annotated[bytes, Meta(max_length=KEY)] = b""  # digest of what it last received beside (empty: nothing)
 
 
 @payload
@@ -91,7 +91,7 @@ class Arrived:
 
 @payload
 class Confirmed:
-    """Client to server: for each neighbour whose numbers have come a mark by which it knows that this client was told
+    """Client to server: for each neighbour whose numbers have come a mark by which it knows that this client received
     the same. Server to client: the marks that its neighbours made for it."""
 
     marks: ByClient
@@ -110,11 +110,11 @@ def numbers(clients: Iterable[Id]) -> Tensor:
     return torch.tensor(sorted(clients), dtype=torch.int64)
 
 
-def clients_in(told: Tensor) -> list[Id]:
-    """Who was told. Raises MethodError unless each is there once, in ascending order."""
-    clients: list[Id] = told.flatten().tolist()
-    if clients != sorted(set(clients)) or told.dtype != torch.int64:
-        raise MethodError("clients are told once each, in ascending order")
+def clients_in(listed: Tensor) -> list[Id]:
+    """The clients in a list. Raises MethodError unless each is there once, in ascending order."""
+    clients: list[Id] = listed.flatten().tolist()
+    if clients != sorted(set(clients)) or listed.dtype != torch.int64:
+        raise MethodError("a list of clients names each once, in ascending order")
     return clients
 
 
@@ -125,7 +125,7 @@ def graph(cohort: Sequence[Id]) -> dict[Id, list[Id]]:
 
 
 def view(cohort: Sequence[Id], going: Sequence[Id], weight: int, handler: str, message: Any, heard: bytes) -> bytes:
-    """A digest of all that clients must have been told alike for their masks to cancel: who takes part and who goes on,
+    """A digest of all that clients must have received alike for their masks to cancel: who takes part and who goes on,
     what they weigh, which handler they run, on what message, after what they heard before."""
     return digest("view", cohort, going, weight, handler, digest_of_message(message), heard)
 

@@ -5,10 +5,10 @@ graph of Bell et al., "Secure Single-Server Aggregation with (Poly)Logarithmic O
 Where the method calls a handler, five exchanges take the place of one: clients advertise public keys and how much they
 weigh; each deals shares of two secrets to its neighbours, sealed; each runs the handler, quantises what it would reply
 and sends it under one mask for each neighbour, which that neighbour's takes off, and one of its own; each confirms to
-its neighbours what it was told of who is there; and each that has enough confirmations reveals shares: of every
+its neighbours what it received about who is there; and each that has enough confirmations reveals shares: of every
 neighbour whose numbers have come those of its own mask, of every other those of the masks it has with others. The
 server takes off what masks are left, and the method reads one reply, the mean of all. Masks are made of all that
-clients were told (`exchange.view`): of clients told unlike things none cancels.
+clients received (`exchange.view`): of clients that received unlike things none cancels.
 
 Bytes per client and call, for D values and n neighbours (all others, up to 49 clients): 4 D + 155 n + 950 up, which
 noise keeps from being coded, and 190 n + 800 down besides the method's own message.
@@ -81,7 +81,7 @@ COUNTERS = float(1 << 24)
 
 @dataclass
 class Secrets:
-    """What a client knows during one exchange that the server does not, and what it was told."""
+    """What a client knows during one exchange that the server does not, and what it received."""
 
     sealing: bytes
     masking: bytes
@@ -91,7 +91,7 @@ class Secrets:
     going: Tensor = field(default_factory=lambda: numbers([]))  # who goes on
     received: ByClient = field(default_factory=lambda: ByClient.of({}))  # of neighbours who do, their shares, sealed
     weight: int = 0  # of all together
-    view: bytes = b""  # of all that it was told, once its numbers are on their way
+    view: bytes = b""  # of all that it received, once its numbers are on their way
     there: Tensor = field(default_factory=lambda: numbers([]))  # whose numbers have come, once it has confirmed that
 
 
@@ -250,7 +250,7 @@ class SecureAggregation(Around):
         enough_of("go on", cohort, cohort, going, site.me)
         public, others = mine.neighbours.each(2 * KEY), set(going)
         if list(partners) != [i for i in public if i in others] or len(partners) < threshold(len(public)):
-            raise MethodError("too few of its neighbours go on to mask its numbers, or others than it is told")
+            raise MethodError("too few of its neighbours go on to mask its numbers, or others than the server says")
         weight = weight_of(reply)
         if not weight <= mine.weight:
             raise MethodError(f"all clients together weigh {mine.weight}, and this one alone {weight}")
@@ -284,8 +284,8 @@ class SecureAggregation(Around):
         )
 
     def confirm(self, state: Hidden, message: Arrived, site: Site) -> Confirmed:
-        """Tell the neighbours whose numbers have come, as it was told, and in what view it sent its own: once, and of
-        enough clients."""
+        """Tell the neighbours whose numbers have come, as the server says, and in what view it sent its own: once, and
+        of enough clients."""
         mine = state.secrets
         if mine is None or not mine.view or len(mine.there):
             raise MethodError("it is asked to confirm who is there out of turn, or again")
@@ -298,13 +298,13 @@ class SecureAggregation(Around):
         return Confirmed(ByClient.of({i: self._mark(mine, site.me, i, public[i]) for i in partners}))
 
     def _mark(self, mine: Secrets, one: Id, other: Id, public: bytes) -> bytes:
-        """By which `other` knows that `one` was told the same, where this client is one of the two."""
+        """By which `other` knows that `one` received the same, where this client is one of the two."""
         said = digest(mine.view, clients_in(mine.there)).hex()
         return agreed(private_key(mine.sealing), public[:KEY], f"{one} confirms to {other} {said}")[:MARK]
 
     def reveal_shares(self, state: Hidden, message: Confirmed, site: Site) -> Revealed:
         """The shares by which the masks that are left come off: of each neighbour one secret, never both, once, and if
-        more than half of the neighbours were told the same as this client."""
+        more than half of the neighbours received the same as this client."""
         mine = state.secrets
         if mine is None or not len(mine.there):
             raise MethodError("it is asked to reveal shares out of turn, or again")
@@ -314,7 +314,7 @@ class SecureAggregation(Around):
             if i in received and mark == self._mark(mine, i, site.me, public[i])
         ]  # fmt: skip
         if len(same) < threshold(len(public)):
-            raise MethodError("too few of its neighbours were told the same as it: it reveals nothing")
+            raise MethodError("too few of its neighbours received the same as it: it reveals nothing")
         there = clients_in(mine.there)
         state.secrets = None
         sealing = private_key(mine.sealing)

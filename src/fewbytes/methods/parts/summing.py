@@ -100,7 +100,8 @@ class SummingNetwork(Network):
             if bool((mean.abs() > most * (1 + len(came) / (part * UNIT))).any()):  # but for rounding
                 raise FewbytesError(
                     f"secure aggregation: the mean of {key[1]!r} is beyond {most:g}, so that some client sent numbers "
-                    "it must not: who, cannot be told; go on without those you trust least (--resume RUN --exclude …)"
+                    "it must not, and nothing shows which; resume without those you trust least (--resume RUN "
+                    "--exclude …)"
                 )
             means[key] = (mean if kind.is_floating_point else mean.round()).to(kind)
         return came[0], remade(first, means, {counted: samples} if counted else {})
@@ -157,7 +158,7 @@ class SummingNetwork(Network):
             elif shapes(tensors) == shapes(tensors_of(first)):
                 total += words_of(tensors)
             else:
-                odd.append(i)  # or the first is: who is unlike most is told apart when all have come
+                odd.append(i)  # or the first is: who is unlike most is found when all have come
             came.append(i)
         super().tell(self._method.keep_shares, when="next")  # nobody is to get what was left after all
         if odd:
@@ -195,9 +196,9 @@ class SummingNetwork(Network):
         return masked(total, added, taken)
 
     def _confirmed(self, came: list[Id], there: Mapping[Id, list[Id]], needed: Mapping[Id, int]) -> dict[Id, Confirmed]:
-        """For who has enough of them the marks by which it knows that its neighbours were told the same."""
-        told, marks = Arrived(numbers(came)), dict[Id, dict[Id, bytes]]()
-        for i, reply in super().call(self._method.confirm, to=came, send=told):
+        """For who has enough of them the marks by which it knows that its neighbours received the same."""
+        arrived, marks = Arrived(numbers(came)), dict[Id, dict[Id, bytes]]()
+        for i, reply in super().call(self._method.confirm, to=came, send=arrived):
             marks[i] = reply.marks.each(MARK)
             if not marks[i].keys() <= set(there[i]):
                 raise MethodError(f"client {i} confirmed to others than it was asked to")
@@ -249,14 +250,14 @@ def going_on(others: dict[Id, list[Id]], needed: Mapping[Id, int]) -> dict[Id, l
 
 
 def rebuilt(
-    client: Id, shares: Mapping[Id, bytes], needed: int, told: Callable[[bytes], bytes], public: bytes
+    client: Id, shares: Mapping[Id, bytes], needed: int, shown: Callable[[bytes], bytes], public: bytes
 ) -> bytes:
-    """A client's secret, of which it `told` something `public`, from shares; where there are more than are needed, one
-    may be wrong. Raises TooFewReplies."""
+    """A client's secret, of which `shown` makes what is `public`, from shares; where there are more than are needed,
+    one may be wrong. Raises TooFewReplies."""
     for left_out in (None, *shares):
         chosen = {i: share for i, share in shares.items() if i != left_out}
         few = {i: chosen[i] for i in list(chosen)[:needed]}
-        if len(few) == needed and told(secret := secret_of(few)) == public:
+        if len(few) == needed and shown(secret := secret_of(few)) == public:
             return secret
     raise TooFewReplies(
         too_few(f"{len(shares)} shares of client {client}'s secret, of {needed} true ones that open it,")
