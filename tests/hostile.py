@@ -99,7 +99,7 @@ class Lie(NamedTuple):
 
 
 def task_of(name: str) -> fb.Task:
-    """Four clients of unlike sizes, that hold the three classes by a Dirichlet draw, the malicious one only two of them;
+    """Four clients of unlike sizes, that hold the three classes by a Dirichlet draw, the malicious one only two;
     with unlike models where the method takes them."""
     rng, g = np.random.default_rng(7), torch.Generator().manual_seed(7)
 
