@@ -16,7 +16,7 @@ from PIL import Image
 import fewbytes as fb
 from fewbytes.base.parquet import read_parquet
 from fewbytes.data import client_folders, load_dataset
-from fewbytes.data.images import open_image
+from fewbytes.data.images import read_image
 from fewbytes.data.text import documents_in, read_text_table
 
 TABLE = "x,label\n" + "".join(f"{i},{'ab'[i % 2]}\n" for i in range(40))
@@ -226,4 +226,4 @@ def test_an_image_of_huge_dimensions_is_named_and_not_decoded(side, tmp_path):
 
 def test_an_image_as_large_as_may_be_is_decoded(tmp_path):
     Image.new("1", (8192, 8192)).save(tmp_path / "0.png")
-    assert open_image(tmp_path / "0.png", tmp_path, 0).size == (8192, 8192)
+    assert read_image(tmp_path / "0.png", tmp_path, 0).shape == (8192, 8192, 1)

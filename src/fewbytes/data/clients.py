@@ -31,6 +31,8 @@ class Dataset:
     classes: tuple[str, ...]
     groups: tuple[str, ...] | None = None
     schema: Schema | None = None
+    notes: tuple[str, ...] = ()
+    """What reading it found that people should know, a line each."""
 
     @property
     def learns(self) -> Kind:

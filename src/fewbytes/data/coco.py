@@ -29,7 +29,7 @@ from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
 from fewbytes.data.clients import Dataset
 from fewbytes.data.folders import check_inside
-from fewbytes.data.images import cache_folder, open_image
+from fewbytes.data.images import cache_folder, in_bytes, read_image
 from fewbytes.data.split import Split, Targets
 
 log = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ def letter_boxed(image: Image.Image, size: int) -> NDArray[np.uint8]:
     scale = ratio(*image.size, size)
     width, height = (max(1, round(scale * side)) for side in image.size)
     canvas = Image.new("RGB", (size, size), (GREY,) * 3)
-    canvas.paste(image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR))
+    canvas.paste(image.resize((width, height), Image.Resampling.BILINEAR))
     return np.asarray(canvas).transpose(2, 0, 1)
 
 
@@ -262,7 +262,7 @@ def _kept(path: Path) -> NDArray[np.uint8]:
 
 def _key(images: Sequence[_Image], folder: Path, path: Path, size: int) -> str:
     """Changes whenever an image does (as its name, size and time tell). Raises UserError for a missing one."""
-    digest = hashlib.sha256(f"coco 1 {size} {folder.absolute()}".encode())  # 1: of this layout of the cache
+    digest = hashlib.sha256(f"coco 2 {size} {folder.absolute()}".encode())  # 2: of this layout of the cache
     for image in images:
         if PurePath(image.file_name).is_absolute() or ".." in PurePath(image.file_name).parts:
             raise UserError(f"{path} lists {image.file_name}, which leads out of {folder}: correct it")
@@ -276,7 +276,7 @@ def _key(images: Sequence[_Image], folder: Path, path: Path, size: int) -> str:
 
 def _parts(images: Sequence[_Image], folder: Path, path: Path, size: int) -> Iterator[NDArray[np.uint8]]:
     def decoded(image: _Image) -> NDArray[np.uint8]:
-        opened = open_image(folder / image.file_name, path, 0)
+        opened = Image.fromarray(in_bytes(read_image(folder / image.file_name, path, 0)))
         if opened.size != (image.width, image.height):
             raise UserError(
                 f"{folder / image.file_name} is {opened.width} x {opened.height} pixels large, "

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.extras import is_there
@@ -113,7 +112,7 @@ def load_dataset(
         train, test = train.take([]), train
     if test is None:
         train, test = split_off_test(train)
-    return Dataset(name, train, test, images.classes)
+    return Dataset(name, train, test, images.classes, notes=images.notes)
 
 
 def client_folders(name: str) -> list[Path]:
@@ -150,8 +149,8 @@ def _digits(image_size: int | None) -> Dataset:
         images, labels = file["images"], file["labels"]
     x = torch.tensor(images[:, None] / 16, dtype=torch.float32)
     if image_size:
-        images = [np.asarray(squared(Image.fromarray(image), image_size)) for image in x[:, 0].numpy()]
-        x = torch.from_numpy(np.stack(images)[:, None])
+        images = [squared(image[..., None], image_size)[None, ..., 0] for image in x[:, 0].numpy()]
+        x = torch.from_numpy(np.stack(images))
     train, test = split_off_test(Split(x, torch.tensor(labels).long()))
     return Dataset("digits", train, test, tuple("0123456789"))
 

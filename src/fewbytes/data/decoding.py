@@ -10,17 +10,17 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from fewbytes.base.errors import UserError
-from fewbytes.data.images import Item, cache_folder, open_image, place_of, squared
+from fewbytes.data.images import Item, Pixels, cache_folder, place_of, read_image, squared
 from fewbytes.data.sources import Encoded, Files, Read
 
 log = logging.getLogger(__name__)
@@ -28,79 +28,133 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Decoded:
-    """Per split its images, uint8 (n, C, H, W), and labels, int64 (n,); the names of the classes."""
+    """Per split its images (n, C, H, W), uint8 or, deeper ones, float32, and labels, int64 (n,); the names of the
+    classes, and what was found."""
 
-    arrays: dict[str, tuple[NDArray[np.uint8], NDArray[np.int64]]]
+    arrays: dict[str, tuple[NDArray[Any], NDArray[np.int64]]]
     classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Form:
+    """What all images of a data set have room in: so many channels, each of 8 bits or deeper."""
+
+    channels: int = 1
+    deep: bool = False
+
+    @property
+    def kind(self) -> type[np.generic]:
+        """The type of their pixels."""
+        return np.float32 if self.deep else np.uint8
+
+    def holding(self, pixels: Pixels) -> Form:
+        """The least form that has room for an image, too."""
+        return Form(max(self.channels, pixels.shape[2]), self.deep or pixels.dtype != np.uint8)
+
+
+class _Wider(Exception):
+    """An image has no room in the form that those before it have."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.form = form
 
 
 def decoded(folder: Path, files: Files, read: Read, image_size: int | None) -> Decoded:
-    """The images of a folder's files as `read` gives them, from the cache if they were decoded before."""
+    """The images of a folder's files as `read` gives them, from the cache if they were decoded before.
+
+    All are grey if each is, else of three channels; all are uint8 unless one is deeper.
+    """
     kept = cache_folder() / _key(folder, files, image_size)
     found = _from_cache(kept)
     if found is None:
-        found = _decode(*read(), image_size)
+        found = _decode(read, image_size)
         if _to_cache(kept, found):
             found = _from_cache(kept) or found
     return found
 
 
-def _decode(encoded: dict[str, Encoded], classes: tuple[str, ...], image_size: int | None) -> Decoded:
+def _decode(read: Read, image_size: int | None) -> Decoded:
+    form: Form | None = None
+    while True:
+        try:
+            return _decoded(*read(), image_size, form)
+        except _Wider as wider:  # anew: it happens twice at most
+            form = wider.form
+
+
+def _decoded(
+    encoded: dict[str, Encoded], classes: tuple[str, ...], image_size: int | None, form: Form | None
+) -> Decoded:
     arrays = {}
-    like: Image.Image | None = None
-    for split, source in encoded.items():  # train comes first, and its first image says what all shall look like
+    like: Pixels | None = None
+    for split, source in encoded.items():  # train comes first, and its first image says how large all shall be
         if not len(source.labels):
             raise UserError(f"{source.where} has no samples")
         first = next(source.chunks)
-        like = like or open_image(first[0], source.where, 0)
-        height, width = (image_size, image_size) if image_size else (like.height, like.width)
-        shape = (len(source.labels), 1 if like.mode in ("1", "L") else 3, height, width)
+        like = read_image(first[0], source.where, 0) if like is None else like
+        form = form or Form().holding(like)
+        height, width = (image_size, image_size) if image_size else like.shape[:2]
+        shape = (len(source.labels), form.channels, height, width)
         try:
-            x = np.empty(shape, np.uint8)
+            x = np.empty(shape, form.kind)
         except MemoryError:
             raise UserError(
-                f"{source.where}: {shape[0]:,} images of {width} x {height} pixels take {math.prod(shape) / 1e9:,.0f} "
-                "GB, which this machine has not: give a smaller image_size (--image-size)"
+                f"{source.where}: {shape[0]:,} images of {width} x {height} pixels take "
+                f"{math.prod(shape) * np.dtype(form.kind).itemsize / 1e9:,.0f} GB, which this machine has not: give a "
+                "smaller image_size (--image-size)"
             ) from None
         # Decoding small images hardly leaves the interpreter's lock: there, threads cost more than they bring.
-        with ThreadPoolExecutor(os.cpu_count() if like.height * like.width >= 64 * 64 else 1) as pool:
+        with ThreadPoolExecutor(os.cpu_count() if like.shape[0] * like.shape[1] >= 64 * 64 else 1) as pool:
             start = 0
             pending = []
             for chunk in itertools.chain([first], source.chunks):
-                pending.append(pool.submit(_decode_into, x, start, chunk, source.where, image_size))
+                pending.append(pool.submit(_decode_into, x, start, chunk, source.where, image_size, form))
                 start += len(chunk)
             try:
                 for done in pending:
                     done.result()
-            except UserError:
+            except (UserError, _Wider):
                 pool.shutdown(cancel_futures=True)  # what is wrong is raised at once, not after all others are decoded
                 raise
         arrays[split] = (x, source.labels)
-    return Decoded(arrays, classes)
+    return Decoded(arrays, classes, _notes(arrays, form))
+
+
+def _notes(arrays: Mapping[str, tuple[NDArray[Any], Any]], form: Form | None) -> tuple[str, ...]:
+    if form is None or not form.deep:
+        return ()
+    low, high = min(x.min() for x, _ in arrays.values()), max(x.max() for x, _ in arrays.values())
+    return (
+        f"images are deeper than 8 bits: their values, parts of their type's range, are from {low:.3g} to {high:.3g}",
+    )
 
 
 def _decode_into(
-    x: NDArray[np.uint8], start: int, items: Sequence[Item | None], where: Path, image_size: int | None
+    x: NDArray[Any], start: int, items: Sequence[Item | None], where: Path, image_size: int | None, form: Form
 ) -> None:
-    _, channels, height, width = x.shape
-    mode = "L" if channels == 1 else "RGB"
+    height, width = x.shape[2:]
     for i, item in enumerate(items, start):
-        image = open_image(item, where, i)
-        if image.mode != mode:
-            image = image.convert(mode)
+        pixels = read_image(item, where, i)
+        if (wider := form.holding(pixels)) != form:
+            raise _Wider(wider)
+        if form.deep and pixels.dtype == np.uint8:
+            pixels = (pixels / 255).astype(np.float32)
         if image_size:
-            image = squared(image, image_size)
-        if image.size != (width, height):
+            pixels = squared(pixels, image_size)
+        if pixels.shape[:2] != (height, width):
             raise UserError(
-                f"{place_of(item, where, i)} is {image.width} x {image.height} pixels large, the first image "
-                f"{width} x {height}: give image_size (--image-size), the pixels a side that all are to have"
+                f"{place_of(item, where, i)} is {pixels.shape[1]} x {pixels.shape[0]} pixels large, the first image "
+                f"{width} x {height}: give image_size (--image-size), the pixels a side that all are to have",
+                told="images differ in size: give image_size (--image-size), the pixels a side that all are to have",
             )
-        x[i] = np.asarray(image).reshape(height, width, channels).transpose(2, 0, 1)
+        x[i] = pixels.transpose(2, 0, 1)
 
 
 def _key(folder: Path, files: Files, image_size: int | None) -> str:
     """Changes whenever a file of the data set does (as its name, size and time tell), or the size asked for."""
-    digest = hashlib.sha256(f"2 {image_size} {folder.absolute()}".encode())  # 2: of this way of decoding
+    digest = hashlib.sha256(f"3 {image_size} {folder.absolute()}".encode())  # 3: of this way of decoding
     for split, paths in files.items():
         for path in paths:
             about = path.stat()
@@ -112,15 +166,15 @@ def _from_cache(kept: Path) -> Decoded | None:
     if not kept.is_dir():
         return None
     try:
-        classes = tuple(json.loads((kept / "classes.json").read_text("utf-8")))
+        about = json.loads((kept / "about.json").read_text("utf-8"))
         arrays = {}
         for path in kept.glob("*-x.npy"):
             split = path.name.removesuffix("-x.npy")
             x = np.load(path, mmap_mode="r", allow_pickle=False)
             arrays[split] = (x, np.load(kept / f"{split}-y.npy", allow_pickle=False))
         arrays["train"]
-        return Decoded(arrays, classes)
-    except (OSError, ValueError, KeyError):  # damaged: decode again
+        return Decoded(arrays, tuple(about["classes"]), tuple(about["notes"]))
+    except (OSError, ValueError, KeyError, TypeError):  # damaged: decode again
         shutil.rmtree(kept, ignore_errors=True)
         return None
 
@@ -134,7 +188,8 @@ def _to_cache(kept: Path, decoded: Decoded) -> bool:
         for split, (x, y) in decoded.arrays.items():
             np.save(temporary / f"{split}-x.npy", x, allow_pickle=False)
             np.save(temporary / f"{split}-y.npy", y, allow_pickle=False)
-        (temporary / "classes.json").write_text(json.dumps(decoded.classes), "utf-8")
+        about = {"classes": decoded.classes, "notes": decoded.notes}
+        (temporary / "about.json").write_text(json.dumps(about), "utf-8")
         temporary.rename(kept)
         return True
     except OSError as error:

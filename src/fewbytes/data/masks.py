@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, listed
 from fewbytes.data.clients import Dataset
 from fewbytes.data.folders import SUFFIXES, TEST_NAMES, check_inside
-from fewbytes.data.images import open_image, squared
+from fewbytes.data.images import Pixels, raw_image, read_image, squared, wrong_image
 from fewbytes.data.split import IGNORED_PIXEL, Split, Targets
 
+MOST_VALUES = 32
+"""Of masks whose values are not numbers of classes so many are taken for classes; of a grey picture there are more."""
 GROUPS = ("samples",)
 """The labels of images with masks, which are dealt out alike."""
 
@@ -29,27 +32,81 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
     """The data set in a folder, `train/` and one of TEST_NAMES with `images/` and `masks/`: a mask is a PNG of one
     channel or a palette, of its image's name, whose pixels are numbers of classes; 255 is none.
 
-    Images are uint8 (3, height, width), of one size, or scaled and cut to `size` pixels a side (masks by the nearest).
-    Classes are named by the lines of `classes.txt`, else numbered. Without test images a fifth of the training images
-    is for testing. Raises UserError naming the file that is missing, cannot be read or differs in size.
+    Where the only values beside 0 and 255 are none, or values lie far apart (0, 128, 255), each value is a class, in
+    their order (`class_values`). Images (channels, height, width) are of one size, or scaled and cut to `size` pixels a
+    side (masks by the nearest); uint8, or float32 if they are deeper than 8 bits. Classes are named by the lines of
+    `classes.txt`, else numbered. Without test images a fifth of the training images is for testing. Raises UserError
+    naming the file that is missing, cannot be read or differs in size, and for values that are no classes.
     """
     test = next((folder / place for place in TEST_NAMES if (folder / place / "images").is_dir()), None)
     if only_test and test is None and not (folder / "train" / "images").is_dir():
         raise UserError(f"{folder} has no test images: there is no test/images/ with test/masks/")
     places = [folder / "train", *([] if test is None else [test])]
-    listed = folder / "classes.txt"
-    check_inside(folder, [listed, *(file for place in places for file in place.glob("*/*"))])
-    splits = [_split(place, size) for place in places if (place / "images").is_dir()]
-    highest = max((int(m[m != IGNORED_PIXEL].max()) for s in splits if (m := s.targets).numel()), default=0)
-    names = listed.read_text("utf-8").split("\n") if listed.is_file() else [str(c) for c in range(highest + 1)]
-    classes = tuple(line.strip() for line in names if line.strip())
-    if highest >= len(classes):
-        raise UserError(f"{listed} names {len(classes)} classes, and a mask has a pixel of class {highest}")
+    named = folder / "classes.txt"
+    check_inside(folder, [named, *(file for place in places for file in place.glob("*/*"))])
+    pairs = [_pairs(place, size) for place in places if (place / "images").is_dir()]
+    found = sorted({int(value) for _, masks in pairs for value in np.unique(masks)})
+    names = _names(named)
+    meant = class_values(found, len(names) if names else None, folder)
+    notes: tuple[str, ...] = ()
+    if meant is not None:
+        number = np.zeros(256, np.uint8)
+        number[list(meant)] = np.arange(len(meant), dtype=np.uint8)
+        pairs = [(images, number[masks]) for images, masks in pairs]
+        notes = (f"masks have the values {listed_numbers(meant)}: these are classes 0 to {len(meant) - 1}",)
+        found = list(range(len(meant)))
+    classes = names or tuple(str(c) for c in range(max((v for v in found if v != IGNORED_PIXEL), default=0) + 1))
+    splits = [
+        Split(images, torch.zeros(len(images), dtype=torch.int64), learnt=Targets("masks", torch.from_numpy(masks)))
+        for images, masks in pairs
+    ]
     if len(splits) == 1:
         order = np.random.RandomState(0).permutation(len(splits[0]))
         held = max(1, len(order) // 5)
         splits = [splits[0].take(np.sort(order[held:])), splits[0].take(np.sort(order[:held]))]
-    return Dataset(name, splits[0], splits[1], classes, GROUPS)
+    return Dataset(name, splits[0], splits[1], classes, GROUPS, notes=notes)
+
+
+def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[int, ...] | None:
+    """Which values of masks are classes, in order, where they are not numbers of classes; None: they are, and 255 is
+    none.
+
+    `found`: all values that are there, ascending; `named`: how many classes classes.txt names. Values that leave out
+    numbers are a class each, and 0 and 255 are two classes. Raises UserError for other values than are named, and for
+    those of a grey picture.
+    """
+    numbers = [value for value in found if value != IGNORED_PIXEL]
+    two = IGNORED_PIXEL in found and len(numbers) < 2 and named in (None, 2)
+    in_a_row = numbers == list(range(len(numbers)))
+    if not two and (in_a_row if named is None else max(numbers, default=0) < named):
+        return None
+    if two and not numbers:
+        return (0, IGNORED_PIXEL)
+    if named is not None and len(found) != named:
+        raise UserError(
+            f"{where}: classes.txt names {named} classes, and masks have the values {listed_numbers(found)}: name one "
+            "for each value, or write numbers of classes from 0, and 255 for none",
+            told=f"masks have {len(found)} values, and {named} classes are named: name one for each",
+        )
+    if len(found) > MOST_VALUES:
+        raise UserError(
+            f"{where}: masks have {len(found)} values, {listed_numbers(found)}, which are no numbers of classes from 0 "
+            "(are masks grey pictures, or stored as JPEG?): write numbers of classes, and 255 for none",
+            told=f"masks have {len(found)} values, which are no numbers of classes from 0",
+        )
+    return tuple(found)
+
+
+def listed_numbers(values: Sequence[int]) -> str:
+    """Values for people, not too many."""
+    return listed([str(value) for value in values], 10)
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """What classes.txt names; nothing if it is not there."""
+    if not path.is_file():
+        return ()
+    return tuple(line.strip() for line in path.read_text("utf-8-sig").split("\n") if line.strip())
 
 
 def masks_of_boxes(dataset: Dataset) -> Dataset:
@@ -73,33 +130,44 @@ def masks_of_boxes(dataset: Dataset) -> Dataset:
     return replace(dataset, train=filled(dataset.train), test=filled(dataset.test), classes=classes, groups=GROUPS)
 
 
-def _split(place: Path, size: int | None) -> Split:
+def _pairs(place: Path, size: int | None) -> tuple[Pixels, NDArray[np.uint8]]:
+    """The images (n, channels, height, width) and masks (n, height, width) of a split."""
     files = sorted(path for path in (place / "images").iterdir() if path.suffix.lower() in SUFFIXES)
     if not files:
         raise UserError(f"{place / 'images'} has no images")
     pairs = [_pair(file, place / "masks" / f"{file.stem}.png", size, i) for i, file in enumerate(files)]
+    height, width = pairs[0][0].shape[:2]
     for file, (image, _) in zip(files, pairs, strict=True):
-        if image.shape != pairs[0][0].shape:
-            raise UserError(
-                f"{file} is {image.shape[2]} x {image.shape[1]} pixels large, the first image {pairs[0][0].shape[2]} x "
-                f"{pairs[0][0].shape[1]}: give image_size (--image-size), the pixels a side that all are to have"
-            )
-    images, masks = np.stack([image for image, _ in pairs]), np.stack([mask for _, mask in pairs])
-    labels = torch.zeros(len(files), dtype=torch.int64)
-    return Split(images, labels, learnt=Targets("masks", torch.from_numpy(masks)))
+        if image.shape[:2] != (height, width):
+            raise wrong_image(
+                file, place, 0,
+                f"is {image.shape[1]} x {image.shape[0]} pixels large, the first image {width} x {height}: give "
+                "image_size (--image-size), the pixels a side that all are to have",
+            )  # fmt: skip
+    deep = any(image.dtype != np.uint8 for image, _ in pairs)
+    images = [(image / 255).astype(np.float32) if deep and image.dtype == np.uint8 else image for image, _ in pairs]
+    return np.stack(images).transpose(0, 3, 1, 2), np.stack([mask for _, mask in pairs])
 
 
-def _pair(file: Path, mask_file: Path, size: int | None, number: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    image = open_image(file, file.parent, number).convert("RGB")
+def _pair(file: Path, mask_file: Path, size: int | None, number: int) -> tuple[Pixels, NDArray[np.uint8]]:
+    """An image (height, width, 3) and its mask (height, width)."""
+    image = read_image(file, file.parent, number)
+    image = np.broadcast_to(image, (*image.shape[:2], 3))
     if not mask_file.is_file():
-        raise UserError(f"{file} has no mask: {mask_file} is missing")
-    mask = open_image(mask_file, mask_file.parent, number)
-    if mask.mode not in ("L", "P", "1"):
-        raise UserError(f"{mask_file} is no mask: its pixels are to be numbers of classes, one channel or a palette")
-    if mask.size != image.size:
-        raise UserError(
-            f"{mask_file} is {mask.width} x {mask.height} pixels large, its image {image.width} x {image.height}"
-        )
+        raise wrong_image(file, file.parent, number, f"has no mask: {mask_file} is missing")
+    mask = raw_image(mask_file, mask_file.parent, number)
+    if isinstance(mask, np.ndarray) or mask.mode not in ("L", "P", "1"):
+        raise wrong_image(
+            mask_file, mask_file.parent, number,
+            "is no mask: its pixels are to be numbers of classes, one channel of 8 bits or a palette",
+        )  # fmt: skip
+    values = np.asarray(mask)
+    values = values.astype(np.uint8)[..., None]
+    if values.shape[:2] != image.shape[:2]:
+        raise wrong_image(
+            mask_file, mask_file.parent, number,
+            f"is {mask.width} x {mask.height} pixels large, its image {image.shape[1]} x {image.shape[0]}",
+        )  # fmt: skip
     if size is not None:
-        image, mask = squared(image, size), ImageOps.fit(mask, (size, size), Image.Resampling.NEAREST)
-    return np.asarray(image).transpose(2, 0, 1), np.asarray(mask).astype(np.uint8)
+        image, values = squared(image, size), squared(values, size, Image.Resampling.NEAREST)
+    return image, values[..., 0]
