@@ -119,7 +119,13 @@ def told(pipe: Any) -> int:
 def mounted(at: Path, *arguments: str) -> Iterator[Path]:
     """A file system, by the arguments of `mount`."""
     at.mkdir(exist_ok=True)
-    subprocess.run(["mount", *arguments, str(at)], check=True, capture_output=True)
+    command = ["mount", *arguments, str(at)]
+    for _ in range(20):  # loop devices are few, and free only once nobody holds what was on them
+        if not subprocess.run(command, capture_output=True).returncode:
+            break
+        time.sleep(0.5)
+    else:
+        subprocess.run(command, check=True, capture_output=True)
     try:
         yield at
     finally:

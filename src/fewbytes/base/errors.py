@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import textwrap
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -22,6 +23,21 @@ class UserError(FewbytesError):
     def __init__(self, text: str, told: str | None = None) -> None:
         super().__init__(text)
         self.told = told
+
+
+UNTOLD = "its data cannot be used, and its own log says why"
+
+
+@contextmanager
+def of_data() -> Iterator[None]:
+    """What fails within, as a site's data are read, is told to a server in the words that were chosen for it (`told`),
+    else as its class alone: names of files, rows and values stay at home."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "told", None) is None:
+            error.told = UNTOLD if isinstance(error, FewbytesError) else f"{UNTOLD} ({type(error).__name__})"  # type: ignore[attr-defined]
+        raise
 
 
 class Slip(UserWarning):

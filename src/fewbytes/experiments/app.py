@@ -97,6 +97,7 @@ def _serve_client(run_config: Mapping[str, Any], node_config: Mapping[str, Any])
             mine, place = task.data.clients[int(me)], experiment.data.client_data or experiment.data.dataset
             sizes = f"{len(mine.train)} training and {len(mine.test)} test samples"
             print(f"the data of client {me} are {place}: {sizes}", flush=True)
+            print("\n".join(experiment.notes), flush=True)
     return _served[key]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, of_data
 from fewbytes.base.language import read_tokenizer, tokenizer_digest
 from fewbytes.core.problem import Id
 from fewbytes.data import (
@@ -55,6 +55,8 @@ class Loading:
     model: ModelSettings
     cut: Any = field(default=None, init=False, repr=False)
     """The tokenizer, once it is read."""
+    notes: list[str] = field(default_factory=list, init=False, repr=False)
+    """What was found as data were read, a line each."""
 
     def federated(self, here: Sequence[Id] | None) -> tuple[FederatedData, Mapping[str, str]]:
         """The data over clients, and what servers and nodes must agree on. `here`: the clients whose own data are on
@@ -138,9 +140,10 @@ class Loading:
     def _clients(self, client: Id, alone: bool) -> Dataset:
         """A client's own data set."""
         place = self._place(client, alone)
-        if is_function(place):
-            return self._part(own_data(place, client, self.data.class_names))
-        return _in_one_group(self._part(self._loaded(place)))
+        with of_data():
+            if is_function(place):
+                return self._part(own_data(place, client, self.data.class_names))
+            return _in_one_group(self._part(self._loaded(place)))
 
     def _loaded(self, name: str, only_test: bool = False) -> Dataset:
         """The data set called so, its boxes filled in if they are to be."""
@@ -179,6 +182,7 @@ class Loading:
         return {TOKENIZER: tokenizer_digest(self.cut)}
 
     def _part(self, dataset: Dataset) -> Dataset:
+        self.notes += [f"{dataset.name}: {note}" for note in dataset.notes]
         return dataset.part(self.data.part, self.model.seed) if self.data.part < 1 else dataset
 
     def _place(self, client: Id, alone: bool) -> str:

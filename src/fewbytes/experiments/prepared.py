@@ -45,10 +45,16 @@ class PreparedRun:
 
     @property
     def notes(self) -> list[str]:
-        """For people: what was picked for want of a setting, and what of the models is not as asked for. Raises
-        UserError for a model that does not suit the method."""
+        """For people: what was picked for want of a setting, what was found in the data, and what of the models is not
+        as asked for. Raises UserError for a model that does not suit the method."""
         task = self.method.adapted(self.task)
-        return [*self._picked, *_left_alone(task), *_left_drawn(task), *_other_tokenizers(self.experiment)]
+        return [
+            *self._picked,
+            *self.experiment.notes,
+            *_left_alone(task),
+            *_left_drawn(task),
+            *_other_tokenizers(self.experiment),
+        ]
 
     def check(self) -> None:
         """Raises UserError for what a run cannot begin with, before anybody hears of it."""

@@ -57,6 +57,8 @@ class Experiment:
     model: ModelSettings
     run: Settings
     policy: Policy
+    notes: tuple[str, ...] = dataclasses.field(default=(), init=False, compare=False)
+    """What was found as its data were read, once `task` has read them."""
 
     def settings(self) -> dict[str, Any]:
         """By key every setting that has a value, but for brief ones at their default; parameters with theirs."""
@@ -123,7 +125,7 @@ class Experiment:
         check_device(self.model.device)
         loading = Loading(self.data, self.partition, self.model)
         data, agreed = loading.federated(here)
-        self.data, self.model = loading.data, loading.model
+        self.data, self.model, self.notes = loading.data, loading.model, tuple(loading.notes)
         detects = data.learns == "boxes"
         data = with_transforms(data, AUGMENTATIONS[self.data.augment], self.data.backdoor)
         shape, classes = data.test.shape, len(data.classes)
@@ -207,6 +209,7 @@ class Experiment:
             "classes": len(task.data.classes),
             **({} if task.data.learns == "classes" else {"learns": task.data.learns}),
             **(self._pools(task) if self.partition.newcomers else {}),
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
     def _pools(self, task: Task) -> dict[str, list[int]]:

@@ -133,7 +133,7 @@ def make_client_app(
             done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
         except Exception as error:  # Flower would tell the server where, and of what file
             done, reply = unable(order.job, error), b""
-            told = error.told if isinstance(error, UserError) else None
+            told = getattr(error, "told", None)
         answer = msgspec.msgpack.encode(_told(done, told))
         name = frame_folder.put(reply) if frame_folder is not None and reply else ""
         return Message(write_content(answer, reply, name, sealed(text, answer, reply)), reply_to=message)
