@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
-from fewbytes.data.images import Item, Pixels, cache_folder, place_of, read_image, squared
+from fewbytes.data.images import Item, Pixels, cache_folder, place_of, read_image, squared, wrong_image
 from fewbytes.data.sources import Encoded, Files, Read
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Form:
 
     def holding(self, pixels: Pixels) -> Form:
         """The least form that has room for an image, too."""
-        return Form(max(self.channels, pixels.shape[2]), self.deep or pixels.dtype != np.uint8)
+        return Form(max(self.channels, pixels.shape[-1]), self.deep or pixels.dtype != np.uint8)
 
 
 class _Wider(Exception):
@@ -95,18 +95,18 @@ def _decoded(
         first = next(source.chunks)
         like = read_image(first[0], source.where, 0) if like is None else like
         form = form or Form().holding(like)
-        height, width = (image_size, image_size) if image_size else like.shape[:2]
-        shape = (len(source.labels), form.channels, height, width)
+        size = (image_size, image_size) if image_size else like.shape[:-1]
+        shape = (len(source.labels), form.channels, *size)
         try:
             x = np.empty(shape, form.kind)
         except MemoryError:
             raise UserError(
-                f"{source.where}: {shape[0]:,} images of {width} x {height} pixels take "
+                f"{source.where}: {shape[0]:,} images of {in_words(size)} pixels take "
                 f"{math.prod(shape) * np.dtype(form.kind).itemsize / 1e9:,.0f} GB, which this machine has not: give a "
                 "smaller image_size (--image-size)"
             ) from None
         # Decoding small images hardly leaves the interpreter's lock: there, threads cost more than they bring.
-        with ThreadPoolExecutor(os.cpu_count() if like.shape[0] * like.shape[1] >= 64 * 64 else 1) as pool:
+        with ThreadPoolExecutor(os.cpu_count() if math.prod(size) >= 64 * 64 else 1) as pool:
             start = 0
             pending = []
             for chunk in itertools.chain([first], source.chunks):
@@ -134,7 +134,6 @@ def _notes(arrays: Mapping[str, tuple[NDArray[Any], Any]], form: Form | None) ->
 def _decode_into(
     x: NDArray[Any], start: int, items: Sequence[Item | None], where: Path, image_size: int | None, form: Form
 ) -> None:
-    height, width = x.shape[2:]
     for i, item in enumerate(items, start):
         pixels = read_image(item, where, i)
         if (wider := form.holding(pixels)) != form:
@@ -142,14 +141,22 @@ def _decode_into(
         if form.deep and pixels.dtype == np.uint8:
             pixels = (pixels / 255).astype(np.float32)
         if image_size:
+            if pixels.ndim != 3:
+                raise wrong_image(item, where, i, "is a volume, and --image-size is of pictures: leave it out")
             pixels = squared(pixels, image_size)
-        if pixels.shape[:2] != (height, width):
+        if pixels.shape[:-1] != x.shape[2:]:
+            remedy = "give image_size (--image-size), the pixels a side that all are to have"
             raise UserError(
-                f"{place_of(item, where, i)} is {pixels.shape[1]} x {pixels.shape[0]} pixels large, the first image "
-                f"{width} x {height}: give image_size (--image-size), the pixels a side that all are to have",
-                told="images differ in size: give image_size (--image-size), the pixels a side that all are to have",
+                f"{place_of(item, where, i)} is {in_words(pixels.shape[:-1])} pixels large, the first image "
+                f"{in_words(x.shape[2:])}: {remedy if pixels.ndim == 3 else 'bring volumes to one size'}",
+                told=f"images differ in size: {remedy}",
             )
-        x[i] = pixels.transpose(2, 0, 1)
+        x[i] = np.moveaxis(pixels, -1, 0)
+
+
+def in_words(size: Sequence[int]) -> str:
+    """A size (height, width) or (slices, height, width) for people, the width first."""
+    return " x ".join(str(side) for side in reversed(size))
 
 
 def _key(folder: Path, files: Files, image_size: int | None) -> str:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fewbytes.base.errors import UserError
+from fewbytes.data.formats import dicom
 from fewbytes.data.formats.deep import deep_png, deep_tiff
+from fewbytes.data.formats.nifti import is_nifti, read_nifti
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 MOST_PIXELS = 1 << 26
@@ -27,8 +29,9 @@ _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 Item = bytes | Path | NDArray[np.uint8]  # an image not yet decoded, or its pixels (height, width, 3)
 Pixels = NDArray[Any]
-"""An image (height, width, 1 or 3): uint8, or, if it is deeper than 8 bits, float32: whole numbers divided by the
-highest of their type, so that they mean the same at every site, and floats as they are."""
+"""An image (height, width, 1 or 3), or a volume (slices, height, width, channels): uint8, or, if it is deeper than 8
+bits, float32: whole numbers divided by the highest of their type, so that they mean the same at every site, and floats
+as they are."""
 
 
 def place_of(item: Item | None, where: Path, index: int) -> str:
@@ -46,6 +49,11 @@ def read_image(item: Item | None, where: Path, index: int) -> Pixels:
     transparent. Raises UserError as `raw_image`, and for pixels that are not finite."""
     if isinstance(item, np.ndarray):
         return item
+    if isinstance(item, Path) and (item.is_dir() or is_nifti(item) or item.suffix.lower() in dicom.SUFFIXES):
+        try:
+            return read_nifti(item) if is_nifti(item) else dicom.read_dicom(item)
+        except UserError as error:
+            raise wrong_image(item, where, index, str(error)) from None
     raw = raw_image(item, where, index)
     if isinstance(raw, np.ndarray):
         pixels = raw

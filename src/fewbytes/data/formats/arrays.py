@@ -1,0 +1,171 @@
+"""Arrays as data sets: `.npz`, `.h5` and folders of `.npy`, by the names people give to samples and labels."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fewbytes.base.errors import UserError, listed, one_line
+from fewbytes.base.extras import is_there
+from fewbytes.base.unfolded import check_unfolded
+from fewbytes.data.clients import Dataset, split_off_test
+from fewbytes.data.folders import check_inside
+from fewbytes.data.split import Kind, Split, Targets
+
+SUFFIXES = (".npz", ".npy", ".h5", ".hdf5")
+SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "val": "val", "valid": "val",
+          "validation": "val"}  # fmt: skip
+SAMPLES = ("images", "image", "x", "data", "samples", "signals", "features", "imgs")
+LABELS = ("labels", "label", "y", "targets", "target")
+_NAME = re.compile(r"[a-z]+")
+
+Arrays = Mapping[str, Callable[[], NDArray[Any]]]  # by name, each read when it is asked for
+
+
+def is_arrays(place: Path) -> bool:
+    """Whether a place is a file of arrays, or a folder of `.npy` with samples and labels."""
+    if place.is_file():
+        return place.suffix.lower() in (".npz", ".h5", ".hdf5")
+    return place.is_dir() and bool(_parts([path.stem for path in place.glob("*.npy")]).get("train"))
+
+
+def read_arrays(name: str, place: Path, only_test: bool = False) -> Dataset:
+    """The data set in a file or folder of arrays.
+
+    Samples are called as one of SAMPLES and labels as one of LABELS, alone or with a split's name before or behind
+    (`train_images`, `x_test`); MedMNIST's files are so, and Keras's. uint8 samples of two or three axes are pictures
+    (height, width) or (height, width, channels), three equal axes volumes; other whole numbers stay, floats become
+    float32. Labels (n,) or (n, 1) of whole numbers are classes, (n, k) of 0 and 1 labels, floats numbers. Without test
+    samples, those for validation, else a fifth of each class, is for testing. Raises UserError.
+    """
+    with _opened(place) as arrays:
+        parts = _parts(arrays)
+        if not parts.get("train") and not (only_test and parts):
+            raise UserError(
+                f"{place} has the arrays {listed(list(arrays))}: call samples {listed(SAMPLES)}, and labels "
+                f"{listed(LABELS)}, with train_ and test_ before where there are splits",
+                told="its arrays are not called as samples and labels are",
+            )
+        splits = {split: _split(place, arrays, *names) for split, names in parts.items()}
+    test = splits.get("test") or splits.get("val")
+    train = splits.get("train")
+    if only_test or train is None:
+        whole = test or train
+        assert whole is not None
+        train, test = whole.take([]), whole
+    elif test is None:
+        train, test = split_off_test(train)
+    note = ", ".join(f"{len(split)} samples for {split}" for split in splits)
+    classes, groups = _classes(train, test)
+    kind = np.asarray(train.x).dtype
+    return Dataset(name, train, test, classes, groups, notes=(f"arrays of shape {train.shape}, {kind}: {note}",))
+
+
+def _parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """By split the names of its samples and of its labels, where both are there."""
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        words = _NAME.findall(name.lower())
+        split = next((SPLITS[word] for word in words if word in SPLITS), "train")
+        rest = [word for word in words if word not in SPLITS]
+        for role, known in (("samples", SAMPLES), ("labels", LABELS)):
+            if len(rest) == 1 and rest[0] in known:
+                found.setdefault(split, {})[role] = name
+    return {split: (each["samples"], each["labels"]) for split, each in found.items() if len(each) == 2}
+
+
+def _split(place: Path, arrays: Arrays, samples: str, labels: str) -> Split:
+    x, y = arrays[samples](), arrays[labels]()
+    if len(x) != len(y):
+        raise UserError(
+            f"{place}: {samples} has {len(x)} samples and {labels} {len(y)}: give one label a sample",
+            told=f"an array has {len(x)} samples and its labels are {len(y)}",
+        )
+    if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
+        text = f"{place}: {samples} is {x.dtype}, {labels} {y.dtype}: give numbers"
+        raise UserError(text, told="arrays are no numbers")
+    return Split(_samples(x), *_targets(y))
+
+
+def _samples(x: NDArray[Any]) -> NDArray[Any]:
+    """Samples with channels first: pictures (n, C, H, W), volumes (n, 1, D, H, W)."""
+    if x.dtype.kind == "b":
+        x = x.astype(np.uint8) * 255 if x.ndim > 2 else x.astype(np.float32)
+    if x.dtype.kind == "f" or x.ndim == 2:
+        x = x.astype(np.float32, copy=False)
+    if x.ndim == 3 and x.dtype == np.uint8:
+        return x[:, None]
+    if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        return np.moveaxis(x, 3, 1)
+    if x.ndim == 4 and x.shape[1] not in (1, 3, 4):
+        return x[:, None]
+    return x
+
+
+def _targets(y: NDArray[Any]) -> tuple[torch.Tensor, None, None, Targets | None]:
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    zeros = torch.zeros(len(y), dtype=torch.int64)
+    if y.ndim == 1 and y.dtype.kind in "biu":
+        if y.size and int(y.min()) < 0:
+            raise UserError(f"label {y.min()} is negative; labels count the classes from 0", told="a label is negative")
+        return torch.from_numpy(y.astype(np.int64)), None, None, None
+    values = torch.from_numpy(y.astype(np.float32))
+    kind: Kind = "labels" if y.ndim == 2 and bool(np.isin(y, (0, 1)).all()) else "numbers"
+    if kind == "labels":
+        first = np.where(y.any(axis=1), y.argmax(axis=1), y.shape[1])
+        return torch.from_numpy(first.astype(np.int64)), None, None, Targets(kind, values)
+    return zeros, None, None, Targets(kind, values)
+
+
+def _classes(train: Split, test: Split) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    if train.learns == "classes":
+        highest = max((int(split.labels.max()) for split in (train, test) if len(split)), default=0)
+        return tuple(map(str, range(highest + 1))), None
+    wide = train.targets.shape[1] if train.targets.dim() > 1 else 1
+    names = tuple(map(str, range(wide)))
+    return names, (*names, "none") if train.learns == "labels" else ("all",)
+
+
+@contextmanager
+def _opened(place: Path) -> Iterator[Arrays]:
+    """The arrays of a place by name. Raises UserError for what is damaged, unfolds to far more than the file, lies in
+    another file, or would have to be unpickled."""
+    kind = "a folder of .npy" if place.is_dir() else f"a {place.suffix.lower()} file"
+    try:
+        if place.is_dir():
+            paths = {path.stem: path for path in sorted(place.glob("*.npy"))}
+            check_inside(place, paths.values())
+            yield {name: partial(np.load, path, mmap_mode="r", allow_pickle=False) for name, path in paths.items()}
+        elif place.suffix.lower() == ".npz":
+            with zipfile.ZipFile(place) as archive:
+                check_unfolded(place, sum(member.file_size for member in archive.infolist()))
+            with np.load(place, allow_pickle=False) as file:
+                yield {name: partial(file.__getitem__, name) for name in file.files}
+        else:
+            yield from _hdf5(place)
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
+        raise UserError(f"{place} cannot be read: {one_line(error)}", told=f"{kind} cannot be read") from None
+
+
+def _hdf5(place: Path) -> Iterator[Arrays]:
+    """The datasets at the top of an HDF5 file, but those that are links to other files or kept in them."""
+    if not is_there("h5py"):
+        raise UserError(f"{place}: reading HDF5 needs h5py: pip install 'fewbytes[arrays]'", told="HDF5 needs h5py")
+    h5py: Any = importlib.import_module("h5py")
+
+    with h5py.File(place, "r") as file:
+        own = [name for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)]
+        held = {name: file[name] for name in own if isinstance(file[name], h5py.Dataset)}
+        held = {name: each for name, each in held.items() if not each.is_virtual and not each.external}
+        check_unfolded(place, sum(each.nbytes for each in held.values()))
+        yield {name: lambda each=each: np.asarray(each[()]) for name, each in held.items()}  # type: ignore[misc]

@@ -1,0 +1,287 @@
+"""Files of hospitals and laboratories: DICOM, NIfTI, arrays, and images with tables of labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.csv
+import pytest
+from PIL import Image
+
+from fewbytes.base.errors import UserError
+from fewbytes.data import load_dataset
+from fewbytes.data.formats.arrays import read_arrays
+from fewbytes.data.formats.label_lists import read_label_lists
+from fewbytes.data.images import read_image
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBYTES_CACHE", str(tmp_path / "cache"))
+
+
+def read(path: Path) -> np.ndarray:
+    return read_image(path, path.parent, 0)
+
+
+# DICOM ----------------------------------------------------------------------------------------------------------------
+
+
+def write_dicom(path: Path, pixels: np.ndarray, bits: int = 12, **more) -> None:
+    pydicom = pytest.importorskip("pydicom", reason="pydicom is not installed")
+    from pydicom.dataset import FileMetaDataset
+    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+    file = pydicom.Dataset()
+    file.file_meta = FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    file.file_meta.MediaStorageSOPClassUID = file.SOPClassUID = "1.2.840.10008.5.1.4.1.1.2"
+    file.file_meta.MediaStorageSOPInstanceUID = file.SOPInstanceUID = generate_uid()
+    file.PatientName = "MEIER^HANS"
+    file.Rows, file.Columns = pixels.shape[-2:] if pixels.shape[-1] != 3 else pixels.shape[-3:-1]
+    file.SamplesPerPixel = 3 if pixels.shape[-1] == 3 else 1
+    if file.SamplesPerPixel == 3:
+        file.PlanarConfiguration = 0
+    file.PhotometricInterpretation = "RGB" if file.SamplesPerPixel == 3 else "MONOCHROME2"
+    file.BitsAllocated, file.BitsStored, file.HighBit = 8 * pixels.dtype.itemsize, bits, bits - 1
+    file.PixelRepresentation = int(pixels.dtype.kind == "i")
+    if pixels.ndim == 3 and file.SamplesPerPixel == 1:
+        file.NumberOfFrames = len(pixels)
+    file.PixelData = pixels.tobytes()
+    for name, value in more.items():
+        setattr(file, name, value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file.save_as(path, enforce_file_format=True)
+
+
+STORED = (np.arange(64).reshape(8, 8) * 60).astype(np.uint16)
+
+
+def test_stored_values_are_parts_of_what_their_bits_hold(tmp_path):
+    write_dicom(tmp_path / "a.dcm", STORED)
+    assert np.allclose(read(tmp_path / "a.dcm")[..., 0], STORED / 4095)
+
+
+def test_hounsfield_units_are_as_slope_and_intercept_say(tmp_path):
+    write_dicom(tmp_path / "a.dcm", STORED, RescaleSlope=2, RescaleIntercept=-1024)
+    assert np.array_equal(read(tmp_path / "a.dcm")[..., 0], STORED * 2.0 - 1024)
+
+
+def test_a_window_is_what_a_viewer_shows(tmp_path):
+    write_dicom(tmp_path / "a.dcm", STORED, RescaleSlope=1, RescaleIntercept=-1024, WindowCenter=40, WindowWidth=400)
+    units = STORED - 1024.0
+    wanted = np.clip((units - (40 - 0.5)) / (400 - 1) + 0.5, 0, 1)  # DICOM PS3.3, C.11.2.1.2.1
+    assert np.allclose(read(tmp_path / "a.dcm")[..., 0], wanted, atol=1e-6)
+
+
+def test_where_the_lowest_value_is_white_the_picture_is_turned_about(tmp_path):
+    write_dicom(tmp_path / "a.dcm", STORED, PhotometricInterpretation="MONOCHROME1")
+    assert np.allclose(read(tmp_path / "a.dcm")[..., 0], 1 - STORED / 4095)
+
+
+def test_signed_values_and_colours(tmp_path):
+    write_dicom(tmp_path / "a.dcm", (STORED.astype(np.int16) - 1900), bits=12)
+    assert np.allclose(read(tmp_path / "a.dcm")[..., 0], (STORED.astype(float) - 1900) / 2047)
+    colours = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    write_dicom(tmp_path / "b.dcm", colours, bits=8)
+    assert np.allclose(read(tmp_path / "b.dcm"), colours / 255)
+
+
+def test_class_folders_of_dicom_are_read_and_a_series_is_a_volume_in_the_bodys_order(tmp_path):
+    rng = np.random.default_rng(0)
+    volumes = {}
+    for kind in ("ct", "mr"):
+        for patient in range(3):
+            volume = rng.integers(0, 4096, (4, 6, 5)).astype(np.uint16)
+            volumes[kind, patient] = volume
+            for i in rng.permutation(4):
+                write_dicom(
+                    tmp_path / "x" / kind / f"p{kind}{patient}" / f"{9 - i}.dcm", volume[i],
+                    SeriesInstanceUID=f"1.2.{patient + 1}", ImagePositionPatient=[0, 0, 3.0 * int(i)],
+                    ImageOrientationPatient=[1, 0, 0, 0, 1, 0],
+                )  # fmt: skip
+    data = load_dataset(str(tmp_path / "x"))
+    assert data.classes == ("ct", "mr")
+    assert data.train.shape == (1, 4, 6, 5)
+    x = np.concatenate([data.train.load()[0].numpy(), data.test.load()[0].numpy()])
+    assert len(x) == 6
+    for volume in volumes.values():
+        assert any(np.allclose(each[0], volume / 4095) for each in x)
+
+
+@pytest.mark.parametrize("content", [b"", b"no DICOM", bytes(128) + b"DICM" + b"\xff" * 50])
+def test_dicom_that_cannot_be_read_is_refused_and_its_name_not_told(content, tmp_path):
+    pytest.importorskip("pydicom", reason="pydicom is not installed")
+    (tmp_path / "MEIER.dcm").write_bytes(content)
+    with pytest.raises(UserError, match=r"MEIER\.dcm is DICOM that cannot be read") as error:
+        read(tmp_path / "MEIER.dcm")
+    assert "MEIER" not in error.value.told
+
+
+# NIfTI ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_volumes_are_in_the_bodys_axes_with_slope_and_intercept(suffix, tmp_path):
+    nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed")
+    stored = np.random.default_rng(0).integers(0, 100, (4, 5, 6)).astype(np.int16)
+    image = nibabel.Nifti1Image(stored, np.diag([-1, -1, 1, 1]))  # from right to left, from front to back
+    image.header.set_slope_inter(0.5, -3)
+    nibabel.save(image, tmp_path / f"a{suffix}")
+    wanted = nibabel.load(tmp_path / f"a{suffix}").get_fdata()[::-1, ::-1]
+    assert np.allclose(read(tmp_path / f"a{suffix}")[..., 0], wanted)
+
+
+def test_class_folders_of_volumes(tmp_path):
+    nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed")
+    for c, kind in enumerate(("healthy", "ill")):
+        (tmp_path / "x" / kind).mkdir(parents=True)
+        for i in range(5):
+            nibabel.save(
+                nibabel.Nifti1Image(np.full((4, 4, 4), c + i / 10), np.eye(4)), tmp_path / "x" / kind / f"{i}.nii.gz"
+            )
+    data = load_dataset(str(tmp_path / "x"))
+    assert (data.train.shape, data.classes) == ((1, 4, 4, 4), ("healthy", "ill"))
+    assert np.array_equal(data.train.load()[0].numpy()[:, 0, 0, 0, 0] >= 1, data.train.labels.numpy() == 1)
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.integers(0, 256, (20, 8, 8), dtype=np.uint8), np.arange(20) % 4
+
+
+def test_medmnists_layout(tmp_path):
+    arrays = {}
+    for split, count in (("train", 12), ("val", 4), ("test", 4)):
+        arrays |= {f"{split}_images": X[:count], f"{split}_labels": Y[:count, None].astype(np.uint8)}
+    np.savez_compressed(tmp_path / "bloodmnist.npz", **arrays)
+    data = load_dataset(str(tmp_path / "bloodmnist.npz"))
+    assert (len(data.train), len(data.test), data.train.shape, data.classes) == (12, 4, (1, 8, 8), tuple("0123"))
+    assert np.array_equal(data.train.load()[0][:, 0].numpy(), X[:12] / np.float32(255))
+    assert data.train.labels.tolist() == Y[:12].tolist()
+
+
+def test_colours_last_labels_of_which_any_may_hold_and_volumes(tmp_path):
+    colours = RNG.integers(0, 256, (10, 8, 8, 3), dtype=np.uint8)
+    marks = RNG.integers(0, 2, (10, 5))
+    np.savez(tmp_path / "a.npz", x_train=colours, y_train=marks, x_test=colours, y_test=marks)
+    data = read_arrays("a", tmp_path / "a.npz")
+    assert data.train.shape == (3, 8, 8)
+    assert np.array_equal(np.asarray(data.train.x), colours.transpose(0, 3, 1, 2))
+    assert data.train.learns == "labels"
+    assert np.array_equal(data.train.targets.numpy(), marks)
+    np.savez(tmp_path / "b.npz", images=RNG.integers(0, 256, (10, 6, 6, 6), dtype=np.uint8), labels=np.arange(10) % 2)
+    assert read_arrays("b", tmp_path / "b.npz").train.shape == (1, 6, 6, 6)
+
+
+def test_signals_in_hdf5_and_in_npy(tmp_path):
+    signals = RNG.normal(size=(20, 2, 50))
+    for stem, array in {"x_train": signals, "y_train": Y}.items():
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        np.save(tmp_path / "folder" / f"{stem}.npy", array)
+    data = load_dataset(str(tmp_path / "folder"))
+    assert data.train.shape == (2, 50)
+    assert data.train.load()[0].dtype.is_floating_point
+    assert len(data.train) + len(data.test) == 20
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["signals"], file["labels"] = signals, Y
+    again = load_dataset(str(tmp_path / "a.h5"))
+    assert np.array_equal(np.asarray(again.train.load()[0]), np.asarray(data.train.load()[0]))
+
+
+def test_numbers_to_learn_are_numbers(tmp_path):
+    np.savez(tmp_path / "a.npz", x=RNG.normal(size=(20, 3)), y=RNG.normal(size=20))
+    data = read_arrays("a", tmp_path / "a.npz")
+    assert (data.train.learns, data.train.shape) == ("numbers", (3,))
+
+
+def test_arrays_that_would_be_unpickled_or_lie_elsewhere_are_not_read(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.array([{}, {}], dtype=object), y=np.arange(2))
+    with pytest.raises(UserError, match="cannot be read"):
+        read_arrays("a", tmp_path / "a.npz")
+    np.savez(tmp_path / "b.npz", patients=X, outcome=Y)
+    with pytest.raises(UserError, match="call samples images"):
+        read_arrays("b", tmp_path / "b.npz")
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["x"] = X
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["x"], file["y"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/x"), Y
+    with pytest.raises(UserError, match="call samples"):
+        read_arrays("c", tmp_path / "c.h5")
+
+
+# Images and tables of labels ------------------------------------------------------------------------------------------
+
+
+def images(folder: Path, names: list[str]) -> None:
+    for i, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), i, np.uint8)).save(folder / name)
+
+
+def test_isics_layout_one_column_a_class_and_names_without_suffix(tmp_path):
+    names = [f"ISIC_{i:04}" for i in range(10)]
+    images(tmp_path / "x", [f"ISIC2019/{name}.png" for name in names])
+    rows = [f"{name},{float(i % 3 == 0)},{float(i % 3 == 1)},{float(i % 3 == 2)}" for i, name in enumerate(names)]
+    (tmp_path / "x" / "truth.csv").write_text("image,MEL,NV,BCC\n" + "\n".join(rows) + "\n")
+    data = load_dataset(str(tmp_path / "x"))
+    assert data.classes == ("MEL", "NV", "BCC")
+    for split in (data.train, data.test):
+        assert (np.asarray(split.load()[0])[:, 0, 0, 0] * 255).round().astype(int).tolist() != []
+        values = (split.load()[0][:, 0, 0, 0] * 255).round().int()
+        assert (values % 3).tolist() == split.labels.tolist()
+
+
+def chexpert(folder: Path) -> None:
+    names = [f"train/patient{i:05}/study1/view1_frontal.png" for i in range(6)]
+    valid = [f"valid/patient{i:05}/study1/view1_frontal.png" for i in range(6, 8)]
+    images(folder, names + valid)
+    table = ["Path,Sex,Age,Edema,Cardiomegaly"]
+    values = ["1.0,", ",1.0", "-1.0,0.0", "1.0,1.0", "0.0,", ",-1.0"]
+    rows = [f"CheXpert-v1.0-small/{name},Male,60,{value}" for name, value in zip(names, values, strict=True)]
+    (folder / "train.csv").write_text("\n".join(table + rows) + "\n")
+    rows = [f"CheXpert-v1.0-small/{name},Male,60,1.0,0.0" for name in valid]
+    (folder / "valid.csv").write_text("\n".join(table + rows) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("uncertain", "wanted"),
+    [
+        ("zero", [[1, 0], [0, 1], [0, 0], [1, 1], [0, 0], [0, 0]]),
+        ("one", [[1, 0], [0, 1], [1, 0], [1, 1], [0, 0], [0, 1]]),
+        ("drop", [[1, 0], [0, 1], [1, 1], [0, 0]]),
+    ],
+)
+def test_chexperts_layout_and_its_uncertain_labels(uncertain, wanted, tmp_path):
+    chexpert(tmp_path / "x")
+    with pytest.raises(UserError, match="2 rows with an uncertain label"):
+        read_label_lists("x", tmp_path / "x", None)
+    data = read_label_lists("x", tmp_path / "x", None, uncertain=uncertain)
+    assert (data.classes, data.train.learns) == (("Edema", "Cardiomegaly"), "labels")
+    assert data.train.targets.tolist() == wanted
+    assert (len(data.test), data.test.targets.tolist()) == (2, [[1, 0], [1, 0]])
+
+
+def test_a_column_of_texts_is_of_classes_and_a_missing_image_is_named_but_not_told(tmp_path):
+    images(tmp_path / "x", [f"{i}.png" for i in range(10)])
+    rows = [f"{i}.png,{'benign' if i % 2 else 'malignant'}" for i in range(10)]
+    (tmp_path / "x" / "labels.csv").write_text("file,diagnosis\n" + "\n".join(rows) + "\n")
+    data = load_dataset(str(tmp_path / "x"))
+    assert data.classes == ("benign", "malignant")
+    (tmp_path / "x" / "labels.csv").write_text("file,diagnosis\n" + "\n".join([*rows, "MEIER.png,benign"]) + "\n")
+    with pytest.raises(UserError, match=r"row 11: .*MEIER\.png") as error:
+        load_dataset(str(tmp_path / "x"))
+    assert "MEIER" not in error.value.told
+
+
+def test_two_images_of_one_name_are_not_taken_for_each_other(tmp_path):
+    images(tmp_path / "x", ["a/1.png", "b/1.png", "a/2.png"])
+    (tmp_path / "x" / "labels.csv").write_text("file,y\n1.png,p\n2.png,q\n")
+    with pytest.raises(UserError, match="or more than one"):
+        read_label_lists("x", tmp_path / "x", None)
+    table = pyarrow.csv.read_csv(tmp_path / "x" / "labels.csv")
+    assert table.num_rows == 2
