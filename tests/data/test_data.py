@@ -832,7 +832,8 @@ def test_folders_of_classes_and_of_domains_without_train(tmp_path: Path, layout:
         (["images/a.png", "images/b.png"], "no labelled images.*found images/"),
         (["train/images/a.png", "train/labels.png"], "no labelled images"),
         (["train2017/a.png", "val2017/b.png"], "no labelled images"),
-        (["Training/cat/a.png", "Testing/cat/b.png", "Training/dog/b.png"], "no labelled images"),
+        (["cat/a.png", "dog/b.png", "test/c.png"], r"named as splits are \(test\) beside others"),
+        (["train/a/b/c/x.png", "train/d/b/e/x.png"], "has images 3 folders deep"),
         (["cat/a.png", "dog/b.png", "sketch/cat/c.png"], "keep to <class>/<image> or to <domain>/<class>/<image>"),
     ],
 )
@@ -1128,5 +1129,5 @@ def test_a_class_without_images_where_the_others_have_theirs_is_told(tmp_path: P
     for place in ("train/a", "train/b", "train/c/photos"):
         (tmp_path / place).mkdir(parents=True)
         Image.new("L", (4, 4)).save(tmp_path / place / "1.png")
-    with pytest.raises(UserError, match=r"train/c has no image in it"):
+    with pytest.raises(UserError, match=r"in its folders .* in folders of these \(.*train/c/photos/1.png\)"):
         load_dataset(str(tmp_path))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, listed
 from fewbytes.base.streams import stream
@@ -143,12 +144,31 @@ class FederatedData:
         return [count(client.train) for client in self.clients], [count(client.test) for client in self.clients]
 
 
-def split_off_test(whole: Split) -> tuple[Split, Split]:
-    """A fixed fifth of every class for testing, the rest for training: (training, test)."""
-    rng = np.random.RandomState(0)
-    labels = whole.labels.numpy()
-    in_test = np.zeros(len(labels), dtype=bool)
-    for c in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == c))
-        in_test[members[: round(len(members) / 5)]] = True
+def split_off_test(whole: Split, groups: Sequence[object] | None = None) -> tuple[Split, Split]:
+    """A fixed fifth of every class for testing, the rest for training: (training, test). With `groups`, one for each
+    sample of this view, whole groups: none is in both."""
+    in_test = rows_for_testing(whole.labels.numpy(), groups)
     return whole.take(np.flatnonzero(~in_test)), whole.take(np.flatnonzero(in_test))
+
+
+def rows_for_testing(labels: NDArray[Any], groups: Sequence[object] | None = None) -> NDArray[np.bool_]:
+    """Which samples a fixed fifth of every class are, or of every class's groups: a group is of the class that most of
+    its samples have, and of two or more one at least is chosen."""
+    rng = np.random.RandomState(0)
+    if groups is None:
+        in_test = np.zeros(len(labels), dtype=bool)
+        for c in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == c))
+            in_test[members[: round(len(members) / 5)]] = True
+        return in_test
+    names, group = np.unique(np.array([str(each) for each in groups]), return_inverse=True)
+    classes, label = np.unique(labels, return_inverse=True)
+    counts = np.zeros((len(names), len(classes)), dtype=np.int64)
+    np.add.at(counts, (group, label), 1)
+    chosen = np.zeros(len(names), dtype=bool)
+    for c in range(len(classes)):
+        members = rng.permutation(np.flatnonzero(counts.argmax(axis=1) == c))
+        if len(members) > 1:
+            chosen[members[: max(1, round(len(members) / 5))]] = True
+    tested: NDArray[np.bool_] = chosen[group]
+    return tested

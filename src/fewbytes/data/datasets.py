@@ -56,8 +56,8 @@ def load_dataset(
     one that is made (`own_data`). Otherwise a folder: a path, or a name under the folder that FEWBYTES_DATA names, with
 
     - `train-*.parquet`, at the top, in `data/` or in one subfolder per configuration
-    - `train/<class>/<image>`, or `train/<class>/images/<image>` as Tiny-ImageNet
-    - `<class>/<image>`, or `<domain>/<class>/<image>`: all domains are read as one data set
+    - `<class>/<image>`, `<domain>/<class>/<image>` or `<class>/<group>/<image>`, perhaps in folders called `train`,
+      `test` or alike, see `labelled_images`
     - `train/images/<image>` and `train/masks/<image>.png`: a class for every pixel, see `read_masks`
     - CIFAR's own pickles, here or in one subfolder (`cifar-10-batches-py`, `cifar-100-python`); no code in them is run
     - `train.csv` or `train.parquet` without images: a table, which may also be a file that is named itself
@@ -100,19 +100,24 @@ def load_dataset(
         held, untrained = source(folder, TEST_NAMES), True
     if held is None:
         split = "test" if only_test else "train"
-        raise UserError(
-            f"{folder} has no labelled images: there is no {split}-*.parquet, no {split}/<class>/, <class>/ or "
-            f"<domain>/<class>/ folder with images and no batch of CIFAR; found {_contents(folder)}; "
-            "labels are a Parquet column or the class folders' names"
+        layouts = (
+            f"there is no {split}-*.parquet, no {split}/<class>/, <class>/ or <domain>/<class>/ folder with images and "
+            "no batch of CIFAR"
         )
-    images = decoded(folder, *held, image_size)
+        remedy = "labels are a Parquet column or the class folders' names"
+        raise UserError(
+            f"{folder} has no labelled images: {layouts}; found {_contents(folder)}; {remedy}",
+            told=f"there are no labelled images: {layouts}; {remedy}",
+        )
+    files_of, read, notes = held
+    images = decoded(folder, files_of, read, image_size)
     splits = {split: Split(x, torch.from_numpy(y)) for split, (x, y) in images.arrays.items()}
     train, test = splits["train"], splits.get("test")
     if untrained:
         train, test = train.take([]), train
     if test is None:
         train, test = split_off_test(train)
-    return Dataset(name, train, test, images.classes, notes=images.notes)
+    return Dataset(name, train, test, images.classes, notes=(*images.notes, *notes))
 
 
 def client_folders(name: str) -> list[Path]:

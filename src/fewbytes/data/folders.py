@@ -1,65 +1,117 @@
-"""Folders of data: which images are in one, of which class each is, and that its files are its own."""
+"""Folders of data: which images are in one, of which class, split and group each is, and that its files are its own."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from fewbytes.base.errors import UserError
+import numpy as np
+
+from fewbytes.base.errors import UserError, listed
+from fewbytes.data.clients import rows_for_testing
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 TEST_NAMES = ("test", "validation", "valid", "val")
-SPLITS = re.compile(r"(train|test|val|eval)(ing|id|idation|uation)?[^a-z]*", re.IGNORECASE)
+STRAY = ("__macosx", "thumbs.db", "desktop.ini")
+"""What systems leave in folders, in small letters, beside what begins with a point."""
+DEEPEST = 8  # folders in folders that are looked into
+_SPLIT = re.compile(
+    r"(?:(?:seg|img|images?|data|dataset)[_ -])?"
+    r"(train|test|validation|valid|val|eval|pred)(?:ing|uation|iction)?"
+    r"(?:[_ -]?(?:set|split|images?|imgs?|data))?[^a-z]*",
+    re.IGNORECASE,
+)
+_TESTS = (*TEST_NAMES, "eval")
 
 Labelled = list[tuple[Path, str]]  # images and the names of their classes
+Parts = tuple[str, ...]  # the names of the folders that an image lies in, but for images/
 
 
-def labelled_images(folder: Path) -> dict[str, Labelled]:
-    """The images below a folder by split, "train" and perhaps "test"; nothing if it is no folder of labelled images.
+@dataclass(frozen=True)
+class Pictures:
+    """The labelled images of a folder by split, "train" and perhaps "test", and in a line what was found."""
 
-    `<class>/<image>` or `<class>/images/<image>` in `train/` and a folder of TEST_NAMES, of which Tiny-ImageNet's
-    `val/` may be described by its `val_annotations.txt` instead. Else the whole is "train": `<class>/<image>`, or
-    `<domain>/<class>/<image>`, the classes of all domains by their names. Raises UserError where images lie at both
-    depths, or an image that is listed is not there.
+    splits: dict[str, Labelled]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Walked:
+    """The images below a folder by the folders they lie in, in order, and what is none."""
+
+    images: dict[Parts, list[Path]] = field(default_factory=dict)
+    without: list[str] = field(default_factory=list)  # folders with no image below them
+    others: int = 0  # files that are no images
+
+
+def split_of(name: str) -> str | None:
+    """Which split a folder's name means, in a usual spelling: train, one of TEST_NAMES, eval, or pred (of pictures to
+    be predicted); None: no split."""
+    found = _SPLIT.fullmatch(name)
+    return found[1].lower() if found else None
+
+
+def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
+    """The labelled images below a folder, the test split as "train" if `only_test`; None if there are none.
+
+    Images lie in `<class>/`, in `<domain>/<class>/` where most classes are in several domains, or in `<class>/<group>/`
+    where no group is in two classes: of groups, such as patients, without a test split a fixed fifth is for testing.
+    Folders may be in one of a single name. A level of folders called `train`, `test`, `val` or alike says the split, of
+    which the first of TEST_NAMES is for testing; folders beside it, and those called images, say nothing.
+    Tiny-ImageNet's `val/` may be described by its `val_annotations.txt`. Raises UserError for splits that cannot be
+    told from classes, and where images lie at several depths.
     """
-    if (folder / "train").is_dir():
-        train = _by_class(folder / "train")
-        held = {name for _, name in train}
-        if empty := [place for place in subfolders(folder / "train") if held and place.name not in held]:
-            raise UserError(f"{empty[0]} has no image in it, where those of other classes are: move them, or remove it")
-        test = test_images(folder)
-        return {"train": train, **({"test": test} if test else {})} if train else {}
-    places = subfolders(folder)
-    if any(SPLITS.fullmatch(place.name) for place in places):  # splits that are named otherwise are no classes
-        return {}
-    flat, deep = _by_class(folder), [pair for place in places for pair in _by_class(_domain(place))]
-    if flat and {path.parent for path, _ in deep} - {path.parent for path, _ in flat}:
-        raise UserError(
-            f"{folder} has images in its folders ({flat[0][0]}) and in folders of these ({deep[0][0]}): "
-            "keep to <class>/<image> or to <domain>/<class>/<image>"
-        )
-    whole = flat or deep
-    return {"train": whole} if len({name for _, name in whole}) > 1 else {}
-
-
-def test_images(folder: Path) -> Labelled:
-    """The images of a folder's test split, the first of TEST_NAMES that is there."""
-    return next((found for name in TEST_NAMES if (found := _test(folder / name))), [])
+    walked = _walked(folder)
+    splits, passed = _by_split(folder, walked)
+    train = splits.pop("train", {})
+    tests = [name for name in _TESTS if name in splits]
+    test = splits[tests[0]] if tests else {}
+    passed += [(f"pictures in {name}/", sum(map(len, splits[name].values()))) for name in tests[1:]]
+    if only_test:
+        train, test = test, {}
+    if not train:
+        return None
+    read, groups = _meant(folder, train, test)
+    found = {"train": _labelled(read, train), **({"test": _labelled(read, test)} if test else {})}
+    said = ""
+    if groups and not test:
+        found = _split_by_group(folder, found["train"])
+        count = len({path.parent for path, _ in found["train"]} | {path.parent for path, _ in found["test"]})
+        said = f", of {count} groups (folders in those of classes), each for one of both"
+    classes = len({name for _, name in found["train"]})
+    note = f"{len(found['train'])} pictures of {classes} classes for training"
+    if "test" in found:
+        note += f", {len(found['test'])} for testing" + (f" ({tests[0]})" if test else "") + said
+    elif only_test:
+        note = note.replace("for training", f"for testing ({tests[0]})")
+    else:
+        note += " and, of each class a fifth, for testing"
+    return Pictures(found, (note + _passed_over(walked, passed),))
 
 
 def holds_classes(folder: Path) -> bool:
-    """Whether a folder is labelled images as `<class>/<image>`."""
-    return bool(_by_class(folder))
+    """Whether a folder is labelled images as `<class>/<image>`, or in splits."""
+    inside = [*subfolders(folder), *subfolders(folder / "images")]
+    return any(split_of(place.name) == "train" for place in inside) or any(
+        _images(place) or _images(place / "images") for place in inside if place.name.lower() != "images"
+    )
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder but hidden ones, in order; none if it is not there."""
+    """The folders in a folder but hidden and stray ones, in order; none if it is not there."""
     if not folder.is_dir():
         return []
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry for entry in folder.iterdir() if not is_stray(entry) and entry.is_dir())
+
+
+def is_stray(path: Path) -> bool:
+    """Whether a file or folder is hidden, or what systems leave: `.DS_Store`, `._x.csv`, `__MACOSX`, `Thumbs.db`."""
+    return path.name.startswith(".") or path.name.lower() in STRAY
 
 
 def check_inside(folder: Path, paths: Iterable[Path]) -> None:
@@ -74,35 +126,178 @@ def check_inside(folder: Path, paths: Iterable[Path]) -> None:
         if not any(target.is_relative_to(root) for root in roots):
             raise UserError(
                 f"{place} leads out of the data folder {folder}, to {target}: copy what is there into the folder, or "
-                "have both below the folder that FEWBYTES_DATA names"
+                "have both below the folder that FEWBYTES_DATA names",
+                told="a link leads out of the folder of data",
             )
     for path in paths:
         if path.exists() and stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-            raise UserError(f"{path} is a pipe or a device, not a file: remove it")
+            raise UserError(
+                f"{path} is a pipe or a device, not a file: remove it", told="a pipe or a device is among the data"
+            )
         if path.is_symlink() and not path.exists():
-            raise UserError(f"{path} is a link to a file that is not there: remove it")
+            raise UserError(
+                f"{path} is a link to a file that is not there: remove it",
+                told="a link among the data leads to a file that is not there",
+            )
 
 
-def _by_class(folder: Path) -> Labelled:
-    """The images in the folders of a folder; none if all lie in one called images, which is no class."""
-    places = subfolders(folder)
-    found = [(path, place.name) for place in places for path in _images(place) or _images(place / "images")]
-    return [] if {name for _, name in found} == {"images"} else found
+# What is there --------------------------------------------------------------------------------------------------------
 
 
-def _images(folder: Path) -> Sequence[Path]:
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in inside if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
+def _walked(folder: Path) -> _Walked:
+    walked = _Walked()
+
+    def walk(place: Path, parts: Parts) -> bool:
+        """Whether there is an image in it."""
+        entries = sorted(place.iterdir())
+        folders = [entry for entry in entries if entry.is_dir()]
+        images = [entry for entry in entries if entry not in folders and _is_image(entry)]
+        walked.others += len(entries) - len(folders) - len(images)
+        if images:
+            walked.images.setdefault(parts, []).extend(images)
+        empty = []
+        for inside in folders:
+            deeper = parts if inside.name.lower() == "images" else (*parts, inside.name)
+            if is_stray(inside):
+                empty.append(inside)
+                continue
+            if inside.is_symlink():
+                check_inside(folder, [inside])
+            if len(inside.relative_to(folder).parts) > DEEPEST or not walk(inside, deeper):
+                empty.append(inside)
+        if len(empty) < len(folders) or images or place == folder:  # else the place itself is without any
+            walked.without += [str(inside.relative_to(folder)) for inside in empty]
+        return len(empty) < len(folders) or bool(images)
+
+    if folder.is_dir():
+        walk(folder, ())
+    return walked
 
 
-def _domain(place: Path) -> Path:
-    """Where a domain's classes lie: Office-31 has `<domain>/images/<class>/`."""
-    return place / "images" if subfolders(place / "images") else place
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not is_stray(path)
 
 
-def _test(folder: Path) -> Labelled:
-    listed = folder / f"{folder.name}_annotations.txt"
-    return _listed(listed) if listed.is_file() else _by_class(folder)
+def _images(folder: Path) -> bool:
+    return folder.is_dir() and any(_is_image(path) for path in folder.iterdir())
+
+
+def _passed_over(walked: _Walked, pictures: Sequence[tuple[str, int]]) -> str:
+    said = [f"{count} {what}" for what, count in pictures if count]
+    if walked.without:
+        said.append(f"folders without pictures: {listed(walked.without, 3)}")
+    if walked.others:
+        said.append(f"{walked.others} files that are no pictures")
+    return f"; passed over: {', '.join(said)}" if said else ""
+
+
+# What it means --------------------------------------------------------------------------------------------------------
+
+Places = dict[Parts, list[Path]]
+
+
+def _by_split(folder: Path, walked: _Walked) -> tuple[dict[str, Places], list[tuple[str, int]]]:
+    """Images by split and the folders that say more than that, and how many are passed over, as what."""
+    described: dict[str, Places] = {}
+    for place in subfolders(folder):
+        name, lines = split_of(place.name), place / f"{place.name}_annotations.txt"
+        if name is not None and lines.is_file():
+            for path, label in _listed(lines):
+                described.setdefault(name, {}).setdefault((label,), []).append(path)
+            walked.images = {parts: paths for parts, paths in walked.images.items() if parts[:1] != (place.name,)}
+    splits, unlabelled, beside = described, 0, 0
+    levels = _split_levels(folder, walked.images)
+    if not levels and described:
+        return described, []
+    for parts, paths in walked.images.items():
+        names = {split_of(parts[k]) if k < len(parts) else None for k in levels} or {"train"}
+        rest = tuple(name for k, name in enumerate(parts) if k not in levels)
+        if None in names or "pred" in names:
+            beside += len(paths)
+        elif not rest:
+            unlabelled += len(paths)
+        elif len(names) > 1:
+            raise UserError(
+                f"{folder} has pictures in {'/'.join(parts)}/, of two splits at once: name one on the way to each",
+                told="folders of pictures name two splits at once",
+            )
+        else:
+            splits.setdefault(str(names.pop()), {}).setdefault(rest, []).extend(paths)
+    return splits, [("pictures of no class", unlabelled), ("pictures beside the splits", beside)]
+
+
+def _split_levels(folder: Path, places: Iterable[Parts]) -> list[int]:
+    """The levels of folders that name splits: all of their names do, or one for training that holds folders."""
+    places = list(places)
+    levels: list[int] = []
+    odd: list[str] = []
+    for k in range(max(map(len, places), default=0)):
+        names = {parts[k] for parts in places if len(parts) > k}
+        above = {parts[k] for parts in places if len(parts) > k + 1}
+        if all(map(split_of, names)) or (not levels and any(split_of(name) == "train" for name in above)):
+            levels.append(k)
+        else:
+            odd += sorted(name for name in names if split_of(name))
+    if odd and not levels:
+        raise UserError(
+            f"{folder} has folders named as splits are ({listed(odd)}) beside others: keep to train/<class>/ and "
+            "test/<class>/, or give a class another name",
+            told="folders of pictures are named as splits are, beside others that are not",
+        )
+    return levels
+
+
+def _meant(folder: Path, *splits: Places) -> tuple[dict[Parts, str], bool]:
+    """The class of each place, and whether what lies in a class is groups."""
+    places = list(dict.fromkeys(parts for split in splits for parts in split))
+    short = {parts: parts for parts in places}
+    while len({parts[0] for parts in short.values()}) == 1 and min(map(len, short.values())) > 1:
+        short = {parts: rest[1:] for parts, rest in short.items()}
+    depths = sorted({len(rest) for rest in short.values()})
+    if depths == [1]:
+        return {parts: rest[0] for parts, rest in short.items()}, False
+    if depths != [2]:
+        where = [next(p for p, rest in short.items() if len(rest) == depth) for depth in (depths[0], depths[-1])]
+        first, last = (next(split[parts][0] for split in splits if parts in split) for parts in where)
+        raise UserError(
+            f"{folder} has images in its folders ({first}) and in folders of these ({last}): "
+            "keep to <class>/<image> or to <domain>/<class>/<image>"
+            if len(depths) > 1
+            else f"{folder} has images {depths[0]} folders deep ({first}): keep to <class>/<image>, "
+            "<class>/<group>/<image> or <domain>/<class>/<image>",
+            told="images lie at several depths of folders, or too deep",
+        )
+    holders = Counter(b for _, b in set(short.values()))
+    shared = sum(count > 1 for count in holders.values())
+    if not shared:
+        return {parts: rest[0] for parts, rest in short.items()}, True
+    if 2 * shared > len(holders):
+        return {parts: rest[1] for parts, rest in short.items()}, False
+    once, twice = (next(b for b, count in holders.items() if (count > 1) == several) for several in (False, True))
+    raise UserError(
+        f"{folder} could be <domain>/<class>/<image> as {twice}/ is in several folders, or <class>/<group>/<image> as "
+        f"{once}/ is in one only: give classes the same name in all domains, or each group a name of its own",
+        told="folders of pictures could be domains with classes, or classes with groups",
+    )
+
+
+def _labelled(read: dict[Parts, str], places: Places) -> Labelled:
+    return [(path, read[parts]) for parts, paths in places.items() for path in paths]
+
+
+def _split_by_group(folder: Path, whole: Labelled) -> dict[str, Labelled]:
+    groups = [str(path.parent.parent if path.parent.name.lower() == "images" else path.parent) for path, _ in whole]
+    tested = rows_for_testing(np.array([name for _, name in whole]), groups)
+    if not tested.any():
+        raise UserError(
+            f"{folder} has one group (folder in a class) for each class, which cannot be both for training and for "
+            "testing: give a test split, or <class>/<image>",
+            told="there is one group for each class, which cannot be both for training and for testing",
+        )
+    return {
+        split: [pair for pair, is_test in zip(whole, tested, strict=True) if is_test == (split == "test")]
+        for split in ("train", "test")
+    }
 
 
 def _listed(path: Path) -> Labelled:
@@ -110,12 +305,15 @@ def _listed(path: Path) -> Labelled:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        raise UserError(f"{path} cannot be read as text") from None
+        raise UserError(f"{path} cannot be read as text", told="a list of images cannot be read as text") from None
     found = []
     for number, line in enumerate(lines, 1):
         image, *more = line.split("\t")
         place = path.parent / "images" / image
         if not more or Path(image).name != image or not place.is_file():
-            raise UserError(f"{path}, line {number}: no image of images/ and its class, with a tab between: correct it")
+            raise UserError(
+                f"{path}, line {number}: no image of images/ and its class, with a tab between: correct it",
+                told="a line of a list of images is no image and its class",
+            )
         found.append((place, more[0]))
     return found

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from fewbytes.base.errors import UserError
 from fewbytes.base.parquet import read_parquet
 from fewbytes.data.cifar import cifar_files, read_cifar
-from fewbytes.data.folders import TEST_NAMES, Labelled, check_inside, labelled_images, subfolders, test_images
+from fewbytes.data.folders import TEST_NAMES, Labelled, check_inside, labelled_images, subfolders
 from fewbytes.data.images import Item
 
 LABEL_NAMES = ("label", "labels", "fine_label")
 CHUNK = 256  # images handed to a decoding thread at a time
 
 Files = dict[str, list[Path]]  # of a data set, by what they are to it
+Notes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -37,26 +38,26 @@ class Encoded:
 Read = Callable[[], tuple[dict[str, Encoded], tuple[str, ...]]]  # by split, and the names of the classes
 
 
-def source(folder: Path, first: Sequence[str] = ("train",)) -> tuple[Files, Read] | None:
-    """The files of the data set in a folder, and what reads them; None if it has no split called as one of `first`.
-    Raises UserError as `check_inside`."""
+def source(folder: Path, first: Sequence[str] = ("train",)) -> tuple[Files, Read, Notes] | None:
+    """The files of the data set in a folder, what reads them and what was found; None if it has no split called as one
+    of `first`. Raises UserError as `labelled_images` and `check_inside`."""
     found = _source(folder, first)
     if found is not None:
         check_inside(folder, (path for paths in found[0].values() for path in paths))
     return found
 
 
-def _source(folder: Path, first: Sequence[str]) -> tuple[Files, Read] | None:
+def _source(folder: Path, first: Sequence[str]) -> tuple[Files, Read, Notes] | None:
     if parquet := _parquet_files(folder, first):
-        return parquet, partial(_read_parquet, folder, parquet)
-    if images := labelled_images(folder) if "train" in first else {"train": test_images(folder)}:
+        return parquet, partial(_read_parquet, folder, parquet), ()
+    if pictures := labelled_images(folder, only_test="train" not in first):
         by_class: Files = {}
-        for split, found in images.items():
+        for split, found in pictures.splits.items():
             for path, name in found:
                 by_class.setdefault(f"{split} {name}", []).append(path)
-        return (by_class, partial(_read_images, folder, images)) if by_class else None
+        return by_class, partial(_read_images, folder, pictures.splits), pictures.notes
     if cifar := cifar_files(folder):
-        return cifar, partial(_read_cifar, cifar)
+        return cifar, partial(_read_cifar, cifar), ()
     return None
 
 
@@ -86,7 +87,10 @@ def _read_images(folder: Path, images: dict[str, Labelled]) -> tuple[dict[str, E
     for split, found in images.items():
         if unknown := {name for _, name in found} - set(classes):
             first = found[0][0].relative_to(folder).parts[0]
-            raise UserError(f"{folder / first} has classes that train/ has not: {', '.join(sorted(unknown))}")
+            raise UserError(
+                f"{folder / first} has classes that train/ has not: {', '.join(sorted(unknown))}",
+                told="a test split has classes that the training split has not",
+            )
         labels = np.array([number[name] for _, name in found], dtype=np.int64)
         encoded[split] = Encoded(_chunks([path for path, _ in found]), labels, folder)
     return encoded, classes
