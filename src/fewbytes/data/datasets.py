@@ -22,6 +22,9 @@ from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.coco import SIZE, is_coco, read_coco
 from fewbytes.data.decoding import decoded
 from fewbytes.data.folders import TEST_NAMES, check_inside, holds_classes, subfolders
+from fewbytes.data.formats.arrays import SUFFIXES as ARRAYS
+from fewbytes.data.formats.arrays import is_arrays, read_arrays
+from fewbytes.data.formats.label_lists import label_lists, read_label_lists
 from fewbytes.data.images import cache_folder, squared
 from fewbytes.data.masks import holds_masks, read_masks
 from fewbytes.data.own import is_function, own_data
@@ -60,6 +63,8 @@ def load_dataset(
       `test` or alike, see `labelled_images`
     - `train/images/<image>` and `train/masks/<image>.png`: a class for every pixel, see `read_masks`
     - CIFAR's own pickles, here or in one subfolder (`cifar-10-batches-py`, `cifar-100-python`); no code in them is run
+    - `.npz` and `.h5` files, and folders of `.npy`: `read_arrays`
+    - images anywhere below, and a table that names them and has their labels: `read_label_lists`
     - `train.csv` or `train.parquet` without images: a table, which may also be a file that is named itself
 
     Test samples are `test`, else `validation`, `valid` or `val`, else a fixed 20 % of each class. Otherwise it is
@@ -93,8 +98,13 @@ def load_dataset(
         if folder.is_dir():
             check_inside(folder, files.values())
         return read_table(name, files, schema or Schema(), only_test)
+    if is_arrays(folder):
+        return read_arrays(name, folder, only_test)
     if folder.is_file():
         raise UserError(f"{folder} is not a table: it cannot be read as Parquet, or holds images: name its folder")
+    target = (schema or Schema()).target
+    if label_lists(folder, target):
+        return read_label_lists(name, folder, image_size, target)
     held, untrained = source(folder), False
     if held is None and only_test:
         held, untrained = source(folder, TEST_NAMES), True
@@ -166,7 +176,7 @@ def _digits(image_size: int | None) -> Dataset:
 def find(name: str, files: bool = False) -> Path | None:
     """The folder of that name under FEWBYTES_DATA, else of that path; None if there is none. `files`: or the file."""
     for folder in places(name):
-        if folder.is_dir() or ((files or folder.suffix in SUFFIXES) and folder.is_file()):
+        if folder.is_dir() or ((files or folder.suffix.lower() in (*SUFFIXES, *ARRAYS)) and folder.is_file()):
             return folder
     return None
 

@@ -164,8 +164,9 @@ def _key(folder: Path, files: Files, image_size: int | None) -> str:
     digest = hashlib.sha256(f"3 {image_size} {folder.absolute()}".encode())  # 3: of this way of decoding
     for split, paths in files.items():
         for path in paths:
-            about = path.stat()
-            digest.update(f"\n{split} {path.relative_to(folder)} {about.st_size} {about.st_mtime_ns}".encode())
+            for each in sorted(path.iterdir()) if path.is_dir() else [path]:
+                about = each.stat()
+                digest.update(f"\n{split} {each.relative_to(folder)} {about.st_size} {about.st_mtime_ns}".encode())
     return digest.hexdigest()[:24]
 
 

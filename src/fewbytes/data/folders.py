@@ -14,6 +14,8 @@ import numpy as np
 
 from fewbytes.base.errors import UserError, listed
 from fewbytes.data.clients import rows_for_testing
+from fewbytes.data.formats import dicom, nifti
+from fewbytes.data.formats.dicom import is_series
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 TEST_NAMES = ("test", "validation", "valid", "val")
@@ -61,7 +63,8 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
 
     Images lie in `<class>/`, in `<domain>/<class>/` where most classes are in several domains, or in `<class>/<group>/`
     where no group is in two classes: of groups, such as patients, without a test split a fixed fifth is for testing.
-    Folders may be in one of a single name. A level of folders called `train`, `test`, `val` or alike says the split, of
+    A folder in that of a class whose files are one series of DICOM slices is one image, a volume. Folders may be in one
+    of a single name. A level of folders called `train`, `test`, `val` or alike says the split, of
     which the first of TEST_NAMES is for testing; folders beside it, and those called images, say nothing.
     Tiny-ImageNet's `val/` may be described by its `val_annotations.txt`. Raises UserError for splits that cannot be
     told from classes, and where images lie at several depths.
@@ -153,7 +156,10 @@ def _walked(folder: Path) -> _Walked:
         folders = [entry for entry in entries if entry.is_dir()]
         images = [entry for entry in entries if entry not in folders and _is_image(entry)]
         walked.others += len(entries) - len(folders) - len(images)
-        if images:
+        if len(parts) > 1 and is_series(images):
+            check_inside(folder, images)
+            walked.images.setdefault(parts[:-1], []).append(place)
+        elif images:
             walked.images.setdefault(parts, []).extend(images)
         empty = []
         for inside in folders:
@@ -175,7 +181,7 @@ def _walked(folder: Path) -> _Walked:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not is_stray(path)
+    return path.name.lower().endswith((*SUFFIXES, *dicom.SUFFIXES, *nifti.SUFFIXES)) and not is_stray(path)
 
 
 def _images(folder: Path) -> bool:

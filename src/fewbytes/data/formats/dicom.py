@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,18 +72,9 @@ def _ends(file: Any, apply: Any) -> NDArray[np.float64]:
     return np.asarray(apply(ends, file), dtype=np.float64)
 
 
-def as_series(paths: Sequence[Path]) -> list[Path]:
-    """The same pictures, but of a folder whose files are slices of one series the folder, which stands for a volume."""
-    by_folder: dict[Path, list[Path]] = defaultdict(list)
-    for path in paths:
-        by_folder[path.parent].append(path)
-    volumes = {folder for folder, files in by_folder.items() if len(files) > 1 and _is_series(files)}
-    return list(dict.fromkeys(path.parent if path.parent in volumes else path for path in paths))
-
-
-def _is_series(files: Sequence[Path]) -> bool:
-    """Whether all are slices of one series."""
-    if any(path.suffix.lower() not in SUFFIXES for path in files) or not is_there("pydicom"):
+def is_series(files: Sequence[Path]) -> bool:
+    """Whether files are the slices of one series, two or more."""
+    if len(files) < 2 or any(path.suffix.lower() not in SUFFIXES for path in files):
         return False
     heads = [_head(path) for path in files]
     series = {str(head.get("SeriesInstanceUID", "")) for head in heads}

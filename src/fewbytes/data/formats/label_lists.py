@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fewbytes.base.errors import UserError, listed, one_line
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.decoding import decoded
-from fewbytes.data.folders import SUFFIXES, check_inside
+from fewbytes.data.folders import SUFFIXES, check_inside, is_stray
 from fewbytes.data.sources import Encoded
 from fewbytes.data.split import Split, Targets
 
@@ -25,18 +25,23 @@ Uncertain = Literal["refuse", "zero", "one", "drop"]
 TESTS = ("test", "valid", "validation", "val")
 
 
-def label_lists(folder: Path) -> dict[str, Path]:
-    """The tables of labels at the top of a folder of images, by split; nothing if there is none, or no image below."""
-    tables = sorted(
-        path for path in folder.glob("*") if path.suffix.lower() == ".csv" and not path.name.startswith(".")
-    )
-    if not tables or not _images(folder, 1):
+def label_lists(folder: Path, target: Sequence[str] = ()) -> dict[str, Path]:
+    """The tables at the top of a folder of images that name those and their labels, by split; nothing if there are
+    none, or it does not follow from them what is learnt."""
+    tables = sorted(path for path in folder.glob("*") if path.suffix.lower() == ".csv" and not is_stray(path))
+    if not tables or not (images := _by_name(folder)):
         return {}
     tests = [path for path in tables if path.stem.lower().startswith(TESTS)]
     trains = [path for path in tables if path not in tests]
     if len(trains) != 1:
         return {}
-    return {"train": trains[0], **({"test": tests[0]} if tests else {})}
+    table = _table(trains[0])
+    column, _ = _naming(table, images)
+    if not column:
+        return {}
+    others = [name for name in table.column_names if name != column]
+    known = set(target) <= set(others) if target else len(others) == 1 or len(_marked(table, others)) > 1
+    return {"train": trains[0], **({"test": tests[0]} if tests else {})} if known else {}
 
 
 def read_label_lists(
@@ -95,8 +100,7 @@ class _Meaning:
         others = [name for name in table.column_names if name != image]
         if missing := [name for name in target if name not in others]:
             raise UserError(f"{path} has no column {missing[0]!r}: it has {listed(others)} (--target)")
-        marks = [name for name in others if _numbers(table[name]) is not None and _is_mark(table[name])]
-        columns = target or tuple(others if len(others) == 1 else marks)
+        columns = target or tuple(others if len(others) == 1 else _marked(table, others))
         if not columns:
             raise UserError(f"{path} has the columns {listed(others)}: say which is learnt (--target COLUMN)")
         if len(columns) == 1:
@@ -149,15 +153,9 @@ class _Meaning:
         return Split(x, torch.from_numpy(first.astype(np.int64)), learnt=learnt)
 
 
-def _images(folder: Path, most: int | None = None) -> list[Path]:
-    """The images below a folder, in order; perhaps only so many."""
-    found = []
-    for path in folder.rglob("*"):
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and "__MACOSX" not in path.parts:
-            found.append(path)
-            if most is not None and len(found) >= most:
-                break
-    return sorted(found)
+def _images(folder: Path) -> list[Path]:
+    """The images below a folder, in order."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not is_stray(path))
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
@@ -180,14 +178,8 @@ def _table(path: Path) -> pa.Table:
 
 def _image_column(path: Path, table: pa.Table, images: dict[str, Path]) -> tuple[str, list[Path]]:
     """The column that names images, and the image of each row. Raises UserError if none does, or one is missing."""
-    best, found = "", list[Path | None]()
-    for name in table.column_names:
-        if not (pa.types.is_string(table[name].type) or pa.types.is_large_string(table[name].type)):
-            continue
-        those = [_found(str(value), images) for value in table[name].to_pylist()]
-        if sum(each is not None for each in those) > sum(each is not None for each in found):
-            best, found = name, those
-    if not best:
+    column, found = _naming(table, images)
+    if not column:
         raise UserError(
             f"{path} names no image that is in its folder: have a column with their names or paths",
             told="no column of a table names images that are there",
@@ -195,11 +187,27 @@ def _image_column(path: Path, table: pa.Table, images: dict[str, Path]) -> tuple
     if None in found:
         row = found.index(None)
         raise UserError(
-            f"{path}, row {row + 1}: there is no image, or more than one, {table[best][row].as_py()!r} below its "
+            f"{path}, row {row + 1}: there is no image, or more than one, {table[column][row].as_py()!r} below its "
             f"folder, and {found.count(None) - 1} more are missing: add them, or take their rows out",
             told=f"{found.count(None)} images that a table names are not there",
         )
-    return best, [each for each in found if each is not None]
+    return column, [each for each in found if each is not None]
+
+
+def _naming(table: pa.Table, images: dict[str, Path]) -> tuple[str, list[Path | None]]:
+    """The column that names most images, and for each row its image, if it is there."""
+    best, most = ("", list[Path | None]()), 0
+    for name in table.column_names:
+        if pa.types.is_string(table[name].type) or pa.types.is_large_string(table[name].type):
+            found = [_found(str(value), images) for value in table[name].to_pylist()]
+            if (count := len(found) - found.count(None)) > most:
+                best, most = (name, found), count
+    return best
+
+
+def _marked(table: pa.Table, names: Sequence[str]) -> list[str]:
+    """The columns whose values are all marks: 0, 1, nothing or uncertain."""
+    return [name for name in names if _is_mark(table[name])]
 
 
 def _found(value: str, images: dict[str, Path]) -> Path | None:
