@@ -21,6 +21,8 @@ from fewbytes.running.settings import Settings
 OTHER: dict[str, Any] = {
     "dataset": "cells", "image_size": 32, "masks": True, "part": 0.5, "public": "cifar10", "augment": "crop-flip",
     "backdoor": 2, "target": ["y", "z"], "missing": "drop",
+    "leave_out": ["id"], "columns": ["x", "y z"], "missing_marks": ["NA", "-999"], "limits": "half", "decimal": "comma",
+    "date_order": "day-first", "encoding": "utf-16", "separator": ";", "sheet": "north",
     "text": "words", "length": 64, "tokenizer": "cut",
     "schema": {"target": ["y"], "learns": "numbers", "numbers": {"y": [0.5, 2.0]}},
     "client_data": "sites", "class_names": ["a b", 'c", d'], "partition": "shards", "clients": 7, "alpha": 0.25,

@@ -74,7 +74,7 @@ def test_what_is_learnt_follows_from_the_target():
         "marks": marks,
         "stage": [i % 3 for i in range(60)],
         "cost": numbers,
-        "days": list(range(60)),
+        "days": [i // 2 for i in range(60)],
     }
     assert table(columns, "stage").classes == ("0", "1", "2")
     assert table(columns, ["marks", "stage"]).learns == "numbers"
@@ -92,9 +92,8 @@ def test_what_is_learnt_follows_from_the_target():
     for target in ("cost", "days"):
         learnt = table(columns, target)
         assert learnt.learns == "numbers"
-        both = torch.cat([learnt.train.targets, learnt.test.targets])
-        assert float(both.mean()) == pytest.approx(0, abs=1e-6)
-        assert float(both.std(correction=0)) == pytest.approx(1)
+        assert float(learnt.train.targets.mean()) == pytest.approx(0, abs=1e-6)
+        assert float(learnt.train.targets.std(correction=0)) == pytest.approx(1)
         assert learnt.groups is not None
         assert len(learnt.groups) == 10
         assert torch.bincount(torch.cat([learnt.train.labels, learnt.test.labels])).tolist() == [6] * 10
@@ -127,7 +126,7 @@ def test_missing_values_are_refused_dropped_or_filled_in():
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        (patients(age=["30", "forty", "70", "50"]), r"column 'age', row 2 of the data: 'forty' is no number: corr"),
+        (patients(age=["30", "forty", "70", "50"]), r"column 'age', row 2 of the data: 'forty' is no number.* corr"),
         (patients(age=[30, 50, math.inf, 50]), "column 'age', row 3 of the data: inf is no finite number"),
         (patients(sex=["f", "x", "m", "x"]), r"column 'sex', row 2 .* 1 more: 'x' is a category .* \(it has f, m\)"),
         ({key: PATIENTS[key] for key in ("age", "smoker", "target")}, "no column 'sex'; it has age, smoker, target"),
@@ -146,18 +145,18 @@ def test_what_a_tables_schema_does_not_allow_is_one_line(columns, says):
         ({"x": [1.5], "y": [2]}, (), "has the columns x, y: say which is learnt"),
         ({"x": [1.5], "y": [2]}, "z", "has no column 'z'"),
         ({"y": [2]}, "y", "no column beside what is learnt"),
-        ({"x": [[1]], "y": [2]}, "y", r"column 'x' has list<.*> values: give numbers or text"),
+        ({"x": [[1]], "y": [2]}, "y", r"column 'x' has list<.*> values: give numbers, dates or text"),
         ({"x": [None], "y": [2]}, "y", "column 'x' has no value: give numbers"),
         ({"x": [1], "y": ["a"], "z": [0]}, ["y", "z"], "column 'y' is text"),
-        ({"x": list(map(str, range(1001))), "y": [0] * 1001}, "y", "1001 different texts in 1001 rows, all .* numbers"),
+        ({"x": [f"{i} x" for i in range(1001)], "y": [0] * 1001}, "y", "1001 different texts in 1001 rows, too many"),
         ({"x": NAMES, "y": [0] * 60}, "y", r"column 'x' has 60 different texts in 60 rows, too many .*--text x\)"),
-        ({"x": list(range(60)), "y": NAMES}, "y", "column 'y' has 60 different texts .*: name another"),
+        ({"x": [0.5] * 60, "y": NAMES}, "y", "column 'y' has 60 different texts .*: name another"),
         (
             {"x": [*HOURS[:6], "oops", *HOURS[7:]], "y": [0] * 60},
             "y",
             "'x', row 7 of the data: 'oops' is no number, as .* other 59",
         ),
-        ({"x": list(range(60)), "y": [*HOURS[:-1], "?"]}, "y", r"column 'y', row 60 of the data: '\?' is no number"),
+        ({"x": [0.5] * 60, "y": [*HOURS[:-1], "??"]}, "y", r"column 'y', row 60 of the data: '\?\?' is no number"),
         ({"x": [1.5, 2], "y": [0, 1]}, ["y", "y"], "names a column twice: name each once"),
         (
             {f"column{i}": [1, 2] for i in range(9)},
@@ -241,10 +240,9 @@ def wards(tmp_path) -> Path:
     [
         ("", r"is empty: give it a line of columns' names, and a row for each sample"),
         ("age,target\n", "has no row: add some"),
-        ("age;target\n60,5;ill\n", "row 1 of the data has 2 values, .* 1: separate columns by commas, and .* a point"),
-        ("age;target\n60;ill\n", "has no column 'target'; it has age;target: separate columns by commas"),
+        ("age;target\n60;ill;x\n", "row 1 of the data has 3 values, .* 2: put texts with"),
+        ("age:target\n60:ill\n", r"has no column 'target' .*; it has age:target: name one that is there"),
         ("age,target\n60,ill\n61,ill,x\n", "row 2 of the data has 3 values, the line of names has 2: put texts with"),
-        (b"age,target\n1,\xfc\n", "column 'target' has text that is not in UTF-8"),
     ],
 )
 def test_what_is_no_table_is_one_line_that_shows_no_row(tmp_path, text, says):
@@ -264,8 +262,8 @@ def test_a_column_in_other_units_is_warned_of(wards):
 
 def test_a_remedy_suits_what_is_wrong(tmp_path):
     schema = table({"age": [30, 50, 70, 50], "target": [0, 1, 0, 1]}).schema
-    with pytest.raises(fb.UserError, match="'50,5' is no number: write decimals with a point"):
-        table({"age": ["30", "50,5"], "target": [0, 1]}, schema=schema)
+    with pytest.raises(fb.UserError, match=r"'1,250', which is 1250 or 1.250: say which: --decimal point"):
+        table({"age": ["30", "1,250"], "target": [0, 1]}, schema=schema)
     with pytest.raises(fb.UserError, match=r"no column 'age'; it has  Age, target: call its column ' Age' so"):
         table({" Age": [30, 50], "target": [0, 1]}, schema=schema)
 
@@ -311,5 +309,5 @@ def test_a_site_whose_table_does_not_suit_is_named(wards, columns, says):
 
 
 def test_what_is_said_of_tables_is_for_tables():
-    with pytest.raises(fb.UserError, match="target and missing are of tables, and digits is none"):
+    with pytest.raises(fb.UserError, match="target is for tables, and digits is none"):
         make_experiment({"method": "fedavg", "target": "y"}).task()

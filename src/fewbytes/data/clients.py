@@ -23,7 +23,7 @@ class Dataset:
 
     Where something else than one of several classes is learnt, `classes` names what models give (labels, columns of
     numbers, tokens), and `groups` the labels, by which samples are only dealt out. `schema`: of a table, what its
-    columns mean.
+    columns mean. `notes`: what became of the files that were read, in lines.
     """
 
     name: str

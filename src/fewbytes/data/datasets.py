@@ -31,7 +31,7 @@ from fewbytes.data.own import is_function, own_data
 from fewbytes.data.schema import Schema
 from fewbytes.data.sources import source
 from fewbytes.data.split import Split
-from fewbytes.data.table_files import SUFFIXES, is_table, table_files
+from fewbytes.data.table_files import check_kind, is_table, table_files, table_suffix
 from fewbytes.data.tables import read_table
 
 HUB = {
@@ -65,7 +65,7 @@ def load_dataset(
     - CIFAR's own pickles, here or in one subfolder (`cifar-10-batches-py`, `cifar-100-python`); no code in them is run
     - `.npz` and `.h5` files, and folders of `.npy`: `read_arrays`
     - images anywhere below, and a table that names them and has their labels: `read_label_lists`
-    - `train.csv` or `train.parquet` without images: a table, which may also be a file that is named itself
+    - `train.csv` or another table (docs/command-line.md has all kinds), which may also be a file that is named itself
 
     Test samples are `test`, else `validation`, `valid` or `val`, else a fixed 20 % of each class. Otherwise it is
     downloaded: the keys of HUB, or `owner/name` on the Hugging Face hub.
@@ -89,6 +89,7 @@ def load_dataset(
     if folder is None:
         if named_coco:
             raise UserError(f"data set {name!r} not found: there is no such folder")
+        check_kind(name)
         folder = _download(name)
     if named_coco or is_coco(folder):
         return read_coco(name, folder, image_size or SIZE)
@@ -176,7 +177,7 @@ def _digits(image_size: int | None) -> Dataset:
 def find(name: str, files: bool = False) -> Path | None:
     """The folder of that name under FEWBYTES_DATA, else of that path; None if there is none. `files`: or the file."""
     for folder in places(name):
-        if folder.is_dir() or ((files or folder.suffix.lower() in (*SUFFIXES, *ARRAYS)) and folder.is_file()):
+        if folder.is_dir() or ((files or table_suffix(folder) or folder.suffix.lower() in ARRAYS) and folder.is_file()):
             return folder
     return None
 

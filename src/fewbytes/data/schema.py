@@ -11,7 +11,11 @@ import msgspec
 from fewbytes.base.errors import UserError, listed, suggestion
 
 COLUMNS = 5  # that an error names
-MARKS = (";", "\t", "|")  # that separate columns in what is no CSV of ours
+SEPARATORS = (",", ";", "\t", "|")
+USUAL_MARKS = (
+    "", "#N/A", "-", ".", "?", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+)  # fmt: skip
+"""What stands for a missing value where nothing else is said."""
 
 
 class Schema(msgspec.Struct, frozen=True):
@@ -22,6 +26,11 @@ class Schema(msgspec.Struct, frozen=True):
     standard deviation. `categories`: by column what its values are, in the order of their indicators. `cuts`: between
     what groups of samples a target that is a number is dealt out. `missing`: what becomes of rows in which a value is
     missing: they are an error, are left out, or get the column's mean, or no category.
+
+    The rest says how tables are read, here as at every site. `leave_out`: columns that are not used. `columns`: the
+    only features, if it names some. `missing_marks`: what stands for a missing value besides nothing at all. `limits`:
+    what values like `<0.5` become. `decimal` and `date_order`: how numbers and dates are written, where values alone do
+    not tell. `encoding`, `separator` and `sheet`: of files (empty: found).
     """
 
     target: tuple[str, ...] = ()
@@ -30,6 +39,15 @@ class Schema(msgspec.Struct, frozen=True):
     categories: dict[str, tuple[str, ...]] = {}
     cuts: tuple[float, ...] = ()
     missing: Literal["refuse", "drop", "mean"] = "refuse"
+    leave_out: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    missing_marks: tuple[str, ...] = USUAL_MARKS
+    limits: Literal["refuse", "half", "value", "missing"] = "refuse"
+    decimal: Literal["found", "point", "comma"] = "found"
+    date_order: Literal["found", "day-first", "month-first"] = "found"
+    encoding: str = ""
+    separator: str = ""
+    sheet: str = ""
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -46,13 +64,28 @@ class Schema(msgspec.Struct, frozen=True):
         plain = [name for name in self.numbers if name not in self.target]
         return (*plain, *(f"{name}={value}" for name, values in self.categories.items() for value in values))
 
+    def names(self, column: str) -> bool:
+        """Whether the run itself names a column, so that a node may tell its server of it."""
+        return column in self.target or (
+            self.learns is not None and (column in self.numbers or column in self.categories)
+        )
+
 
 def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserError:
-    """What to raise for a table without a column of that name."""
-    lacks, close = f"{where} has no column {name!r}", suggestion(name, there)
-    if len(there) == 1 and any(mark in there[0] for mark in MARKS):
-        close, remedy = "", "separate columns by commas, and write decimals with a point"
+    """What to raise for a table without a column of that name, which the run names."""
+    close = suggestion(name, there)
+    if len(there) == 1 and any(mark in there[0] for mark in SEPARATORS):
+        close, remedy = "", "name what separates its columns (--separator)"
     elif alike := [each for each in there if each.strip().casefold() == name.strip().casefold()]:
         close, remedy = "", f"call its column {alike[0]!r} so"
     # columns of a table without a line of names are called as its first row has it
-    return UserError(f"{lacks}{close}; it has {listed(there, COLUMNS)}: {remedy}", f"{lacks}: {remedy}")
+    shown = f"{where} has no column {name!r}{close}; it has {listed(there, COLUMNS)}: {remedy}"
+    return UserError(shown, told=f"a table has no column {name!r}: call its columns as the server's")
+
+
+def refused(where: str, what: str, remedy: str, told: str = "", subject: str = "a table") -> UserError:
+    """What to raise for a table, or a part of it, that is not as it should be: where that is, what is wrong, as the
+    sentence goes on, and the remedy. For a server the sentence is `subject` and `told` (empty: the same), without names
+    of files, of columns that the run does not name, numbers of rows, and values."""
+    wrong = what + (f": {remedy}" if remedy else "")
+    return UserError(f"{where} {wrong}", told=f"{subject} {told or wrong}")

@@ -103,9 +103,9 @@ class Split:
     """Labelled samples: some rows of arrays that many splits may share; making one copies no sample.
 
     `x`: tensor or NumPy array (a read-only memory map will do), uint8 images (n, C, H, W) in 0..255, float32 features
-    (n, ...) or other integers, such as token ids (n, length); several tensors of any types by name (`NamedTensors`); or
-    `Items`, read as they are used. `y`: int64 tensor (n,), class indices. `rows`: int64 (m,), which samples this view
-    holds and in which order; None for all.
+    (n, ...), uint8 ones (n, features) or other integers, such as token ids (n, length); several tensors of any types by
+    name (`NamedTensors`); or `Items`, read as they are used. `y`: int64 tensor (n,), class indices. `rows`: int64 (m,),
+    which samples this view holds and in which order; None for all.
     `transform`: what training does to each batch of these samples, anew at each access; `load` does not. `learnt`:
     what is learnt of all rows, if it is not the labels; `y` is then for dealing samples out only. Raises UserError if
     `x` and `y` differ in length. For data of other types see `of`.
@@ -132,9 +132,10 @@ class Split:
     def of(cls, data: Split | tuple[Any, Any] | TorchDataset[Any]) -> Split:
         """A split from what users have: a Split, a pair (x, y) of arrays or tensors, or a torch map-style data set.
 
-        A data set is read as it is used (`Items`). Integers stay integers; all others become float32. x may be several
-        tensors by name, which keep their types, but that NumPy's float64 becomes float32. Raises UserError for anything
-        else.
+        A data set is read as it is used (`Items`). Integers stay integers; all others become float32. So do bytes:
+        uint8 samples of two axes or more are pictures, which `load` divides by 255; those of one axis are features,
+        whose values stay. x may be several tensors by name, which keep their types, but that NumPy's float64 becomes
+        float32. Raises UserError for anything else.
         """
         if isinstance(data, Split):
             return data
@@ -190,8 +191,9 @@ class Split:
     def load(self, device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
         """Freshly gathered samples (m, ...), float32, or int64 if they are integers, and their `targets`, on `device`.
 
-        uint8 samples are images, which are divided by 255; nothing else is normalised. Raises UserError for samples of
-        several tensors: those keep their types, but for images, uint8 (n, 1, 3 or 4, height, width).
+        uint8 samples of two axes or more are images, which are divided by 255; nothing else is normalised. Raises
+        UserError for samples of several tensors: those keep their types, but for images, uint8 (n, 1, 3 or 4, height,
+        width).
         """
         return one_tensor(self.gathered(device)), self.aimed(device)
 
@@ -317,7 +319,7 @@ def _as_it_is(x: Tensor, device: str | torch.device) -> Tensor:
 def _used(x: Tensor, device: str | torch.device) -> Tensor:
     x = x.to(device)  # bytes travel before they become floats
     if x.dtype == torch.uint8:
-        return x.float().div_(255)
+        return x.float().div_(255) if x.dim() > 2 else x.float()
     return x.float() if x.is_floating_point() or x.dtype == torch.bool else x.long()
 
 

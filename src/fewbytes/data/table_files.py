@@ -2,30 +2,57 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
-from fewbytes.base.errors import UserError, one_line
-from fewbytes.base.parquet import read_parquet
+from fewbytes.base.named import places
 from fewbytes.data.folders import TEST_NAMES
-from fewbytes.data.schema import MARKS, Schema
+from fewbytes.data.formats import columnar, delimited, sheets
+from fewbytes.data.formats.packed import PACKED
+from fewbytes.data.frames import Table
+from fewbytes.data.schema import Schema, refused
 from fewbytes.data.sources import holds_images
 
-SUFFIXES = (".csv", ".parquet")
+Reader = Callable[[Path, Schema], tuple[pa.Table, tuple[str, ...], tuple[str, ...]]]
+"""Gives columns, what to say of the reading, and how decimals are separated for certain."""
+PACKABLE: dict[str, Reader] = {
+    ".csv": delimited.read,
+    ".tsv": functools.partial(delimited.read, separator="\t"),
+    ".jsonl": columnar.read_json,
+    ".ndjson": columnar.read_json,
+}
+READERS: dict[str, Reader] = {
+    ".csv": delimited.read,
+    ".parquet": columnar.read_parquet,
+    **PACKABLE,
+    ".feather": columnar.read_feather,
+    ".xlsx": sheets.read,
+    ".xls": sheets.read,
+    ".ods": sheets.read,
+    **{f"{kind}{packed}": read for kind, read in PACKABLE.items() for packed in PACKED},
+}
+"""Who reads a file, by how its name ends, in any case."""
+SUFFIXES = tuple(READERS)
 Files = dict[str, Path]  # of a data set, by split: train, test
 
 
+def table_suffix(path: Path) -> str:
+    """How the name of a table ends, in small letters; nothing for other files."""
+    name = path.name.lower()
+    endings = [suffix for suffix in SUFFIXES if name.endswith(suffix)]
+    return "" if path.name.startswith(".") else max(endings, key=len, default="")
+
+
 def is_table(path: Path) -> bool:
-    """Whether a file is a table: CSV, or Parquet without images."""
-    if path.suffix not in SUFFIXES or not path.is_file():
+    """Whether a file is a table, of Parquet one without images."""
+    if not (suffix := table_suffix(path)) or not path.is_file():
         return False
     try:
-        return path.suffix == ".csv" or not any(holds_images(field.type) for field in pq.read_schema(path))
+        return suffix != ".parquet" or not any(holds_images(field.type) for field in pq.read_schema(path))
     except (pa.ArrowException, OSError):
         return False
 
@@ -34,45 +61,33 @@ def table_files(place: Path, only_test: bool = False) -> Files:
     """The tables of a data set: a file, or a folder's `train` and `test` ones; nothing if there are none."""
     if place.is_file():
         return {"train": place} if is_table(place) else {}
+    there = {path.name.lower(): path for path in sorted(place.iterdir(), reverse=True)} if place.is_dir() else {}
 
     def first(*names: str) -> Path | None:
-        return next((p for n in names for s in SUFFIXES if is_table(p := place / f"{n}{s}")), None)
+        found = (there.get(f"{name}{suffix}") for name in names for suffix in SUFFIXES)
+        return next((path for path in found if path is not None and is_table(path)), None)
 
     files = {split: p for split, p in (("train", first("train")), ("test", first(*TEST_NAMES))) if p is not None}
     return files if "train" in files or only_test else {}
 
 
-def read_columns(path: Path, schema: Schema) -> pa.Table:
-    """The columns of a file, those of categories and classes as text. Raises UserError for what is no table."""
+def read_columns(path: Path, schema: Schema) -> Table:
+    """The columns of a file; one that ends in .json is lines of JSON, too. Raises UserError for what is no table."""
+    suffix = table_suffix(path)
     try:
-        if path.suffix == ".parquet":
-            return read_parquet(path)
-        texts = [*schema.categories, *(schema.target if schema.learns == "classes" else ())]
-        how = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string()), strings_can_be_null=True)
-        return pyarrow.csv.read_csv(path, convert_options=how)
+        data, said, decimals = READERS.get(suffix, columnar.read_json)(path, schema)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from None
+        kind = suffix.removeprefix(".")
+        why = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+        what = f"cannot be read as {kind}{why}"
+        raise refused(str(path), what, "write it again") from None
+    return Table(str(path), data, schema, said, decimals)
 
 
-def _unreadable(path: Path, error: Exception) -> UserError:
-    """What to raise for a file that is no table. The words of who reads CSV hold whole rows, which are not shown."""
-    if path.suffix != ".csv" or isinstance(error, OSError):
-        return UserError(f"{path} cannot be read as a table: {one_line(error)}")
-    if not path.stat().st_size:
-        return UserError(f"{path} is empty: give it a line of columns' names, and a row for each sample")
-    wrong: list[Any] = []
-    with suppress(pa.ArrowException, OSError):  # again, by one thread, which knows the numbers of rows
-
-        def keep(row: Any) -> str:
-            wrong.append(row)
-            return "error"
-
-        options = pyarrow.csv.ParseOptions(invalid_row_handler=keep)
-        pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(use_threads=False), options)
-    if not wrong:
-        return UserError(f"{path} cannot be read as CSV: write it as text, a row a line, columns separated by commas")
-    row, wanted, found = wrong[0].number - 1, wrong[0].expected_columns, wrong[0].actual_columns
-    remedy = 'put texts with commas in quotes, "so, or so"'
-    if wanted == 1 or found == 1 or any(mark in wrong[0].text for mark in MARKS):
-        remedy = "separate columns by commas, and write decimals with a point"
-    return UserError(f"{path}: row {row} of the data has {found} values, the line of names has {wanted}: {remedy}")
+def check_kind(name: str) -> None:
+    """Raises UserError for a file that is there, and whose name does not end as that of a table."""
+    for place in places(name):
+        if place.is_file():
+            what = f"cannot be read as a table: its name ends in {place.suffix or 'nothing'!r}"
+            known = ", ".join(suffix for suffix in SUFFIXES if suffix.count(".") == 1)
+            raise refused(str(place), what, f"give one of {known}", f"is no file that can be read ({known})")

@@ -4,41 +4,51 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
 import torch
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.language import padding_token
-from fewbytes.base.parquet import read_parquet
 from fewbytes.data.clients import Dataset, split_off_test
+from fewbytes.data.columns import plain
 from fewbytes.data.datasets import find, not_found
 from fewbytes.data.folders import TEST_NAMES, check_inside
+from fewbytes.data.formats.delimited import check_encoding, encoding_of
+from fewbytes.data.frames import run_with
 from fewbytes.data.named import NamedTensors
-from fewbytes.data.schema import no_column
+from fewbytes.data.schema import Schema, no_column, refused
 from fewbytes.data.sources import source
 from fewbytes.data.split import IGNORED_TOKEN, Split, Targets
+from fewbytes.data.table_files import SUFFIXES, read_columns, table_suffix
 
-TABLES = (".parquet", ".csv", ".jsonl", ".json")
+AS_USUAL = Schema()
 TEST_SHARE = 10  # one block of so many is for testing
 Documents = list[tuple[str, str]]  # a group's name, and a text of it
 
 
 def load_text(
-    name: str, tokenizer: Any, length: int, column: str | None = None, label: str | None = None, only_test: bool = False
+    name: str,
+    tokenizer: Any,
+    length: int,
+    column: str | None = None,
+    label: str | None = None,
+    only_test: bool = False,
+    how: Schema = AS_USUAL,
 ) -> Dataset:
     """The texts called `name`: a .txt file or a folder of such, or, of a table or a folder of such, a `column`.
 
     Without `label` the next token is learnt, as `next_tokens` has it, else the class that the column of that name
     holds, of `input_ids` and `attention_mask` (`token_ids`); test texts are a table's `test…`, else a fixed fifth of
-    each class. With `only_test` all are test texts. Raises UserError for what cannot be read.
+    each class. With `only_test` all are test texts. `how` files are read and what becomes of rows without text or label
+    is as a table's. Raises UserError for what cannot be read.
     """
     place = find(name, files=True)
     if place is None:
@@ -46,14 +56,14 @@ def load_text(
     if column is None:
         if label is not None:
             raise UserError(f"{name}: target is a column of a table: say which other one holds the text (--text)")
-        return next_tokens(name, documents_in(place), tokenizer, length, only_test)
+        return next_tokens(name, documents_in(place, how), tokenizer, length, only_test)
     if column == label:
         raise UserError(
             f"{name}: column {label!r} is both the text and its class: name another for one (--text, --target)"
         )
-    train, test = read_text_table(place, column, label)
+    train, test, notes = read_text_table(place, column, label, how)
     if label is None:
-        return next_tokens(name, train + test, tokenizer, length, only_test)
+        return replace(next_tokens(name, train + test, tokenizer, length, only_test), notes=notes)
     classes = tuple(sorted({kind for kind, _ in train + test}))
     number = {kind: i for i, kind in enumerate(classes)}
     splits = [
@@ -61,9 +71,9 @@ def load_text(
         for texts in ((train, test) if test else (train,))
     ]
     if only_test:
-        return Dataset(name, splits[0].take([]), splits[-1], classes)
+        return Dataset(name, splits[0].take([]), splits[-1], classes, notes=notes)
     trained, tested = splits if test else split_off_test(splits[0])
-    return Dataset(name, trained, tested, classes)
+    return Dataset(name, trained, tested, classes, notes=notes)
 
 
 def holds_text(name: str) -> bool:
@@ -71,7 +81,7 @@ def holds_text(name: str) -> bool:
     place = find(name, files=True)
     if place is None:
         return False
-    texts = place.suffix == ".txt" or any(chain(place.glob("*.txt"), place.glob("*/*.txt")))
+    texts = any(map(_is_text, chain((place,), place.glob("*"), place.glob("*/*"))))
     return texts and (place.is_file() or source(place) is None)
 
 
@@ -114,62 +124,77 @@ def token_ids(texts: Sequence[str], tokenizer: Any, length: int) -> NamedTensors
     return NamedTensors({"input_ids": ids, "attention_mask": mask})
 
 
-def documents_in(place: Path) -> Documents:
+def documents_in(place: Path, how: Schema = AS_USUAL) -> Documents:
     """The .txt files of a folder, or the one. A file's group is the folder of that folder it lies in, else itself.
-    Raises UserError for one that is not UTF-8."""
-    paths = [place] if place.suffix == ".txt" else sorted(place.rglob("*.txt"))
+    Raises UserError for one that is not in UTF-8, or the encoding that is named."""
+    paths = [place] if place.is_file() else sorted(path for path in place.rglob("*") if _is_text(path))
     if place.is_dir():
         check_inside(place, paths)
-    return [(_group(path, place), _read(path)) for path in paths]
+    return [(_group(path, place), _read(path, how.encoding)) for path in paths]
 
 
-def read_text_table(place: Path, column: str, label: str | None) -> tuple[Documents, Documents]:
-    """(training texts, test texts) with their labels, of a .parquet, .csv, .json or .jsonl file, or of a folder of such
-    (`train…` and `test…`; no test texts if there is no such file). Without `label` all have the file's name for one.
+def read_text_table(
+    place: Path, column: str, label: str | None, how: Schema = AS_USUAL
+) -> tuple[Documents, Documents, tuple[str, ...]]:
+    """(training texts, test texts, what became of the files), texts with their labels, of a table of any kind, or of a
+    folder of such (`train…` and `test…`; no test texts if there is no such file). Without `label` all have the file's
+    name for one.
 
     Raises UserError if there is no such file or column, and for missing values.
     """
-    files = [place] if place.is_file() else sorted(path for path in place.iterdir() if path.suffix in TABLES)
+    files = [place] if place.is_file() else sorted(path for path in place.iterdir() if _is_table(path))
     if place.is_dir():
         check_inside(place, files)
-    tests = [path for path in files if place.is_dir() and path.stem.startswith(TEST_NAMES)]
+    tests = [path for path in files if place.is_dir() and path.stem.lower().startswith(TEST_NAMES)]
     trains = [path for path in files if path not in tests]
-    if not trains:
-        raise UserError(f"{place} holds no table with text ({', '.join(TABLES)})")
-    train, test = (
-        [pair for path in paths for pair in _texts(path, column, label, place.stem)] for paths in (trains, tests)
-    )
-    return train, test
+    if not trains or not all(map(_is_table, files)):
+        what = f"holds no table with text ({', '.join(SUFFIXES)}, .json)"
+        raise refused(str(place), what, "name a file or folder of such")
+    read = {path: _texts(path, column, label, place.stem, how) for path in files}
+    train, test = ([pair for path in paths for pair in read[path][0]] for paths in (trains, tests))
+    return train, test, tuple(note for _, note in read.values())
 
 
-def _texts(path: Path, column: str, label: str | None, name: str) -> Documents:
-    columns = {
-        ".parquet": read_parquet,
-        ".csv": pyarrow.csv.read_csv,
-        ".json": pyarrow.json.read_json,
-        ".jsonl": pyarrow.json.read_json,
-    }
-    try:
-        table = columns[path.suffix](path)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as a table: {' '.join(str(error).split())}") from None
+def _texts(path: Path, column: str, label: str | None, name: str, how: Schema) -> tuple[Documents, str]:
+    """A file's texts with their labels, and what became of it."""
+    as_text = {each: () for each in (column, label) if each is not None}
+    table = read_columns(path, msgspec.structs.replace(how, categories=as_text))
     for wanted, option in ((column, "--text"), *([(label, "--target")] if label else [])):
-        if wanted not in table.column_names:
-            raise no_column(str(path), wanted, table.column_names, f"name one that is there ({option})")
-        if missing := table.column(wanted).null_count:
-            raise UserError(f"{path} has {missing} rows without a {wanted}: fill them in, or leave those rows out")
-    if not pa.types.is_string(table.column(column).type) and not pa.types.is_large_string(table.column(column).type):
-        raise UserError(f"{path}: the column {column} holds {table.column(column).type}, not text")
-    texts = table.column(column).to_pylist()
+        if wanted not in table.names:
+            raise no_column(str(path), wanted, [*table.names], f"name one that is there ({option})")
+    held = table.column(column)
+    if not (pa.types.is_string(held.type) or pa.types.is_large_string(held.type)):
+        what = f"the column {column} holds {held.type}, not text"
+        raise refused(f"{path}:", what, "name another (--text)", f"has no text in its column {column}")
+    texts = held.to_pylist()
     groups = table.column(label).to_pylist() if label else [name] * len(texts)
-    return [(_label(group, table, label), text) for group, text in zip(groups, texts, strict=True)]
+    marks = {"", *how.missing_marks}
+    gone = {column: [text is None or not text.strip() for text in texts]}
+    if label:
+        gone[label] = [group is None or str(group).strip() in marks for group in groups]
+    for wanted, rows in gone.items():
+        if any(rows) and how.missing != "drop":
+            what = f"has {sum(rows)} rows without a {wanted}"
+            raise refused(str(path), what, f"fill them in, or {run_with('--missing drop')}")
+    without = [any(row) for row in zip(*gone.values(), strict=True)]
+    names = _class_names(table.data, label)
+    kept = [(_label(group, names), text) for group, text, no in zip(groups, texts, without, strict=True) if not no]
+    note = "; ".join((f"{path}: {len(texts):,} rows", *table.said, f"{sum(without):,} without text or label left out"))
+    return kept, note
 
 
-def _label(value: Any, table: Any, label: str | None) -> str:
-    """A label as text: the class's name, where a table of the Hugging Face hub names classes."""
+def _class_names(table: pa.Table, label: str | None) -> list[str] | None:
+    """What the classes are called, where a table of the Hugging Face hub names them."""
     metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    names = metadata.get("info", {}).get("features", {}).get(label, {}).get("names")
-    return str(names[value] if names and isinstance(value, int) and 0 <= value < len(names) else value)
+    names: list[str] | None = metadata.get("info", {}).get("features", {}).get(label, {}).get("names")
+    return names
+
+
+def _label(value: Any, names: list[str] | None) -> str:
+    """A label as text: the class's name, if classes have names."""
+    if names and isinstance(value, int) and 0 <= value < len(names):
+        return str(names[value])
+    return plain(str(value).strip())
 
 
 def _blocks(tokens: list[int], length: int, padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -186,10 +211,25 @@ def _group(path: Path, place: Path) -> str:
     return above[0] if above else path.stem
 
 
-def _read(path: Path) -> str:
+def _is_text(path: Path) -> bool:
+    return path.suffix.lower() == ".txt" and not path.name.startswith(".") and path.is_file()
+
+
+def _is_table(path: Path) -> bool:
+    return bool(table_suffix(path) or path.suffix.lower() == ".json") and not path.name.startswith(".")
+
+
+def _read(path: Path, encoding: str) -> str:
+    """A file's text, without the mark of its encoding at the beginning."""
     try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text in UTF-8 (byte {error.start}): convert or remove it") from None
+        content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise refused(str(path), f"cannot be read: {error.strerror}", "", "cannot be read", "a text") from None
+    check_encoding(path, encoding or "utf-8")
+    encoding = encoding or encoding_of(content[:4])
+    try:
+        return content.decode(encoding).removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        what = f"is no text in {encoding.upper().removesuffix('-SIG')}"
+        remedy = "name its encoding (--encoding), convert or remove it"
+        raise refused(str(path), f"{what} (byte {error.start})", remedy, f"{what}: {remedy}", "a text") from None

@@ -58,10 +58,42 @@ class DataSettings(Group):
     )
     missing: Literal["refuse", "drop", "mean"] = setting(
         "refuse",
-        "Of a table: rows with a missing value are refused, dropped, or get the column's mean.",
+        "Rows of a table with a missing value are refused, dropped, or get the column's mean.",
         metavar="NAME",
         brief=True,
     )
+    leave_out: Sequence[str] | None = setting(
+        None, "Columns of a table that are not used.", metavar="LIST", text=NAMES, brief=True
+    )
+    columns: Sequence[str] | None = setting(
+        None, "The only columns of a table to learn from (default: all).", metavar="LIST", text=NAMES, brief=True
+    )
+    missing_marks: Sequence[str] | None = setting(
+        None,
+        "Values that stand for a missing one (default: none at all, NA, N/A, NaN, null, None, ?, - and the point).",
+        metavar="LIST",
+        text=NAMES,
+        brief=True,
+    )
+    limits: Literal["refuse", "half", "value", "missing"] = setting(
+        "refuse",
+        "Values like <0.5 in a table are refused, or become half the limit, the limit's value, or missing.",
+        metavar="NAME",
+        brief=True,
+    )
+    decimal: Literal["found", "point", "comma"] = setting(
+        "found", "What separates decimals in the texts of tables: point or comma.", metavar="NAME", brief=True
+    )
+    date_order: Literal["found", "day-first", "month-first"] = setting(
+        "found", "How dates like 02/03/2024 are written: day-first or month-first.", metavar="NAME", brief=True
+    )
+    encoding: str | None = setting(
+        None, "Encoding of CSV files, like windows-1252 (default: found).", metavar="NAME", brief=True
+    )
+    separator: str | None = setting(
+        None, "What separates columns of CSV files, or tab (default: found).", metavar="MARK", brief=True
+    )
+    sheet: str | None = setting(None, "Sheet of an Excel file (default: the first).", metavar="NAME", brief=True)
     schema: dict[str, Any] | None = setting(
         None,
         "Of tables: what columns mean, as `fewbytes.data.Schema` (default: read off the dataset).",

@@ -34,15 +34,21 @@ from fewbytes.data import (
 )
 from fewbytes.data.channels import channel_figures
 from fewbytes.data.datasets import HOST
+from fewbytes.data.schema import USUAL_MARKS
 from fewbytes.data.settings import USED_BY
 from fewbytes.data.split import ungrouped
-from fewbytes.data.table_files import SUFFIXES
+from fewbytes.data.table_files import table_suffix
 from fewbytes.experiments.groups import DECLARED, DataSettings, ModelSettings
 from fewbytes.models.hugging_face import PREFIX
 from fewbytes.models.normalise import Normalisation
 
 TOKENIZER = "tokenizer (give every node the server's folder)"
 """What its digest is called among what servers and nodes agree on."""
+OF_TABLES = (
+    "target", "missing", "leave_out", "columns", "missing_marks", "limits", "decimal", "date_order", "encoding",
+    "separator", "sheet",
+)  # fmt: skip
+"""The settings that say how tables are read."""
 
 
 @dataclass
@@ -121,7 +127,22 @@ class Loading:
         """What columns of tables mean, as far as that is known yet."""
         how = self.data
         if how.schema is None:
-            return Schema(target=tuple(how.target or ()), missing=how.missing)
+            separator = {"tab": "\t", "\\t": "\t"}.get(how.separator or "", how.separator or "")
+            if len(separator) > 1:
+                raise UserError(f"separator is one character, or tab, not {separator!r}")
+            return Schema(
+                target=tuple(how.target or ()),
+                missing=how.missing,
+                leave_out=tuple(how.leave_out or ()),
+                columns=tuple(how.columns or ()),
+                missing_marks=USUAL_MARKS if how.missing_marks is None else tuple(how.missing_marks),
+                limits=how.limits,
+                decimal=how.decimal,
+                date_order=how.date_order,
+                encoding=how.encoding or "",
+                separator=separator,
+                sheet=how.sheet or "",
+            )
         try:
             return msgspec.convert(how.schema, Schema)
         except msgspec.ValidationError as error:
@@ -134,8 +155,11 @@ class Loading:
         """
         if dataset.schema is not None:
             self.data = dataclasses.replace(self.data, schema=msgspec.to_builtins(dataset.schema))
-        elif (self.data.target and self.data.text is None) or self.data.missing != "refuse":
-            raise UserError(f"target and missing are of tables, and {dataset.name} is none: leave them out")
+            return
+        of_text = ("target", "missing", "encoding", "separator", "sheet") if self.data.text is not None else ()
+        for key in OF_TABLES:
+            if key not in of_text and getattr(self.data, key) != DECLARED[key].default:
+                raise UserError(f"{key} is for tables, and {dataset.name} is none: leave it out")
 
     def _clients(self, client: Id, alone: bool) -> Dataset:
         """A client's own data set."""
@@ -152,7 +176,7 @@ class Loading:
             if len(how.target or ()) > 1:
                 raise UserError("a text has one class: name one column for target")
             label = how.target[0] if how.target else None
-            return load_text(name, self._tokenizer(), how.length, how.text, label, only_test)
+            return load_text(name, self._tokenizer(), how.length, how.text, label, only_test, self._schema())
         models = [each for each in (self.model.model or "").split("+") if each.startswith(PREFIX)]
         if models and holds_table(name):
             raise UserError(
@@ -209,7 +233,7 @@ class Loading:
         Raises UserError for what is the server's, too, or may be: a file, such as a table that lies on both.
         """
         name = self.data.dataset
-        if name == "digits" or Path(name).suffix in SUFFIXES:
+        if name == "digits" or table_suffix(Path(name)):
             raise UserError(f"{name} is the server's, which tests on it, not this node's: {HOST}")
         return name
 

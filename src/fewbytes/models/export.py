@@ -178,7 +178,7 @@ def _described(run: Path, client: int | None, about: dict[str, Any], formats: Se
         "input": {
             **_tensor(shape, _dtype(stored)),
             "tensors": tensors or None,
-            "pixels_divided_by": 255 if stored == "uint8" else None,
+            "pixels_divided_by": 255 if stored == "uint8" and len(shape) > 1 else None,
             "image_size": about.get("image_size"),
         },
         "normalise": None if how is None else {"mean": how.mean, "std": how.std, "inside": "model.onnx and model.pt2"},
@@ -201,7 +201,6 @@ def _dtype(stored: str | None) -> str:
 
 def _table(schema: dict[str, Any]) -> dict[str, Any]:
     """What a table's columns mean, in the order in which a sample has them."""
-    from pyarrow.csv import ConvertOptions
 
     def scaled(name: str) -> dict[str, Any]:
         mean, std = schema["numbers"][name]
@@ -216,7 +215,7 @@ def _table(schema: dict[str, Any]) -> dict[str, Any]:
         "missing": {
             "rule": schema["missing"],
             "becomes": "0, the column's mean, or zeros, no category" if filled else "refused",
-            "written": sorted(ConvertOptions().null_values),  # as tables are read
+            "written": sorted({"", *schema["missing_marks"]}),  # as tables are read
         },
         "unknown_category": "refused",
     }

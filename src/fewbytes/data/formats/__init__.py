@@ -1,1 +1,1 @@
-"""Readers of files of kinds that need a library of their own, one a module."""
+"""Readers of files, a kind a module: of tables `read(path, schema)` gives columns, and what to say of the reading."""

@@ -1,0 +1,176 @@
+"""Text of columns that a mark separates: CSV and its kin, also packed; encoding and separator are found."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import mmap
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.csv
+
+from fewbytes.data.columns import Texts
+from fewbytes.data.formats.packed import PACKED, unpacked
+from fewbytes.data.schema import SEPARATORS, Schema, refused
+
+HEAD, SAMPLED = 1 << 18, 20  # bytes, and rows, that tell the separator
+BLOCK, MOST_BLOCK = 1 << 23, (1 << 31) - 1
+SOME = 100_000  # rows that tell how decimals are separated
+SHOWN = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+
+
+def read(path: Path, schema: Schema, separator: str = "") -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
+    """(columns, what was found, how decimals are separated for certain). Raises UserError for what is no such table."""
+    content = unpacked(path) if path.suffix.lower() in PACKED else None
+    with path.open("rb") as file:
+        head = file.read(HEAD) if content is None else content[:HEAD]
+    if not head:
+        raise refused(str(path), "is empty", "give it a line of columns' names, and a row for each sample")
+    encoding = schema.encoding or encoding_of(head)
+    check_encoding(path, encoding)
+    said = [] if encoding in ("utf-8", "utf-8-sig") else [f"text in {encoding}"]
+    table, used = _in_some_encoding(path, content, head, encoding, schema, separator or schema.separator)
+    encoding, separator = used
+    if encoding not in ("utf-8", "utf-8-sig") and not said:
+        said = [f"text in {encoding}, as it is none in UTF-8"]
+    said += [f"columns separated by {SHOWN.get(separator, repr(separator))}"] if separator != "," else []
+    decimal = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    if decimal and _has_commas(table, schema):
+        options = _Options(encoding, separator, schema, decimal)
+        return _read(path, content, options), tuple(said), ()
+    return table, tuple(said), ("point",) if decimal else ()
+
+
+def check_encoding(path: Path, encoding: str) -> None:
+    """Raises UserError for an encoding there is not."""
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        what = f"cannot be read in {encoding!r}, which is no encoding"
+        raise refused(str(path), what, "give one like utf-8, windows-1252 or utf-16 (--encoding)") from None
+
+
+def encoding_of(head: bytes) -> str:
+    """What the first bytes tell of it."""
+    for mark, name in BOMS:
+        if head.startswith(mark):
+            return name
+    if len(head) > 3 and head[1:4:2] == b"\0\0":
+        return "utf-16-le"
+    return "utf-16-be" if len(head) > 3 and head[0:3:2] == b"\0\0" else "utf-8"
+
+
+def _in_some_encoding(
+    path: Path, content: bytes | None, head: bytes, encoding: str, schema: Schema, separator: str
+) -> tuple[pa.Table, tuple[str, str]]:
+    """(columns, encoding and separator used): in Western Windows' encoding if it is not in UTF-8 and none is named."""
+    tried = [encoding] if schema.encoding or encoding != "utf-8" else ["utf-8", "windows-1252", "latin-1"]
+    for each in tried:
+        found = separator or _separator(head.decode(each, "replace"))
+        table = None
+        with suppress(UnicodeDecodeError):
+            try:
+                table = _read(path, content, _Options(each, found, schema))
+                names = table.column_names  # decodes them
+                binary = any(pa.types.is_binary(field.type) for field in table.schema)
+                if names and not binary:
+                    return table, (each, found)
+            except pa.ArrowException as error:
+                if "UTF8" not in str(error) and "codec" not in str(error):
+                    _refuse(path, content, each, found)
+    what = f"is no text in {tried[0]}"
+    raise refused(str(path), what, "name its encoding (--encoding)")
+
+
+class _Options:
+    """How pyarrow reads a file."""
+
+    def __init__(self, encoding: str, separator: str, schema: Schema, more: list[str] | None = None) -> None:
+        self.encoding, self.separator = encoding, separator
+        texts = [*schema.categories, *(schema.target if schema.learns == "classes" else ()), *(more or ())]
+        self.convert = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(texts, pa.string()),
+            null_values=["", *schema.missing_marks],
+        )
+
+
+def _read(path: Path, content: bytes | None, options: _Options) -> pa.Table:
+    """Raises what pyarrow does."""
+    size = path.stat().st_size if content is None else len(content)
+    for block in dict.fromkeys((BLOCK, min(MOST_BLOCK, max(BLOCK, 4 * size)))):
+        read = pyarrow.csv.ReadOptions(encoding=options.encoding.replace("utf-8-sig", "utf8"), block_size=block)
+        parse = pyarrow.csv.ParseOptions(delimiter=options.separator, newlines_in_values=_has_quotes(path, content))
+        source: Any = path if content is None else pa.BufferReader(content)
+        try:
+            return pyarrow.csv.read_csv(source, read, parse, options.convert)
+        except pa.ArrowInvalid as error:
+            if "straddl" not in str(error):
+                raise
+    raise pa.ArrowInvalid("a row is longer than can be read")
+
+
+def _has_quotes(path: Path, content: bytes | None) -> bool:
+    """Whether line breaks may stand in values, for which files are read more slowly."""
+    if content is not None:
+        return b'"' in content
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        return whole.find(b'"') >= 0
+
+
+def _separator(head: str) -> str:
+    """What separates the columns of a text, by its first rows: that which gives all of them equally many columns, and
+    the most, or else gives the first most."""
+    lines = head.splitlines()[: 1 if head.count("\n") < 2 else None]
+    best, most = ",", (False, 1)
+    for mark in SEPARATORS:
+        rows = []
+        with suppress(csv.Error):
+            reader = csv.reader(io.StringIO("\n".join(lines), newline=""), delimiter=mark)
+            rows = [row for row in islice(reader, SAMPLED) if row]
+        if 2 < len(rows) < SAMPLED and len(head) >= HEAD // 4:
+            rows.pop()  # which may be cut off
+        if rows and len(rows[0]) > 1:
+            found = (len({len(row) for row in rows}) == 1, len(rows[0]))
+            best, most = (mark, found) if found > most else (best, most)
+    return best
+
+
+def _has_commas(table: pa.Table, schema: Schema) -> bool:
+    """Whether some column has numbers with a decimal comma for certain."""
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if pa.types.is_string(field.type):
+            texts = Texts.of(column.slice(0, SOME), schema)
+            if texts.written == "numbers" and texts.surely == {"comma"}:
+                return True
+    return False
+
+
+def _refuse(path: Path, content: bytes | None, encoding: str, separator: str) -> NoReturn:
+    """Raise what to say of text that is no table. The words of pyarrow hold whole rows, which are not shown."""
+    wrong: list[Any] = []
+    with suppress(pa.ArrowException, OSError, UnicodeDecodeError):  # again, by one thread, which knows numbers of rows
+
+        def keep(row: Any) -> str:
+            wrong.append(row)
+            return "error"
+
+        options = pyarrow.csv.ParseOptions(
+            delimiter=separator, invalid_row_handler=keep, newlines_in_values=_has_quotes(path, content)
+        )
+        read = pyarrow.csv.ReadOptions(use_threads=False, encoding=encoding.replace("utf-8-sig", "utf8"))
+        pyarrow.csv.read_csv(path if content is None else pa.BufferReader(content), read, options)
+    if not wrong:
+        what, remedy = "cannot be read as CSV", "write it as text, a row a line, columns separated by commas"
+        raise refused(str(path), what, remedy)
+    row, wanted, found = wrong[0].number - 1, wrong[0].expected_columns, wrong[0].actual_columns
+    remedy = 'put texts with commas in quotes, "so, or so"'
+    if wanted == 1 or found == 1 or any(mark in wrong[0].text for mark in SEPARATORS if mark != separator):
+        remedy = "name what separates its columns (--separator), and put texts that hold it in quotes"
+    what = f"row {row} of the data has {found} values, the line of names has {wanted}"
+    raise refused(f"{path}:", what, remedy, f"has a row with more or fewer values than the line of names: {remedy}")

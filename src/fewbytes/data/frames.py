@@ -1,0 +1,236 @@
+"""A table as it was read: its columns as numbers or categories, and errors that say where something is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.named import elsewhere
+from fewbytes.data.columns import Texts, Unclear, as_days, is_number, plain
+from fewbytes.data.schema import USUAL_MARKS, Schema, no_column, refused
+
+SUSPICIOUS = (-99999, -9999, -999, 9999, 99999, 999999)
+"""Numbers that often stand for a missing value."""
+APART = 2  # times the range of all other values, of such a number from them
+
+
+class Table:
+    """Columns; `where` they are from; the `schema`, by which they are read; what was `said` as the file was read.
+
+    `decimals`: how these are separated in the file's numbers, as far as the reader knows: "point", or nothing.
+    """
+
+    def __init__(
+        self, where: str, data: pa.Table, schema: Schema, said: tuple[str, ...] = (), decimals: Iterable[str] = ()
+    ) -> None:
+        self.where, self.data, self.schema, self.said = where, data, schema, said
+        self._decimals = set(decimals)
+        self._texts: dict[str, Texts] = {}
+        self._numbers: dict[str, NDArray[np.float64]] = {}
+        self.commas: list[str] = []
+        """The columns that were read with a decimal comma."""
+
+    def __len__(self) -> int:
+        return int(self.data.num_rows)
+
+    @cached_property
+    def names(self) -> dict[str, int]:
+        """The columns' names, in order, and the place of each."""
+        return {name: i for i, name in enumerate(self._all)}
+
+    @cached_property
+    def _all(self) -> list[str]:
+        return list(self.data.column_names)
+
+    @cached_property
+    def _repeated(self) -> dict[str, int]:
+        return {name: count for name, count in Counter(self._all).items() if count > 1}
+
+    @cached_property
+    def index(self) -> tuple[str, ...]:
+        """The columns that hold the rows' index by pandas's metadata."""
+        about = json.loads((self.data.schema.metadata or {}).get(b"pandas", b"{}"))
+        return tuple(name for name in about.get("index_columns", ()) if isinstance(name, str))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Raises UserError unless there is one of that name."""
+        if name not in self.names:
+            raise no_column(self.where, name, self._all, "add it, as the run's table has it")
+        if name in self._repeated:
+            raise self.refused(name, f"is there {self._repeated[name]} times", "leave one of them")
+        return self.data.column(self.names[name])
+
+    def stored(self, name: str) -> str:
+        """As what a column is stored: "texts", "categories", "numbers", "booleans" or "dates". Raises UserError for all
+        else."""
+        kind = self.column(name).type
+        if pa.types.is_dictionary(kind):
+            return "categories" if _is_string(kind.value_type) else "numbers"
+        if _is_string(kind):
+            return "texts"
+        if pa.types.is_boolean(kind):
+            return "booleans"
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+            return "numbers"
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            return "dates"
+        if pa.types.is_null(kind) and self.schema.learns is not None:
+            return "texts" if name in self.schema.categories else "numbers"
+        what = "no value" if pa.types.is_null(kind) else f"{kind} values"
+        what = "text that is not in UTF-8" if pa.types.is_binary(kind) else what
+        raise self.refused(name, f"has {what}", "give numbers, dates or text, or leave it out (--leave-out)")
+
+    def kind(self, name: str) -> str:
+        """What a column holds: "texts", "numbers", "booleans" or "dates"."""
+        stored = self.stored(name)
+        if stored == "texts":
+            return self.texts(name).written
+        return "texts" if stored == "categories" else stored
+
+    def texts(self, name: str) -> Texts:
+        """A column of text by its different values."""
+        if name not in self._texts:
+            self._texts[name] = Texts.of(self.column(name), self.schema)
+        return self._texts[name]
+
+    def missing(self, name: str) -> NDArray[np.bool_]:
+        """In which rows the column has no value."""
+        if name not in self.schema.numbers and self.stored(name) in ("texts", "categories"):
+            return self.texts(name).codes < 0
+        return np.isnan(self.numbers(name))
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """A column as numbers, dates as days since 1970, NaN where there is no value. Raises UserError for text that is
+        none, infinity, and a number that seems to stand for a missing value."""
+        if name in self._numbers:
+            return self._numbers[name]
+        stored, column = self.stored(name), self.column(name)
+        if stored == "dates":
+            return as_days(column)
+        if stored == "booleans":
+            return _floats(pc.cast(column, pa.uint8()))
+        values = _floats(column) if stored == "numbers" else self._read_numbers(name)
+        if np.isinf(values).any():
+            raise self.wrong(name, np.isinf(values), "is no finite number", "correct it")
+        values = self._without_marks(name, values)
+        if stored != "numbers":
+            self._numbers[name] = values
+        return values
+
+    def categories(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
+        """(codes (n,), texts): which text a row of a column has, -1 for none; as all tables write it (`plain`)."""
+        stored = self.stored(name)
+        if stored in ("texts", "categories"):
+            codes, written = self.texts(name).codes, [plain(text) for text in self.texts(name).values.to_pylist()]
+        else:
+            values = self.numbers(name)
+            different, codes = np.unique(values, return_inverse=True)  # NaN is the last
+            codes = np.where(np.isnan(values), -1, codes)
+            shown = ("false", "true")
+            written = [shown[int(v)] if stored == "booleans" else plain(repr(float(v))) for v in different if v == v]
+        number = {text: i for i, text in enumerate(dict.fromkeys(written))}
+        return np.array([*(number[text] for text in written), -1], dtype=np.int64)[codes], list(number)
+
+    def refused(self, name: str, what: str, remedy: str, told: str = "") -> UserError:
+        """An error of a column. A server is told which, if the run names it, and `told`, or else the same."""
+        column = f"column {name!r}" if self.schema.names(name) else "column"
+        return refused(f"{self.where}: column {name!r}", what, remedy, told, f"a table's {column}")
+
+    def wrong(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str, told: str = "") -> UserError:
+        """An error of the first of those rows of a column, which count from 1; `told` as of `refused`."""
+        found = np.flatnonzero(rows)
+        row = int(found[0])
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        value = self.column(name)[row].as_py()
+        place = f"column {name!r}, row {row + 1} of the data{more}"
+        shown = "nothing" if value is None or value != value else repr(value)
+        column = f"column {name!r}" if self.schema.names(name) else "column"
+        told = told or ("no value in some rows" if shown == "nothing" else f"a value that {what}") + f": {remedy}"
+        return refused(f"{self.where}: {place}:", f"{shown} {what}", remedy, f"has {told}", f"a table's {column}")
+
+    def _read_numbers(self, name: str) -> NDArray[np.float64]:
+        """A column of text as numbers."""
+        texts = self.texts(name)
+        try:
+            if texts.written == "dates":
+                return texts.as_days()
+            if texts.written == "booleans":
+                return texts.as_booleans()
+            values, decimal = texts.as_numbers(self._surely)
+        except Unclear as error:
+            if error.rows is not None:
+                raise self.wrong(name, error.rows, error.what, error.remedy, error.told) from None
+            raise self.refused(name, error.what, error.remedy, error.told) from None
+        if decimal == "comma" and name not in self.commas:
+            self.commas.append(name)
+        return values
+
+    @property
+    def _surely(self) -> set[str]:
+        """How decimals are separated for certain, in all columns of text that were looked at."""
+        read = [texts.surely for texts in self._texts.values() if texts.written == "numbers"]
+        return self._decimals.union(*read)
+
+    def _without_marks(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Numbers, NaN where one stands for a missing value. Raises UserError for one that seems to."""
+        marks = [float(mark) for mark in self.schema.missing_marks if is_number(mark)]
+        if marks:
+            return np.where(np.isin(values, marks), np.nan, values)
+        if self.schema.missing_marks != USUAL_MARKS or not len(values):
+            return values
+        ends = {float(np.fmin.reduce(values)), float(np.fmax.reduce(values))}.intersection(SUSPICIOUS)
+        if not ends:
+            return values
+        others = values[~np.isin(values, SUSPICIOUS) & ~np.isnan(values)]
+        if not len(others):
+            return values
+        low, high = float(others.min()), float(others.max())
+        for mark in sorted(ends):
+            if max(low - mark, mark - high) > APART * (high - low):
+                raise self.wrong(
+                    name,
+                    values == mark,
+                    f"is far from all other values ({low:g} to {high:g})",
+                    f"if it stands for a missing value, name it (--missing-marks NA,{mark:.0f}); if not, name those "
+                    "that do (--missing-marks NA)",
+                    "a value far from all others, as one that stands for a missing value (--missing-marks)",
+                )
+        return values
+
+
+def as_arrow(frame: Any) -> pa.Table:
+    """A pandas frame, a pyarrow table or columns by name. Raises UserError for anything else."""
+    try:
+        if isinstance(frame, pa.Table):
+            return frame
+        return (
+            pa.table(dict(frame)) if isinstance(frame, Mapping) else pa.Table.from_pandas(frame, preserve_index=False)
+        )
+    except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"a table is a pandas frame, a pyarrow table or columns by name: {one_line(error)}") from None
+
+
+def run_with(option: str) -> str:
+    """What to do with an option, where one runs oneself or for a server elsewhere."""
+    return f"have the server run with {option}" if elsewhere() else f"run with {option}"
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _floats(column: pa.ChunkedArray) -> NDArray[np.float64]:
+    """Numbers of any type, NaN where there is none. Integers above 2^53 are rounded."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    values: NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy().astype(np.float64, copy=False)
+    return values

@@ -1,0 +1,328 @@
+"""Tables as people bring them: numbers of rows, numbers and dates written otherwise, classes as sites write them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from commands import fewbytes
+
+import fewbytes as fb
+from fewbytes.data import Dataset, Schema, load_dataset, table
+from fewbytes.data.split import Split
+from fewbytes.experiments.settings import make_experiment
+
+CASES = Path(os.environ.get("FEWBYTES_CASES", Path(os.environ.get("FEWBYTES_DATA", "data")).parent / "cases" / "data"))
+needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not here")
+ROWS = 40
+Y = [0, 1] * (ROWS // 2)
+LAB = [i % 7 + 0.5 for i in range(ROWS)]
+
+
+def features(data: Dataset) -> tuple[str, ...]:
+    assert data.schema is not None
+    return data.schema.features
+
+
+def whole(data: Dataset, name: str) -> list[float]:
+    """A numeric column's values as they were understood, of all samples, in order of size."""
+    assert data.schema is not None
+    mean, deviation = data.schema.numbers[name]
+    place = features(data).index(name)
+    parts = [split.load()[0][:, place] for split in (data.train, data.test)]
+    return sorted(round(float(x), 3) for x in torch.cat(parts).double() * deviation + mean)
+
+
+# Numbers of rows ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "", "__index_level_0__"])
+def test_an_index_that_was_written_is_no_feature_and_that_is_said(name):
+    data = table({name: list(range(ROWS)), "lab": LAB, "y": Y}, "y")
+    assert features(data) == ("lab",)
+    assert f"left out {name!r}, which number the rows" in data.notes[0]
+
+
+def test_the_index_in_pandas_metadata_is_no_feature(tmp_path):
+    frame = pandas.DataFrame({"lab": LAB, "y": Y}, index=pandas.Index(np.arange(ROWS)[::-1] // 2, name="visit"))
+    frame.to_parquet(tmp_path / "a.parquet")
+    assert features(load_dataset(str(tmp_path / "a.parquet"), schema=Schema(target=("y",)))) == ("lab",)
+    learnt = load_dataset(str(tmp_path / "a.parquet"), schema=Schema(target=("visit",)))
+    assert features(learnt) == ("lab", "y")
+
+
+@pytest.mark.parametrize("name", ["id", "patient_id", "PatientID", "mrn", "row", "nr", "no", "uid", "ID", "case id"])
+@pytest.mark.parametrize("values", [[(i * 17) % 101 for i in range(ROWS)], [f"P{i * 7 % 101}" for i in range(ROWS)]])
+def test_what_names_the_rows_is_refused_until_the_user_decides(name, values):
+    columns = {name: values, "lab": LAB, "y": Y}
+    with pytest.raises(
+        fb.UserError, match=rf"column '{name}' seems to number the rows .*--leave-out.*--columns"
+    ) as error:
+        table(columns, "y")
+    assert repr(name) not in (error.value.told or repr(name))
+    assert features(table(columns, "y", leave_out=[name])) == ("lab",)
+    if isinstance(values[0], int):
+        assert features(table(columns, "y", columns=["lab", name])) == ("lab", name)
+
+
+def test_whole_numbers_that_rise_with_every_row_are_refused_whatever_they_are_called():
+    with pytest.raises(fb.UserError, match=r"'visit' seems to number the rows .*rise or fall"):
+        table({"visit": [3 * i for i in range(ROWS)], "lab": LAB, "y": Y}, "y")
+    assert features(table({"visit": [i // 2 for i in range(ROWS)], "y": Y}, "y")) == ("visit",)  # some are equal
+    assert features(table({"lab": [i / 2 for i in range(ROWS)], "y": Y}, "y")) == ("lab",)  # no whole numbers
+    assert features(table({"id": list(range(10)), "y": [0, 1] * 5}, "y")) == ("id",)  # too few rows to tell
+
+
+def test_sites_leave_out_the_same(tmp_path):
+    """Also where a site lacks the column, or has it only there."""
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    columns = {"uid": [i * 7 % 101 for i in range(ROWS)], "lab": LAB, "y": Y}
+    pandas.DataFrame(columns).to_csv(tmp_path / "server.csv", index=False)
+    pandas.DataFrame(columns).to_csv(sites / "a.csv")
+    pandas.DataFrame(columns).drop(columns="uid").to_csv(sites / "b.csv", index=False)
+    where = {"dataset": str(tmp_path / "server.csv"), "client_data": str(sites), "clients": 2, "target": ["y"]}
+    said = {"method": "fedavg", "partition": "local", "leave_out": ["uid"]} | where
+    experiment = make_experiment(said)
+    assert [client.train.shape for client in experiment.task().data.clients] == [(1,), (1,)]
+    assert make_experiment(experiment.settings()).task().data.test.shape == (1,)
+    with pytest.raises(fb.UserError, match=r"server.csv has no column 'uit' \(did you mean 'uid'\?\)"):
+        make_experiment(said | {"leave_out": ["uit"]}).task()
+
+
+@needs_cases
+def test_the_cases_of_row_numbers():
+    assert features(load_dataset(str(CASES / "idx.parquet"), schema=Schema(target=("y",)))) == ("age", "lab")
+    with pytest.raises(fb.UserError, match="column 'uid' seems to number the rows"):
+        load_dataset(str(CASES / "bigint.csv"), schema=Schema(target=("y",)))
+    without = load_dataset(str(CASES / "bigint.csv"), schema=Schema(target=("y",), leave_out=("uid",)))
+    assert features(without) == ("age", "lab")
+    named = load_dataset(str(CASES / "bigint.csv"), schema=Schema(target=("y",), columns=("lab", "uid")))
+    assert features(named) == ("lab", "uid")
+
+
+def test_ids_above_2_to_53_are_told_apart():
+    start = 2**60
+    with pytest.raises(fb.UserError, match="'uid' seems to number"):
+        table({"uid": [start + (i * 17) % 101 for i in range(ROWS)], "lab": LAB, "y": Y}, "y")
+    assert features(table({"x": [start + (i * 17) % 101 for i in range(ROWS)], "y": Y}, "y")) == ("x",)
+
+
+# Numbers written otherwise --------------------------------------------------------------------------------------------
+
+
+@needs_cases
+def test_the_case_of_decimal_commas():
+    data = load_dataset(str(CASES / "qdc4.csv"), schema=Schema(target=("y",)))
+    assert features(data) == ("temp",)
+    assert data.schema is not None
+    assert data.schema.numbers["temp"][0] == pytest.approx(37, abs=0.1)
+    assert "a decimal comma in 'temp'" in data.notes[0]
+    theirs = pandas.read_csv(CASES / "qdc4.csv", decimal=",")["temp"]
+    assert whole(data, "temp") == pytest.approx(sorted(theirs), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("texts", "numbers"),
+    [
+        (["36,5", "1.250", "-0,25", "1.234,5"], [36.5, 1250, -0.25, 1234.5]),
+        (["36.5", "1,250", "-0.25", "1,234.5"], [36.5, 1250, -0.25, 1234.5]),
+        (["1,234,567", "1,250", "7", "+8"], [1234567, 1250, 7, 8]),
+        (["1.234.567", "1.250", "7", "8"], [1234567, 1250, 7, 8]),
+        (["1 234,5", "12 345", "1\u00a0250", "8"], [1234.5, 12345, 1250, 8]),
+        (["1'234.5", "12'345", "7", "8"], [1234.5, 12345, 7, 8]),
+        (["1e-3", ".5", "5.", " 7 "], [0.001, 0.5, 5, 7]),
+        (["0,250", "0,125", "0,750", "0,5"], [0.25, 0.125, 0.75, 0.5]),
+    ],
+)
+def test_numbers_are_read_however_they_are_written(texts, numbers):
+    data = table({"x": texts * 5, "y": [0, 1] * 10}, "y")
+    assert features(data) == ("x",)
+    assert whole(data, "x") == pytest.approx(sorted(numbers * 5), abs=0.1 if max(numbers) > 1e5 else 1e-3)
+
+
+def test_what_can_be_read_in_two_ways_is_refused_or_follows_the_files_other_columns(tmp_path):
+    either = {"x": ["1,250", "3,125"] * 10, "y": [0, 1] * 10}
+    with pytest.raises(fb.UserError, match=r"'1,250', which is 1250 or 1.250: say which: --decimal") as error:
+        table(either, "y")
+    assert "1,250" not in (error.value.told or "1,250")
+    assert whole(table(either, "y", schema=Schema(decimal="comma")), "x")[0] == 1.25
+    assert whole(table(either, "y", schema=Schema(decimal="point")), "x")[0] == 1250
+    assert whole(table(either | {"z": ["0,5", "0,7"] * 10}, "y"), "x")[0] == 1.25
+    assert whole(table(either | {"z": ["0.5", "0.7"] * 10}, "y"), "x")[0] == 1250
+    # a CSV's 1.250 beside decimal commas is 1250, though it looks like a number
+    (tmp_path / "a.csv").write_text("cost;lab;y\n" + "1.250;0,5;0\n3.125;0,7;1\n" * 10)
+    data = load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",)))
+    assert whole(data, "cost") == [1250] * 10 + [3125] * 10
+    with pytest.raises(fb.UserError, match="with a decimal point and others with a decimal comma"):
+        table({"x": ["0,5", "0.5"] * 10, "y": [0, 1] * 10}, "y")
+
+
+def test_a_site_may_write_numbers_otherwise():
+    schema = table({"x": [1.5, 2.5, 1000.5], "y": [0, 1, 0]}, "y").schema
+    data = table({"x": ["1,5", "2,5", "1.000,5"], "y": [0, 1, 0]}, schema=schema)
+    assert whole(data, "x") == [1.5, 2.5, 1000.5]
+
+
+def test_the_usual_marks_of_missing_values_are_such_and_others_are_named():
+    marks = ["", "NA", "N/A", "NaN", "nan", "null", "None", "?", "-", ".", None]
+    columns = {"x": [*marks, *(f"{i / 4}" for i in range(29))], "kind": [*marks, *["a", "b"] * 14, "a"], "y": Y}
+    data = table(columns, "y", schema=Schema(missing="drop"))
+    assert features(data) == ("x", "kind=a", "kind=b")
+    assert len(data.train) + len(data.test) == 29
+    assert "22 values missing (11 rows left out)" in data.notes[0]
+    named = table(
+        columns | {"x": ["gone", *map(str, LAB[1:])]}, "y", schema=Schema(missing="mean", missing_marks=("gone", "NA"))
+    )
+    assert "x" in features(named)
+    assert "kind=?" in features(named)
+
+
+def test_a_number_far_from_all_others_is_refused_until_the_user_decides(tmp_path):
+    columns = {"x": [-999, *LAB[1:]], "y": Y}
+    with pytest.raises(
+        fb.UserError, match=r"row 1 of the data: -999.0 is far from all .*--missing-marks NA,-999"
+    ) as error:
+        table(columns, "y")
+    assert "999" not in (error.value.told or "999")
+    taken = table(columns, "y", schema=Schema(missing="drop", missing_marks=("NA", "-999")))
+    assert min(whole(taken, "x")) == 0.5
+    kept = table(columns, "y", schema=Schema(missing_marks=("NA",)))
+    assert min(whole(kept, "x")) == -999
+    assert min(whole(table({"x": [-999, *range(-1200, -420, 20)], "y": Y}, "y"), "x")) == -1200  # not far
+    pandas.DataFrame(columns).to_csv(tmp_path / "a.csv", index=False)
+    command = ["run", "fedavg", "--dataset", tmp_path / "a.csv", "--target", "y", "--rounds", "1", "--clients", "2"]
+    command += ["--out", tmp_path / "out", "--json"]
+    assert fewbytes(*command).returncode == 2
+    done = fewbytes(*command, "--missing-marks", "-999", "--missing", "drop")
+    assert done.returncode == 0, done.stderr
+
+
+def test_values_under_a_limit_are_refused_until_the_user_says_what_to_take():
+    columns = {"x": ["<0,5", "≤ 0,5", ">100", *(f"{i},25" for i in range(37))], "y": Y}
+    with pytest.raises(
+        fb.UserError, match=r"row 1 of the data and 2 more: '<0,5' is a limit.*--limits half\|value"
+    ) as error:
+        table(columns, "y")
+    assert "<0,5" not in (error.value.told or "<0,5")
+    rest = [i + 0.25 for i in range(37)]
+    assert whole(table(columns, "y", schema=Schema(limits="half")), "x") == sorted([0.25, 0.25, 100, *rest])
+    assert whole(table(columns, "y", schema=Schema(limits="value")), "x") == sorted([0.5, 0.5, 100, *rest])
+    assert whole(table(columns, "y", schema=Schema(limits="missing", missing="drop")), "x") == rest
+
+
+def test_many_categories_are_said():
+    data = table({"kind": [f"k{i % 60}" for i in range(240)], "y": [0, 1] * 120}, "y")
+    assert "60 categories in 'kind'" in data.notes[0]
+
+
+# Dates and booleans ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "days"),
+    [
+        (["1970-01-02", "1971-01-01"], [1, 365]),
+        (["1970-01-02 12:00", "1971-01-01 00:00"], [1.5, 365]),
+        (["1970/01/02", "1971/01/01"], [1, 365]),
+        (["2.1.1970", "01.01.1971"], [1, 365]),
+        (["02/01/1970", "31/01/1970"], [1, 30]),
+        (["01/02/1970", "01/31/1970"], [1, 30]),
+    ],
+)
+def test_dates_are_days_since_1970(texts, days, tmp_path):
+    columns = {"visit": texts * 10, "y": [0, 1] * 10}
+    pandas.DataFrame(columns).to_csv(tmp_path / "a.csv", index=False)
+    for data in (table(columns, "y"), load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",)))):
+        assert whole(data, "visit") == [days[0]] * 10 + [days[1]] * 10
+        assert "days since 1970 of 'visit'" in data.notes[0]
+
+
+def test_days_and_months_that_may_be_either_are_refused_until_the_user_decides():
+    columns = {"visit": ["02/01/1970", "03/01/1970"] * 10, "y": [0, 1] * 10}
+    with pytest.raises(fb.UserError, match=r"'02/01/1970', whose day and month may be either: .*--date-order") as error:
+        table(columns, "y")
+    assert "1970" not in (error.value.told or "1970")
+    assert whole(table(columns, "y", schema=Schema(date_order="day-first")), "visit")[0] == 1
+    assert whole(table(columns, "y", schema=Schema(date_order="month-first")), "visit")[0] == 31
+    with pytest.raises(fb.UserError, match="dates with the day first and others"):
+        table({"visit": ["13/01/1970", "01/13/1970"] * 10, "y": [0, 1] * 10}, "y")
+    with pytest.raises(fb.UserError, match="'1970-02-30' is no date that exists"):
+        table({"visit": ["1970-02-30", "1970-02-01"] * 10, "y": [0, 1] * 10}, "y")
+
+
+# What is told of figures, and classes at sites ------------------------------------------------------------------------
+
+
+def test_only_training_rows_count_for_means_and_deviations():
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame({"x": rng.normal(size=200) * 10, "cost": rng.normal(size=200) + 5.0, "y": [0, 1] * 100})
+    plain = table(frame, "y")
+    train = plain.train.load()[0]
+    assert train.mean(0).tolist() == pytest.approx([0, 0], abs=1e-6)
+    assert train.std(0, correction=0).tolist() == pytest.approx([1, 1], abs=1e-5)
+    moved = frame.copy()
+    moved.loc[plain.test.rows, "x"] += 1000  # test rows say nothing of training samples
+    assert torch.equal(table(moved, "y").train.load()[0], train)
+    numbers = table(frame, "cost")
+    assert float(numbers.train.targets.mean()) == pytest.approx(0, abs=1e-6)
+    assert abs(float(numbers.test.targets.mean())) > 1e-3
+
+
+@pytest.mark.parametrize("items", [False, True])
+def test_bytes_are_pictures_only_if_they_look_like_such(items):
+    def split(x: torch.Tensor) -> Split:
+        y = torch.zeros(len(x), dtype=torch.int64)
+        return Split.of(torch.utils.data.TensorDataset(x, y) if items else (x, y))
+
+    ages = torch.tensor([[30, 200], [50, 255]], dtype=torch.uint8)
+    assert split(ages).load()[0].tolist() == [[30, 200], [50, 255]]
+    assert split(ages).load()[0].dtype == split(ages).blank().dtype == torch.float32
+    for shape in ((2, 2, 2), (2, 1, 2, 2)):
+        assert float(split(torch.full(shape, 255, dtype=torch.uint8)).load()[0].max()) == 1
+
+
+@pytest.mark.parametrize(
+    ("server", "site", "classes"),
+    [
+        (["1.0", "0.0"], ["1", "0"], ("0", "1")),
+        (["1", "0"], ["1.0", "0.0"], ("0", "1")),
+        (["True", "False"], ["true", "false"], ("false", "true")),
+        (["TRUE", "FALSE"], [True, False], ("false", "true")),
+        ([True, False], ["True", "False"], ("false", "true")),
+        (["01", "02"], ["1", "2"], ("1", "2")),
+        ([1, 2], ["01", "02"], ("1", "2")),
+        ([1.0, 2.0], [1, 2], ("1", "2")),
+        (["01", "unknown"], ["1", "unknown"], ("1", "unknown")),
+    ],
+)
+def test_classes_are_the_same_however_they_are_written(server, site, classes, tmp_path):
+    mine = table({"x": LAB, "y": server * 20}, "y")
+    assert mine.classes == classes
+    theirs = table({"x": LAB, "y": site * 20}, schema=mine.schema)
+    assert theirs.numbered(mine.classes).train.labels.tolist() == mine.train.labels.tolist()
+    for name, values in (("server", server), ("site", site)):
+        pandas.DataFrame({"x": LAB, "y": values * 20}).to_csv(tmp_path / f"{name}.csv", index=False)
+        pq.write_table(pa.table({"x": LAB, "y": values * 20}), tmp_path / f"{name}.parquet")
+    for one in ("csv", "parquet"):
+        first = load_dataset(str(tmp_path / f"server.{one}"), schema=Schema(target=("y",)))
+        for other in ("csv", "parquet"):
+            second = load_dataset(str(tmp_path / f"site.{other}"), schema=first.schema)
+            assert second.numbered(first.classes).train.labels.tolist() == first.train.labels.tolist()
+
+
+@needs_cases
+def test_the_case_of_an_outcome_written_1_0(tmp_path):
+    done = fewbytes(
+        "run", "fedavg", "--dataset", "server.csv", "--target", "outcome", "--partition", "local", "--client-data",
+        "sites", "--clients", "2", "--rounds", "2", "--json", "--out", tmp_path, cwd=CASES / "float",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["score"]["final"] >= 0
