@@ -14,7 +14,9 @@ def check_unfolded(path: Path, unfolded: int, what: str = "") -> None:
     """Raises UserError for a file that would be so many bytes in memory, if that is too much; `what` is said of it."""
     size = path.stat().st_size
     if unfolded > max(MOST_BYTES, MOST_TIMES * size):
+        most = f"at most {MOST_TIMES} times the file, or {MOST_BYTES / 1e9:,.1f} GB"
+        remedy = "split it, or write it without repetition"
         raise UserError(
-            f"{path} is {size / 1e6:,.1f} MB and would be {unfolded / 1e9:,.1f} GB in memory ({what}at most "
-            f"{MOST_TIMES} times the file, or {MOST_BYTES / 1e9:,.1f} GB): split it, or write it without repetition"
+            f"{path} is {size / 1e6:,.1f} MB and would be {unfolded / 1e9:,.1f} GB in memory ({what}{most}): {remedy}",
+            told=f"a file would be far larger in memory than it is ({most}): {remedy}",
         )
