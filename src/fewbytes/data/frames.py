@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -36,6 +38,7 @@ class Table:
         self._decimals = set(decimals)
         self._texts: dict[str, Texts] = {}
         self._numbers: dict[str, NDArray[np.float64]] = {}
+        self._checked: set[str] = set()
         self.commas: list[str] = []
         """The columns that were read with a decimal comma."""
 
@@ -73,16 +76,8 @@ class Table:
         """As what a column is stored: "texts", "categories", "numbers", "booleans" or "dates". Raises UserError for all
         else."""
         kind = self.column(name).type
-        if pa.types.is_dictionary(kind):
-            return "categories" if _is_string(kind.value_type) else "numbers"
-        if _is_string(kind):
-            return "texts"
-        if pa.types.is_boolean(kind):
-            return "booleans"
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-            return "numbers"
-        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            return "dates"
+        if known := _stored_as(kind):
+            return known
         if pa.types.is_null(kind) and self.schema.learns is not None:
             return "texts" if name in self.schema.categories else "numbers"
         what = "no value" if pa.types.is_null(kind) else f"{kind} values"
@@ -119,9 +114,10 @@ class Table:
         if stored == "booleans":
             return _floats(pc.cast(column, pa.uint8()))
         values = _floats(column) if stored == "numbers" else self._read_numbers(name)
-        if np.isinf(values).any():
-            raise self.wrong(name, np.isinf(values), "is no finite number", "correct it")
-        values = self._without_marks(name, values)
+        if self._marks:
+            values = np.where(np.isin(values, self._marks), np.nan, values)
+        if name not in self._checked:
+            self._check(name, values)
         if stored != "numbers":
             self._numbers[name] = values
         return values
@@ -180,21 +176,24 @@ class Table:
         read = [texts.surely for texts in self._texts.values() if texts.written == "numbers"]
         return self._decimals.union(*read)
 
-    def _without_marks(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Numbers, NaN where one stands for a missing value. Raises UserError for one that seems to."""
-        marks = [float(mark) for mark in self.schema.missing_marks if is_number(mark)]
-        if marks:
-            return np.where(np.isin(values, marks), np.nan, values)
-        if self.schema.missing_marks != USUAL_MARKS or not len(values):
-            return values
-        ends = {float(np.fmin.reduce(values)), float(np.fmax.reduce(values))}.intersection(SUSPICIOUS)
-        if not ends:
-            return values
+    @cached_property
+    def _marks(self) -> list[float]:
+        """The numbers that stand for a missing value."""
+        return [float(mark) for mark in self.schema.missing_marks if is_number(mark)]
+
+    def _check(self, name: str, values: NDArray[np.float64]) -> None:
+        """Raises UserError for infinity, and for a number that seems to stand for a missing value."""
+        self._checked.add(name)
+        ends = {float(np.fmin.reduce(values)), float(np.fmax.reduce(values))} if len(values) else set()
+        if math.inf in ends or -math.inf in ends:
+            raise self.wrong(name, np.isinf(values), "is no finite number", "correct it")
+        if self.schema.missing_marks != USUAL_MARKS or not ends.intersection(SUSPICIOUS):
+            return
         others = values[~np.isin(values, SUSPICIOUS) & ~np.isnan(values)]
         if not len(others):
-            return values
+            return
         low, high = float(others.min()), float(others.max())
-        for mark in sorted(ends):
+        for mark in sorted(ends.intersection(SUSPICIOUS)):
             if max(low - mark, mark - high) > APART * (high - low):
                 raise self.wrong(
                     name,
@@ -204,7 +203,6 @@ class Table:
                     "that do (--missing-marks NA)",
                     "a value far from all others, as one that stands for a missing value (--missing-marks)",
                 )
-        return values
 
 
 def as_arrow(frame: Any) -> pa.Table:
@@ -222,6 +220,20 @@ def as_arrow(frame: Any) -> pa.Table:
 def run_with(option: str) -> str:
     """What to do with an option, where one runs oneself or for a server elsewhere."""
     return f"have the server run with {option}" if elsewhere() else f"run with {option}"
+
+
+@functools.cache
+def _stored_as(kind: pa.DataType) -> str:
+    """As what columns of a type are stored; nothing for what is neither."""
+    if pa.types.is_dictionary(kind):
+        return "categories" if _is_string(kind.value_type) else "numbers"
+    if _is_string(kind):
+        return "texts"
+    if pa.types.is_boolean(kind):
+        return "booleans"
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "numbers"
+    return "dates" if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else ""
 
 
 def _is_string(kind: pa.DataType) -> bool:

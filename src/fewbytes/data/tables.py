@@ -307,7 +307,9 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
         mean, deviation = schema.numbers[name]
         values = table.numbers(name)
         values = values if kept.all() else values[kept]
-        x[:, place] = np.nan_to_num((values - mean) / deviation)
+        scaled = (values - mean) / deviation
+        scaled[np.isnan(scaled)] = 0
+        x[:, place] = scaled
     place = len(used)
     for name, known in schema.categories.items():
         codes, texts = table.categories(name)
