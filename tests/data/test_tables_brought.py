@@ -169,6 +169,9 @@ def test_a_site_may_write_numbers_otherwise():
     schema = table({"x": [1.5, 2.5, 1000.5], "y": [0, 1, 0]}, "y").schema
     data = table({"x": ["1,5", "2,5", "1.000,5"], "y": [0, 1, 0]}, schema=schema)
     assert whole(data, "x") == [1.5, 2.5, 1000.5]
+    two = table({"x": [1000.5, 2000.5], "z": [0.5, 0.7], "y": [0, 1]}, "y").schema
+    data = table({"x": ["1,250", "3,125"], "z": ["0.5", "0.7"], "y": [0, 1]}, schema=two)  # as the other column tells
+    assert whole(data, "x") == [1250, 3125]
 
 
 def test_the_usual_marks_of_missing_values_are_such_and_others_are_named():

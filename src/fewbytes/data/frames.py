@@ -24,6 +24,8 @@ SUSPICIOUS = (-99999, -9999, -999, 9999, 99999, 999999)
 """Numbers that often stand for a missing value."""
 APART = 2  # times the range of all other values, of such a number from them
 
+SHORT = 100_000  # rows; of a table with fewer, which may have many columns, numbers are converted once
+
 
 class Table:
     """Columns; `where` they are from; the `schema`, by which they are read; what was `said` as the file was read.
@@ -39,6 +41,7 @@ class Table:
         self._texts: dict[str, Texts] = {}
         self._numbers: dict[str, NDArray[np.float64]] = {}
         self._checked: set[str] = set()
+        self._stored: dict[str, str] = {}
         self.commas: list[str] = []
         """The columns that were read with a decimal comma."""
 
@@ -75,8 +78,11 @@ class Table:
     def stored(self, name: str) -> str:
         """As what a column is stored: "texts", "categories", "numbers", "booleans" or "dates". Raises UserError for all
         else."""
+        if name in self._stored:
+            return self._stored[name]
         kind = self.column(name).type
         if known := _stored_as(kind):
+            self._stored[name] = known
             return known
         if pa.types.is_null(kind) and self.schema.learns is not None:
             return "texts" if name in self.schema.categories else "numbers"
@@ -118,7 +124,7 @@ class Table:
             values = np.where(np.isin(values, self._marks), np.nan, values)
         if name not in self._checked:
             self._check(name, values)
-        if stored != "numbers":
+        if stored != "numbers" or len(self) < SHORT:
             self._numbers[name] = values
         return values
 

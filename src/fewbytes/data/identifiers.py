@@ -72,9 +72,10 @@ def _whole_numbers(table: Table, name: str) -> NDArray[Any]:
         exact: NDArray[Any] = column.drop_null().to_numpy()
         return exact
     values = table.numbers(name)
-    values = values[~np.isnan(values)]
-    whole = all((part == np.floor(part)).all() for part in (values[:LEAST], values))
-    return values if whole else values[:0]
+    for part in (values[:LEAST], values):
+        if ((part != np.floor(part)) & ~np.isnan(part)).any():
+            return values[:0]
+    return values[~np.isnan(values)]
 
 
 def _called_so(name: str) -> bool:

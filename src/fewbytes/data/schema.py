@@ -23,9 +23,10 @@ class Schema(msgspec.Struct, frozen=True):
 
     It is read off one table, in a federation the server's, as nobody else's may be pooled. `target`: what is learnt.
     `learns`: of which kind that is; None: the schema is still to be read off a table. `numbers`: by column its mean and
-    standard deviation. `categories`: by column what its values are, in the order of their indicators. `cuts`: between
-    what groups of samples a target that is a number is dealt out. `missing`: what becomes of rows in which a value is
-    missing: they are an error, are left out, or get the column's mean, or no category.
+    standard deviation. `categories`: by column what its values are, in the order of their indicators. `dates`: the
+    columns of numbers that are dates, as days since 1970. `cuts`: between what groups of samples a target that is a
+    number is dealt out. `missing`: what becomes of rows in which a value is missing: they are an error, are left out,
+    or get the column's mean, or no category.
 
     The rest says how tables are read, here as at every site. `leave_out`: columns that are not used. `columns`: the
     only features, if it names some. `missing_marks`: what stands for a missing value besides nothing at all. `limits`:
@@ -37,6 +38,7 @@ class Schema(msgspec.Struct, frozen=True):
     learns: Literal["classes", "labels", "numbers"] | None = None
     numbers: dict[str, tuple[float, float]] = {}
     categories: dict[str, tuple[str, ...]] = {}
+    dates: tuple[str, ...] = ()
     cuts: tuple[float, ...] = ()
     missing: Literal["refuse", "drop", "mean"] = "refuse"
     leave_out: tuple[str, ...] = ()

@@ -81,10 +81,12 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
         notes += [f"left out {listed([repr(n) for n in left_out], COLUMNS)}, which number the rows"] if left_out else []
     for each in tables:
         each.schema = schema
+        for column in schema.numbers:
+            each.kind(column)  # all texts of a file tell how its decimals are separated
     classes = schema.target
     if schema.learns == "classes":
         classes = tuple(_in_order(text for each in tables for text in each.categories(schema.target[0])[1]))
-    kept = [~_missing(each, schema) for each in tables]
+    kept, gone = zip(*(_kept(each, schema) for each in tables), strict=True)
     for each, rows in zip(tables, kept, strict=True):
         if not rows.any():
             what = "has no row without a missing value"
@@ -102,7 +104,7 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
         _split(each, schema, rows, labels, values)
         for each, rows, (labels, values) in zip(tables, kept, targets, strict=True)
     ]
-    notes = [_note(each, schema, rows, notes) for each, rows in zip(tables, kept, strict=True)]
+    notes = [_note(each, schema, rows, count, notes) for each, rows, count in zip(tables, kept, gone, strict=True)]
     if len(splits) == 2:
         mine, own = splits
     elif halves is None:
@@ -159,7 +161,10 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
         numeric += target
         cuts = np.unique(np.nanquantile(table.numbers(target[0]), np.arange(1, 10) / 10)).tolist()
     numbers = dict.fromkeys(numeric, (0.0, 1.0))
-    schema = msgspec.structs.replace(asked, learns=learns, numbers=numbers, categories=categories, cuts=tuple(cuts))
+    dates = tuple(name for name in numeric if kinds[name] == "dates")
+    schema = msgspec.structs.replace(
+        asked, learns=learns, numbers=numbers, categories=categories, dates=dates, cuts=tuple(cuts)
+    )
     return schema, [] if asked.columns else indices
 
 
@@ -236,17 +241,15 @@ def _groups(schema: Schema) -> tuple[str, ...] | None:
     return (f"below {cuts[0]}", *(f"{a} to {b}" for a, b in pairwise(cuts)), f"from {cuts[-1]}")
 
 
-def _note(table: Table, schema: Schema, kept: NDArray[np.bool_], more: Sequence[str]) -> str:
-    """What became of a table, in one line."""
+def _note(table: Table, schema: Schema, kept: NDArray[np.bool_], gone: int, more: Sequence[str]) -> str:
+    """What became of a table, of which so many values are missing, in one line."""
     used = [name for name in schema.numbers if name not in schema.target]
-    kinds = {kind: [n for n in used if table.kind(n) == kind] for kind in ("dates", "booleans")}
     found = f"{len(used)} of numbers, {len(schema.categories)} of categories"
     parts = [f"{len(table):,} rows, {len(used) + len(schema.categories):,} columns used ({found})", *table.said, *more]
     parts += [f"a decimal comma in {listed([*map(repr, table.commas)], COLUMNS)}"] if table.commas else []
-    parts += [f"days since 1970 of {listed([*map(repr, kinds['dates'])], COLUMNS)}"] if kinds["dates"] else []
+    parts += [f"days since 1970 of {listed([*map(repr, schema.dates)], COLUMNS)}"] if schema.dates else []
     for name, texts in schema.categories.items():
         parts += [f"{len(texts)} categories in {name!r}"] if len(texts) > MANY else []
-    gone = sum(int(table.missing(name).sum()) for name in (*used, *schema.categories, *schema.target))
     if gone:
         how = (
             f"{int((~kept).sum()):,} rows left out" if schema.missing == "drop" else "the column's mean, or no category"
@@ -326,18 +329,21 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
     return x
 
 
-def _missing(table: Table, schema: Schema) -> NDArray[np.bool_]:
-    """Which rows are left out as a value is missing. Raises UserError if that must not be."""
-    gone = np.zeros(len(table), dtype=bool)
+def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], int]:
+    """(which rows are used, how many values are missing). Raises UserError for a missing value where none may be."""
+    kept, count = np.ones(len(table), dtype=bool), 0
     for name in dict.fromkeys((*schema.numbers, *schema.categories, *schema.target)):
         missing = table.missing(name)
+        if not missing.any():
+            continue
+        count += int(missing.sum())
         if schema.missing == "drop":
-            gone |= missing
-        elif missing.any() and (schema.missing == "refuse" or name in schema.target):
+            kept &= ~missing
+        elif schema.missing == "refuse" or name in schema.target:
             also = ", or --missing mean" if name not in schema.target else ""
             remedy = f"fill it in, or {run_with('--missing drop')}{also}"
             raise table.wrong(name, missing, "stands there", remedy)
-    return gone
+    return kept, count
 
 
 def _in_order(values: Iterable[str]) -> list[str]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.language import padding_token, read_tokenizer, tokenizer_digest
 from fewbytes.base.state import copied
+from fewbytes.data.schema import USUAL_MARKS
 from fewbytes.models.export_readme import readme
 from fewbytes.models.files import read_model
 from fewbytes.models.hugging_face import PREFIX
@@ -204,7 +205,8 @@ def _table(schema: dict[str, Any]) -> dict[str, Any]:
 
     def scaled(name: str) -> dict[str, Any]:
         mean, std = schema["numbers"][name]
-        return {"name": name, "mean": mean, "std": std}
+        unit = {"unit": "days since 1970-01-01"} if name in schema.get("dates", ()) else {}
+        return {"name": name, "mean": mean, "std": std, **unit}
 
     target, filled = schema["target"], schema["missing"] == "mean"
     numbers = [scaled(name) for name in schema["numbers"] if name not in target]
@@ -215,7 +217,7 @@ def _table(schema: dict[str, Any]) -> dict[str, Any]:
         "missing": {
             "rule": schema["missing"],
             "becomes": "0, the column's mean, or zeros, no category" if filled else "refused",
-            "written": sorted({"", *schema["missing_marks"]}),  # as tables are read
+            "written": sorted({"", *schema.get("missing_marks", USUAL_MARKS)}),  # as tables are read
         },
         "unknown_category": "refused",
     }
