@@ -32,6 +32,7 @@ class Schema(msgspec.Struct, frozen=True):
     only features, if it names some. `missing_marks`: what stands for a missing value besides nothing at all. `limits`:
     what values like `<0.5` become. `decimal` and `date_order`: how numbers and dates are written, where values alone do
     not tell. `encoding`, `separator` and `sheet`: of files (empty: found).
+    `group`: a column that is no feature, and none of whose values is both in training and in test.
     """
 
     target: tuple[str, ...] = ()
@@ -50,6 +51,7 @@ class Schema(msgspec.Struct, frozen=True):
     encoding: str = ""
     separator: str = ""
     sheet: str = ""
+    group: str = ""
 
     @classmethod
     def read(cls, text: str) -> Self:

@@ -56,6 +56,12 @@ class DataSettings(Group):
         text=NAMES,
         brief=True,
     )
+    group: str | None = setting(
+        None,
+        "Of a table: a column, of patients say, none of whose values is both in training and in test.",
+        metavar="COLUMN",
+        brief=True,
+    )
     missing: Literal["refuse", "drop", "mean"] = setting(
         "refuse",
         "Rows of a table with a missing value are refused, dropped, or get the column's mean.",

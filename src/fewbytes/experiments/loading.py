@@ -46,7 +46,7 @@ TOKENIZER = "tokenizer (give every node the server's folder)"
 """What its digest is called among what servers and nodes agree on."""
 OF_TABLES = (
     "target", "missing", "leave_out", "columns", "missing_marks", "limits", "decimal", "date_order", "encoding",
-    "separator", "sheet",
+    "separator", "sheet", "group",
 )  # fmt: skip
 """The settings that say how tables are read."""
 
@@ -142,6 +142,7 @@ class Loading:
                 encoding=how.encoding or "",
                 separator=separator,
                 sheet=how.sheet or "",
+                group=how.group or "",
             )
         try:
             return msgspec.convert(how.schema, Schema)
