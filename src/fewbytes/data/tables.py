@@ -93,7 +93,8 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
             raise refused(each.where, what, "add some")
     targets = [_targets(each, schema, classes, rows) for each, rows in zip(tables, kept, strict=True)]
     if len(tables) == 1 and not only_test:
-        halves = split_off_test(Split(torch.empty(len(targets[0][0]), 0), targets[0][0]))
+        groups = _grouped(first, schema, kept[0]) if schema.group else None
+        halves = split_off_test(Split(torch.empty(len(targets[0][0]), 0), targets[0][0]), groups)
     if not theirs:
         trained = np.flatnonzero(kept[0])
         trained = trained if halves is None or not len(halves[0]) else trained[halves[0].rows]
@@ -107,11 +108,32 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
     notes = [_note(each, schema, rows, count, notes) for each, rows, count in zip(tables, kept, gone, strict=True)]
     if len(splits) == 2:
         mine, own = splits
+        if schema.group:
+            _check_apart(tables, schema, kept)
     elif halves is None:
         mine, own = splits[0].take([]), splits[0]
     else:
         mine, own = (splits[0].take(half.rows) for half in halves if half.rows is not None)
     return Dataset(name, mine, own, classes, _groups(schema), schema, tuple(notes))
+
+
+def _grouped(table: Table, schema: Schema, rows: NDArray[np.bool_]) -> list[str]:
+    """The values of the group's column in some rows. Raises UserError where there is none."""
+    codes, texts = table.categories(schema.group)
+    if (nothing := rows & (codes < 0)).any():
+        raise table.wrong(schema.group, nothing, "stands there", "fill it in, as rows are grouped by it (--group)")
+    return [texts[code] for code in codes[rows]]
+
+
+def _check_apart(tables: Sequence[Table], schema: Schema, kept: Sequence[NDArray[np.bool_]]) -> None:
+    """Raises UserError for values of the group's column that are in training and in test."""
+    train, test = (set(_grouped(each, schema, rows)) for each, rows in zip(tables, kept, strict=True))
+    if both := train & test:
+        alike = f"the same values of {schema.group!r}"
+        raise UserError(
+            f"{tables[1].where} and {tables[0].where} have {alike} ({listed(sorted(both), COLUMNS)}): keep each in one",
+            told=f"training and test have {alike} ({len(both)} of them): keep each in one",
+        )
 
 
 # What columns mean ----------------------------------------------------------------------------------------------------
@@ -123,7 +145,9 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
     target = asked.target or tuple(name for name in TARGETS if name in table.names)[:1]
     if len(set(target)) < len(target):
         raise UserError(f"what is learnt ({listed(target)}) names a column twice: name each once (--target)")
-    for names, option in ((target, "--target"), (asked.leave_out, "--leave-out"), (asked.columns, "--columns")):
+    group = (asked.group,) if asked.group else ()
+    named = {"--target": target, "--leave-out": asked.leave_out, "--columns": asked.columns, "--group": group}
+    for option, names in named.items():
         for name in names:
             if name not in table.names:
                 raise no_column(table.where, name, [*table.names], f"name one that is there ({option})")
@@ -135,9 +159,13 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
         )
     if both := sorted({*asked.leave_out}.intersection((*target, *asked.columns))):
         raise UserError(f"column {both[0]!r} is to be used and to be left out: name it once (--leave-out)")
-    indices = [name for name in index_columns(table) if name not in (*target, *asked.leave_out)]
-    without = {*target, *asked.leave_out, *indices}
-    features = [name for name in asked.columns or table.names if name not in (target if asked.columns else without)]
+    if asked.group in target:
+        raise UserError(
+            f"column {asked.group!r} is learnt, and cannot be what rows are grouped by: name another (--group)"
+        )
+    indices = [name for name in index_columns(table) if name not in (*target, *asked.leave_out, *group)]
+    without = {*target, *group} if asked.columns else {*target, *group, *asked.leave_out, *indices}
+    features = [name for name in asked.columns or table.names if name not in without]
     if not features:
         what = f"has no column beside what is learnt ({listed(target)})"
         raise refused(table.where, what, "add some")
