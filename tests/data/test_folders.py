@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from fewbytes.base.errors import UserError
-from fewbytes.data import load_dataset
+from fewbytes.data import client_folders, load_dataset
 from fewbytes.data.clients import Dataset
+from fewbytes.experiments.settings import make_experiment
 
 CASES = Path(os.environ.get("FEWBYTES_DATA", "data")).parent / "cases" / "data"
 
@@ -138,3 +139,71 @@ def test_most_classes_in_several_domains_are_classes_few_are_refused_and_one_gro
     write(tmp_path / "one", "benign/p1", "malignant/p2")
     with pytest.raises(UserError, match=r"one group .* for each class"):
         load_dataset(str(tmp_path / "one"))
+
+
+# Stray files ----------------------------------------------------------------------------------------------------------
+
+
+def litter(folder: Path) -> None:
+    """What systems and people leave in a folder."""
+    for place in ("__MACOSX/north", "old/older"):
+        (folder / place).mkdir(parents=True)
+    for name in ("__MACOSX/._north.csv", "__MACOSX/north/._0.png", "._north.csv", "._0.png", ".DS_Store", "Thumbs.db"):
+        (folder / name).write_bytes(b"\0\5\x16\7")
+    (folder / "__MACOSX" / "0.png").write_bytes(b"not a picture")
+    (folder / "desktop.ini").write_text("[.ShellClassInfo]")
+    (folder / "old" / ".DS_Store").write_bytes(b"\0")
+    (folder / "gone.lnk").symlink_to(folder / "nowhere")
+
+
+def test_stray_files_are_no_sites_and_are_said(tmp_path, caplog):
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text("x,y\n1,2\n")
+    litter(tmp_path)
+    assert [path.name for path in client_folders(str(tmp_path))] == ["north.csv", "south.csv"]
+    assert client_folders(str(tmp_path))
+    assert [r.getMessage().count("old") for r in caplog.records] == [1]  # once
+    (tmp_path / "old" / "north.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(UserError, match=r"has folders \(old\) and tables \(north.csv, south.csv\)"):
+        client_folders(str(tmp_path))
+
+
+@pytest.mark.skipif(not CASES.is_dir(), reason="the shared cases are not here")
+def test_the_case_of_two_sites_beside_what_a_mac_leaves():
+    assert [path.name for path in client_folders(str(CASES / "sites_MACOSX"))] == ["north.csv", "south.csv"]
+
+
+@pytest.mark.parametrize("layout", ["{s}/{c}", "{s}/train/{c}", "{s}/Training/{c}", "{s}/images/{c}"])
+def test_stray_files_are_no_sites_of_pictures_and_no_classes(layout, tmp_path):
+    write(tmp_path, *(layout.format(s=s, c=c) for s in ("north", "south") for c in "ab"), count=5)
+    for folder in (tmp_path, tmp_path / "north", (tmp_path / layout.format(s="north", c="")).resolve()):
+        if not (folder / "old").exists():
+            litter(folder)
+    folders = client_folders(str(tmp_path))
+    assert [path.name for path in folders] == ["north", "south"]
+    data = load_dataset(str(folders[0]))
+    assert (data.classes, len(data.train) + len(data.test)) == (("a", "b"), 10)
+    assert "__MACOSX" in data.notes[0]
+    assert "old" in data.notes[0]
+
+
+@pytest.mark.parametrize("suffix", [".PNG", ".Png", ".png"])
+@pytest.mark.parametrize("layout", ["{s}/{c}", "{s}/train/{c}"])
+def test_a_site_may_hold_one_class_and_a_data_set_that_is_dealt_out_may_not(layout, suffix, tmp_path):
+    whole = [f"server/test/{c}" for c in "ab"]
+    write(tmp_path, *whole, *(layout.format(s=f"sites/{s}", c=c) for s, c in ("na", "nb", "sb")), count=5, suffix=suffix)
+    settings = {"method": "fedavg", "dataset": str(tmp_path / "server"), "clients": 2}
+    local = settings | {"partition": "local", "client_data": str(tmp_path / "sites")}
+    assert make_experiment(local).task().data.label_counts()["train"] == [[4, 4], [0, 4]]
+    with pytest.raises(UserError, match="has one class, b: there is nothing to tell apart"):
+        make_experiment(settings | {"dataset": str(tmp_path / "sites" / "s"), "partition": "iid"}).task()
+
+
+def test_a_link_to_nowhere_is_refused_where_it_is_a_picture_without_its_name_for_others(tmp_path):
+    write(tmp_path, "a", "b")
+    (tmp_path / "a" / "notes.txt").symlink_to(tmp_path / "nowhere")
+    assert len(load_dataset(str(tmp_path)).train) == 4
+    (tmp_path / "a" / "MEIER.png").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"MEIER.png is a link to a file that is not there") as refused:
+        load_dataset(str(tmp_path))
+    assert "MEIER" not in str(refused.value.told)

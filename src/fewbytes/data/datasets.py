@@ -7,21 +7,23 @@ another), and are memory-mapped from there. Nothing is ever unpickled.
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fewbytes.base.errors import UserError, one_line
+from fewbytes.base.errors import UserError, listed, one_line, visible
 from fewbytes.base.extras import is_there
 from fewbytes.base.named import check_fetched, elsewhere, places
 from fewbytes.data.cifar import cifar_files
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.coco import SIZE, is_coco, read_coco
 from fewbytes.data.decoding import decoded
-from fewbytes.data.folders import TEST_NAMES, check_inside, holds_classes, subfolders
+from fewbytes.data.folders import TEST_NAMES, check_inside, holds_classes, holds_files, is_stray, subfolders
 from fewbytes.data.formats.arrays import SUFFIXES as ARRAYS
 from fewbytes.data.formats.arrays import is_arrays, read_arrays
 from fewbytes.data.formats.label_lists import label_lists, read_label_lists
@@ -33,6 +35,8 @@ from fewbytes.data.sources import source
 from fewbytes.data.split import Split
 from fewbytes.data.table_files import check_kind, is_table, table_files, table_suffix
 from fewbytes.data.tables import read_table
+
+log = logging.getLogger(__name__)
 
 HUB = {
     "mnist": "ylecun/mnist",
@@ -146,16 +150,34 @@ def client_folders(name: str) -> list[Path]:
         )
     if folder.is_file() or table_files(folder):
         return [folder]
-    places = subfolders(folder) or [path for path in sorted(folder.iterdir()) if is_table(path)]
     parquet = any(any(place.glob("train*.parquet")) for place in (folder, folder / "data"))
-    if is_coco(folder) or parquet or (folder / "train").is_dir() or holds_classes(folder) or cifar_files(folder):
+    if is_coco(folder) or parquet or holds_classes(folder) or cifar_files(folder):
         return [folder]
-    if not places:
+    places = [place for place in subfolders(folder) if place.is_symlink() or holds_files(place)]
+    tables = [path for path in sorted(folder.iterdir()) if not is_stray(path) and is_table(path)]
+    if places and tables:
         raise UserError(
-            f"--client-data: {folder} holds no data: it has a folder for each client, with train/<class>/, or a table"
+            f"--client-data: {folder} has folders ({listed([place.name for place in places], 3)}) and tables "
+            f"({listed([path.name for path in tables], 3)}): keep one or the other, each a client's",
+            told="--client-data has folders and tables: keep one or the other, each a client's",
         )
-    check_inside(folder, places)
-    return places
+    found = places or tables
+    if not found:
+        raise UserError(
+            f"--client-data: {folder} holds no data: it has a folder for each client, with train/<class>/, or a table",
+            told="--client-data holds no data: it has a folder for each client, with train/<class>/, or a table",
+        )
+    check_inside(folder, found)
+    passed = [entry.name for entry in sorted(folder.iterdir(), key=lambda e: (is_stray(e), e)) if entry not in found]
+    if passed:
+        _say(f"{folder}: {len(found)} clients; passed over, as no client's data: {listed(passed, 5)}")
+    return found
+
+
+@cache
+def _say(text: str) -> None:
+    """In the log, once."""
+    log.warning("%s", visible(text))
 
 
 def _digits(image_size: int | None) -> Dataset:

@@ -48,6 +48,11 @@ def federate(dataset: Dataset, partition: Partition, seed: int = 0) -> Federated
     """
     if partition.test == "held-classes" and dataset.learns != "classes":
         raise UserError(f"test held-classes goes by classes, and {dataset.name} holds {dataset.learns}: leave it out")
+    if dataset.learns == "classes" and len(dataset.classes) < 2 and dataset.groups is None:
+        raise UserError(
+            f"{dataset.name} has one class, {dataset.classes[0]}: there is nothing to tell apart; if its folders mean "
+            "something else, name the folder that holds those of the classes"
+        )
     groups = len(dataset.classes if dataset.groups is None else dataset.groups)
     clients, newcomers, arrival = partition.clients, partition.newcomers, partition.arrival or 2
     at_once = newcomers if partition.newcomers_a_round is None else partition.newcomers_a_round

@@ -117,6 +117,14 @@ def is_stray(path: Path) -> bool:
     return path.name.startswith(".") or path.name.lower() in STRAY
 
 
+def holds_files(folder: Path) -> bool:
+    """Whether any file that is not stray lies in a folder, or in one of its folders that is no link."""
+    inside = [entry for entry in folder.iterdir() if not is_stray(entry)]
+    return any(entry.is_file() or entry.is_symlink() for entry in inside) or any(
+        holds_files(entry) for entry in inside if entry.is_dir()
+    )
+
+
 def check_inside(folder: Path, paths: Iterable[Path]) -> None:
     """Raises UserError for a file or folder of a data set in `folder` that is a link out of it, or lies behind one, and
     for what is no file, such as a pipe. The folder may be a link itself, and links within FEWBYTES_DATA are the user's.
