@@ -191,7 +191,9 @@ def test_stray_files_are_no_sites_of_pictures_and_no_classes(layout, tmp_path):
 @pytest.mark.parametrize("layout", ["{s}/{c}", "{s}/train/{c}"])
 def test_a_site_may_hold_one_class_and_a_data_set_that_is_dealt_out_may_not(layout, suffix, tmp_path):
     whole = [f"server/test/{c}" for c in "ab"]
-    write(tmp_path, *whole, *(layout.format(s=f"sites/{s}", c=c) for s, c in ("na", "nb", "sb")), count=5, suffix=suffix)
+    write(
+        tmp_path, *whole, *(layout.format(s=f"sites/{s}", c=c) for s, c in ("na", "nb", "sb")), count=5, suffix=suffix
+    )
     settings = {"method": "fedavg", "dataset": str(tmp_path / "server"), "clients": 2}
     local = settings | {"partition": "local", "client_data": str(tmp_path / "sites")}
     assert make_experiment(local).task().data.label_counts()["train"] == [[4, 4], [0, 4]]

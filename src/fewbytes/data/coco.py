@@ -37,27 +37,30 @@ log = logging.getLogger(__name__)
 SIZE = 416  # pixels a side of a letter-boxed image, unless another is asked for
 STRIDE = 32  # of which that is a multiple
 GREY = 114  # of what an image does not fill
-LEEWAY = 1.0  # pixels that a box may stand out of its image, by rounding
+LEEWAY = 0.02  # of an image's side, a pixel at least: so far a box may stand out of it, and is cut
 CHUNK = 256  # images decoded before they are written
 
 
+Name = int | str  # of an image, as files have it
+
+
 class _Image(msgspec.Struct):
-    id: int
+    id: Name
     file_name: str
-    width: int
-    height: int
+    width: int | float
+    height: int | float
 
 
 class _Annotation(msgspec.Struct):
-    image_id: int
-    category_id: int
+    image_id: Name
+    category_id: Name
     bbox: tuple[float, float, float, float]  # left, top, width, height
     area: float | None = None
     iscrowd: int = 0
 
 
 class _Category(msgspec.Struct):
-    id: int
+    id: Name
     name: str
 
 
@@ -82,15 +85,15 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
     """
     if size < STRIDE or size % STRIDE:
         raise UserError(f"image_size is a multiple of {STRIDE} pixels, not {size}")
-    splits = {}
+    splits, notes = {}, []
     train_file, test_file = _annotations(folder, "train"), _annotations(folder, "test", "val")
     check_inside(folder, (train_file, test_file))
     train, test = _read(train_file), _read(test_file)
-    classes = {category.id: category.name for category in sorted(train.categories, key=lambda c: c.id)}
+    classes = {category.id: category.name for category in sorted(train.categories, key=_order)}
     if {category.id: category.name for category in test.categories} != classes:
         raise UserError(f"{test_file} has other categories than {train_file.name}: give both the same")
     for path, file in ((train_file, train), (test_file, test)):
-        objects = _objects(path, file, {number: i for i, number in enumerate(classes)})
+        objects, cut = _objects(path, file, {number: i for i, number in enumerate(classes)})
         training = path == train_file
         kept = [image for image in file.images if not training or any(not o.iscrowd for o in objects[image.id])]
         if not kept:
@@ -100,11 +103,15 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
         labels = torch.tensor([_main_category(mine) for mine in found])
         truth = None if training else _truth(kept, found, tuple(classes.values()))
         split = path.stem.removeprefix("instances_")
+        for image in kept:  # some name the folder, too: train2017/0001.jpg
+            if not (folder / split / image.file_name).exists() and PurePath(image.file_name).parts[:1] == (split,):
+                image.file_name = str(PurePath(*PurePath(image.file_name).parts[1:]))
         check_inside(folder, (folder / split / image.file_name for image in kept))
         splits[path] = Split(
             _decoded(kept, folder / split, path, size), labels, learnt=Targets("boxes", targets, truth)
         )
-    return Dataset(name, splits[train_file], splits[test_file], tuple(classes.values()))
+        notes.append(f"{len(kept)} images with boxes in {split}" + (f", {cut} boxes cut to their image" if cut else ""))
+    return Dataset(name, splits[train_file], splits[test_file], tuple(classes.values()), notes=("; ".join(notes),))
 
 
 def _annotations(folder: Path, *splits: str) -> Path:
@@ -117,23 +124,49 @@ def _annotations(folder: Path, *splits: str) -> Path:
 
 def _read(path: Path) -> _File:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not in COCO's format: {error}") from None
+        raise _wrong(path, f"is not in COCO's format: {error}") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise _wrong(path, f"cannot be read: {error.strerror}") from None
+    for image in file.images:
+        if image.width % 1 or image.height % 1:  # NaN and infinity are no JSON
+            raise _wrong(path, "has an image of a broken number of pixels", image.file_name)
+        image.width, image.height = int(image.width), int(image.height)
+        image.id = _number(image.id)
+    for category in file.categories:
+        category.id = _number(category.id)
+    for annotation in file.annotations:
+        annotation.image_id = _number(annotation.image_id)
+        annotation.category_id = _number(annotation.category_id)
+    return file
 
 
-def _objects(path: Path, file: _File, classes: dict[int, int]) -> dict[int, list[_Annotation]]:
-    """The objects of each image, boxes cut to the image, categories as class numbers, each with an area."""
+def _wrong(path: Path, what: str, which: str = "") -> UserError:
+    """What to raise for a file of annotations. A server is told what is wrong, but not with which image or box."""
+    return UserError(f"{path} {what}{f' ({which})' if which else ''}", told=f"a file of annotations {what}")
+
+
+def _order(category: _Category) -> tuple[bool, Name]:
+    return isinstance(category.id, str), category.id
+
+
+def _number(name: Name) -> Any:
+    """Ids may be texts of digits in one list and numbers in another."""
+    return int(name) if isinstance(name, str) and name.isdecimal() and str(int(name)) == name else name
+
+
+def _objects(path: Path, file: _File, classes: dict[Name, int]) -> tuple[dict[Name, list[_Annotation]], int]:
+    """The objects of each image, boxes cut to the image, categories as class numbers, each with an area; and how many
+    were cut."""
     images = {image.id: image for image in file.images}
     if len(images) < len(file.images) or len(classes) < len(file.categories):
         raise UserError(f"{path} has two images or two categories of one id: give each its own")
     for image in file.images:
         if min(image.width, image.height) < 1:
             raise UserError(f"{path}: image {image.file_name} is {image.width} x {image.height} pixels large")
-    objects: dict[int, list[_Annotation]] = {number: [] for number in images}
-    flat = 0
+    objects: dict[Name, list[_Annotation]] = {number: [] for number in images}
+    flat = cut = 0
     for annotation in file.annotations:
         left, top, width, height = annotation.bbox
         where = f"{path}: the box {list(annotation.bbox)}"
@@ -145,30 +178,35 @@ def _objects(path: Path, file: _File, classes: dict[int, int]) -> dict[int, list
             raise UserError(f"{where} is of category {annotation.category_id}, which the file does not list")
         if not all(map(math.isfinite, annotation.bbox)) or min(width, height) < 0:
             raise UserError(f"{where} is no left, top, width and height: correct it")
-        if min(left, top, image.width - left - width, image.height - top - height) < -LEEWAY:
-            raise UserError(f"{where} lies outside the image, {image.width} x {image.height}: correct it")
-        if not min(width, height):
-            flat += 1
-            continue
+        across, down = max(-left, left + width - image.width), max(-top, top + height - image.height)
+        if across > max(1.0, LEEWAY * image.width) or down > max(1.0, LEEWAY * image.height):
+            raise UserError(
+                f"{where} lies outside the image, {image.width} x {image.height}: correct it",
+                told="a file of annotations has a box outside of its image",
+            )
+        cut += max(across, down) > 0
         left, top, right, bottom = (
             min(max(value, 0.0), float(side))
             for value, side in zip(
                 (left, top, left + width, top + height), (image.width, image.height) * 2, strict=True
             )
         )
+        if min(right - left, bottom - top) <= 0:
+            flat += 1
+            continue
         area = width * height if annotation.area is None else annotation.area
         box = (left, top, right - left, bottom - top)
         number = classes[annotation.category_id]
         objects[image.id].append(_Annotation(image.id, number, box, area, annotation.iscrowd))
     if flat:
         log.warning("%s: boxes of no area are left out: %d", visible(str(path)), flat)
-    return objects
+    return objects, cut
 
 
 def _main_category(objects: Sequence[_Annotation]) -> int:
     """The class of the largest object, the first of equals; -1 if there is none."""
     single = [o for o in objects if not o.iscrowd]
-    return max(single, key=lambda o: o.area or 0.0).category_id if single else -1
+    return int(max(single, key=lambda o: o.area or 0.0).category_id) if single else -1
 
 
 def _targets(images: Sequence[_Image], objects: Sequence[Sequence[_Annotation]], size: int) -> torch.Tensor:
@@ -220,7 +258,7 @@ def _truth(
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
-def ratio(width: int, height: int, size: int) -> float:
+def ratio(width: float, height: float, size: int) -> float:
     """What an image is scaled by to fit into `size` x `size`."""
     return min(size / width, size / height)
 
@@ -265,11 +303,17 @@ def _key(images: Sequence[_Image], folder: Path, path: Path, size: int) -> str:
     digest = hashlib.sha256(f"coco 2 {size} {folder.absolute()}".encode())  # 2: of this layout of the cache
     for image in images:
         if PurePath(image.file_name).is_absolute() or ".." in PurePath(image.file_name).parts:
-            raise UserError(f"{path} lists {image.file_name}, which leads out of {folder}: correct it")
+            raise UserError(
+                f"{path} lists {image.file_name}, which leads out of {folder}: correct it",
+                told="a file of annotations lists an image out of its folder",
+            )
         try:
             about = (folder / image.file_name).stat()
         except OSError:
-            raise UserError(f"{path} lists {image.file_name}, which is not in {folder}") from None
+            raise UserError(
+                f"{path} lists {image.file_name}, which is not in {folder}",
+                told="a file of annotations lists an image that is not there",
+            ) from None
         digest.update(f"\n{image.file_name} {image.width} {image.height} {about.st_size} {about.st_mtime_ns}".encode())
     return digest.hexdigest()[:24]
 

@@ -1,0 +1,78 @@
+"""Boxes as files have them: COCO's format as programs write it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fewbytes.base.errors import UserError
+from fewbytes.data import load_dataset
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBYTES_CACHE", str(tmp_path / "cache"))
+
+
+def write(folder: Path, box: tuple[float, ...], name: str = "1.png", **image: Any) -> Path:
+    file = {
+        "images": [{"id": 1, "width": 64, "height": 32, "file_name": name} | image],
+        "annotations": [{"image_id": image.get("id", 1), "category_id": 3, "bbox": box}],
+        "categories": [{"id": 3, "name": "cell"}],
+    }
+    (folder / "annotations").mkdir(parents=True)
+    for split in ("train2017", "val2017"):
+        text = json.dumps(file).replace("SPLIT", split)
+        (folder / "annotations" / f"instances_{split}.json").write_text(text)
+        (folder / split).mkdir()
+        Image.new("RGB", (64, 32)).save(folder / split / "1.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"id": "a3"},
+        {"id": "0001"},
+        {"width": 64.0, "height": 32.0},
+        {"name": "SPLIT/1.png"},
+    ],
+)
+def test_ids_of_text_sizes_with_a_point_and_folders_in_names_are_read(how, tmp_path):
+    data = load_dataset(str(write(tmp_path / "x", (16, 8, 32, 16), **how)), 64)
+    assert data.train.targets.tolist() == [[[0, 32, 16, 32, 16]]]
+    assert data.classes == ("cell",)
+    assert data.notes == ("1 images with boxes in train2017; 1 images with boxes in val2017",)
+
+
+def test_ids_of_digits_are_the_numbers_elsewhere(tmp_path):
+    folder = write(tmp_path / "x", (16, 8, 32, 16))
+    for path in folder.glob("annotations/*"):
+        path.write_text(path.read_text().replace('"image_id": 1', '"image_id": "1"'))
+    assert load_dataset(str(folder), 64).train.targets.tolist() == [[[0, 32, 16, 32, 16]]]
+
+
+def test_boxes_slightly_outside_are_cut_and_counted(tmp_path):
+    data = load_dataset(str(write(tmp_path / "x", (-1, 8, 33, 24.9))), 64)
+    assert data.train.targets.tolist() == [[[0, 16, 20, 32, 24]]]
+    assert "1 images with boxes in train2017, 1 boxes cut to their image" in data.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("box", "how", "words"),
+    [
+        ((-9, 8, 33, 24), {}, "lies outside the image"),
+        ((1, 1, 2, 2), {"width": 63.5}, "a broken number of pixels"),
+        ((1, 1, 2, 2), {"name": "../MEIER/1.png"}, "leads out of"),
+    ],
+)
+def test_boxes_and_names_that_cannot_be_are_refused_without_names_for_others(box, how, words, tmp_path):
+    with pytest.raises(UserError, match=words) as refused:
+        load_dataset(str(write(tmp_path / "MEIER", box, **how)), 64)
+    assert refused.value.told is not None
+    assert "MEIER" not in refused.value.told
