@@ -711,8 +711,8 @@ def test_damaged_or_hostile_cache_is_decoded_again(pets: Path, tmp_path: Path) -
         (structs(b"no image", png(1)), {"label": [0, 1]}, "image 0 of .*train-0.parquet is not a readable image"),
         (structs(png(1), png(1)[:40]), {"label": [0, 1]}, "image 1 of"),
         ([*structs(png(1)), {"bytes": None, "path": "a.png"}], {"label": [0, 1]}, "only images stored as bytes"),
-        (structs(png(1), png(1)), {"text": ["a", "b"]}, r"no integer label column.*text \(string\)"),
-        (structs(png(1), png(1)), {"label": ["a", "b"]}, r"no integer label column.*label \(string\)"),
+        (structs(png(1), png(1)), {"text": ["a", "b"]}, r"no label column.*text \(string\)"),
+        (structs(png(1), png(1)), {"label": [0.5, 1.5]}, r"no label column.*label \(double\)"),
         (["a", "b"], {"label": [0, 1]}, "no image column"),
         (structs(png(1), png(1)), {"label": [0, None]}, "1 samples without a label"),
         (structs(png(1), png(1)), {"label": [0, -1]}, "labels outside 0"),
@@ -724,6 +724,20 @@ def test_unusable_parquet(tmp_path: Path, images: list[Any], columns: dict[str, 
     with pytest.raises(UserError, match=says) as caught:
         load_dataset(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_labels_of_text_are_classes_in_order(tmp_path: Path, kind: pa.DataType) -> None:
+    pictures = structs(png(10), png(20), png(30))
+    write_parquet(tmp_path / "train-0.parquet", pictures, {"label": pa.array(["fox", "cat", "fox"]).cast(kind)})
+    write_parquet(tmp_path / "test-0.parquet", structs(png(50)), {"label": pa.array(["fox"]).cast(kind)})
+    data = load_dataset(str(tmp_path))
+    assert data.classes == ("cat", "fox")
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([1, 0, 1], [1])
+    write_parquet(tmp_path / "test-0.parquet", structs(png(50)), {"label": ["MEIER"]})
+    with pytest.raises(UserError, match="for testing that are not there for training: MEIER") as refused:
+        load_dataset(str(tmp_path))
+    assert "MEIER" not in str(refused.value.told)
 
 
 def test_not_parquet_at_all(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fewbytes.base.errors import UserError
+from fewbytes.base.errors import UserError, listed
 from fewbytes.base.parquet import read_parquet
 from fewbytes.data.cifar import cifar_files, read_cifar
 from fewbytes.data.folders import TEST_NAMES, Labelled, check_inside, labelled_images, subfolders
@@ -109,12 +109,27 @@ def _read_parquet(folder: Path, files: Files) -> tuple[dict[str, Encoded], tuple
     try:
         schema = pq.read_schema(files["train"][0])
         image, label, classes = _columns(schema, files["train"][0])
-        encoded = {}
+        encoded, columns = {}, {}
         for split, paths in files.items():
             column = pa.chunked_array([c for p in paths for c in read_parquet(p, [label]).column(0).chunks])
+            column = column.cast(pa.string()) if _is_text(column.type) else column
             if column.null_count:
-                raise UserError(f"{paths[0]} has {column.null_count} samples without a label; remove them")
-            labels = column.to_numpy().astype(np.int64)
+                raise UserError(
+                    f"{paths[0]} has {column.null_count} samples without a label; remove them",
+                    told=f"a Parquet file has {column.null_count} samples without a label; remove them",
+                )
+            columns[split] = column.to_numpy()
+        if columns["train"].dtype == object:  # text: classes are those of the training samples, in order
+            classes = tuple(sorted(set(columns["train"])))
+            if strange := sorted(set().union(*columns.values()) - set(classes)):
+                raise UserError(
+                    f"{folder} has labels for testing that are not there for training: {listed(strange)}",
+                    told=f"{len(strange)} labels of Parquet files are there for testing and not for training",
+                )
+            number = {name: i for i, name in enumerate(classes)}
+            columns = {split: np.array([number[name] for name in names]) for split, names in columns.items()}
+        for split, paths in files.items():
+            labels = columns[split].astype(np.int64)
             encoded[split] = Encoded(_parquet_chunks(paths, image), labels, paths[0])
     except (pa.ArrowException, KeyError) as error:
         raise UserError(f"{folder} has a Parquet file that cannot be read: {' '.join(str(error).split())}") from error
@@ -134,14 +149,19 @@ def _columns(schema: pa.Schema, path: Path) -> tuple[str, str, tuple[str, ...]]:
     images = [field.name for field in schema if holds_images(field.type)]
     labels = [name for name in (*LABEL_NAMES, *named) if name in schema.names and _is_label(schema.field(name).type)]
     if not labels or not images:
-        wanted = "an integer label column (label, labels, fine_label)" if images else "an image column (image, img)"
+        wanted = "a label column of integers or text (label, labels, fine_label)" if images else "an image column (image, img)"
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
         raise UserError(f"{path} has no {wanted.partition(' ')[2]}; found the columns {columns}")
     return min(images, key=lambda name: name not in ("image", "img")), labels[0], tuple(named.get(labels[0], ()))
 
 
 def _is_label(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind))
+    return bool(pa.types.is_integer(kind)) or _is_text(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def holds_images(kind: pa.DataType) -> bool:
