@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fewbytes.base.errors import UserError
-from fewbytes.data import load_dataset
+from fewbytes.data import holds_text, load_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_ids_of_digits_are_the_numbers_elsewhere(tmp_path):
 def test_boxes_slightly_outside_are_cut_and_counted(tmp_path):
     data = load_dataset(str(write(tmp_path / "x", (-1, 8, 33, 24.9))), 64)
     assert data.train.targets.tolist() == [[[0, 16, 20, 32, 24]]]
-    assert "1 images with boxes in train2017, 1 boxes cut to their image" in data.notes[0]
+    assert "1 images with boxes, 1 boxes cut to their image, in train2017" in data.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -74,5 +74,43 @@ def test_boxes_slightly_outside_are_cut_and_counted(tmp_path):
 def test_boxes_and_names_that_cannot_be_are_refused_without_names_for_others(box, how, words, tmp_path):
     with pytest.raises(UserError, match=words) as refused:
         load_dataset(str(write(tmp_path / "MEIER", box, **how)), 64)
+    assert refused.value.told is not None
+    assert "MEIER" not in refused.value.told
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"), [("images/{s}", "labels/{s}"), ("{s}/images", "{s}/labels"), ("images", "labels")]
+)
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("classes.txt", "cell\nvirus\n"),
+        ("data.yaml", "path: x\nnames: ['cell', virus]\nnc: 2\n"),
+        ("data.yaml", "names:\n  0: cell\n  1: virus\n"),
+        ("dataset.yaml", "names:\n- cell  # one\n- virus\nnc: 2\n"),
+    ],
+)
+def test_yolos_folders_are_boxes(images, labels, file, names, tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / file).write_text(names)
+    for split in ("train", "val"):
+        for i in range(6):
+            for where, suffix in ((images, ".PNG"), (labels, ".txt")):
+                path = tmp_path / "x" / where.format(s=split) / f"{i}{suffix}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if suffix == ".txt":
+                    path.write_text("1 0.5 0.5 0.5 0.5\n")
+                else:
+                    Image.new("RGB", (64, 32)).save(path)
+    assert not holds_text(str(tmp_path / "x"))
+    data = load_dataset(str(tmp_path / "x"), 64)
+    assert (data.learns, data.classes) == ("boxes", ("cell", "virus"))
+    assert data.train.targets[:1].tolist() == [[[1, 32, 16, 32, 16]]]
+    assert (len(data.train), len(data.test)) == ((6, 6) if "{s}" in images else (5, 1))
+    assert data.test.learnt.truth["annotations"][0]["bbox"] == [16, 8, 32, 16]
+    (tmp_path / "x" / labels.format(s="train") / "MEIER.txt").write_text("1 0.5 0.5\n")
+    Image.new("RGB", (64, 32)).save(tmp_path / "x" / images.format(s="train") / "MEIER.png")
+    with pytest.raises(UserError, match=r"MEIER.txt, line 1: no class below 2, centre") as refused:
+        load_dataset(str(tmp_path / "x"), 64)
     assert refused.value.told is not None
     assert "MEIER" not in refused.value.told

@@ -13,7 +13,7 @@ import itertools
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePath
@@ -44,14 +44,18 @@ CHUNK = 256  # images decoded before they are written
 Name = int | str  # of an image, as files have it
 
 
-class _Image(msgspec.Struct):
+class BoxImage(msgspec.Struct):
+    """An image, as COCO's format has it."""
+
     id: Name
     file_name: str
     width: int | float
     height: int | float
 
 
-class _Annotation(msgspec.Struct):
+class Box(msgspec.Struct):
+    """An object in an image."""
+
     image_id: Name
     category_id: Name
     bbox: tuple[float, float, float, float]  # left, top, width, height
@@ -59,15 +63,19 @@ class _Annotation(msgspec.Struct):
     iscrowd: int = 0
 
 
-class _Category(msgspec.Struct):
+class Category(msgspec.Struct):
+    """A class."""
+
     id: Name
     name: str
 
 
-class _File(msgspec.Struct):
-    images: list[_Image]
-    annotations: list[_Annotation]
-    categories: list[_Category]
+class BoxFile(msgspec.Struct):
+    """The images of a split, their objects and the classes."""
+
+    images: list[BoxImage]
+    annotations: list[Box]
+    categories: list[Category]
 
 
 def is_coco(folder: Path) -> bool:
@@ -93,25 +101,31 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
     if {category.id: category.name for category in test.categories} != classes:
         raise UserError(f"{test_file} has other categories than {train_file.name}: give both the same")
     for path, file in ((train_file, train), (test_file, test)):
-        objects, cut = _objects(path, file, {number: i for i, number in enumerate(classes)})
-        training = path == train_file
-        kept = [image for image in file.images if not training or any(not o.iscrowd for o in objects[image.id])]
-        if not kept:
-            raise UserError(f"{path} has no images{' with objects' if file.images else ''}")
-        found = [objects[image.id] for image in kept]
-        targets = _targets(kept, found, size)
-        labels = torch.tensor([_main_category(mine) for mine in found])
-        truth = None if training else _truth(kept, found, tuple(classes.values()))
         split = path.stem.removeprefix("instances_")
-        for image in kept:  # some name the folder, too: train2017/0001.jpg
+        for image in file.images:  # some name the folder, too: train2017/0001.jpg
             if not (folder / split / image.file_name).exists() and PurePath(image.file_name).parts[:1] == (split,):
                 image.file_name = str(PurePath(*PurePath(image.file_name).parts[1:]))
-        check_inside(folder, (folder / split / image.file_name for image in kept))
-        splits[path] = Split(
-            _decoded(kept, folder / split, path, size), labels, learnt=Targets("boxes", targets, truth)
-        )
-        notes.append(f"{len(kept)} images with boxes in {split}" + (f", {cut} boxes cut to their image" if cut else ""))
+        splits[path], note = split_of_boxes(path, file, classes, folder, folder / split, size, path == train_file)
+        notes.append(f"{note} in {split}")
     return Dataset(name, splits[train_file], splits[test_file], tuple(classes.values()), notes=("; ".join(notes),))
+
+
+def split_of_boxes(
+    path: Path, file: BoxFile, classes: Mapping[Name, str], folder: Path, images: Path, size: int, training: bool
+) -> tuple[Split, str]:
+    """The images below `images` of a data set in `folder`, with what the file at `path` says, and how many there are
+    in words. Raises UserError as `read_coco`."""
+    objects, cut = _objects(path, file, {number: i for i, number in enumerate(classes)})
+    kept = [image for image in file.images if not training or any(not o.iscrowd for o in objects[image.id])]
+    if not kept:
+        raise _wrong(path, f"has no images{' with objects' if file.images else ''}")
+    found = [objects[image.id] for image in kept]
+    targets = _targets(kept, found, size)
+    labels = torch.tensor([_main_category(mine) for mine in found])
+    truth = None if training else _truth(kept, found, tuple(classes.values()))
+    check_inside(folder, (images / image.file_name for image in kept))
+    split = Split(_decoded(kept, images, path, size), labels, learnt=Targets("boxes", targets, truth))
+    return split, f"{len(kept)} images with boxes" + (f", {cut} boxes cut to their image," if cut else "")
 
 
 def _annotations(folder: Path, *splits: str) -> Path:
@@ -122,9 +136,9 @@ def _annotations(folder: Path, *splits: str) -> Path:
     raise UserError(f"{folder / 'annotations'} has no {names}: COCO's format needs it")
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> BoxFile:
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(path.read_bytes(), type=BoxFile)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _wrong(path, f"is not in COCO's format: {error}") from None
     except OSError as error:
@@ -147,7 +161,7 @@ def _wrong(path: Path, what: str, which: str = "") -> UserError:
     return UserError(f"{path} {what}{f' ({which})' if which else ''}", told=f"a file of annotations {what}")
 
 
-def _order(category: _Category) -> tuple[bool, Name]:
+def _order(category: Category) -> tuple[bool, Name]:
     return isinstance(category.id, str), category.id
 
 
@@ -156,7 +170,7 @@ def _number(name: Name) -> Any:
     return int(name) if isinstance(name, str) and name.isdecimal() and str(int(name)) == name else name
 
 
-def _objects(path: Path, file: _File, classes: dict[Name, int]) -> tuple[dict[Name, list[_Annotation]], int]:
+def _objects(path: Path, file: BoxFile, classes: dict[Name, int]) -> tuple[dict[Name, list[Box]], int]:
     """The objects of each image, boxes cut to the image, categories as class numbers, each with an area; and how many
     were cut."""
     images = {image.id: image for image in file.images}
@@ -165,7 +179,7 @@ def _objects(path: Path, file: _File, classes: dict[Name, int]) -> tuple[dict[Na
     for image in file.images:
         if min(image.width, image.height) < 1:
             raise UserError(f"{path}: image {image.file_name} is {image.width} x {image.height} pixels large")
-    objects: dict[Name, list[_Annotation]] = {number: [] for number in images}
+    objects: dict[Name, list[Box]] = {number: [] for number in images}
     flat = cut = 0
     for annotation in file.annotations:
         left, top, width, height = annotation.bbox
@@ -197,19 +211,19 @@ def _objects(path: Path, file: _File, classes: dict[Name, int]) -> tuple[dict[Na
         area = width * height if annotation.area is None else annotation.area
         box = (left, top, right - left, bottom - top)
         number = classes[annotation.category_id]
-        objects[image.id].append(_Annotation(image.id, number, box, area, annotation.iscrowd))
+        objects[image.id].append(Box(image.id, number, box, area, annotation.iscrowd))
     if flat:
         log.warning("%s: boxes of no area are left out: %d", visible(str(path)), flat)
     return objects, cut
 
 
-def _main_category(objects: Sequence[_Annotation]) -> int:
+def _main_category(objects: Sequence[Box]) -> int:
     """The class of the largest object, the first of equals; -1 if there is none."""
     single = [o for o in objects if not o.iscrowd]
     return int(max(single, key=lambda o: o.area or 0.0).category_id) if single else -1
 
 
-def _targets(images: Sequence[_Image], objects: Sequence[Sequence[_Annotation]], size: int) -> torch.Tensor:
+def _targets(images: Sequence[BoxImage], objects: Sequence[Sequence[Box]], size: int) -> torch.Tensor:
     """What a detector is trained on, as in `Kind`."""
     rows = [
         [
@@ -231,9 +245,7 @@ def _centred(box: tuple[float, float, float, float]) -> tuple[float, float, floa
     return left + width / 2, top + height / 2, width, height
 
 
-def _truth(
-    images: Sequence[_Image], objects: Sequence[Sequence[_Annotation]], classes: Sequence[str]
-) -> dict[str, Any]:
+def _truth(images: Sequence[BoxImage], objects: Sequence[Sequence[Box]], classes: Sequence[str]) -> dict[str, Any]:
     """What detections are scored against, as in `Split`."""
     numbers = itertools.count(1)  # pycocotools takes 0 for no match
     return {
@@ -272,7 +284,7 @@ def letter_boxed(image: Image.Image, size: int) -> NDArray[np.uint8]:
     return np.asarray(canvas).transpose(2, 0, 1)
 
 
-def _decoded(images: Sequence[_Image], folder: Path, path: Path, size: int) -> NDArray[np.uint8]:
+def _decoded(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> NDArray[np.uint8]:
     """The letter-boxed images (n, 3, size, size), decoded once and memory-mapped from the cache folder."""
     kept = cache_folder() / f"{_key(images, folder, path, size)}.npy"
     shape = (len(images), 3, size, size)
@@ -298,7 +310,7 @@ def _kept(path: Path) -> NDArray[np.uint8]:
     return x
 
 
-def _key(images: Sequence[_Image], folder: Path, path: Path, size: int) -> str:
+def _key(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> str:
     """Changes whenever an image does (as its name, size and time tell). Raises UserError for a missing one."""
     digest = hashlib.sha256(f"coco 2 {size} {folder.absolute()}".encode())  # 2: of this layout of the cache
     for image in images:
@@ -318,8 +330,8 @@ def _key(images: Sequence[_Image], folder: Path, path: Path, size: int) -> str:
     return digest.hexdigest()[:24]
 
 
-def _parts(images: Sequence[_Image], folder: Path, path: Path, size: int) -> Iterator[NDArray[np.uint8]]:
-    def decoded(image: _Image) -> NDArray[np.uint8]:
+def _parts(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> Iterator[NDArray[np.uint8]]:
+    def decoded(image: BoxImage) -> NDArray[np.uint8]:
         opened = Image.fromarray(in_bytes(read_image(folder / image.file_name, path, 0)))
         if opened.size != (image.width, image.height):
             raise UserError(

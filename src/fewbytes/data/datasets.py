@@ -27,6 +27,7 @@ from fewbytes.data.folders import TEST_NAMES, check_inside, holds_classes, holds
 from fewbytes.data.formats.arrays import SUFFIXES as ARRAYS
 from fewbytes.data.formats.arrays import is_arrays, read_arrays
 from fewbytes.data.formats.label_lists import label_lists, read_label_lists
+from fewbytes.data.formats.yolo import read_yolo, yolo_places
 from fewbytes.data.images import cache_folder, squared
 from fewbytes.data.masks import holds_masks, read_masks
 from fewbytes.data.own import is_function, own_data
@@ -97,6 +98,8 @@ def load_dataset(
         folder = _download(name)
     if named_coco or is_coco(folder):
         return read_coco(name, folder, image_size or SIZE)
+    if yolo_places(folder):
+        return read_yolo(name, folder, image_size or SIZE)
     if holds_masks(folder):
         return read_masks(name, folder, image_size, only_test)
     if not (folder / "train").is_dir() and (files := table_files(folder, only_test)):

@@ -149,7 +149,8 @@ def _columns(schema: pa.Schema, path: Path) -> tuple[str, str, tuple[str, ...]]:
     images = [field.name for field in schema if holds_images(field.type)]
     labels = [name for name in (*LABEL_NAMES, *named) if name in schema.names and _is_label(schema.field(name).type)]
     if not labels or not images:
-        wanted = "a label column of integers or text (label, labels, fine_label)" if images else "an image column (image, img)"
+        label = "a label column of integers or text (label, labels, fine_label)"
+        wanted = label if images else "an image column (image, img)"
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
         raise UserError(f"{path} has no {wanted.partition(' ')[2]}; found the columns {columns}")
     return min(images, key=lambda name: name not in ("image", "img")), labels[0], tuple(named.get(labels[0], ()))

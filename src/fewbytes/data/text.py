@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from fewbytes.base.errors import UserError
 from fewbytes.base.language import padding_token
 from fewbytes.data.clients import Dataset, split_off_test
+from fewbytes.data.coco import is_coco
 from fewbytes.data.columns import plain
 from fewbytes.data.datasets import find, not_found
 from fewbytes.data.folders import TEST_NAMES, check_inside
 from fewbytes.data.formats.delimited import check_encoding, encoding_of
+from fewbytes.data.formats.yolo import yolo_places
 from fewbytes.data.frames import run_with
+from fewbytes.data.masks import holds_masks
 from fewbytes.data.named import NamedTensors
 from fewbytes.data.schema import Schema, no_column, refused
 from fewbytes.data.sources import source
@@ -82,7 +85,8 @@ def holds_text(name: str) -> bool:
     if place is None:
         return False
     texts = any(map(_is_text, chain((place,), place.glob("*"), place.glob("*/*"))))
-    return texts and (place.is_file() or source(place) is None)
+    images = place.is_dir() and (is_coco(place) or bool(yolo_places(place)) or holds_masks(place))
+    return texts and (place.is_file() or not (images or source(place)))
 
 
 def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, only_test: bool = False) -> Dataset:
