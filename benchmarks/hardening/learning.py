@@ -14,15 +14,19 @@ from figures import Figure
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import torch
+from imprints import hidden
 from runs import configured
 
 from fewbytes.analysis.attack import attack
-from fewbytes.analysis.imprint import imprint
+from fewbytes.analysis.imprint import imprint, made_for_it
 from fewbytes.analysis.membership import FALSE_ALARMS, membership
 from fewbytes.analysis.poisoning import poison
 from fewbytes.analysis.settings import Attacking, Inferring, Poisoning
 from fewbytes.base.errors import UserError
 from fewbytes.core.rules import EVERY_RULE
+from fewbytes.core.trust import drift as drift_of
+from fewbytes.experiments.settings import experiment_of
+from fewbytes.models.files import load_model
 from fewbytes.report.leaks import CONTROL_AUC, bears, succeeds
 from fewbytes.report.records import Poison
 
@@ -121,8 +125,14 @@ def imprinted(_: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         run = configured(Path(name), "fedavg", **terms, parameters={"batch": 14, "epochs": 1, "lr": 0.1})
         result = imprint(run)
-    images, control = result["images"], result["control"] / result["control_images"]
+        task = experiment_of(run).task()
+        adapted = drift_of(task.problem, 0, hidden(task, made_for_it(task)[0]))
+        longer = terms | {"rounds": 20, "samples": "100/20"}
+        honestly = {"batch": 14, "epochs": 1, "lr": 0.1}
+        trained = configured(Path(name) / "honest", "fedavg", **longer, parameters=honestly)
+        honest = drift_of(task.problem, 0, load_model(trained).state_dict())
     drift = result["first_layer_drift"]
+    images, control = result["images"], result["control"] / result["control_images"]
     return [
         Figure(
             f"of {images} images, rebuilt from each update by a first layer made for it",
@@ -132,7 +142,14 @@ def imprinted(_: int) -> list[Figure]:
         ),
         Figure("the same from their sum, which is what --secure-aggregation leaves", f"{result['in_a_sum']}", "", None),
         Figure("control: one step of one client", f"{control:.0%}", "at least 30 %, or it is void", control >= 0.3),
-        Figure("how far that layer is from the agreed one", f"{drift:.2f} norms", "above --max-drift 0.9", drift > 0.9),
+        Figure("how far that layer has turned from the agreed one", f"{drift:.2f}", "above max-drift 0.9", drift > 0.9),
+        Figure(
+            "how far at least one has that keeps half of its units, and makes the others a twentieth as long",
+            f"{adapted:.2f}",
+            "above max-drift 0.9",
+            adapted > 0.9,
+        ),
+        Figure("an honestly trained one of the same network, 20 rounds", f"{honest:.2f}", "below 0.9", honest < 0.9),
     ]
 
 

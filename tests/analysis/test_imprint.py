@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from imprints import hidden
 from runs import configured
 
 import fewbytes as fb
@@ -46,7 +47,13 @@ def test_trained_honestly_a_first_layer_stays_near_and_one_made_for_it_does_not(
     assert near < 0.9 < far
     check_drift(task.problem, 0, Model(fb.Dense(state_of(trained.global_model))), 0.9)
     check_drift(task.problem, 0, None, 0.9)
-    for state in (first, {n: v * torch.nan for n, v in first.items()}, {n: v[:1] for n, v in first.items()}):
+    assert drift(task.problem, 0, hidden(task, first)) > 0.9
+    for state in (
+        first,
+        hidden(task, first),
+        {n: v * torch.nan for n, v in first.items()},
+        {n: v[:1] for n, v in first.items()},
+    ):
         with pytest.raises(fb.MethodError, match=r"more than the 0\.9 its node allows \(max-drift\)"):
             check_drift(task.problem, 0, Model(fb.Dense(state)), 0.9)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 
+import numpy as np
 import pytest
 import torch
 from cases import CASES, task_of
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import fewbytes as fb
 from fewbytes.core.standing import Beside, Updates
-from fewbytes.data import Partition, federate, load_dataset
+from fewbytes.data import Partition, federate, federate_partition, load_dataset
 from fewbytes.experiments.display import Display
 from fewbytes.methods.parts.averaging import Model, Trained
 from fewbytes.models import build_model
@@ -52,7 +53,7 @@ def run(method: fb.Method, task: fb.Task, rounds: int = 6, **more) -> tuple[fb.R
 @pytest.mark.parametrize(
     ("factor", "malicious", "words", "latest"),
     [
-        (-1.0, (3,), "pulls the other way", 4),
+        (-1.0, (3,), "pulls the other way (or has data unlike the others')", 4),
         (30.0, (3,), "sends updates far longer than the others'", 1),
         (30.0, (3, 5, 7), "sends updates far longer than the others'", 1),
     ],
@@ -104,16 +105,42 @@ def test_a_resumed_run_remembers_who_stood_out(tmp_path):
         fb.run(method, digits(1.0), out=tmp_path / "run", watcher=Stop(), **how)
     resumed = fb.run(method, digits(1.0), out=tmp_path / "run", watcher=Hears(), resume=True, **how)
     assert resumed.summary["stands_out"] == whole.summary["stands_out"] == {
-        "3": "pulls the other way in 5 of 5 rounds, last in round 5"
+        "3": "pulls the other way (or has data unlike the others') in 5 of 5 rounds, last in round 5"
     }  # fmt: skip
 
 
 def test_whoever_brought_a_run_down_is_named_where_it_ends():
     """Its lie within the largest norm lets all others' training fail a round later."""
     heard = Hears()
-    with pytest.raises(fb.FewbytesError, match=r"before that client 3 sends updates far longer than the others'"):
+    with pytest.raises(
+        fb.FewbytesError, match=r"before that client 3 sends updates far longer than .* --from-round 0 --exclude 3\)"
+    ):
         fb.run(Scaled(**TERMS, factor=1e25), digits(1.0), rounds=6, workers=1, watcher=heard,
                policy=fb.Policy(max_norm=1e38, strikes=99))  # fmt: skip
+
+
+def test_who_trains_on_more_samples_may_come_farther_and_a_lie_about_them_hides_little():
+    updates, layout = Updates(100), Layout.of({"w": torch.zeros(100)})
+    directions = torch.randn(6, 100, generator=torch.Generator().manual_seed(0))
+    for client, direction in enumerate(directions):
+        times = {0: 25.0, 1: 200.0}.get(client, 1.0)
+        updates.add("train", client, layout, None, Model(fb.Dense({"w": times * direction})))
+    said = {0: 1000, 1: 1_000_000}
+    found = standing_out(updates.beside(lambda client: said.get(client, 20)))
+    assert found == {0: "", 1: "far too long"} | dict.fromkeys(range(2, 6), "")
+    assert standing_out(updates.beside())[0] == "far too long"
+
+
+@pytest.mark.parametrize(("alpha", "big"), [(1.0, 3), (0.3, 0)])
+def test_an_honest_site_with_fifty_times_the_samples_is_not_named(alpha, big):
+    data = load_dataset("digits")
+    rows = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(big)).numpy()
+    sizes = [1000 if client == big else 20 for client in range(10)]
+    parts = [part for part in np.split(rows[: sum(sizes)], np.cumsum(sizes)[:-1])]
+    dealt = federate_partition(data, parts)
+    task = fb.Task.on(dealt, lambda: build_model("mlp", data.train.shape, len(data.classes)))
+    result, notes = run(fb.FedAvg(**TERMS), task, rounds=5)
+    assert "stands_out" not in result.summary, notes
 
 
 def test_what_was_not_sent_counts_from_nothing_and_the_length_is_that_of_the_change():

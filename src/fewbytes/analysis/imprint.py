@@ -90,8 +90,10 @@ def imprint(run: Path, how: Imprinting | None = None, progress: Progress = lambd
 
 def imprint_table(result: dict[str, Any]) -> Table:
     """What `imprint` returns as a table for the terminal."""
-    caption = f"rebuilt to {RECOGNISED:.0f} dB; the first layer is {result['first_layer_drift']:.3g} times its first "
-    caption += "norm away from the agreed one (max-drift in a node's configuration refuses it)"
+    caption = (
+        f"rebuilt to {RECOGNISED:.0f} dB; a unit of the first layer has turned by {result['first_layer_drift']:.3g} "
+    )
+    caption += "from the agreed one's (max-drift in a node's configuration refuses it)"
     table = figures_table(caption, [], ["what the server has", "images", "rebuilt"])
     for what, images, found in (
         ("each client's update", result["images"], result["in_clear"]),

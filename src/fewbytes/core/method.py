@@ -180,6 +180,10 @@ class Method(ABC, metaclass=_Terms):
         if privacy is None or privacy.of == "clients":
             return task
         privacy.check(self.method_name, self.protects)
+        if getattr(task.problem.objective, "weights", None) is not None:
+            raise UserError(
+                "dp of samples takes no class weights, which a sample has only beside others: leave them out"
+            )
         local: Local = self.local  # type: ignore[attr-defined]  # of every method that protects samples
         terms = SamplePrivacy(privacy, rounds, local.epochs, local.batch, local.steps)
         words = f"{privacy} over {rounds} rounds of {terms.length} in batches of {terms.batch}"

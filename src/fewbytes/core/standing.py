@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from fewbytes.wire.layout import Layout
 
 SAMPLED = 1 << 12
 """About so many values of an update are looked at: every second, third, … where there are more."""
+MOST_TIMES = 8.0
+"""By so much a length is divided for a client's many samples, at most: it is its node that says how many."""
 FEWEST = 4
 """Of fewer clients nobody's update is compared."""
 
@@ -61,11 +64,19 @@ class Updates:
         flat = value.detach().reshape(-1)
         return (flat[:: self._stride] if len(flat) > 4 * self._stride else flat).float()
 
-    def beside(self) -> dict[Id, Beside]:
+    def beside(self, samples: Callable[[Id], int | None] = lambda _: None) -> dict[Id, Beside]:
         """Each client's beside the others', of the handler of which most is sent, by the entries that FEWEST at least
-        have sent; empty where there is none."""
+        have sent; empty where there is none.
+
+        `samples`: how many a client trains on, if that is known. Who trains on more takes more steps and comes farther:
+        its length is divided by how many times the median it has, at most MOST_TIMES.
+        """
         each = [list(calls.values()) for calls in self._found.values()]
-        return {i: one for clients in max(each, key=_values, default=[]) for i, one in _compared(clients).items()}
+        found = {i: one for clients in max(each, key=_values, default=[]) for i, one in _compared(clients).items()}
+        counts = {i: count for i in found if (count := samples(i))}
+        usual = statistics.median(counts.values()) if counts else 1.0
+        times = {i: min(MOST_TIMES, max(1.0, count / usual)) for i, count in counts.items()}
+        return {i: Beside(length / times.get(i, 1.0), cosine) for i, (length, cosine) in found.items()}
 
 
 def _values(calls: Sequence[Found]) -> int:

@@ -1,4 +1,4 @@
-"""What a client can tell of a model that it is sent: how far its first layer is from the agreed first model's."""
+"""What a client can tell of a model that it is sent: how far its first layer has turned from the agreed first one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from fewbytes.base.errors import MethodError
 from fewbytes.core.admission import entries_of
@@ -15,8 +16,9 @@ from fewbytes.core.problem import Id, Problem
 
 
 def drift(problem: Problem, client: Id, state: Mapping[str, Tensor]) -> float:
-    """How far the weights of the first layer are from those of the client's first model, in norms of these; 0 where the
-    state has no such weights."""
+    """How far that unit of the first layer has turned that has turned most from the client's first model: 1 minus the
+    cosine of its weights then and now, 0 to 2; 0 where the state has no such weights. Their length, which the next layer
+    can make up for, says nothing."""
     agreed = problem.first_state(client)
     name = next((name for name, value in agreed.items() if value.ndim >= 2 and value.is_floating_point()), None)
     if name is None or name not in state:
@@ -24,7 +26,7 @@ def drift(problem: Problem, client: Id, state: Mapping[str, Tensor]) -> float:
     first, sent = agreed[name].double(), state[name].double()
     if first.shape != sent.shape:
         return math.inf
-    away = float((sent - first).norm() / first.norm().clamp(min=1e-12))
+    away = float((1 - cosine_similarity(first.flatten(1), sent.flatten(1))).max())
     return away if math.isfinite(away) else math.inf
 
 
@@ -34,6 +36,6 @@ def check_drift(problem: Problem, client: Id, message: Any, most: float) -> None
     for f in dataclasses.fields(message) if dataclasses.is_dataclass(message) else ():
         if (away := drift(problem, client, entries_of(getattr(message, f.name)))) > most:
             raise MethodError(
-                f"the first layer of the model that it is sent is {away:.3g} times its norm away from the agreed first "
-                f"model's, more than the {most:g} its node allows (max-drift)"
+                f"a unit of the first layer of the model that it is sent has turned from the agreed first model's by "
+                f"{away:.3g}, more than the {most:g} its node allows (max-drift)"
             )

@@ -523,7 +523,7 @@ class Engine(ABC):
             message = next((part.message for part in sent.parts if not part.waited), None)
             tensors = {} if sent.base is None else sent.base.tensors
             layout, statistics = self.problem.layout(client), self.problem.statistics(client)
-            held, norms = (self._samples(client), self._classes(client)), (most / self.policy.max_norm, most)
+            held, norms = (self.samples_of(client), self._classes(client)), (most / self.policy.max_norm, most)
             growth = math.inf if self.problem.objective.any_scale else max(GROWTH, self.policy.max_norm / GROWTH)
             known = Known(layout, statistics, message, tensors, *held, *norms, growth, self.method.hides)
             admit(value, size, known)
@@ -550,7 +550,7 @@ class Engine(ABC):
             self.note("clients sent what their links move while they train", f"{' to '.join(ends)} bits a value")
         return value
 
-    def _samples(self, client: Id) -> int | None:
+    def samples_of(self, client: Id) -> int | None:
         """How many samples a client has to train on, as far as that is known."""
         said = self.sample_counts.get(client, (None, None))[0]
         if said is None:

@@ -112,6 +112,11 @@ class Allowance:
 
     def _check(self, client: Id, diary: Diary, before: Sequence[Steps], more: Steps) -> None:
         allowed = self._limit(diary)
+        if allowed is not None and self.terms.privacy.noise == "seeded":
+            raise FewbytesError(
+                "dp: noise=seeded hides nothing from the server, which knows the seed: leave it out, or have "
+                "privacy-in-all any in this node's configuration"
+            )
         if allowed is None or (epsilon := epsilon_of([*before, more], allowed.delta)) <= allowed.epsilon * (1 + 1e-6):
             return
         raise FewbytesError(

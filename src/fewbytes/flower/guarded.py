@@ -115,8 +115,10 @@ def is_installed(bundle: bytes) -> bool:
         return False
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as there:
-            sizes = {member.filename: member.file_size for member in there.infolist()}
-            if len(sizes) < len(there.infolist()) or max(sizes.values()) > FILE_BYTES:
+            members = there.infolist()
+            sizes = {member.filename: member.file_size for member in members}
+            packed = {member.compress_type for member in members} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+            if packed or len(sizes) < len(members) or max(sizes.values()) > FILE_BYTES:
                 return False
             files = {name: there.read(name).decode() for name in sizes}
         described = tomllib.loads(files.pop("pyproject.toml"))
@@ -127,6 +129,7 @@ def is_installed(bundle: bytes) -> bool:
         EOFError,
         KeyError,
         NotImplementedError,
+        OSError,
         RuntimeError,
         TypeError,
         ValueError,

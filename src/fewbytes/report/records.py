@@ -82,6 +82,7 @@ class Result(TypedDict, total=False):
     seconds: float
     versions: dict[str, str]
     status: str
+    stands_out: dict[str, str]
 
 
 Probed = Literal["information_x", "information_y", "linear_accuracy"]

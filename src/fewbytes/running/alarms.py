@@ -17,14 +17,20 @@ AGAINST, SPREADS, LEAST_SPREAD = -0.1, 4.0, 0.05
 least) below the median of the others', and these agree: where all clients differ nobody does."""
 WINDOW, OFTEN = 5, 3
 """In how many of a client's last rounds it stands out until it is named."""
-KINDS = {"long": "sends updates far longer than the others'", "against": "pulls the other way"}
+KINDS = {
+    "long": "sends updates far longer than the others'",
+    "against": "pulls the other way (or has data unlike the others')",
+}
 
 
 class Alarms:
-    """Hears the updates of one round after another. `named`: who stands out, and how, as of its last round."""
+    """Hears the updates of one round after another. `named`: who stands out, and how, as of its last round; `since`:
+    in which round each of them did so first."""
 
     def __init__(self) -> None:
         self.named: dict[Id, str] = {}
+        self.since: dict[Id, int] = {}
+        self._first: dict[Id, int] = {}
         self._seen: dict[Id, list[str]] = {}
 
     def hear(self, round: int, updates: Mapping[Id, Beside]) -> list[Id]:
@@ -33,10 +39,13 @@ class Alarms:
         for client, kind in standing_out(updates).items():
             seen = self._seen.setdefault(client, [])
             seen.append(kind)
+            if kind:
+                self._first.setdefault(client, round)
             last = [each.removeprefix("far too ") for each in seen[-WINDOW:]]
             for each, words in KINDS.items():
                 if last.count(each) >= OFTEN or kind == f"far too {each}":
                     new += [] if client in self.named else [client]
+                    self.since[client] = self._first[client]
                     self.named[client] = f"{words} in {last.count(each)} of {len(last)} rounds, last in round {round}"
         return new
 

@@ -252,7 +252,10 @@ class _Loop:
                 error.args = (f"{self.method.method_name}, round {engine.t}: {error}{f' ({place})' if place else ''}",)
             if isinstance(error, TooFewReplies) and self.alarms.named:
                 who = "; ".join(f"{engine.called(i)} {words}" for i, words in self.alarms.named.items())
-                error.args = (f"{error} (before that {who})",)
+                first, these = min(self.alarms.since.values()), ",".join(map(str, sorted(self.alarms.named)))
+                error.args = (
+                    f"{error} (before that {who}; go on without: --resume RUN --from-round {first - 1} --exclude {these})",
+                )
             self.watcher.ended({"status": "failed", "why": str(error) or type(error).__name__})
             raise
         finally:
@@ -349,7 +352,7 @@ class _Loop:
             row |= engine.ledger.totals(before)
             broken = engine.records.not_finite() + [f"reply.{handler}" for handler in sorted(engine.not_finite)]
             row |= {"not_finite": broken} if broken else {}
-            updates = engine.updates.beside()
+            updates = engine.updates.beside(engine.samples_of)
             beside = {str(i): [_short(part) for part in each] for i, each in updates.items()}
             row |= {"updates": beside} if beside else {}
             left_out, self.missed = [*self.missed, *engine.left_out], []

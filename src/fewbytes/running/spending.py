@@ -82,8 +82,7 @@ def promised(method: Method, task: Task, settings: Settings, policy: Policy | No
     accounting()
     promise.check(method.method_name, method.protects)
     check_models(map(task.problem.model, task.problem.architectures()))
-    if promise.of == "samples" and getattr(task.problem.objective, "weights", None) is not None:
-        raise UserError("dp of samples takes no class weights, which a sample has only beside others: leave them out")
+    method.promising(task, settings.dp, settings.rounds)
     if settings.aggregate != "mean":
         raise UserError(f"dp is of a mean of clients' updates, and aggregate is {settings.aggregate}: leave one out")
     if policy is not None and policy.over_selection:
