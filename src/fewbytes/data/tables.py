@@ -349,7 +349,8 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
         if (moved == -2).any():
             lacks = f"is a category that the run's table lacks (it has {listed(known)})"
             remedy = "correct it, or add a row with it to the server's table"
-            raise table.wrong(name, moved == -2, lacks, remedy)
+            told = f"a value that is no category of the run's table: {remedy}"
+            raise table.wrong(name, moved == -2, lacks, remedy, told)
         moved = moved[kept]
         rows = np.flatnonzero(moved >= 0)
         x[rows, moved[rows]] = 1
