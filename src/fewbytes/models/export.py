@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.language import padding_token, read_tokenizer, tokenizer_digest
 from fewbytes.base.state import copied
-from fewbytes.data.schema import USUAL_MARKS
 from fewbytes.models.export_readme import readme
 from fewbytes.models.files import read_model
 from fewbytes.models.hugging_face import PREFIX
@@ -217,7 +216,7 @@ def _table(schema: dict[str, Any]) -> dict[str, Any]:
         "missing": {
             "rule": schema["missing"],
             "becomes": "0, the column's mean, or zeros, no category" if filled else "refused",
-            "written": sorted({"", *schema.get("missing_marks", USUAL_MARKS)}),  # as tables are read
+            "written": sorted({"", *schema.get("missing_marks", ())}),  # as tables are read
         },
         "unknown_category": "refused",
     }
