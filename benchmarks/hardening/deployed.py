@@ -26,13 +26,8 @@ from fewbytes.running.checkpoint import Checkpoints
 
 ROUNDS = 16
 PATIENCE = 300  # seconds for what must come
-ROLES = {
-    "flower-superlink": "SuperLink",
-    "flower-superexec": "launcher",
-    "flwr-serverapp": "server",
-    "deploy": "command",
-}
-"""What a command line has, and which process it is; any other is of a node."""
+ROLES = {"superlink": "SuperLink", "flower.commands": "launcher", "flwr-serverapp": "server", "deploy": "command"}
+"""What an argument of a command line is, or ends with, and which process it is; any other is of a node."""
 METHOD = ["fedpurin", "--dataset", "digits", "--samples", "100/20", "--clients", "2", "--rounds", str(ROUNDS)]
 METHOD += ["--evaluate-every", "1000", "--min-replies", "1", "--set", "epochs=20", "--set", "batch=20"]
 
@@ -71,8 +66,9 @@ class Deployment:
         roles = {}
         for pid, _ in family_of({self.process.pid}):
             with contextlib.suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-                roles[pid] = next((role for part, role in ROLES.items() if part in line), "node")
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                ends = tuple(each for each in ROLES if any(part.endswith(each) for part in line))
+                roles[pid] = ROLES[ends[0]] if ends else "node"
         return roles
 
     def kill(self, dice: random.Random) -> str:
@@ -171,7 +167,7 @@ def power_loss(folder: Path, images: int) -> list[Figure]:
     the disk holds the server's folder and the nodes'."""
     wanted, dice, copies = _wanted(folder / "here"), random.Random(0), list[Path]()
     while len(copies) < images:
-        image = made_disk(folder / "image")
+        image = made_disk(folder / f"image-{len(copies)}")  # what is left of another may still be written
         with mounted(folder / "disk", "-o", "loop", str(image)) as disk:
             shutil.rmtree(disk / "lost+found")
             deployment = Deployment(disk)

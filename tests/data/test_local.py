@@ -122,7 +122,7 @@ def test_a_node_tells_no_more_than_it_agrees_to(places, monkeypatch):
 
 def test_a_class_that_only_one_site_has_is_refused_with_both_lists(places, monkeypatch, capfd):
     images(places / "sites" / "south", "train", {"lesion": 5}, 4)
-    says = r"cells has classes that the run has not, 1 of 3; its log names them; the run benign, malignant: name"
+    says = r"its data have classes that the run has not, 1 of 3; its log names them; the run benign, malignant: name"
     with pytest.raises(fb.UserError, match=rf"client 2 \(site-2\) cannot take part: {says}"):
         deployed(places, places / "deployed", monkeypatch)
     lists = "classes that the run has not: lesion; it has benign, lesion, malignant, the run benign, malignant: name"
@@ -141,8 +141,8 @@ def test_the_other_sites_go_on_where_the_policy_allows_and_who_is_mended_joins(p
     ((client, why),) = watcher.lines
     assert (client, watcher.came) == (2, [2])
     assert why == (
-        "site-2: cells has classes that the run has not, 1 of 3; its log names them; the run benign, malignant: name "
-        "classes alike everywhere (the server's are the run's)"
+        "site-2: its data have classes that the run has not, 1 of 3; its log names them; the run benign, malignant: "
+        "name classes alike everywhere (the server's are the run's)"
     )
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert [(row["round"], row["phase"], row["cohort"]) for row in rows] == [
@@ -157,9 +157,15 @@ def test_the_other_sites_go_on_where_the_policy_allows_and_who_is_mended_joins(p
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda site: (site / "train" / "benign" / "3.png").write_bytes(b"no image"), r"3\.png"),
+        (
+            lambda site: (site / "train" / "benign" / "3.png").write_bytes(b"no image"),
+            r"an image is not a readable image \(PNG",
+        ),
         (lambda site: (site / "train" / "benign").rename(site / "train" / "bening"), "has not, 1 of 2; its log"),
-        (lambda site: site.rename(site.parent / "moved"), "data set 'cells' not found: no such folder"),
+        (
+            lambda site: site.rename(site.parent / "moved"),
+            "there is no such data set on this node: say in its node.toml",
+        ),
     ],
 )
 def test_a_site_whose_folder_does_not_suit_is_named_and_the_others_go_on(places, monkeypatch, spoil, says):
@@ -251,9 +257,7 @@ def test_a_node_that_does_not_say_where_its_data_are_does_not_train_on_the_serve
     assert re.match(r"site-2: test.csv is the server's, .* say in its node.toml, .* client-data = ", why)
     assert of(out, "partition.json")["train"] == [4, 4, None]
     node["south"]["client-data"] = "/data/soth.csv"
-    with pytest.raises(
-        fb.UserError, match=r"there is no folder or table 'soth.csv' on this node: say in its node.toml"
-    ):
+    with pytest.raises(fb.UserError, match=r"there is no such data set on this node: say in its node.toml"):
         deployed(places, places / "none", monkeypatch, node, dataset=server)
 
 

@@ -123,7 +123,7 @@ def test_who_trains_on_more_samples_may_come_farther_and_a_lie_about_them_hides_
     updates, layout = Updates(100), Layout.of({"w": torch.zeros(100)})
     directions = torch.randn(6, 100, generator=torch.Generator().manual_seed(0))
     for client, direction in enumerate(directions):
-        times = {0: 25.0, 1: 200.0}.get(client, 1.0)
+        times = {0: 25.0, 1: 400.0}.get(client, 1.0)
         updates.add("train", client, layout, None, Model(fb.Dense({"w": times * direction})))
     said = {0: 1000, 1: 1_000_000}
     found = standing_out(updates.beside(lambda client: said.get(client, 20)))
@@ -131,12 +131,12 @@ def test_who_trains_on_more_samples_may_come_farther_and_a_lie_about_them_hides_
     assert standing_out(updates.beside())[0] == "far too long"
 
 
-@pytest.mark.parametrize(("alpha", "big"), [(1.0, 3), (0.3, 0)])
-def test_an_honest_site_with_fifty_times_the_samples_is_not_named(alpha, big):
+@pytest.mark.parametrize("big", [3, 0])
+def test_an_honest_site_with_fifty_times_the_samples_is_not_named(big):
     data = load_dataset("digits")
     rows = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(big)).numpy()
     sizes = [1000 if client == big else 20 for client in range(10)]
-    parts = [part for part in np.split(rows[: sum(sizes)], np.cumsum(sizes)[:-1])]
+    parts = np.split(rows[: sum(sizes)], np.cumsum(sizes)[:-1])
     dealt = federate_partition(data, parts)
     task = fb.Task.on(dealt, lambda: build_model("mlp", data.train.shape, len(data.classes)))
     result, notes = run(fb.FedAvg(**TERMS), task, rounds=5)

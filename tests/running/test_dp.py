@@ -187,11 +187,18 @@ def test_a_secret_is_nobodys_else_and_outlives_the_run(tmp_path):
 @pytest.mark.parametrize("dp", [CLIENTS, SAMPLES])
 def test_on_flower_it_is_the_same(dp, tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
-    from flower_grid import run
+    from flower_grid import MemoryGrid, run
+
+    from fewbytes.flower.apps import client_app
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     method = CASES["fedavg"]
-    run("fedavg", tmp_path / "flower", task=task(), node_task=method.promising(task(), dp, 4), dp=dp)
+    grid = MemoryGrid(client_app(method, method.promising(task(), dp, 4), tmp_path), 4)
+    if dp == SAMPLES:  # whose noise the server knows
+        with pytest.raises(fb.FewbytesError, match="noise=seeded hides nothing"):
+            run("fedavg", tmp_path / "refused", task=task(), grid=grid, dp=dp)
+    grid.config = {"privacy-in-all": "any"}
+    run("fedavg", tmp_path / "flower", task=task(), grid=grid, dp=dp)
     fb.run(method, task(), rounds=4, out=tmp_path / "local", workers=2, dp=dp)
     assert fingerprint(tmp_path / "flower") == fingerprint(tmp_path / "local")
 

@@ -16,9 +16,9 @@ from fewbytes.core.problem import Id, Problem
 
 
 def drift(problem: Problem, client: Id, state: Mapping[str, Tensor]) -> float:
-    """How far that unit of the first layer has turned that has turned most from the client's first model: 1 minus the
-    cosine of its weights then and now, 0 to 2; 0 where the state has no such weights. Their length, which the next layer
-    can make up for, says nothing."""
+    """How far the unit of the first layer that has turned most has turned from the client's first model: 1 minus the
+    cosine of its weights then and now, 0 to 2; 0 where the state has no such weights. Lengths, which the next layer can
+    make up for, say nothing."""
     agreed = problem.first_state(client)
     name = next((name for name, value in agreed.items() if value.ndim >= 2 and value.is_floating_point()), None)
     if name is None or name not in state:

@@ -34,6 +34,8 @@ class Dataset:
     schema: Schema | None = None
     notes: tuple[str, ...] = ()
     """What reading it found that people should know, a line each."""
+    listed: bool = False
+    """Whether its labels stand in a table beside images, whose columns settings name."""
 
     @property
     def learns(self) -> Kind:
@@ -56,16 +58,17 @@ class Dataset:
         if self.learns != "classes":
             raise UserError(
                 f"{self.name} has {listed(self.classes)}, the run {listed(classes)}: name what is learnt alike "
-                "everywhere, in one order (the server's are the run's)"
+                "everywhere, in one order (the server's are the run's)",
+                told="its data have other classes than the run: name what is learnt alike everywhere, in one order",
             )
         strange = [name for name in self.classes if name not in classes]
         if strange:
             alike = f"the run {listed(classes)}: name classes alike everywhere (the server's are the run's)"
-            has = f"{self.name} has classes that the run has not"
+            have = "classes that the run has not"
             raise UserError(
-                f"{has}: {listed(strange)}; it has {listed(self.classes)}, {alike}",
+                f"{self.name} has {have}: {listed(strange)}; it has {listed(self.classes)}, {alike}",
                 # what stands in a column of classes may be anything, such as a name where a row has slipped
-                told=f"{has}, {len(strange)} of {len(self.classes)}; its log names them; {alike}",
+                told=f"its data have {have}, {len(strange)} of {len(self.classes)}; its log names them; {alike}",
             )
         number = torch.tensor([list(classes).index(name) for name in self.classes])
         train, test = (Split(s.x, number[s.y], s.rows, s.transform) for s in (self.train, self.test))

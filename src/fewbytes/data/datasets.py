@@ -26,7 +26,7 @@ from fewbytes.data.decoding import decoded
 from fewbytes.data.folders import TEST_NAMES, check_inside, holds_classes, holds_files, is_stray, subfolders
 from fewbytes.data.formats.arrays import SUFFIXES as ARRAYS
 from fewbytes.data.formats.arrays import is_arrays, read_arrays
-from fewbytes.data.formats.label_lists import label_lists, read_label_lists
+from fewbytes.data.formats.label_lists import Uncertain, label_lists, read_label_lists
 from fewbytes.data.formats.yolo import read_yolo, yolo_places
 from fewbytes.data.images import cache_folder, squared
 from fewbytes.data.masks import holds_masks, read_masks
@@ -52,11 +52,16 @@ HUB = {
 
 HOST = 'say in its node.toml, under [config], where its client\'s data are, as in client-data = "/data/patients.csv"'
 """What to do on a node whose client's data were not found."""
+NOWHERE = f"there is no such data set on this node: {HOST}"
 HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 
 
 def load_dataset(
-    name: str, image_size: int | None = None, only_test: bool = False, schema: Schema | None = None
+    name: str,
+    image_size: int | None = None,
+    only_test: bool = False,
+    schema: Schema | None = None,
+    uncertain: Uncertain = "refuse",
 ) -> Dataset:
     """The data set called `name`.
 
@@ -79,7 +84,7 @@ def load_dataset(
     many pixels and the middle of the longer one taken; without it all must be of one size. A folder in COCO's format
     (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed to
     `image_size` (SIZE unless given). Of a table `schema` says what its columns mean, or only what is asked of it
-    (`read_table`). With `only_test` a folder may have no training samples. Raises UserError if there is no such data
+    (`read_table`), and `uncertain` what labels of images do that are uncertain. With `only_test` a folder may have no training samples. Raises UserError if there is no such data
     set, it has no labels or a link out of its folder, its images differ in size, one cannot be decoded, or a table is
     not as the schema says.
     """
@@ -112,7 +117,7 @@ def load_dataset(
         raise UserError(f"{folder} is not a table: it cannot be read as Parquet, or holds images: name its folder")
     target = (schema or Schema()).target
     if label_lists(folder, target):
-        return read_label_lists(name, folder, image_size, target)
+        return read_label_lists(name, folder, image_size, target, uncertain)
     held, untrained = source(folder), False
     if held is None and only_test:
         held, untrained = source(folder, TEST_NAMES), True
@@ -145,7 +150,7 @@ def client_folders(name: str) -> list[Path]:
     folder = find(name)
     if folder is None:
         if elsewhere():
-            raise UserError(f"there is no folder or table {name!r} on this node: {HOST}")
+            raise UserError(f"there is no folder or table {name!r} on this node: {HOST}", told=NOWHERE)
         root = os.environ.get("FEWBYTES_DATA")
         under = f" here or under FEWBYTES_DATA={root}" if root else ""
         raise UserError(
@@ -157,7 +162,7 @@ def client_folders(name: str) -> list[Path]:
     if is_coco(folder) or parquet or holds_classes(folder) or cifar_files(folder):
         return [folder]
     places = [place for place in subfolders(folder) if place.is_symlink() or holds_files(place)]
-    tables = [path for path in sorted(folder.iterdir()) if not is_stray(path) and is_table(path)]
+    tables = [path for path in sorted(folder.iterdir()) if not is_stray(path) and (is_table(path) or is_arrays(path))]
     if places and tables:
         raise UserError(
             f"--client-data: {folder} has folders ({listed([place.name for place in places], 3)}) and tables "
@@ -249,7 +254,7 @@ def _download(name: str) -> Path:
 def not_found(name: str, why: str) -> UserError:
     """What to raise for a data set that is not there."""
     if elsewhere():
-        return UserError(f"data set {name!r} not found: no such folder under FEWBYTES_DATA, and {why}")
+        return UserError(f"data set {name!r} not found: no such folder under FEWBYTES_DATA, and {why}", told=NOWHERE)
     root = os.environ.get("FEWBYTES_DATA")
     known = {"digits", *HUB}
     if root:

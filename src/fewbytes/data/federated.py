@@ -196,15 +196,20 @@ def federate_local(
     held = []
     for i, dataset in enumerate(clients):
         if dataset is not None and dataset.learns == "boxes":
-            raise UserError(f"client {i}: {dataset.name} holds objects to be found, which are dealt out only")
+            raise UserError(
+                f"client {i}: {dataset.name} holds objects to be found, which are dealt out only",
+                told="its data hold objects to be found, which are dealt out only",
+            )
         if dataset is not None and dataset.learns != test.learns:
             raise UserError(
-                f"client {i}: {dataset.name} holds {dataset.learns} to be learnt, the server's data {test.learns}"
+                f"client {i}: {dataset.name} holds {dataset.learns} to be learnt, the server's data {test.learns}",
+                told=f"its data hold {dataset.learns} to be learnt, the server's {test.learns}",
             )
         if dataset is not None and dataset.train.shape != test.shape:
             raise UserError(
                 f"client {i}: samples of {dataset.name} have shape {dataset.train.shape}, the server's {test.shape}: "
-                "make them alike"
+                "make them alike",
+                told=f"its samples have shape {dataset.train.shape}, the server's {test.shape}: make them alike",
             )
         own = None if dataset is None else dataset.numbered(classes)
         held.append(nothing if own is None else ClientData(own.train, own.test))

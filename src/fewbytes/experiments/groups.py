@@ -68,6 +68,12 @@ class DataSettings(Group):
         metavar="NAME",
         brief=True,
     )
+    uncertain: Literal["refuse", "zero", "one", "drop"] = setting(
+        "refuse",
+        "What an uncertain label of an image, -1, is: zero, one, or its row dropped.",
+        metavar="NAME",
+        brief=True,
+    )
     leave_out: Sequence[str] | None = setting(
         None, "Columns of a table that are not used.", metavar="LIST", text=NAMES, brief=True
     )

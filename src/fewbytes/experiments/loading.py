@@ -158,6 +158,7 @@ class Loading:
             self.data = dataclasses.replace(self.data, schema=msgspec.to_builtins(dataset.schema))
             return
         of_text = ("target", "missing", "encoding", "separator", "sheet") if self.data.text is not None else ()
+        of_text = of_text or (("target",) if dataset.listed else ())
         for key in OF_TABLES:
             if key not in of_text and getattr(self.data, key) != DECLARED[key].default:
                 raise UserError(f"{key} is for tables, and {dataset.name} is none: leave it out")
@@ -183,7 +184,9 @@ class Loading:
             raise UserError(
                 f"{name} is a table, and {models[0]} reads text: name the column that holds it (--text COLUMN)"
             )
-        dataset = load_dataset(name, how.image_size, only_test, self._schema())
+        dataset = load_dataset(name, how.image_size, only_test, self._schema(), how.uncertain)
+        if how.uncertain != "refuse" and not dataset.listed:
+            raise UserError(f"uncertain is for images with a table of labels, and {name} has none: leave it out")
         if how.masks and dataset.learns != "boxes":
             raise UserError(f"masks are made of boxes, and {name} has none")
         return masks_of_boxes(dataset) if how.masks else dataset

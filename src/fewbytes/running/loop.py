@@ -253,9 +253,8 @@ class _Loop:
             if isinstance(error, TooFewReplies) and self.alarms.named:
                 who = "; ".join(f"{engine.called(i)} {words}" for i, words in self.alarms.named.items())
                 first, these = min(self.alarms.since.values()), ",".join(map(str, sorted(self.alarms.named)))
-                error.args = (
-                    f"{error} (before that {who}; go on without: --resume RUN --from-round {first - 1} --exclude {these})",
-                )
+                remedy = f"--resume RUN --from-round {first - 1} --exclude {these}"
+                error.args = (f"{error} (before that {who}; go on without: {remedy})",)
             self.watcher.ended({"status": "failed", "why": str(error) or type(error).__name__})
             raise
         finally:

@@ -84,7 +84,7 @@ def read_label_lists(
     if test is None:
         train, test = split_off_test(train)
     groups = None if meaning.kind == "classes" else (*meaning.classes, "none")
-    return Dataset(name, train, test, meaning.classes, groups, notes=(*pictures.notes, *notes))
+    return Dataset(name, train, test, meaning.classes, groups, notes=(*pictures.notes, *notes), listed=True)
 
 
 class _Meaning:
