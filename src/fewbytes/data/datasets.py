@@ -84,9 +84,9 @@ def load_dataset(
     many pixels and the middle of the longer one taken; without it all must be of one size. A folder in COCO's format
     (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed to
     `image_size` (SIZE unless given). Of a table `schema` says what its columns mean, or only what is asked of it
-    (`read_table`), and `uncertain` what labels of images do that are uncertain. With `only_test` a folder may have no training samples. Raises UserError if there is no such data
-    set, it has no labels or a link out of its folder, its images differ in size, one cannot be decoded, or a table is
-    not as the schema says.
+    (`read_table`), and `uncertain` what uncertain labels of images are. With `only_test` a folder may have no training
+    samples. Raises UserError if there is no such data set, it has no labels or a link out of its folder, its images
+    differ in size, one cannot be decoded, or a table is not as the schema says.
     """
     if name == "digits":
         return _digits(image_size)
@@ -159,7 +159,9 @@ def client_folders(name: str) -> list[Path]:
     if folder.is_file() or table_files(folder):
         return [folder]
     parquet = any(any(place.glob("train*.parquet")) for place in (folder, folder / "data"))
-    if is_coco(folder) or parquet or holds_classes(folder) or cifar_files(folder):
+    if is_coco(folder) or parquet or holds_classes(folder) or cifar_files(folder) or is_arrays(folder):
+        return [folder]
+    if label_lists(folder):
         return [folder]
     places = [place for place in subfolders(folder) if place.is_symlink() or holds_files(place)]
     tables = [path for path in sorted(folder.iterdir()) if not is_stray(path) and (is_table(path) or is_arrays(path))]

@@ -154,7 +154,7 @@ def _pair(file: Path, mask_file: Path, size: int | None, number: int) -> tuple[P
     image = read_image(file, file.parent, number)
     image = np.broadcast_to(image, (*image.shape[:2], 3))
     if not mask_file.is_file():
-        raise wrong_image(file, file.parent, number, f"has no mask: {mask_file} is missing")
+        raise UserError(f"{file} has no mask: {mask_file} is missing", told="an image has no mask")
     mask = raw_image(mask_file, mask_file.parent, number)
     if isinstance(mask, np.ndarray) or mask.mode not in ("L", "P", "1"):
         raise wrong_image(

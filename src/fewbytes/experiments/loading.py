@@ -157,7 +157,9 @@ class Loading:
         if dataset.schema is not None:
             self.data = dataclasses.replace(self.data, schema=msgspec.to_builtins(dataset.schema))
             return
-        of_text = ("target", "missing", "encoding", "separator", "sheet") if self.data.text is not None else ()
+        of_text: tuple[str, ...] = (
+            ("target", "missing", "encoding", "separator", "sheet") if self.data.text is not None else ()
+        )
         of_text = of_text or (("target",) if dataset.listed else ())
         for key in OF_TABLES:
             if key not in of_text and getattr(self.data, key) != DECLARED[key].default:
