@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +18,12 @@ pytest.importorskip("flwr", reason="flwr is not installed: nothing to deploy", e
 
 from runs import until
 
+import fewbytes as fb
 from fewbytes.experiments.deploy import Deployment, places
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.flower import compat
-from fewbytes.flower.children import Process, is_alive, running, send
+from fewbytes.flower.children import Child, Process, end, is_alive, running, send
+from fewbytes.flower.processes import Processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells when a process started")
 SETTINGS = {"method": "fedavg", "dataset": "digits", "clients": 1, "rounds": 1, "engine": "flower-deployment"}
@@ -85,3 +88,23 @@ def test_a_signal_reaches_that_very_process_only(start):
     assert is_alive((pid, started))
     send((pid, started), signal.SIGKILL)
     assert until(lambda: not is_alive((pid, started)))
+
+
+def test_that_nothing_can_start_the_runs_server_any_more_is_noticed(tmp_path):
+    """As when what the SuperLink starts for it is killed: the run would stand still for ever."""
+    processes = Processes(tmp_path, "127.0.0.1:0")
+    command = ["bash", "-c", f"(exec -a {compat.LAUNCHER} sleep 600) & wait"]
+    link = Child(command, tmp_path, tmp_path / "log")
+    processes._superlink, processes._answered = link, time.monotonic()
+    try:
+        processes.check_launcher()
+        deadline = time.monotonic() + 60
+        while not processes._launchers and time.monotonic() < deadline:
+            processes.check_launcher()
+        ((pid, _),) = processes._launchers
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(fb.FewbytesError, match="which is to start the run's server, has ended"):
+            while time.monotonic() < deadline:
+                processes.check_launcher()
+    finally:
+        end([link])

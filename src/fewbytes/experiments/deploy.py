@@ -232,6 +232,8 @@ class Deployment:
             for event in self._events():
                 if event is None:
                     self.processes.check()
+                    if not server[0]:
+                        self.processes.check_launcher()
                     self._start_again(note, hopeless=not begun)
                     dead = dead + 1 if begun and not is_alive(server) else 0
                     if dead > 3:  # and has written nothing more

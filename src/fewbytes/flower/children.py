@@ -130,6 +130,13 @@ def _started(stat: Path) -> tuple[str, int]:
     return "", 0
 
 
+def command_of(process: Process) -> str:
+    """The command line of a process; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{process[0]}/cmdline").read_text(errors="replace").replace("\0", " ")
+    return ""
+
+
 def family_of(pids: set[int]) -> set[Process]:
     """The processes of these ids and all they started."""
     there, family = running(), set[Process]()

@@ -41,6 +41,7 @@ HOME = "FLWR_HOME"
 """The variable that names the folder of a process's own files."""
 LOGGER = "flwr"
 COMMANDS = ("flower-superlink", "flower-supernode", "flwr")
+LAUNCHER = "flower-superexec"  # which the SuperLink starts, and which starts SERVER
 SERVER = "flwr-serverapp"
 """What the process is called that runs a run's server."""
 GUARDED = ("-m", "fewbytes.flower.guarded")

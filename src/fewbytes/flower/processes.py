@@ -22,11 +22,23 @@ from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import lock, make_durable, private_folder
 from fewbytes.flower import compat
 from fewbytes.flower.certificates import node_name, write_certificates, write_file, write_node_key
-from fewbytes.flower.children import Child, end, executable, free_port, listen, why_of
+from fewbytes.flower.children import (
+    Child,
+    Process,
+    command_of,
+    end,
+    executable,
+    family_of,
+    free_port,
+    is_alive,
+    listen,
+    why_of,
+)
 from fewbytes.flower.commands import Commands
 from fewbytes.flower.node_file import NodeFile
 
 START_SECONDS = 120  # for the SuperLink to answer
+LAUNCHER_SECONDS = 60  # from then on, for what starts a run's server
 CA = "certificates/ca.crt"
 
 
@@ -65,6 +77,8 @@ class Processes:
         self._token = self.folder / "certificates" / "control.token"
         self._lasting = lasting
         self._superlink: Child | None = None
+        self._launchers: set[Process] = set()  # what the SuperLink starts a run's server by, once it was seen
+        self._answered = 0.0  # when the SuperLink first did
         self._commands: Commands | None = None
         self._nodes: dict[str, Child] = {}
         self._lock: BinaryIO | None = None
@@ -160,6 +174,7 @@ class Processes:
             self.check()
             with suppress(OSError), socket.create_connection((local, self._port), 5) as plain:
                 tls.wrap_socket(plain, server_hostname=local).close()
+                self._launchers, self._answered = set(), time.monotonic()
                 return
             if time.monotonic() > deadline:
                 why = self._superlink.reason()
@@ -183,6 +198,21 @@ class Processes:
         if self._superlink and (code := self._superlink.process.poll()) is not None:
             why = f"{self._superlink.reason()} ({self._superlink.log})"
             raise FewbytesError(f"the SuperLink ended with exit code {code}: {why}")
+
+    def check_launcher(self) -> None:
+        """Raise FewbytesError if what the SuperLink starts a run's server by is not there: none would ever begin.
+
+        A new SuperLink has LAUNCHER_SECONDS to start it. Where there is no /proc nothing is known of it.
+        """
+        if self._superlink is None or not Path("/proc/self/stat").exists():
+            return
+        if not self._launchers:
+            family = family_of({self._superlink.process.pid})
+            self._launchers = {each for each in family if compat.LAUNCHER in command_of(each)}
+        late = time.monotonic() > self._answered + LAUNCHER_SECONDS
+        if not any(map(is_alive, self._launchers)) and (self._launchers or late):
+            why = f"which is to start the run's server, has ended ({self.folder / 'logs' / 'superlink.log'})"
+            raise FewbytesError(f"{compat.LAUNCHER}, {why}")
 
     def ended(self) -> list[Ended]:
         """The nodes started here whose process has ended on its own."""
