@@ -101,10 +101,10 @@ def test_that_nothing_can_start_the_runs_server_any_more_is_noticed(tmp_path):
         deadline = time.monotonic() + 60
         while not processes._launchers and time.monotonic() < deadline:
             processes.check_launcher()
-        ((pid, _),) = processes._launchers
-        os.kill(pid, signal.SIGKILL)
+        (launcher,) = processes._launchers
+        os.kill(launcher[0], signal.SIGKILL)
+        assert until(lambda: not is_alive(launcher), every=0.01)
         with pytest.raises(fb.FewbytesError, match="which is to start the run's server, has ended"):
-            while time.monotonic() < deadline:
-                processes.check_launcher()
+            processes.check_launcher()
     finally:
         end([link])
