@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fewbytes.data.schema import Schema
 
-NEARLY = 0.9  # so many of a column's texts that are numbers, and it is one of numbers with some that are wrong
+NEARLY = 0.9  # a column of text with this share of numbers is one of numbers, some of which are wrong
 FEW = 20  # whole numbers of so many values at most are classes; of more they are numbers
 WHITE = " \t\r\n\u00a0\u202f\ufeff"
 

@@ -80,7 +80,7 @@ def _decode(read: Read, image_size: int | None) -> Decoded:
     while True:
         try:
             return _decoded(*read(), image_size, form)
-        except _Wider as wider:  # anew: it happens twice at most
+        except _Wider as wider:  # read again, twice at most
             form = wider.form
 
 

@@ -25,7 +25,7 @@ class Schema(msgspec.Struct, frozen=True):
     `learns`: of which kind that is; None: the schema is still to be read off a table. `numbers`: by column its mean and
     standard deviation. `categories`: by column what its values are, in the order of their indicators. `dates`: the
     columns of numbers that are dates, as days since 1970. `cuts`: between what groups of samples a target that is a
-    number is dealt out. `missing`: what becomes of rows in which a value is missing: they are an error, are left out,
+    number is split. `missing`: what becomes of rows in which a value is missing: they are an error, are left out,
     or get the column's mean, or no category.
 
     The rest says how tables are read, here as at every site. `leave_out`: columns that are not used. `columns`: the
