@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fewbytes.base.errors import listed
 from fewbytes.data.frames import Table
 
 INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?|__index_level_\d+__|\s*")
@@ -41,7 +40,7 @@ def check_no_identifier(table: Table, features: list[str]) -> None:
                 name,
                 f"seems to number the rows ({why})",
                 f"leave it out (--leave-out {name}), or name the columns to learn from, and it among them (--columns "
-                f"{listed(features, 3) if len(features) <= 3 else features[0] + ',…'})",
+                f"{','.join(features) if len(features) <= 3 else features[0] + ',…'})",
                 "seems to number the rows: leave it out (--leave-out), or name the columns to learn from (--columns)",
             )
 
