@@ -130,11 +130,11 @@ def _started(stat: Path) -> tuple[str, int]:
     return "", 0
 
 
-def command_of(process: Process) -> str:
-    """The command line of a process; empty if it has ended."""
+def command_of(process: Process) -> list[str]:
+    """The command line of a process, an argument each; none if it has ended."""
     with suppress(OSError):
-        return Path(f"/proc/{process[0]}/cmdline").read_text(errors="replace").replace("\0", " ")
-    return ""
+        return Path(f"/proc/{process[0]}/cmdline").read_text(errors="replace").split("\0")
+    return []
 
 
 def family_of(pids: set[int]) -> set[Process]:

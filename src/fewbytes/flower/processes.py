@@ -208,7 +208,8 @@ class Processes:
             return
         if not self._launchers:
             family = family_of({self._superlink.process.pid})
-            self._launchers = {each for each in family if compat.LAUNCHER in command_of(each)}
+            commands = {each: [Path(argument).name for argument in command_of(each)] for each in family}
+            self._launchers = {each for each, command in commands.items() if compat.LAUNCHER in command}
         late = time.monotonic() > self._answered + LAUNCHER_SECONDS
         if not any(map(is_alive, self._launchers)) and (self._launchers or late):
             why = f"which is to start the run's server, has ended ({self.folder / 'logs' / 'superlink.log'})"
