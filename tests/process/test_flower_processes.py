@@ -293,7 +293,12 @@ def test_every_image_of_three_nodes_own_folders_is_used(places):
     for counts in (TRAIN, TEST):
         assert json.dumps(counts, separators=(",", ":")) in (run / "report.html").read_text()
     assert fewbytes("run", "fedavg", *options(places), "--rounds", "1", "--out", places / "here").returncode == 0
-    assert fingerprint(run) == fingerprint(next((places / "here").iterdir()))
+    made, here = fingerprint(run), fingerprint(next((places / "here").iterdir()))
+    read = here["result"]["notes"]
+    assert made["result"].pop("notes") == read[:1]  # of nodes' own folders their own logs say what was read
+    assert here["result"].pop("notes") == read
+    assert [name in line for line in read[1:] for name in ("east", "north", "south")].count(True) == 3
+    assert made == here
 
 
 @pytest.fixture(scope="module")

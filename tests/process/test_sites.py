@@ -20,13 +20,24 @@ pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test
 pytestmark = pytest.mark.process
 
 
-def table(path: Path, rows: int, missing: bool = False) -> None:
+MARK = "MEIER1961"  # a patient: in the names of a site's folders, files and columns, and in its values
+
+
+def table(path: Path, rows: int, age: str | None = None, patient: str = "") -> None:
+    """A table whose third row has this age; with a column called as the patient, who is in each row."""
     rng = np.random.default_rng(rows)
     x = rng.normal(size=(rows, 3))
     lines = [f"{a:.3f},{b:.3f},{c:.3f},{int(a + b > 0)}" for a, b, c in x]
-    if missing:
-        lines[2] = "," + lines[2].partition(",")[2]
-    path.write_text("\n".join(["age,bmi,lab,outcome", *lines]) + "\n")
+    if age is not None:
+        lines[2] = age + "," + lines[2].partition(",")[2]
+    lines = ["age,bmi,lab,outcome", *lines]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{line},{patient}\n" if patient else f"{line}\n" for line in lines))
+
+
+def holding(mark: str, folder: Path) -> list[Path]:
+    """The files below a folder that hold it."""
+    return [path for path in folder.rglob("*") if path.is_file() and mark.encode() in path.read_bytes()]
 
 
 def started(command: list[str], log: Path, stack: ExitStack, **how) -> subprocess.Popen:
@@ -47,8 +58,9 @@ def started(command: list[str], log: Path, stack: ExitStack, **how) -> subproces
 @pytest.fixture
 def sites(tmp_path) -> list[str]:
     """The options of a deployment of two hosts, whose tables lie in tmp_path; a value is missing in one."""
-    for name, rows in (("server", 60), ("north", 80), ("south", 60)):
-        table(tmp_path / f"{name}.csv", rows, missing=name == "south")
+    table(tmp_path / "server.csv", 60)
+    table(tmp_path / MARK / "north.csv", 80, patient=MARK)
+    table(tmp_path / MARK / "south.csv", 60, age="", patient=MARK)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -61,7 +73,7 @@ def host(run: Path, name: str, stack: ExitStack) -> None:
     there = run.parents[1]
     shutil.copytree(run / "deployment" / "nodes" / name, there / name)
     with open(there / name / "node.toml", "a") as file:
-        file.write(f'client-data = "{there / name}.csv"\n')
+        file.write(f'client-data = "{there / MARK / name}.csv"\n')
     started(["sh", str(there / name / "start.sh")], there / f"{name}.log", stack, cwd="/")
 
 
@@ -77,23 +89,31 @@ def begun(there: Path, sites: list[str], said: Path, what: str, stack: ExitStack
 
 
 def test_a_site_that_is_not_fit_hears_so_at_once_and_the_same_folders_serve_once_it_is_mended(tmp_path, sites):
+    """And the server learns nothing of names of files, of columns that it does not have, and of values."""
     said = tmp_path / "server.log"
+    table(tmp_path / MARK / "south.csv", 60, age=MARK, patient=MARK)
     with ExitStack() as stack:
         server, run = begun(tmp_path, sites, said, "sh start.sh", stack)
         host(run, "south", stack)
-        assert until(lambda: "client 1 cannot join: south: south.csv: column 'age', row 3" in said.read_text())
+        why = "a table's column 'age' has a value that is no number"
+        assert until(lambda: f"client 1 cannot join: south: {why}" in said.read_text())
         assert server.poll() is None  # it waits for the other
+        assert list(run.rglob("*.db"))  # all that it received
+        assert not holding(MARK, run)
         host(run, "north", stack)
         assert server.wait(timeout=60) == 2
         assert f"go on with: fewbytes deploy --resume {run}" in said.read_text()
         assert not (run / "checkpoint" / "round-0.state").exists()
 
-        table(tmp_path / "south.csv", 60)
+        table(tmp_path / MARK / "south.csv", 60, patient=MARK)
         again = started([*DEPLOY, "--resume", str(run), "--rounds", "3"], said, stack, cwd=tmp_path)
         assert again.wait(timeout=120) == 0, said.read_text()
 
     assert json.loads((run / "result.json").read_text())["rounds"] == 3
     assert json.loads((run / "partition.json").read_text())["train"] == [64, 48]
+    assert not holding(MARK, run)
+    assert MARK not in said.read_text()
+    assert MARK in (tmp_path / "south.log").read_text()  # which has the file, the row and the value
     assert "the data of client 1 are " in (tmp_path / "south.log").read_text()
     assert "if the run is over, Ctrl-C ends this node" in (tmp_path / "north.log").read_text()
 

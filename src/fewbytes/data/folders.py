@@ -87,7 +87,7 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
         count = len({path.parent for path, _ in found["train"]} | {path.parent for path, _ in found["test"]})
         said = f", of {count} groups (folders in those of classes), each for one of both"
     classes = len({name for _, name in found["train"]})
-    note = f"{len(found['train'])} pictures of {classes} classes for training"
+    note = f"{len(found['train'])} pictures of {classes} class{'es' * (classes > 1)} for training"
     if "test" in found:
         note += f", {len(found['test'])} for testing" + (f" ({tests[0]})" if test else "") + said
     elif only_test:
