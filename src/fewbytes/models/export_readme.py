@@ -134,7 +134,8 @@ def _taken(said: Said) -> str:
     if taken["pixels_divided_by"] and len(shape) != 4:
         words += f", bytes divided by {taken['pixels_divided_by']}"
     elif taken["pixels_divided_by"]:
-        words += f", images with values 0 to 1: {'RGB' if shape[1] == 3 else 'grey'} pixels divided by 255"
+        words += f", upright images with values 0 to 1: {'RGB' if shape[1] == 3 else 'grey'} pixels divided by 255"
+        words += ", on white where they are transparent"
         if taken["image_size"]:
             words += f", the shorter side scaled to {taken['image_size']} pixels and the middle of the longer one taken"
     if table:
@@ -196,7 +197,7 @@ def _outputs(library: str, tensors: dict[str, str]) -> str:
 
 
 def _of_samples(said: Said, library: str) -> list[str]:
-    """Five lines that run the model on an image, or a few on samples of zeros."""
+    """Six lines that run the model on an image, or a few on samples of zeros."""
     taken = said["input"]
     labelled = said["learns"] == "classes" and said["classes"]
     imports = ["json"] if labelled else []
@@ -206,8 +207,8 @@ def _of_samples(said: Said, library: str) -> list[str]:
         grey = channels == 1
         axes = "[None, None]" if grey else ".transpose(2, 0, 1)[None]"
         made = [
-            f'image = PIL.ImageOps.fit(PIL.Image.open("image.png").convert("{"L" if grey else "RGB"}"), '
-            f"{(width, height)}, PIL.Image.Resampling.BILINEAR)",
+            f'image = PIL.ImageOps.exif_transpose(PIL.Image.open("image.png")).convert("{"L" if grey else "RGB"}")',
+            f"image = PIL.ImageOps.fit(image, {(width, height)}, PIL.Image.Resampling.BILINEAR)",
             f'x = numpy.array(image, "float32"){axes} / 255',
         ]
         imports += ["numpy", library, "PIL.Image", "PIL.ImageOps"]
