@@ -45,7 +45,7 @@ def told(server: Path, site: Path, **settings: object) -> str:
             make_experiment(config | settings).task((0,))
     except Exception as error:
         job = Job(0, "train", 0, 1, False, 0)
-        return _told(unable(job, error), getattr(error, "told", None)).error
+        return _told(unable(job, error)).error
     raise AssertionError("nothing is wrong with these data")
 
 
@@ -212,12 +212,23 @@ def test_of_a_folder(what, tmp_path):
 
 
 def test_an_error_of_ones_own_code_tells_its_kind_alone(tmp_path, monkeypatch):
-    (tmp_path / "theirs.py").write_text(f"def data():\n    raise ValueError('row of {MARK}')\n")
+    (tmp_path / "own_data.py").write_text(f"def data():\n    raise ValueError('row of {MARK}')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = {"method": "fedavg", "dataset": "digits", "partition": "local", "clients": 1}
-    with pytest.raises(fb.UserError, match=MARK) as error, only_allowed("theirs"):
-        make_experiment(config | {"client_data": "theirs:data"}).task((0,))
-    done = _told(unable(Job(0, "train", 0, 1, False, 0), error.value), error.value.told)
+    with pytest.raises(fb.UserError, match=MARK) as error, only_allowed("own_data"):
+        make_experiment(config | {"client_data": "own_data:data"}).task((0,))
+    done = _told(unable(Job(0, "train", 0, 1, False, 0), error.value))
     assert isinstance(done, Done)
     assert MARK not in done.error
     assert "its own log says why" in done.error
+
+
+def test_an_error_in_training_tells_its_kind_and_where_it_was_raised():
+    """As a data set that is read while it is used, or a library, may name what it failed at."""
+    namespace: dict[str, object] = {}
+    exec(compile(f"def train():\n    raise KeyError('{MARK}')\n", "own.py", "exec"), namespace)
+    with pytest.raises(KeyError) as error:
+        namespace["train"]()
+    done = unable(Job(0, "train", 0, 1, False, 0), error.value)
+    assert MARK in done.error  # which the node's own log says
+    assert _told(done).error == "KeyError, its own log says more (own.py, line 2)"

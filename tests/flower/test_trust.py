@@ -233,19 +233,18 @@ HOOKS: list = []  # an audit hook cannot be taken away again
 sys.addaudithook(lambda event, arguments: [hook(event, arguments) for hook in HOOKS])
 
 
-def test_what_fails_on_a_node_is_told_without_folders_and_traces(tmp_path, monkeypatch, capfd):
+def test_what_fails_on_a_node_is_told_without_words_and_traces(tmp_path, monkeypatch, capfd):
     @functools.wraps(fb.FedAvg.train)
     def train(self, state, message, site):
         raise OSError(f"cannot read '{tmp_path}/hospital/patient.png': no such file")
 
     monkeypatch.setattr(fb.FedAvg, "train", train)
     answers = []
-    with pytest.raises(fb.FewbytesError, match=r"OSError: cannot read 'patient\.png': no such file") as told:
+    with pytest.raises(fb.FewbytesError, match=r"OSError, its own log says more \(test_trust\.py, line \d+\)"):
         run("fedavg", tmp_path / "run", fault=lambda m, r: answers.append(r) or [r])
-    assert str(tmp_path) not in str(told.value)
     sent = b"".join(read_content(answer.content)[0] for answer in answers)
     assert b"Traceback" not in sent
-    assert str(tmp_path).encode() not in sent
+    assert b"patient" not in sent
     log = capfd.readouterr().err
     assert "Traceback" in log
     assert f"{tmp_path}/hospital/patient.png" in log

@@ -25,19 +25,29 @@ class UserError(FewbytesError):
         self.told = told
 
 
-UNTOLD = "its data cannot be used, and its own log says why"
-
-
 @contextmanager
 def of_data() -> Iterator[None]:
-    """What fails within, as a site's data are read, is told to a server in the words that were chosen for it (`told`),
-    else as its class alone: names of files, rows and values stay at home."""
+    """What fails within, as a site's data are read, holds names of files, rows and values, whoever raises it."""
     try:
         yield
     except Exception as error:
         if getattr(error, "told", None) is None:
-            error.told = UNTOLD if isinstance(error, FewbytesError) else f"{UNTOLD} ({type(error).__name__})"  # type: ignore[attr-defined]
+            kind = "" if isinstance(error, FewbytesError) else f" ({type(error).__name__})"
+            error.told = f"its data cannot be used, and its own log says why{kind}"  # type: ignore[attr-defined]
         raise
+
+
+def told_of(error: BaseException) -> str:
+    """What a server is told of an error at a site: the words that were chosen for it (`told`), those of our own errors,
+    which hold nothing of data that are not read (`of_data`), and of all others the class and where in one's own code
+    they were raised, as their words may quote what they failed at."""
+    if (told := getattr(error, "told", None)) is not None:
+        return str(told)
+    if isinstance(error, UserError):
+        return str(error)
+    what = str(error) if isinstance(error, FewbytesError) else f"{type(error).__name__}, its own log says more"
+    where = raised_at(error, own_code=True)
+    return f"{what} ({where})" if where else what
 
 
 class Slip(UserWarning):

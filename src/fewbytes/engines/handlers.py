@@ -102,6 +102,7 @@ class Done(msgspec.Struct, array_like=True):
     scores: Scores = {}  # of the client's own model
     error: str = ""
     trace: str = ""
+    told: str = ""  # of the error, to a server
     sample_counts: tuple[SampleCounts, SampleCounts] | None = None  # of a client's training and test split
     seconds: float = 0.0  # that the job took
     rounded: int = 0  # values of the reply that were

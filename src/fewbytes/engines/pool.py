@@ -21,7 +21,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 import msgspec
 import torch
 
-from fewbytes.base.errors import FewbytesError, MethodError, UserError, raised_at, said
+from fewbytes.base.errors import FewbytesError, MethodError, UserError, raised_at, said, told_of
 from fewbytes.base.files import ScratchFolder
 from fewbytes.engines.frames import shared_memory
 from fewbytes.engines.handlers import Done, Job, Runner
@@ -337,12 +337,12 @@ def attempt(runner: Runner, job: Job, frames: Sequence[memoryview]) -> tuple[Don
 
 def unable(job: Job, error: BaseException) -> Done:
     """The result of a job that raised an error: its class, unless it is one of ours, its words, in one line, and where
-    in a handler's code it was raised."""
+    in a handler's code it was raised; and what a server is told of it."""
     text = str(error) if isinstance(error, FewbytesError) else said(error)
     trace = "" if isinstance(error, UserError) else "".join(traceback.format_exception(error))
     line = text.replace("\n", " ") or type(error).__name__
     where = raised_at(error, own_code=True) if trace else ""
-    return Done(job.number, error=f"{line} ({where})" if where else line, trace=trace)
+    return Done(job.number, error=f"{line} ({where})" if where else line, trace=trace, told=told_of(error))
 
 
 def _work(runner: Runner, exchange: Exchange, pipe: Connection, others: Sequence[Connection], parent: int) -> None:

@@ -128,13 +128,11 @@ def make_client_app(
             return Message(write_content(msgspec.msgpack.encode(-1 if here is None else int(here))), reply_to=message)
         text, frame = read_content(message.content, frame_folder)
         order = decoded(text, Order)
-        told = None
         try:
             done, reply = _served(order, frame, message.metadata.message_type, context, find, folder, frame_folder)
         except Exception as error:  # Flower would tell the server where, and of what file
             done, reply = unable(order.job, error), b""
-            told = getattr(error, "told", None)
-        answer = msgspec.msgpack.encode(_told(done, told))
+        answer = msgspec.msgpack.encode(_told(done))
         name = frame_folder.put(reply) if frame_folder is not None and reply else ""
         return Message(write_content(answer, reply, name, sealed(text, answer, reply)), reply_to=message)
 
@@ -194,16 +192,16 @@ def _allows(config: Mapping[str, Any]) -> Allows:
         ) from None
 
 
-def _told(done: Done, told: str | None) -> Done:
-    """What the server is told: of an error `told`, if it says otherwise what was raised, no folder but those under
-    FEWBYTES_DATA, and no trace; all of it goes to this node's log."""
+def _told(done: Done) -> Done:
+    """What the server is told: of an error no more than `told_of` says, no folder but those under FEWBYTES_DATA, and no
+    trace; all of it goes to this node's log."""
     if not done.error or done.error.startswith(DIFFERENT):
         return done
     print(f"ERROR: {done.error}\n{done.trace}".rstrip(), file=sys.stderr, flush=True)
     root = os.environ.get("FEWBYTES_DATA")
-    error = told or done.error
+    error = (done.told or done.error).replace("\n", " ")
     error = error.replace(f"{root.rstrip('/')}/", "") if root else error
-    return msgspec.structs.replace(done, error=FOLDERS.sub("", error), trace="")
+    return msgspec.structs.replace(done, error=FOLDERS.sub("", error), told="", trace="")
 
 
 def default_folder() -> Path:
