@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import time
 import tomllib
+import tracemalloc
 import warnings
 import zipfile
 from contextlib import closing, suppress
@@ -36,11 +37,13 @@ from fewbytes.flower.guarded import (
     APPLICATION,
     APPS,
     BUNDLE_BYTES,
-    FILE_BYTES,
+    MANIFEST,
+    UNPACKED_BYTES,
     Gate,
     application_files,
     is_installed,
     knows,
+    manifest_of,
 )
 from fewbytes.flower.messages import read_content, seal_of, write_content
 from fewbytes.flower.node import Order
@@ -264,7 +267,9 @@ def test_of_a_path_the_last_part_is_told(said, told):
 
 def bundle(*added: tuple[str, str | bytes], **changed: str | None) -> bytes:
     """The installed application's bundle with files added, and others changed or (None) left out."""
-    files = {**application_files({"rounds": 3}), ".info/CONTENT": "apps.py,0,0", **changed}
+    known = {name: text.encode() for name, text in application_files({"rounds": 3}).items()}
+    listed = {name: text.encode() for name, text in changed.items() if text is not None and name != MANIFEST}
+    files = {**application_files({"rounds": 3}), MANIFEST: "\n".join(manifest_of(known | listed)), **changed}
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as there, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names that are there twice
@@ -275,6 +280,7 @@ def bundle(*added: tuple[str, str | bytes], **changed: str | None) -> bytes:
 
 
 CONFIG = application_files({"rounds": 3})["pyproject.toml"]
+LISTED = "\n".join(manifest_of({name: text.encode() for name, text in application_files({"rounds": 3}).items()}))
 
 
 @pytest.mark.parametrize(
@@ -306,9 +312,15 @@ CONFIG = application_files({"rounds": 3})["pyproject.toml"]
         bundle(**{"apps.py": APPS + "import os\n"}),
         bundle(**{"apps.py": None}),
         bundle(LICENSE="import os"),
-        bundle(**{".info/CONTENT": None}),
-        bundle(**{".info/CONTENT": "0" * (FILE_BYTES + 1)}),  # unfolds
-        bundle(**{".info/CONTENT": random.Random(0).randbytes(BUNDLE_BYTES).hex()}),
+        bundle(**{MANIFEST: None}),
+        bundle(**{MANIFEST: ""}),
+        bundle(**{MANIFEST: "apps.py,0,0"}),
+        bundle(**{MANIFEST: LISTED.replace("apps.py", "/etc/hostname")}),
+        bundle(**{MANIFEST: LISTED + f"\n/etc/hostname,{'0' * 64},1"}),
+        bundle(**{MANIFEST: LISTED + "\n/dev/zero,0,0"}),
+        bundle(**{MANIFEST: LISTED + "\n" + LISTED}),
+        bundle(**{MANIFEST: "0" * (UNPACKED_BYTES + 1)}),  # unfolds
+        bundle(**{MANIFEST: random.Random(0).randbytes(BUNDLE_BYTES).hex()}),
         bundle(**{"pyproject.toml": app_config("fewbytes.cli.app:main", "apps:client", {})}),
         bundle(**{"pyproject.toml": CONFIG.replace("hatchling.build", "evil.build")}),
         bundle(**{"pyproject.toml": CONFIG.replace('"fewbytes"', '"evil @ file:///tmp/evil"', 1)}),
@@ -323,6 +335,17 @@ CONFIG = application_files({"rounds": 3})["pyproject.toml"]
 def test_a_node_takes_the_installed_application_and_no_other(hostile):
     assert is_installed(bundle())
     assert not is_installed(hostile)
+
+
+def test_a_bundle_of_many_files_that_unfold_is_refused_before_any_is_unpacked():
+    unfolding = bundle(*((f"{i}.py", "0" * (1 << 20)) for i in range(150)))
+    assert len(unfolding) < BUNDLE_BYTES
+    tracemalloc.start()
+    try:
+        assert not is_installed(unfolding)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")

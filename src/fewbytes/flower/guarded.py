@@ -10,6 +10,7 @@ hub alone, and needs a network.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import io
 import ipaddress
@@ -32,7 +33,7 @@ APPLICATION = "fewbytes/fewbytes-run 1.0.0"
 """Its publisher, name and version."""
 MANIFEST = ".info/CONTENT"
 """The list of its files that Flower adds to an application's bundle."""
-BUNDLE_BYTES, FILE_BYTES = 1 << 18, 1 << 20  # of a bundle, and of each file in it once unpacked
+BUNDLE_BYTES, UNPACKED_BYTES = 1 << 18, 1 << 20  # of a bundle, and of all in it
 
 STRANGERS_BYTES = 1 << 16  # of a request's body, that anybody may send
 NODES_BYTES = 1 << 26  # that a node may; of a model Flower sends at most 21 MB at once
@@ -106,8 +107,14 @@ def application_files(run_config: Mapping[str, Any]) -> dict[str, str]:
     return {"pyproject.toml": config, "apps.py": APPS, "LICENSE": "Apache-2.0\n"}
 
 
+def manifest_of(files: Mapping[str, bytes]) -> list[str]:
+    """What Flower writes of an application's files, a line each in any order. A node opens and reads what it names."""
+    return sorted(f"{name},{hashlib.sha256(data).hexdigest()},{8 * len(data)}" for name, data in files.items())
+
+
 def is_installed(bundle: bytes) -> bool:
-    """Whether an application's bundle (a zip file) holds the files of `application_files`, and nothing else.
+    """Whether an application's bundle (a zip file) holds the files of `application_files`, their manifest, and nothing
+    else.
 
     Python runs more than .py files (bytecode, extensions, packages of any name, .pth), so what is not known is refused.
     """
@@ -116,12 +123,13 @@ def is_installed(bundle: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as there:
             members = there.infolist()
-            sizes = {member.filename: member.file_size for member in members}
             packed = {member.compress_type for member in members} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-            if packed or len(sizes) < len(members) or max(sizes.values()) > FILE_BYTES:
+            known = sorted(member.filename for member in members) == sorted([*application_files({}), MANIFEST])
+            if packed or not known or sum(member.file_size for member in members) > UNPACKED_BYTES:
                 return False
-            files = {name: there.read(name).decode() for name in sizes}
-        described = tomllib.loads(files.pop("pyproject.toml"))
+            files = {member.filename: there.read(member) for member in members}
+        said = files.pop(MANIFEST).decode().splitlines()
+        described = tomllib.loads(files["pyproject.toml"].decode())
         wanted = application_files(described["tool"]["flwr"]["app"]["config"])
     except (
         zipfile.BadZipFile,
@@ -130,13 +138,14 @@ def is_installed(bundle: bytes) -> bool:
         KeyError,
         NotImplementedError,
         OSError,
+        RecursionError,
         RuntimeError,
         TypeError,
         ValueError,
     ):
         return False
-    is_known = described == tomllib.loads(wanted.pop("pyproject.toml"))
-    return is_known and files.pop(MANIFEST, None) is not None and files == wanted
+    same = all(files[name] == text.encode() for name, text in wanted.items() if name != "pyproject.toml")
+    return same and described == tomllib.loads(wanted["pyproject.toml"]) and sorted(said) == manifest_of(files)
 
 
 def main() -> None:
