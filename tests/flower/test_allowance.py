@@ -18,7 +18,7 @@ from flower_grid import MemoryGrid, run
 
 from fewbytes.engines.handlers import Job
 from fewbytes.flower.apps import client_app
-from fewbytes.flower.node import CLIENTS, Allows, Node, Order, digest, in_common
+from fewbytes.flower.node import CLIENTS, DIFFERENT, Allows, Node, Order, digest, in_common
 
 METHOD = CASES["fedavg"]
 PROMISE = "of=samples,epsilon=8,delta=1e-5,clip=1.0"
@@ -97,3 +97,15 @@ def test_a_node_makes_so_many_run_folders_and_no_more(tmp_path):
     with pytest.raises(fb.FewbytesError, match="has 2 run folders and makes no more"):
         run("fedavg", tmp_path / "servers" / "third", task=task(), grid=grid)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second", "servers"]
+
+
+def test_runs_that_are_of_another_task_make_no_more_folders(tmp_path):
+    """As of a server that says something else of the model each time, so that nothing is ever done."""
+    for number in range(2):
+        node = Node(METHOD, task(), tmp_path, f"run-{number}", allows=Allows(run_folders=2))
+        done = node.sample_counts(
+            Order(f"run-{number}", b"another", Job(0, "train", 0, 1, False, 0), 0, 0, False), "sizes"
+        )
+        assert done.error.startswith(DIFFERENT)
+    with pytest.raises(fb.UserError, match="has 2 run folders and makes no more"):
+        Node(METHOD, task(), tmp_path, "run-2", allows=Allows(run_folders=2))

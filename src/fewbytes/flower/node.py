@@ -42,8 +42,8 @@ class Allows(NamedTuple):
 
 
 def run_folders(folder: Path) -> int:
-    """How many run folders of nodes there are."""
-    return len(list(folder.glob(f"*/{CLIENTS}/nonce")))
+    """How many run folders of nodes there are, whether anything was done in them or not."""
+    return len(list(folder.glob(f"*/{CLIENTS}")))
 
 
 class Order(msgspec.Struct, array_like=True):
