@@ -252,7 +252,7 @@ def lies_of(name: str, rng: random.Random, most: int | None = None) -> list[Lie]
     possible = [
         (reply, Lie(type(reply), what, change, turn, " of " not in what and "times" not in what))
         for replies in seen.values()
-        for turn, reply in enumerate(replies[:STOPPED])
+        for turn, reply in enumerate(replies[:-1])
         for what, change in _within(reply, model)
     ]
     rng.shuffle(possible)

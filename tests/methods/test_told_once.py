@@ -13,7 +13,7 @@ from hostile import LIAR, Lie, outcome, task_of
 from torch import Tensor
 
 import fewbytes as fb
-from fewbytes.methods import fedgen, fedkgf, fedlp, fedma, fedpurin, fusefl, genefl
+from fewbytes.methods import fedcac, fedgen, fedkgf, fedlp, fedma, fedpurin, fusefl, genefl
 from fewbytes.methods.fedlps import Pruned
 from fewbytes.methods.parts.averaging import Trained
 from fewbytes.methods.parts.ccvr import ClassStatistics
@@ -126,3 +126,10 @@ def test_it_is_refused_and_nothing_of_it_is_left(lie):
     assert {(each["client"], each["outcome"]) for each in left} == {(LIAR, "rejected")}
     assert any(word in each["why"] for each in left for word in why.split("|"))
     assert found.state == outcome(name, told, refused=True).state
+
+
+def test_a_client_that_said_another_mask_than_it_has_keeps_its_model_and_goes_on():
+    """After FedCAC's last round of collaboration it is sent the values outside of the mask that it said."""
+    ones = {"norm.bias": torch.ones(4, dtype=torch.bool)}
+    told = Lie(fedcac.Marked, "a mask of ones", lambda r: replace(r, mask=fb.Bits(r.mask.bits | ones)), 2, True)
+    assert not outcome("fedcac", told).raised

@@ -126,6 +126,8 @@ class FedCAC(Method):
 
     def receive(self, state: Personal, message: Combined, site: Site) -> None:
         theta = message.theta.dense()
+        if message.kept and not fits(theta, state.mask):  # the server was told another mask
+            return
         if message.kept:
             theta = {name: state.theta[name].masked_scatter(~state.mask[name], theta[name]) for name in theta}
         state.theta |= theta
@@ -144,3 +146,10 @@ def sensitive(after: torch.Tensor, before: torch.Tensor, tau: float) -> torch.Te
     Where a half is not above 1e-10, all that is above 1e-20 is critical (the authors' code).
     """
     return critical(scores(after, after - before), tau, least=1e-20)
+
+
+def fits(values: State, mask: State) -> bool:
+    """Whether there are as many values as lie outside the mask, in each entry."""
+    return values.keys() == mask.keys() and all(
+        values[name].shape == ((~each).count_nonzero(),) for name, each in mask.items()
+    )
