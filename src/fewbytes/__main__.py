@@ -1,6 +1,10 @@
 """`fewbytes`, and `python -m fewbytes`, are the command line."""
 
+import os
 import sys
+
+if sys.path[0] in ("", os.getcwd()):  # by `python -m`: what lies in the current folder is not in our libraries' place
+    sys.path.append(sys.path.pop(0))
 
 
 def main() -> None:

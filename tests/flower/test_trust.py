@@ -232,6 +232,22 @@ def test_no_setting_has_a_node_open_a_file_that_a_server_names(key, tmp_path, mo
     assert not seen
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"dataset": "digits", "dataset.x": 1}, "says 'dataset' twice"),
+        ({"schema": "[" * 100_000}, "schema is a table"),
+        ({"image_size": 60_000}, "image_size must be in"),
+        ({"model": "resnet8:width=20000"}, "a whole number of 1 to 1024 for width"),
+        ({"model": "mlp:hidden=1000000000"}, "a whole number of 1 to 65536 for hidden"),
+    ],
+)
+def test_what_a_server_says_is_refused_in_one_line_and_takes_no_memory(said, words):
+    config = {"method": "fedavg", "clients": 2, "rounds": 1, "dataset": "digits", **said}
+    with pytest.raises(fb.UserError, match=words):
+        app._serve_client(config, {"partition-id": 0})
+
+
 HOOKS: list = []  # an audit hook cannot be taken away again
 sys.addaudithook(lambda event, arguments: [hook(event, arguments) for hook in HOOKS])
 

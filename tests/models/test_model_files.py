@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from safetensors.torch import save_file
 
 import fewbytes as fb
 from fewbytes.models import build_model
-from fewbytes.models.files import load_model, save_model
+from fewbytes.models.files import _digest, load_model, save_model
 
 ABOUT = {"model": "mlp:hidden=4", "sample_shape": [1, 2, 2], "classes": 3}
 
@@ -50,6 +52,39 @@ def test_every_truncation_and_other_damage_is_told(file: Path) -> None:
             damaged = good[:i] + hole + good[i + len(hole) :]
             if damaged != good:
                 refused(file, damaged)
+
+
+STRANGE = {
+    "model": [None, [], 3, "mlp:hidden=1000000000", "hf:nobody/of-this-name", "evil:f"],
+    "sample_shape": [None, [], ["a"], [0.5], [-1], [1, 1 << 30, 1 << 30], 3],
+    "classes": [None, -1, "3", 1 << 40, [3]],
+    "kgf": [10**9, [], "x"],
+    "normalise": [3, {}, "nowhere"],
+    "lora": [3, "rank=x"],
+    "recipe": ["x", {"kind": "x"}, {"kind": "ensemble"}, {"kind": "ensemble", "clients": "all"}],
+}
+
+
+@pytest.mark.parametrize("key", STRANGE)
+def test_what_a_strangers_file_says_is_checked_in_one_line_and_fetches_nothing(key, file, monkeypatch):
+    """Its digest is right: whoever writes a file makes that."""
+    state = load_model(file.parent.parent).state_dict()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *of, **how: pytest.fail(f"looked up {of[0]}"))
+    for value in STRANGE[key]:
+        _save(file, state, json.dumps(ABOUT | {key: value}))
+        with pytest.raises(fb.UserError) as told:
+            load_model(file.parent.parent)
+        assert "\n" not in str(told.value), value
+
+
+def test_what_a_strangers_file_nests_without_end_is_refused(file: Path) -> None:
+    _save(file, load_model(file.parent.parent).state_dict(), '{"a":' + "[" * 100_000)
+    with pytest.raises(fb.UserError, match="cannot be read"):
+        load_model(file.parent.parent)
+
+
+def _save(file: Path, state: dict[str, torch.Tensor], about: str) -> None:
+    save_file(state, file, {"fewbytes": _digest(about, state) + about})
 
 
 def test_files_of_older_versions_load(file: Path) -> None:

@@ -356,7 +356,7 @@ def test_own_callables_that_do_not_work(own: str, name: str, says: str) -> None:
         ("resnet12:width=3", (3, 32, 32), "unknown model 'resnet12'"),
         ("", (3, 32, 32), "unknown model ''"),
         ("resnet18:widht=3", (3, 32, 32), "no option 'widht'; it takes width, stem"),
-        ("resnet18:width=-3", (3, 32, 32), "positive whole number for width"),
+        ("resnet18:width=-3", (3, 32, 32), "whole number of 1 to 1024 for width"),
         ("resnet18:stem=5x5", (3, 32, 32), "it is 7x7 or 3x3"),
         ("cnn4:width=3", (3, 32, 32), "it takes none"),
         ("cnn4@0", (3, 32, 32), "model 'cnn4@0' needs a positive whole number of features after @, not '0'"),

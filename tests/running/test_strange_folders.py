@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -114,9 +116,14 @@ def test_a_folder_that_is_no_run_is_refused_as_that_whatever_is_in_it(tmp_path):
         ("rounds.jsonl", "[" * 100_000 + "\n", "report"),
         ("result.json", "[" * 100_000, "report"),
         ("probe.json", '{"a":' * 100_000, "report"),
+        ("config.toml", 'method = "fedavg"\n[[parameters]]\nlr = 1', "report"),
+        ("partition.json", f'{{"classes": ["a"], "train": [[1{"0" * 400}]], "test": [[1]]}}', "report"),
+        ("result.json", '{"score": [1]}', "export"),
+        ("result.json", '{"score": {"metric": "a", "all": {"global": 3}}}', "export"),
+        ("result.json", "[" * 100_000, "export"),
     ],
 )
-def test_what_is_nested_without_end_is_damaged_and_named(name, text, command, folder):
+def test_what_no_run_writes_is_damaged_and_named(name, text, command, folder):
     (folder / name).write_text(text)
     done = fewbytes(*commands(folder)[command])
     assert done.returncode == 2
@@ -144,3 +151,33 @@ def test_links_within_a_folder_and_one_that_is_not_there_are_its_own(tmp_path):
     (tmp_path / "a" / "b").symlink_to(".")
     (tmp_path / "a" / "c").symlink_to("not there")
     check_own(tmp_path / "a")
+
+
+def test_a_link_to_itself_is_no_way_out(folder):
+    (folder / "loop").symlink_to("loop")
+    done = fewbytes(*commands(folder)["report"])
+    assert (done.returncode, done.stderr) == (0, "")
+    (folder / "models" / "global.safetensors").unlink()
+    (folder / "models" / "global.safetensors").symlink_to("global.safetensors")
+    done = fewbytes(*commands(folder)["export"])
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("how", [["-m", "fewbytes"], [str(Path(sys.executable).parent / "fewbytes")]])
+def test_no_file_of_the_current_folder_stands_for_a_library(how, folder):
+    for name in ("torch", "numpy", "typer", "rich", "pyarrow"):
+        (folder / f"{name}.py").write_text("raise SystemExit('a stranger has run')")
+    done = subprocess.run(
+        [sys.executable, *how, "report", "."], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_strangers_run_names_is_not_fetched(folder, monkeypatch):
+    monkeypatch.delenv("FEWBYTES_DATA", raising=False)
+    text = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace('"digits"', '"nobody/of-this-name"'))
+    done = fewbytes(*commands(folder)["resume"])
+    assert done.returncode == 2
+    assert "'nobody/of-this-name', which a file names, not you" in done.stderr

@@ -119,8 +119,8 @@ def check_own(folder: Path) -> None:
         for name in (*folders, *files):
             path = Path(place, name)
             kind = path.lstat().st_mode
-            if stat.S_ISLNK(kind) and not path.resolve().is_relative_to(root):
-                raise UserError(f"{path} leads out of the folder {folder}, to {path.resolve()}: put that in its place")
+            if stat.S_ISLNK(kind) and not (there := Path(os.path.realpath(path))).is_relative_to(root):
+                raise UserError(f"{path} leads out of the folder {folder}, to {there}: put that in its place")
             if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind):
                 raise UserError(f"{path} is a pipe or a device, which no run leaves: remove it")
 

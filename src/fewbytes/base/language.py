@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fewbytes.base.errors import UserError, one_line
-from fewbytes.base.named import check_fetched, places
+from fewbytes.base.named import check_fetched, elsewhere, places
 
 HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 
@@ -35,7 +35,8 @@ def located(name: str) -> Path:
     for folder in places(name):
         if folder.is_dir():
             return folder
-    check_fetched(name)
+    if elsewhere():  # else what was fetched before may be named
+        check_fetched(name)
     try:
         import huggingface_hub as hub
 
@@ -43,8 +44,11 @@ def located(name: str) -> Path:
         try:
             return Path(fetch(local_files_only=True))
         except hub.errors.LocalEntryNotFoundError:
+            check_fetched(name)
             hub.HfApi().model_info(name, timeout=HUB_SECONDS)  # without a network the download may try for minutes
             return Path(fetch())
+    except UserError:
+        raise
     except Exception as error:  # the hub's client fails in many ways: no network, offline mode, no such name, disk full
         raise UserError(
             f"there is no folder {name!r}, and fetching it from the hub failed ({one_line(error, 160)}): name a "

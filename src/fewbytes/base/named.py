@@ -65,9 +65,15 @@ def places(name: str) -> list[Path]:
 
 
 def check_fetched(name: str) -> None:
-    """Raises UserError if a server names what would have to be fetched from the hub, and that is not allowed here."""
+    """Raises UserError if a server or a file names what would have to be fetched from the hub, and that is not allowed
+    here: whoever has it there would learn who reads the file."""
     if elsewhere() and not _is_allowed(name):
         raise UserError(_not_here(name))
+    if _allowed.get() is not None and not _is_allowed(name):
+        raise UserError(
+            f"{name!r}, which a file names, not you, is not here and would be fetched from the hub: if you trust the "
+            f"file, allow that (--allow {name})"
+        )
 
 
 def check_address(address: str) -> None:

@@ -136,7 +136,7 @@ def _read(key: str, each: Declared, value: Any) -> Any:
     if text is not None and isinstance(value, text.kinds):
         try:
             value = text.read(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(f"{key} is {text.like}, not {given!r}") from None
     if must := wrong(each.kind, value):
         raise UserError(f"{key} {must}, not {value!r}")

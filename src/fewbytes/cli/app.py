@@ -442,7 +442,7 @@ def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, or a fo
     from fewbytes.report import read_runs, write_report
 
     found = read_runs(runs)
-    folder = runs[0] if len(runs) == 1 else Path(os.path.commonpath([path.resolve() for path in runs]))
+    folder = runs[0] if len(runs) == 1 else Path(os.path.commonpath([os.path.realpath(path) for path in runs]))
     page = write_report(found, folder / "report.html")
     _show(found, page)
 
@@ -669,7 +669,8 @@ def main() -> None:
     warnings.formatwarning = lambda text, kind, *of, **how: visible(
         f"note: {text}\n" if issubclass(kind, Slip) else plain(text, kind, *of, **how)
     )
-    sys.path.insert(0, os.getcwd())  # a method, model or generator is found in the current folder, as by `python -m`
+    # a method, model or generator is found in the current folder; last, for a folder of others may have a torch.py
+    sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())] + [os.getcwd()]
     try:
         returned = app(standalone_mode=False)  # an exit code where it ended a command itself
         code = returned if isinstance(returned, int) else 0

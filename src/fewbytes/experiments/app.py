@@ -50,7 +50,8 @@ _served: dict[str, Served] = {}  # of this process, by settings and client
 
 
 def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings from Flower's flat run config: dots nest, dashes are underscores, an empty text is no setting."""
+    """Settings from Flower's flat run config: dots nest, dashes are underscores, an empty text is no setting. Raises
+    UserError for a setting that is within another one's value."""
     settings: dict[str, Any] = {}
     for key, value in config.items():
         if value != "":
@@ -58,6 +59,8 @@ def read_run_config(config: Mapping[str, Any]) -> dict[str, Any]:
             *above, last = key.replace("-", "_").split(".")
             for name in above:
                 place = place.setdefault(name, {})
+                if not isinstance(place, dict):
+                    raise UserError(f"the run config says {name[:40]!r} twice: as a value, and with something below it")
             place[last] = value
     return settings
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
 
 from fewbytes.base.ranges import Count, Positive, Share
 from fewbytes.base.settings import Group, Text, setting
@@ -27,7 +29,7 @@ class DataSettings(Group):
         "digits, a folder or table under FEWBYTES_DATA, a path, package.module:function, or a name to download.",
         metavar="NAME",
     )
-    image_size: Count | None = setting(
+    image_size: Annotated[int, Meta(ge=1, le=4096)] | None = setting(
         None, "Pixels a side that images are scaled to and cropped (for detection: letter-boxed).", brief=True
     )
     part: Share = setting(1.0, "Use only this part of the data set, e.g. 0.1, drawn by the seed.", brief=True)

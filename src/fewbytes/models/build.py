@@ -200,6 +200,10 @@ def _with_one_stem(names: list[str], shape: tuple[int, ...]) -> list[str]:
     return made
 
 
+MOST = {"hidden": 1 << 16, "layers": 1 << 8, "width": 1 << 10}
+"""Of the models' options: beyond that a name of a few letters, a server's or a file's, takes all memory."""
+
+
 def _options(base: str, text: str) -> dict[str, Any]:
     """`width=32,stem=7x7` read, each option checked against what the model `base` takes."""
     takes = {
@@ -224,8 +228,8 @@ def _options(base: str, text: str) -> dict[str, Any]:
                 raise UserError(f"model {base} needs a number above 0 for scale, not {value!r}")
             options[key] = float(value)
         else:
-            if not (value.isdecimal() and int(value) > 0):
-                raise UserError(f"model {base} needs a positive whole number for {key}, not {value!r}")
+            if not (value.isdecimal() and 0 < int(value) <= MOST[key]):
+                raise UserError(f"model {base} needs a whole number of 1 to {MOST[key]} for {key}, not {value[:40]!r}")
             options[key] = int(value)
     return options
 

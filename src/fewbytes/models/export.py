@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.language import padding_token, read_tokenizer, tokenizer_digest
+from fewbytes.base.named import only_allowed
 from fewbytes.base.state import copied
 from fewbytes.models.export_readme import readme
 from fewbytes.models.files import read_model
@@ -115,7 +116,8 @@ def _tokenizer(run: Path, about: dict[str, Any]) -> Any:
     if "tokenizer_digest" not in about:
         return None
     place = about.get("tokenizer") or about["model"].removeprefix(PREFIX)
-    tokenizer = read_tokenizer(place)
+    with only_allowed():  # what the model's file names
+        tokenizer = read_tokenizer(place)
     if tokenizer_digest(tokenizer) != about["tokenizer_digest"]:
         raise UserError(f"the tokenizer {place} is not the one {run} was made with: put that in its place")
     return tokenizer
@@ -167,8 +169,13 @@ def _described(run: Path, client: int | None, about: dict[str, Any], formats: Se
     shape, stored = about["sample_shape"], about.get("samples", "float32")
     tensors = {name: _tensor(of["shape"], of["dtype"]) for name, of in about.get("tensors", {}).items()}
     how = None if "normalise" not in about else Normalisation.read(about["normalise"], shape[0])
-    result = run / "result.json"
-    found = json.loads(result.read_text()) if result.is_file() else {}  # a node of a deployment has none
+    result, found, scores = run / "result.json", {}, {}
+    if result.is_file():  # a node of a deployment has none
+        try:
+            found = json.loads(result.read_text())
+            scores = _scores(found)
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+            raise UserError(f"{result} is damaged: it is not what a run writes") from None
     return {
         "model": "global" if client is None else f"client {client}",
         "method": about.get("method") or found.get("method"),
@@ -184,7 +191,7 @@ def _described(run: Path, client: int | None, about: dict[str, Any], formats: Se
         "normalise": None if how is None else {"mean": how.mean, "std": how.std, "inside": "model.onnx and model.pt2"},
         "table": _table(about["schema"]) if "schema" in about else None,
         "text": None,
-        "scores": _scores(found),
+        "scores": scores,
         "files": [FILES[each] for each in FILES if each in formats],
         "torch": torch.__version__.partition("+")[0],
     }

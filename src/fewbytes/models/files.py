@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
 
+import msgspec
 import torch
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
@@ -14,7 +15,7 @@ from safetensors.torch import save
 from torch import nn
 
 from fewbytes.base.calls import takes_argument
-from fewbytes.base.errors import MethodError, UserError
+from fewbytes.base.errors import MethodError, UserError, one_line, said
 from fewbytes.base.files import check_own, make_folder, replacing
 from fewbytes.base.named import only_allowed
 from fewbytes.base.state import (
@@ -49,6 +50,36 @@ PUT_TOGETHER: dict[str, Callable[..., nn.Module]] = {
     "resized": resized_network,
 }
 """By the kind of a recipe: what makes the model of (recipe, state, maker of a client's model)."""
+
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+
+
+class Recipe(TypedDict, total=False):
+    """How a model is put together; what else stands there is for its kind."""
+
+    kind: Required[str]
+    clients: list[Size]
+
+
+class Values(TypedDict):
+    """One tensor of samples of several."""
+
+    shape: list[Size]
+    dtype: str
+
+
+class About(TypedDict, total=False):
+    """What a model's file says, where it is used; its bounds are for files of strangers."""
+
+    model: str
+    sample_shape: Annotated[list[Size], msgspec.Meta(min_length=1, max_length=8)]
+    classes: Size
+    class_names: list[str]
+    learns: str
+    seed: int
+    recipe: Recipe
+    tensors: dict[str, Values]
 
 
 _NONE_OF_THEIR_OWN = "its clients keep none of their own, leave out --client"
@@ -119,8 +150,9 @@ def read_model(
         told, brace, rest = metadata.get("fewbytes", "{}").partition("{")  # files of older versions have no digest
         words = brace + rest
         about = json.loads(words)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"the model {path} cannot be read: {error}") from None
+        msgspec.convert(about, About)
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise UserError(f"the model {path} cannot be read: {one_line(error)}") from None
     if metadata.keys() - {"fewbytes"} or (told and told != _digest(words, state)):
         raise UserError(f"the model {path} is damaged: it is not what was written; take a copy of it, or run anew")
     if build is None and "model" not in about:
@@ -131,10 +163,10 @@ def read_model(
         if client not in members:
             hint = f"its members are of clients {', '.join(map(str, members))}" if members else _NONE_OF_THEIR_OWN
             raise UserError(f"{run} has no model client-{client}.safetensors; it has {path.name}: {hint}")
-    maker: Callable[..., nn.Module] = build or model_of(about)
-    make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()
     try:
         with only_allowed():
+            maker: Callable[..., nn.Module] = build or model_of(about)
+            make: Callable[[int], nn.Module] = maker if takes_argument(maker) else lambda _: maker()
             if "recipe" in about:
                 model = PUT_TOGETHER[about["recipe"]["kind"]](about["recipe"], state, make)
             else:
@@ -146,10 +178,14 @@ def read_model(
         lacking = (trained_entries(model) if "frozen" in about else all_entries(model)).keys() - state.keys()
         if lacking:
             raise MethodError(f"it lacks {', '.join(sorted(lacking)[:3])}")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise UserError(f"the model {path} cannot be put together: {type(error).__name__}: {error}") from None
     except MethodError as error:
         raise UserError(f"{path} does not fit the module: {error}") from None
+    except UserError:
+        raise
+    except Exception as error:  # what the file says of the model may be anything, and ask for any memory
+        if build is not None and not isinstance(error, (KeyError, IndexError, TypeError, AttributeError)):
+            raise  # of one's own code
+        raise UserError(f"the model {path} cannot be put together: {said(error)}") from None
     if isinstance(model, LogitMean) and client is not None:
         member = model.members[about["recipe"]["clients"].index(client)]
         return member.eval(), {key: value for key, value in about.items() if key != "recipe"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -272,9 +273,9 @@ def read_runs(paths: Iterable[Path | str]) -> list[RunFolder]:
     for path in map(Path, paths):
         inside = sorted(child for child in path.iterdir() if _is_run(child)) if path.is_dir() else []
         if inside and not _is_run(path):
-            folders |= {child.resolve(): child for child in inside}
+            folders |= {Path(os.path.realpath(child)): child for child in inside}
         else:
-            folders.setdefault(path.resolve(), path)
+            folders.setdefault(Path(os.path.realpath(path)), path)
     return _told_apart([read_run(path) for path in folders.values()])
 
 
@@ -322,7 +323,8 @@ def _read(file: Path, parse: Callable[[Path], T]) -> T | None:
 
 def _config(file: Path) -> str:
     text = file.read_text("utf-8")
-    tomllib.loads(text)
+    if not isinstance(tomllib.loads(text).get("parameters", {}), dict):
+        raise ValueError("its parameters are no table")
     return text
 
 

@@ -39,13 +39,16 @@ class Round(TypedDict):
     notes: NotRequired[dict[str, str]]
 
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+
+
 class Partition(TypedDict):
     """`partition.json`: per client the number of samples of each class, in the train and in the test split; of data
     that lie on the client's own node their number alone, or None, if that is all the node says."""
 
     classes: list[str]
-    train: list[list[int] | int | None]
-    test: list[list[int] | int | None]
+    train: list[list[Number] | Number | None]
+    test: list[list[Number] | Number | None]
 
 
 class Judged(TypedDict, total=False):
