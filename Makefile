@@ -7,7 +7,7 @@ FLOWERS := 1.40.0 1.42.0
 # the tests begin hundreds of processes: Python keeps what it compiles of the libraries, whatever the caller's setting
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-process test-flowers lint docs package bench hardening clean
+.PHONY: demo test test-all test-flowers lint docs package bench hardening clean
 
 # the core alone, for the demo
 .venv/core: pyproject.toml
@@ -24,11 +24,15 @@ demo: .venv/core
 	$(BIN)/fewbytes compare fedavg fedpurin separate --dataset digits --clients 10 --alpha 0.3 --rounds 20 \
 		--set epochs=2 --set lr=0.1 --set batch=20 --set momentum=0.9
 
+# what every change must pass
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not process"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test-process: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m process
+# before a release, and by who touches what all methods stand on; what has passed is then written down
+test-all: lint docs package
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(MAKE) test-flowers
+	$(BIN)/python tests/levels.py
 
 # the oldest and the newest version that the package takes, each laid over the one that is installed
 test-flowers: .venv/installed

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, COME_AND_GO, scheduled_task, task_of
+from levels import is_for_all_alone
 from places import places  # noqa: F401 (a fixture of every file)
 from runs import ROUNDS, Run, fingerprint
 from torch import Tensor
@@ -54,8 +55,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     return ByCase(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Flower's processes first: they mostly wait, while the other worker computes."""
+    """Marks what only `make test-all` runs. Flower's processes first: they mostly wait, while the other worker
+    computes."""
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        name = parameters.params.get("name") if parameters else None
+        if is_for_all_alone(item.nodeid.removeprefix("tests/"), name):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.name != "test_flower_processes.py")
 
 

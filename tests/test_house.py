@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
 import re
 import subprocess
@@ -11,10 +10,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from modules import MODULES, imports_of, room
 
 import fewbytes
 
-SOURCE = Path(fewbytes.__file__).parent
 FLOORS = [
     ["base"],
     ["wire", "models", "data"],
@@ -35,31 +34,7 @@ LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
 ONLY = {"flwr": "flower", "typer": "cli", "jinja2": "report"}
 
 
-def name_of(path: Path) -> str:
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return ".".join(("fewbytes", *(part for part in parts if part != "__init__")))
-
-
-MODULES = {name_of(path): path for path in SOURCE.rglob("*.py")}
-
-
-def imports_of(path: Path) -> set[str]:
-    """Every module that a file imports, also inside functions and for types alone."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            whole = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else str(node.module) for name in whole}
-    return found
-
-
 IMPORTS = {name: imports_of(path) for name, path in MODULES.items()}
-
-
-def room(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
 
 
 def test_imports_point_down_the_floors():

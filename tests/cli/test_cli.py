@@ -378,7 +378,6 @@ def test_compare_rounds_what_can_be_rounded(tmp_path, monkeypatch, capsys):
     assert (code, plan["up"] < plan["nominal_up"] / 16, 0 < plan["uplink_rounding_error"] < 1) == (0, True, True)
 
 
-@pytest.mark.process
 def test_plan_of_more_clients_than_there_are_samples(tmp_path):
     options = ["plan", "fedavg", "--model", "mlp", "--rounds", "10", "--json"]
     many = fewbytes(*options, "--clients", "1000000", "--set", "fraction=0.0001", cwd=tmp_path)
@@ -392,7 +391,6 @@ def test_plan_of_more_clients_than_there_are_samples(tmp_path):
     assert "depends on all clients: give it data for all of them" in refused.stderr
 
 
-@pytest.mark.process
 def test_plan_of_a_deployment_counts_what_flower_takes(tmp_path):
     pytest.importorskip("flwr", reason="Flower is not installed")
     options = ["plan", "fedavg", "--clients", "2", "--json"]
@@ -634,7 +632,6 @@ def long(tmp_path_factory) -> dict:
     return timeless(json.loads(done.stdout))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_cleanly_and_resumed(stop, long, tmp_path):
     arguments = [sys.executable, "-m", "fewbytes", "run", "fedpurin", *QUICK, "--rounds", "25"]

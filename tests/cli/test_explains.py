@@ -84,7 +84,6 @@ def test_the_doctor_says_what_is_here(tmp_path: Path) -> None:
     assert {"fewbytes", "torch", "GPU", "cores", "workers", "data", "flower", "vision"} <= found.keys()
 
 
-@pytest.mark.process
 def test_a_new_project_passes_its_tests(tmp_path: Path) -> None:
     assert fewbytes("new", "project", "my-hospitals", cwd=tmp_path).returncode == 0
     folder = tmp_path / "my-hospitals"

@@ -57,7 +57,6 @@ def test_environment_variables_are_read(name):
     assert any(f'"{name}"' in path.read_text() for path in sources), f"{FLOWER} does not read {name}"
 
 
-@pytest.mark.process
 def test_the_package_keeps_flower_quiet():
     code = "import fewbytes.flower.apps, flwr.supercore.telemetry as t; print(t.FLWR_TELEMETRY_ENABLED)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "0\n", f"{FLOWER} is not kept quiet"
@@ -266,7 +265,6 @@ def test_the_last_words_of_a_log():
     assert compat.last_words(b"") == "it said nothing"
 
 
-@pytest.mark.process
 def test_the_last_words_of_a_process_are_its_exit_message():
     code = "from flwr.supercore.exit import flwr_exit; flwr_exit(200, 'the port is taken')"
     ended = subprocess.run([sys.executable, "-c", code], stderr=subprocess.STDOUT, stdout=subprocess.PIPE, check=False)
@@ -477,7 +475,6 @@ ray.shutdown()
 
 
 @RAY
-@pytest.mark.process
 def test_a_simulations_pool_loses_no_message_with_an_actor():
     done = subprocess.run([sys.executable, "-c", POOL], capture_output=True, text=True, timeout=120)
     said = [line for line in done.stdout.splitlines() if "raylet" not in line]

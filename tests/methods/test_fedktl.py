@@ -562,7 +562,6 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.process
 def test_a_run_resumed_by_a_new_process_ends_the_same(tmp_path):
     for more in ((), ("resume",)):  # the generator is loaded anew, at another point of the run
         arguments = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent.parent), str(tmp_path / "stopped"), *more]

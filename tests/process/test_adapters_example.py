@@ -17,7 +17,6 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "05_adapters"
 
 
-@pytest.mark.process
 def test_a_language_model_is_trained_and_adapted(tmp_path):
     small = ["--steps", "5", "--width", "16", "--layers", "1", "--length", "32", "--tokens", "300"]
     small += ["--characters", "2000", "--packages", "numpy,torch", "--part", "0.02"]

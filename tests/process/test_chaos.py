@@ -17,7 +17,6 @@ from proxy import Faults
 import fewbytes as fb
 from fewbytes.experiments.settings import make_experiment, make_method
 
-pytestmark = pytest.mark.process
 OWN = {"epochs": 1, "lr": 0.1, "batch": 20}
 SETTINGS = {
     "method": "fedavg", "clients": 2, "rounds": 1, "save_models": False,

@@ -16,7 +16,6 @@ from runs import PATIENCE, fingerprint, lines, until
 
 pytest.importorskip("ray", reason="Ray is not installed: no simulation")
 pytestmark = [
-    pytest.mark.process,
     pytest.mark.skipif(not permitted(), reason="this machine lets nobody make hosts (unshare, ip link): no cluster"),
 ]
 FAR = "fewbytes-node-*/*/checkpoint/clients/*"  # what a node on the far host works with

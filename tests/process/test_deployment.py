@@ -53,7 +53,6 @@ from fewbytes.flower.compat import (
 from fewbytes.flower.guarded import application_files
 from fewbytes.flower.processes import Processes
 
-pytestmark = pytest.mark.process
 KINDS = ("resident", "stock")
 HOSTILE = """
 from pathlib import Path

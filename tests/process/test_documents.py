@@ -18,7 +18,6 @@ import pytest
 from commands import fewbytes
 from runs import PATIENCE
 
-pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")

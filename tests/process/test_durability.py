@@ -16,7 +16,6 @@ from runs import ROUNDS
 
 import fewbytes as fb
 
-pytestmark = pytest.mark.process
 WHERE = Path(__file__).parents[2] / "benchmarks" / "hardening"
 sys.path.insert(0, str(WHERE))
 durability = importlib.import_module("durability")

@@ -9,7 +9,6 @@ from commands import fewbytes
 
 import fewbytes as fb
 
-pytestmark = pytest.mark.process
 LEAST = {"dense": 0.5, "coboosting": 0.7, "feddafl": 0.5, "fedma": 0.5}
 """The accuracy that quick terms of servers that distil or match reach, far above guessing (0.1)."""
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 

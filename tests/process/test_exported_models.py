@@ -31,7 +31,6 @@ from fewbytes.experiments.run import run_with
 from fewbytes.experiments.settings import make_experiment
 from fewbytes.running.settings import Watcher
 
-pytestmark = pytest.mark.process
 of_text = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 WITHOUT = "import sys; sys.modules['fewbytes'] = None\n"  # so that importing it fails
 

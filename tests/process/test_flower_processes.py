@@ -30,7 +30,6 @@ from fewbytes.flower.compat import app_config
 from fewbytes.flower.node_file import NodeFile
 from fewbytes.flower.processes import Processes
 
-pytestmark = pytest.mark.process
 TESTS = Path(__file__).parents[1]
 RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: no simulation")
 FEWBYTES = [sys.executable, "-m", "fewbytes"]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
 WHERE = Path(__file__).parents[2] / "benchmarks" / "hardening"
 sys.path.insert(0, str(WHERE))
 faults, Figure = importlib.import_module("faults"), importlib.import_module("figures").Figure

@@ -10,7 +10,6 @@ import pytest
 from runs import PATIENCE
 
 pytest.importorskip("flwr", reason="Flower is not installed")
-pytestmark = pytest.mark.process
 EXAMPLE = Path(__file__).parents[2] / "examples" / "04_hospitals" / "run.py"
 
 

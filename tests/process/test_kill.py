@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from runs import ROUNDS, fingerprint, until
 
-pytestmark = pytest.mark.process
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])

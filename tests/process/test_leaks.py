@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("leaks", ROOT / "benchmarks" / "leaks.py")
 leaks = importlib.util.module_from_spec(spec)

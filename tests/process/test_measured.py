@@ -10,7 +10,6 @@ import pytest
 
 from fewbytes.methods import FILES
 
-pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 
 

@@ -12,7 +12,6 @@ import pytest
 from nbclient import NotebookClient
 from runs import PATIENCE
 
-pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 

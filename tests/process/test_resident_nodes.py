@@ -29,7 +29,6 @@ from fewbytes.flower.certificates import write_node_key
 from fewbytes.flower.children import family_of
 from fewbytes.flower.processes import Processes
 
-pytestmark = pytest.mark.process
 MB = 1_000_000
 BIG = """
 import torch

@@ -17,7 +17,6 @@ import pytest
 from runs import until
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
-pytestmark = pytest.mark.process
 
 
 MARK = "MEIER1961"  # a patient: in the names of a site's folders, files and columns, and in its values
