@@ -7,7 +7,7 @@ FLOWERS := 1.40.0 1.42.0
 # the tests begin hundreds of processes: Python keeps what it compiles of the libraries, whatever the caller's setting
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-flowers lint docs package bench hardening clean
+.PHONY: demo test test-slow test-all test-flowers lint docs package bench hardening clean
 
 # the core alone, for the demo
 .venv/core: pyproject.toml
@@ -28,10 +28,12 @@ demo: .venv/core
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
+# what takes long (tests/levels.py)
+test-slow: .venv/installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m slow
+
 # before a release, and by who touches what all methods stand on; what has passed is then written down
-test-all: lint docs package
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-	$(MAKE) test-flowers
+test-all: lint docs package test test-slow test-flowers
 	$(BIN)/python tests/levels.py
 
 # the oldest and the newest version that the package takes, each laid over the one that is installed
