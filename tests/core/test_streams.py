@@ -325,12 +325,12 @@ def test_speeds_that_cannot_be_are_refused_before_anything_is_written(settings, 
 def test_a_config_keeps_the_numbers_of_a_table(tmp_path):
     from runs import configured
 
-    from fewbytes.cli.app import _settings
+    from fewbytes.cli.shared import settings_of
 
     table = tmp_path / "table.txt"
     table.write_text("1\n2\n3\n4\n")
     folder = configured(
-        tmp_path / "run", "fedbuff", dataset="digits", clients=4, rounds=2, **_settings({"speeds": str(table)}),
+        tmp_path / "run", "fedbuff", dataset="digits", clients=4, rounds=2, **settings_of({"speeds": str(table)}),
         parameters={"buffer": "2", "lr": "0.1"},
     )  # fmt: skip
     assert 'speeds = "1,2,3,4"' in (folder / "config.toml").read_text()

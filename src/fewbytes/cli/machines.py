@@ -1,0 +1,116 @@
+"""The commands for real machines: a run on Flower's SuperLink and nodes, and what a node is."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fewbytes.base.errors import UserError
+from fewbytes.cli.shared import (
+    Allow,
+    AsJson,
+    FromRound,
+    MethodName,
+    Out,
+    Watch,
+    naming,
+    print_results,
+    standard_output_for,
+    with_settings,
+)
+from fewbytes.experiments.display import Display, printed
+
+
+@with_settings
+def deploy(
+    settings: dict[str, Any],
+    method: MethodName = None,
+    out: Out = Path("runs"),
+    hosts: Annotated[str | None, typer.Option(help="Names of the clients' hosts, with commas.", metavar="LIST")] = None,
+    address: Annotated[str | None, typer.Option(help="Where the nodes reach this machine.")] = None,
+    node: Annotated[
+        str | None, typer.Option(help="resident (stays warm; the default) or stock (Flower's SuperNode).")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a deployment that ended.")] = None,
+    from_round: FromRound = None,
+    allow: Allow = None,
+    show: Annotated[bool, typer.Option("--print", help="Write the files, print the commands, start nothing.")] = False,
+    watch: Watch = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one method on Flower's SuperLink and nodes over TLS, on this machine or on a list of hosts.
+
+    Example: `fewbytes deploy fedavg --dataset digits --clients 3 --rounds 2`
+    """
+    from fewbytes.experiments.deploy import (
+        KINDS,
+        LOOPBACK,
+        Deployment,
+        host_names,
+        not_begun,
+        places,
+        remembered,
+    )
+    from fewbytes.experiments.prepared import PreparedRun, again_from, new_folder, resumed, unless_refused
+    from fewbytes.experiments.settings import make_experiment
+    from fewbytes.methods import short_name
+    from fewbytes.running.recorders import watcher_of
+    from fewbytes.running.watcher import together
+
+    settings = {**settings, "engine": "flower-deployment"} | ({} if method is None else {"method": method})
+    if from_round is not None and resume is None:
+        raise UserError("--from-round goes back in a run: name it, --resume RUN")
+    with standard_output_for(as_json), naming(allow, resume):
+        anew = None if resume is None or from_round is not None else not_begun(resume)
+        if resume is not None:
+            settings = resumed(resume, settings, from_round) if anew is None else again_from(anew, settings)
+            hosts, address, node = remembered(resume, hosts, address, node)
+        elif hosts is not None:
+            settings.setdefault("clients", len(host_names(hosts)))
+        job = PreparedRun(settings, here=None if hosts is None else ())
+        notes, nodes = job.notes, places(job.experiment, hosts)
+        if resume is None or anew is not None:
+            job.check()  # before anything of Flower's is started
+        folder = resume or new_folder(out, short_name(job.experiment.method))
+        with unless_refused(folder, folder if resume is None else None):
+            watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
+            again, asked = resume is not None and anew is None, make_experiment(settings).toml()
+            deployment = Deployment(
+                job.experiment, folder, nodes, address or LOOPBACK, again, from_round, node or KINDS[0], asked
+            )
+            if show:
+                deployment.prepare()
+            else:
+                command = job.experiment.resuming("deploy")
+                with Display(job.method.method_name, folder, command, job.method.headline) as display:
+                    for text in notes:
+                        display.note(text)
+                    deployment.execute(together([display, *watchers]), display.note)
+    if show:
+        printed.print(deployment.commands(), soft_wrap=True)
+    else:
+        print_results(folder, json.loads((folder / "result.json").read_text()), as_json)
+
+
+def be_nodes(
+    files: Annotated[list[Path], typer.Argument(help="What each is, as `fewbytes deploy` writes it.", metavar="FILE…")],
+) -> None:
+    """Be the node of a client, or of a few, of a deployment: application and data are loaded once and stay."""
+    from fewbytes.flower import compat
+
+    os.environ.update({**compat.ENVIRONMENT, **os.environ})  # which Flower reads as it is imported
+    from fewbytes.experiments.app import client
+    from fewbytes.flower.node_file import NodeFile
+    from fewbytes.flower.resident import serve
+
+    paths = [path.absolute() for path in files]
+    if len(set(paths)) < len(paths):
+        raise UserError("a node's file is named twice")
+    names = [path.parent.name if path.stem == "node" else path.stem for path in paths]
+    nodes = [(name, NodeFile.read(path).placed(path.parent)) for name, path in zip(names, paths, strict=True)]
+    os.chdir(paths[0].parent)
+    serve(nodes, client)

@@ -1,0 +1,166 @@
+"""The commands that run: one method, several, or a few rounds of one to tell what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fewbytes.base.errors import UserError
+from fewbytes.base.units import parse_rate
+from fewbytes.cli.shared import (
+    Allow,
+    AsJson,
+    FromRound,
+    MethodName,
+    Out,
+    Watch,
+    method_names,
+    naming,
+    print_results,
+    standard_output_for,
+    with_settings,
+)
+from fewbytes.experiments.display import console, note, printed
+
+USUAL = ("fedavg", "fedpurin", "separate")  # what `compare` runs where no method is named: same models, many rounds
+
+
+@with_settings
+def run(
+    settings: dict[str, Any],
+    method: MethodName = None,
+    out: Out = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with an interrupted run folder.")] = None,
+    from_round: FromRound = None,
+    allow: Allow = None,
+    watch: Watch = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one method; writes a run folder with the result, the ledger, the models and a report.
+
+    Example: `fewbytes run fedpurin --dataset digits --clients 10 --alpha 0.3 --rounds 5 --set batch=20`
+    """
+    from fewbytes.experiments.prepared import PreparedRun, new_folder, resumed, unless_refused
+    from fewbytes.methods import short_name
+    from fewbytes.running.recorders import watcher_of
+
+    if method is not None:
+        settings["method"] = method
+    if from_round is not None and resume is None:
+        raise UserError("--from-round goes back in a run: name it, --resume RUN")
+    with standard_output_for(as_json), naming(allow, resume, settings.get("ray_address", "")):
+        if resume is not None:
+            settings = resumed(resume, settings, from_round)
+        job = PreparedRun(settings)
+        folder = resume or new_folder(out, short_name(job.experiment.method))
+        with unless_refused(folder, folder if resume is None else None):
+            watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
+            result = job.execute(folder, resume is not None, watchers=watchers, from_round=from_round)
+    print_results(folder, result, as_json)
+
+
+@with_settings
+def compare(
+    settings: dict[str, Any],
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Names of `fewbytes methods` (default: fedavg, fedpurin, separate), or all.",
+            autocompletion=method_names,
+        ),
+    ] = None,
+    out: Out = Path("runs"),
+    resume: Annotated[
+        Path | None, typer.Option(metavar="COMPARISON", help="Go on with an interrupted comparison's folder.")
+    ] = None,
+    allow: Allow = None,
+    watch: Watch = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run several methods on the same clients; a table, a report of accuracy against megabytes, and which to take.
+
+    `all` runs every method there is on equal terms: a few minutes on the digits.
+
+    Example: `fewbytes compare fedavg fedpurin separate --dataset digits --rounds 5 --set epochs=2`
+    """
+    from fewbytes.experiments.compare import compare as compare_methods
+
+    names = list(dict.fromkeys(methods or USUAL))
+    if "all" in names and len(names) > 1:
+        raise UserError(f"all stands for every method: leave out {', '.join(n for n in names if n != 'all')}")
+    if resume is not None and (methods or settings):
+        raise UserError("a comparison is gone on with as it was begun: name nothing but --resume, --allow and --watch")
+    with standard_output_for(as_json), naming(allow, resume):
+        folder, results = compare_methods(names, settings, out, resume, watch or ())
+    print_results(folder, results, as_json)
+    if {result["status"] for result in results} & {
+        "failed",
+        *(["left out"] if "all" not in names and resume is None else []),
+    }:
+        raise typer.Exit(1)
+
+
+@with_settings
+def plan(
+    settings: dict[str, Any],
+    method: MethodName = None,
+    uplink: Annotated[
+        str, typer.Option(help="A client's uplink, e.g. 1MB/s or, in bits, 10Mbit/s or 10Mb/s.")
+    ] = "1MB/s",
+    downlink: Annotated[str | None, typer.Option(help="A client's downlink (default: as the uplink).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run would cost in bytes and time, from a few real rounds of a few clients.
+
+    Example: `fewbytes plan fedpurin --dataset digits --model resnet8 --clients 50 --uplink 1MB/s`
+    """
+    from fewbytes.experiments.plan import EXCHANGE_SECONDS, make_plan, prepared_for_plan
+
+    rates = parse_rate(uplink), parse_rate(downlink or uplink)
+    if method is not None:
+        settings["method"] = method
+    job, many, notes = prepared_for_plan(settings)
+    for text in [*job.notes, *notes]:
+        note(text)
+    with console.status(f"running a few rounds of {job.method.method_name} to measure its payloads"):
+        how = job.experiment.run
+        exchange = EXCHANGE_SECONDS if how.engine == "flower-deployment" else 0.0
+        made = make_plan(job.method, job.task, how.rounds, *rates, exchange, how.budget, how.rounding, many)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(made) | {"round_seconds": made.round_seconds}, indent=2))
+    else:
+        printed.print(made.table())
+
+
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A method to tell all of: a name, or package.module:Class.", autocompletion=method_names),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or tell of one its paper, idea, cost and parameters.
+
+    Example: `fewbytes methods fedpurin`
+    """
+    from fewbytes.cli.methods import all_of, one
+    from fewbytes.experiments.catalogue import about
+    from fewbytes.methods import METHODS, method_class
+
+    if name is not None:
+        found = [about(name, method_class(name))]
+    else:
+        found = []
+        for each in METHODS:
+            try:
+                found.append(about(each, METHODS[each]))
+            except UserError as error:  # of another package
+                note(str(error))
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+    else:
+        printed.print(all_of(found) if name is None else one(found[0]))
