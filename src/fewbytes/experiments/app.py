@@ -156,39 +156,39 @@ class _EventLog(Watcher):
             self._file.write(json.dumps({"event": event, **what}) + "\n")
 
     def waiting(self, there: int, wanted: int) -> None:
-        self.write("waiting", there=there, wanted=wanted)
+        self.write("waiting", what=[there, wanted])
         print(f"waiting for clients: {there} of {wanted} are connected", flush=True)
 
     def started(self, folder: Path, rounds: int, done: int) -> None:
         self.write("started", rounds=rounds, done=done)
 
     def replied(self, client: Id) -> None:
-        self.write("replied", client=client)
+        self.write("replied", what=[client])
 
     def awaited(self, clients: Sequence[str]) -> None:
-        self.write("awaited", clients=list(clients))
+        self.write("awaited", what=[list(clients)])
         print(f"waiting for {', '.join(clients)}", flush=True)
 
     def joined(self, client: Id) -> None:
-        self.write("joined", client=client)
+        self.write("joined", what=[client])
         print(f"client {client} has joined", flush=True)
 
     def refused(self, client: Id, why: str) -> None:
-        self.write("refused", client=client, why=why)
+        self.write("refused", what=[client, why])
         print(f"client {client} cannot join: {why}", flush=True)
 
     def moved(self, uplink_bytes: int, downlink_bytes: int) -> None:
-        self.write("moved", up=uplink_bytes, down=downlink_bytes)
+        self.write("moved", what=[uplink_bytes, downlink_bytes])
 
     def note(self, text: str) -> None:
-        self.write("note", text=text)
+        self.write("note", what=[text])
         print(f"note: {text}", flush=True)
 
     def stopped(self, t: int, why: str) -> None:
-        self.write("stopped", round=t, why=why)
+        self.write("stopped", what=[t, why])
 
     def scored(self, row: dict[str, Any]) -> None:
-        self.write("scored", row=row)
+        self.write("scored", what=[row])
         scores = score_words(row["scores"])
         moved = f"{row['uplink_bytes'] / 1e6:.2f} MB up {row['downlink_bytes'] / 1e6:.2f} MB down"
         when = f"round {row['round']}" if row["phase"] == "round" else "after the last round"

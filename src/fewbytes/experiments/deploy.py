@@ -26,7 +26,7 @@ from fewbytes.flower.guarded import application_files
 from fewbytes.flower.processes import Processes
 from fewbytes.running.checkpoint import Checkpoints
 from fewbytes.running.loop import terminating
-from fewbytes.running.watcher import Watcher
+from fewbytes.running.watcher import HEARD, Watcher
 
 LOOPBACK = "127.0.0.1:0"
 KINDS = ("resident", "stock")
@@ -246,29 +246,13 @@ class Deployment:
                     continue
                 quiet = time.monotonic() + QUIET_SECONDS
                 match event.pop("event"):
-                    case "waiting":
-                        watcher.waiting(event["there"], event["wanted"])
                     case "began":
                         server = event["pid"], event["started"]
                     case "started":
                         begun = True
                         watcher.started(self.out, event["rounds"], event["done"])
-                    case "replied":
-                        watcher.replied(event["client"])
-                    case "awaited":
-                        watcher.awaited(event["clients"])
-                    case "joined":
-                        watcher.joined(event["client"])
-                    case "refused":
-                        watcher.refused(event["client"], event["why"])
-                    case "moved":
-                        watcher.moved(event["up"], event["down"])
-                    case "scored":
-                        watcher.scored(event["row"])
-                    case "stopped":
-                        watcher.stopped(event["round"], event["why"])
-                    case "note":
-                        watcher.note(event["text"])
+                    case heard if heard in HEARD:
+                        getattr(watcher, heard)(*event["what"])
                     case "interrupted":  # whoever asked it to end politely; as if we had been asked
                         raise KeyboardInterrupt
                     case "failed":

@@ -68,6 +68,10 @@ class Watcher:
         `why` alone."""
 
 
+HEARD = ("waiting", "replied", "awaited", "joined", "refused", "moved", "scored", "note", "stopped")
+"""What a watcher hears of a run that goes on, by its methods' names: all that they are told can be written as JSON."""
+
+
 class Recorder(Watcher, ABC):
     """A watcher that writes numbers elsewhere, where much can fail that is not the run's business.
 
