@@ -26,7 +26,7 @@ from fewbytes.data.decoding import decoded
 from fewbytes.data.folders import TEST_NAMES, check_inside, holds_classes, holds_files, is_stray, subfolders
 from fewbytes.data.formats.arrays import SUFFIXES as ARRAYS
 from fewbytes.data.formats.arrays import is_arrays, read_arrays
-from fewbytes.data.formats.label_lists import Uncertain, label_lists, read_label_lists
+from fewbytes.data.formats.label_lists import Uncertain, label_lists, read_label_lists, unclear
 from fewbytes.data.formats.yolo import read_yolo, yolo_places
 from fewbytes.data.images import cache_folder, squared
 from fewbytes.data.masks import holds_masks, read_masks
@@ -107,17 +107,20 @@ def load_dataset(
         return read_yolo(name, folder, image_size or SIZE)
     if holds_masks(folder):
         return read_masks(name, folder, image_size, only_test)
+    meant = schema or Schema()
+    lists = label_lists(folder, meant)
+    if lists and (lists["train"].learnt or meant.target):
+        return read_label_lists(name, folder, image_size, meant, uncertain)
     if not (folder / "train").is_dir() and (files := table_files(folder, only_test)):
         if folder.is_dir():
             check_inside(folder, files.values())
-        return read_table(name, files, schema or Schema(), only_test)
+        if lists:
+            raise unclear(lists["train"], meant)
+        return read_table(name, files, meant, only_test)
     if is_arrays(folder):
         return read_arrays(name, folder, only_test)
     if folder.is_file():
         raise UserError(f"{folder} is not a table: it cannot be read as Parquet, or holds images: name its folder")
-    target = (schema or Schema()).target
-    if label_lists(folder, target):
-        return read_label_lists(name, folder, image_size, target, uncertain)
     held, untrained = source(folder), False
     if held is None and only_test:
         held, untrained = source(folder, TEST_NAMES), True
@@ -140,6 +143,10 @@ def load_dataset(
         train, test = train.take([]), train
     if test is None:
         train, test = split_off_test(train)
+    if lists:
+        notes += (
+            f"{lists['train'].path.name} names these pictures, and is not used (--target COLUMN would learn one)",
+        )
     return Dataset(name, train, test, images.classes, notes=(*images.notes, *notes))
 
 

@@ -112,6 +112,7 @@ def _decoded(
             for chunk in itertools.chain([first], source.chunks):
                 pending.append(pool.submit(_decode_into, x, start, chunk, source.where, image_size, form))
                 start += len(chunk)
+            assert start == len(source.labels), "there is an image for each label"
             try:
                 for done in pending:
                     done.result()

@@ -92,16 +92,17 @@ def _read_images(folder: Path, images: dict[str, Labelled]) -> tuple[dict[str, E
                 told="a test split has classes that the training split has not",
             )
         labels = np.array([number[name] for _, name in found], dtype=np.int64)
-        encoded[split] = Encoded(_chunks([path for path, _ in found]), labels, folder)
+        encoded[split] = Encoded(chunks([path for path, _ in found]), labels, folder)
     return encoded, classes
 
 
 def _read_cifar(files: Files) -> tuple[dict[str, Encoded], tuple[str, ...]]:
     splits, classes = read_cifar(files)
-    return {split: Encoded(_chunks(x), y, files[split][0].parent) for split, (x, y) in splits.items()}, classes
+    return {split: Encoded(chunks(x), y, files[split][0].parent) for split, (x, y) in splits.items()}, classes
 
 
-def _chunks(items: Sequence[Item] | NDArray[np.uint8]) -> Iterator[Sequence[Item]]:
+def chunks(items: Sequence[Item] | NDArray[np.uint8]) -> Iterator[Sequence[Item]]:
+    """Images in parts of at most CHUNK."""
     return (list(items[i : i + CHUNK]) for i in range(0, len(items), CHUNK))
 
 

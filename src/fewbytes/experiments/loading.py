@@ -160,7 +160,8 @@ class Loading:
         of_text: tuple[str, ...] = (
             ("target", "missing", "encoding", "separator", "sheet") if self.data.text is not None else ()
         )
-        of_text = of_text or (("target",) if dataset.listed else ())
+        if dataset.listed:
+            of_text = ("target", "group", "missing_marks", "encoding", "separator", "sheet")
         for key in OF_TABLES:
             if key not in of_text and getattr(self.data, key) != DECLARED[key].default:
                 raise UserError(f"{key} is for tables, and {dataset.name} is none: leave it out")

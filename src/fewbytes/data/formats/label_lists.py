@@ -2,112 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import torch
 from numpy.typing import NDArray
 
-from fewbytes.base.errors import UserError, listed, one_line
+from fewbytes.base.errors import UserError, listed
 from fewbytes.data.clients import Dataset, split_off_test
+from fewbytes.data.columns import FEW, is_number, plain
 from fewbytes.data.decoding import decoded
-from fewbytes.data.folders import SUFFIXES, check_inside, is_stray
-from fewbytes.data.sources import Encoded
+from fewbytes.data.folders import SUFFIXES, TEST_NAMES, check_inside, is_stray
+from fewbytes.data.formats import dicom, nifti
+from fewbytes.data.frames import Table
+from fewbytes.data.identifiers import index_columns
+from fewbytes.data.schema import Schema, no_column, refused
+from fewbytes.data.sources import Encoded, chunks
 from fewbytes.data.split import Split, Targets
+from fewbytes.data.table_files import is_table, read_columns
 
-CHUNK = 256
 UNCERTAIN = -1.0  # CheXpert's mark
+MARKS = {"0": 0.0, "false": 0.0, "1": 1.0, "true": 1.0, "-1": UNCERTAIN}
+PATIENT = re.compile(r"(?:patient|subject|person|case)[ _-]?\d+", re.IGNORECASE)
+"""A folder of the pictures of one patient is called so."""
 Uncertain = Literal["refuse", "zero", "one", "drop"]
-TESTS = ("test", "valid", "validation", "val")
+Images = Mapping[str, Path]
 
 
-def label_lists(folder: Path, target: Sequence[str] = ()) -> dict[str, Path]:
-    """The tables at the top of a folder of images that name those and their labels, by split; nothing if there are
-    none, or it does not follow from them what is learnt."""
-    tables = sorted(path for path in folder.glob("*") if path.suffix.lower() == ".csv" and not is_stray(path))
-    if not tables or not (images := _by_name(folder)):
+@dataclass(frozen=True)
+class LabelList:
+    """A table whose column `naming` names images: of each row that which was `found`, if it is there. `learnt`: the
+    columns that hold labels; none if it does not follow from the table which."""
+
+    path: Path
+    table: Table
+    naming: str
+    found: list[Path | None]
+    learnt: tuple[str, ...]
+
+
+def label_lists(folder: Path, schema: Schema | None = None) -> dict[str, LabelList]:
+    """The tables at the top of a folder that name images below it, by split: `train` and perhaps `test`; nothing if
+    none does. Raises UserError if several may be meant, and as `read_columns`."""
+    how = msgspec.structs.replace(schema or Schema(), learns=None, numbers={}, categories={})
+    paths = [path for path in sorted(folder.glob("*")) if not is_stray(path) and is_table(path)]
+    if not paths or not (images := _by_name(folder)):
         return {}
-    tests = [path for path in tables if path.stem.lower().startswith(TESTS)]
-    trains = [path for path in tables if path not in tests]
-    if len(trains) != 1:
-        return {}
-    table = _table(trains[0])
-    column, _ = _naming(table, images)
-    if not column:
-        return {}
-    others = [name for name in table.column_names if name != column]
-    known = set(target) <= set(others) if target else len(others) == 1 or len(_marked(table, others)) > 1
-    return {"train": trains[0], **({"test": tests[0]} if tests else {})} if known else {}
+    lists = [each for path in paths if (each := _label_list(path, how, images))]
+    lists = [each for each in lists if each.learnt] or lists
+    tests = [each for each in lists if _words(each.path) & {*TEST_NAMES, "testing"}]
+    trains = [each for each in lists if each not in tests and "submission" not in _words(each.path)]
+    trains = [each for each in trains if _words(each.path) & {"train", "training"}] or trains
+    if len(trains) > 1 and trains[0].learnt:
+        names = listed([each.path.name for each in trains])
+        raise UserError(
+            f"{folder} has several tables that name its images ({names}): keep one, or call one train and one test",
+            told="several tables name the images: keep one, or call one train and one test",
+        )
+    tests = [each for each in tests if trains and each.learnt == trains[0].learnt]
+    return {"train": trains[0], **({"test": tests[0]} if tests else {})} if trains else {}
+
+
+def unclear(each: LabelList, schema: Schema) -> UserError:
+    """What to raise for a table that names images, of which it does not follow what is learnt."""
+    others = [name for name in each.table.names if name != each.naming]
+    if missing := [name for name in schema.target if name not in others]:
+        return no_column(str(each.path), missing[0], others, "name one that is there (--target)")
+    return UserError(
+        f"{each.path} names images by column {each.naming!r}, and has the columns {listed(others)}: say which is "
+        "learnt (--target COLUMN)",
+        told="a table that names images has several other columns: say which is learnt (--target COLUMN)",
+    )
 
 
 def read_label_lists(
-    name: str, folder: Path, size: int | None, target: Sequence[str] = (), uncertain: Uncertain = "refuse"
+    name: str, folder: Path, size: int | None, schema: Schema | None = None, uncertain: Uncertain = "refuse"
 ) -> Dataset:
     """The data set in a folder of images, whose labels stand in tables beside them.
 
-    One column names the images, by their path or name, with a suffix or without. `target`: the columns learnt; by
-    default all others whose values are 0, 1, nothing or -1, or the only other one. One column of texts or whole numbers
-    is of classes; several, of which each row has a single 1, are classes, too (ISIC); others are labels, of which any
-    may hold, and nothing stands for 0 (CheXpert). Of labels that are `uncertain`, -1, is said whether they are 0, 1, or
-    their rows left out. Raises UserError for a row whose image is not there.
+    One column names the images, by their path or name, with a suffix or without. The columns learnt are the schema's
+    target; by default all others whose values are 0, 1, nothing or -1, or the only other one. One column of texts or
+    whole numbers is of classes; several, of which each row has a single 1, are classes, too (ISIC); others are labels,
+    of which any may hold, and nothing stands for 0 (CheXpert), as it does in a single one of them. Of labels that are
+    `uncertain`, -1, is said whether they are 0, 1, or their rows left out. None of the values of the schema's group,
+    and no patient whose folder is called so, is both in training and in a test split that is split off. Raises
+    UserError for a row whose image is not there, and for numbers that are no classes.
     """
-    lists = label_lists(folder)
-    images = _by_name(folder)
-    files, labels, notes = {}, {}, list[str]()
-    meaning: _Meaning | None = None
-    for split, path in lists.items():
-        table = _table(path)
-        column, found = _image_column(path, table, images)
-        meaning = meaning or _Meaning.of(path, table, column, tuple(target))
-        values, kept, left = meaning.values(path, table, uncertain)
-        files[split] = [each for each, keep in zip(found, kept, strict=True) if keep]
-        labels[split] = values[kept]
-        notes.append(f"{path.name}: {int(kept.sum())} images by column {column!r}, {meaning.words()}{left}")
-    assert meaning is not None
+    how = schema or Schema()
+    lists = label_lists(folder, how)
+    if not lists or not lists["train"].learnt:
+        raise unclear(lists["train"], how) if lists else UserError(f"{folder} has no table that names its images")
+    meaning = _Meaning.of(lists["train"], how)
+    files, labels, groups, notes = {}, {}, {}, list[str]()
+    for split, each in lists.items():
+        found = _all_found(each)
+        values, kept, said = meaning.values(each.table, uncertain)
+        if not kept.any():
+            raise refused(str(each.path), "has no row with a label", "add some")
+        files[split] = [path for path, keep in zip(found, kept, strict=True) if keep]
+        labels[split], groups[split] = values[kept], _groups(each, how, files[split], kept)
+        parts = [f"{each.path.name}: {len(files[split])} images by column {each.naming!r}", *each.table.said]
+        notes.append("; ".join([*parts, meaning.words(), *said]))
     check_inside(folder, [path for paths in files.values() for path in paths])
     numbers = {split: np.arange(len(paths), dtype=np.int64) for split, paths in files.items()}
 
     def read() -> tuple[dict[str, Encoded], tuple[str, ...]]:
-        encoded = {}
-        for split, paths in files.items():
-            chunks = (paths[i : i + CHUNK] for i in range(0, len(paths), CHUNK))
-            encoded[split] = Encoded(chunks, numbers[split], folder)
+        encoded = {split: Encoded(chunks(paths), numbers[split], folder) for split, paths in files.items()}
         return encoded, meaning.classes
 
     pictures = decoded(folder, files, read, size)
     splits = {split: meaning.split(x, labels[split]) for split, (x, _) in pictures.arrays.items()}
     train, test = splits["train"], splits.get("test")
     if test is None:
-        train, test = split_off_test(train)
-    groups = None if meaning.kind == "classes" else (*meaning.classes, "none")
-    return Dataset(name, train, test, meaning.classes, groups, notes=(*pictures.notes, *notes), listed=True)
+        train, test, said = _split_off(train, groups["train"], how)
+        notes += said
+    elif how.group and (both := {*groups["train"]} & {*groups["test"]}):
+        raise UserError(
+            f"{lists['test'].path} and {lists['train'].path} have the same values of {how.group!r} "
+            f"({listed(sorted(both), 5)}): keep each in one",
+            told=f"training and test have {len(both)} values of {how.group!r} in common: keep each in one",
+        )
+    named = None if meaning.kind != "labels" else (*meaning.classes, "none")
+    return Dataset(name, train, test, meaning.classes, named, notes=(*pictures.notes, *notes), listed=True)
 
 
+# What is learnt -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
 class _Meaning:
-    """What columns of labels mean: `kind`, the names of `classes`, and whether a row has a single 1."""
+    """What columns of labels mean: one "column" of classes; one "mark", 0 or 1, whose empty values are 0 if it stands
+    among others; "one-hot" columns, one a class; or "labels" of which any may hold."""
 
-    def __init__(self, columns: tuple[str, ...], one_hot: bool, classes: tuple[str, ...]) -> None:
-        self.columns, self.one_hot, self.classes = columns, one_hot, classes
-        self.kind: Literal["classes", "labels"] = "classes" if one_hot or len(columns) == 1 else "labels"
+    columns: tuple[str, ...]
+    kind: Literal["column", "mark", "one-hot", "labels"]
+    classes: tuple[str, ...]
+    among: bool = True
 
     @classmethod
-    def of(cls, path: Path, table: pa.Table, image: str, target: tuple[str, ...]) -> _Meaning:
-        """Read off the training table. Raises UserError if it cannot be known what is learnt."""
-        others = [name for name in table.column_names if name != image]
-        if missing := [name for name in target if name not in others]:
-            raise UserError(f"{path} has no column {missing[0]!r}: it has {listed(others)} (--target)")
-        columns = target or tuple(others if len(others) == 1 else _marked(table, others))
-        if not columns:
-            raise UserError(f"{path} has the columns {listed(others)}: say which is learnt (--target COLUMN)")
-        if len(columns) == 1:
-            values = {str(value) for value in _texts(table[columns[0]]) if value is not None}
-            return cls(columns, False, tuple(sorted(values, key=_order)))
-        held = np.stack([np.nan_to_num(_marks(path, table, name)) for name in columns], axis=1)
-        return cls(columns, bool(((held == 1).sum(axis=1) == 1).all() and np.isin(held, (0, 1)).all()), columns)
+    def of(cls, each: LabelList, schema: Schema) -> _Meaning:
+        """Read off the training table. Raises UserError for what is no label."""
+        table, columns = each.table, each.learnt
+        if len(columns) > 1:
+            held = _held(table, columns)
+            one_hot = bool((np.isin(held, (0, 1)).all(axis=1) & (held.sum(axis=1) == 1)).all())
+            return cls(columns, "one-hot" if one_hot else "labels", columns)
+        marks = _marks(table, columns[0])
+        among = len(_marked(table, _others(table, each.naming, schema))) > 1
+        if marks is not None and (among or (marks == UNCERTAIN).any()):
+            return cls(columns, "mark", ("0", "1"), among)
+        return cls(columns, "column", _classes(table, columns[0]))
 
     def words(self) -> str:
         """For people."""
@@ -115,102 +166,184 @@ class _Meaning:
             return f"{len(self.columns)} labels of which any may hold ({listed(self.columns, 5)})"
         return f"{len(self.classes)} classes ({listed(self.classes, 5)})"
 
-    def values(self, path: Path, table: pa.Table, uncertain: Uncertain) -> tuple[NDArray[Any], NDArray[np.bool_], str]:
-        """What rows have, (n,) class numbers or (n, labels) of 0 and 1; which rows count; what was left out."""
+    def values(self, table: Table, uncertain: Uncertain) -> tuple[NDArray[Any], NDArray[np.bool_], list[str]]:
+        """What rows have, (n,) class numbers or (n, labels) of 0 and 1; which rows count; and what was done, in
+        words."""
+        if self.kind == "column":
+            return self._class_numbers(table)
+        held = _held(table, self.columns)
+        empty, doubt = np.isnan(held), held == UNCERTAIN
+        said = [f"{int(empty.sum())} empty labels taken as 0"] if empty.any() and self.among else []
+        if doubt.any() and uncertain == "refuse":
+            remedy = "say what it stands for (--uncertain zero, one or drop)"
+            what = f"has {int(doubt.any(axis=1).sum())} rows with an uncertain label (-1)"
+            told = "has labels that are uncertain (-1): have the server run with --uncertain zero, one or drop"
+            raise refused(table.where, what, remedy, told)
         kept = np.ones(len(table), dtype=bool)
-        if len(self.columns) == 1:
-            texts = _texts(table[self.columns[0]])
-            if strange := sorted({text for text in texts if text is not None and text not in self.classes}):
-                raise UserError(
-                    f"{path} has classes that the training table has not: {listed(strange)}",
-                    told="a table has classes that the training table has not",
-                )
-            kept = np.array([text is not None for text in texts])
-            number = {text: i for i, text in enumerate(self.classes)}
-            gone = f", {int((~kept).sum())} without a label left out" if not kept.all() else ""
-            return np.array([number.get(str(text), 0) for text in texts]), kept, gone
-        held = np.nan_to_num(np.stack([_marks(path, table, name) for name in self.columns], axis=1))
-        doubt, gone = held == UNCERTAIN, ""
         if doubt.any():
-            if uncertain == "refuse":
-                count = int(doubt.any(axis=1).sum())
-                raise UserError(
-                    f"{path} has {count} rows with an uncertain label (-1): say what it stands for (--uncertain zero, "
-                    "one or drop)",
-                    told="labels are uncertain (-1): have the server run with --uncertain zero, one or drop",
-                )
-            held[doubt] = float(uncertain == "one")
+            said.append(f"{int(doubt.sum())} uncertain labels taken as {uncertain}")
             kept = ~doubt.any(axis=1) if uncertain == "drop" else kept
-            gone = f", {int(doubt.sum())} uncertain labels taken as {uncertain}"
-        return (held.argmax(axis=1) if self.one_hot else held), kept, gone
+        if empty.any() and not self.among:
+            said.append(_gone(empty[:, 0]))
+            kept &= ~empty[:, 0]
+        held = np.where(doubt, float(uncertain == "one"), np.nan_to_num(held))
+        if self.kind == "one-hot" and (held.sum(axis=1) != 1).any():
+            what = f"has {int((held.sum(axis=1) != 1).sum())} rows without a single 1 in the columns of classes"
+            raise refused(table.where, what, "give each row one class", "has rows of no class, or of several")
+        value = {"one-hot": held.argmax(axis=1), "mark": held[:, 0], "labels": held}[self.kind]
+        return value, kept, said
+
+    def _class_numbers(self, table: Table) -> tuple[NDArray[Any], NDArray[np.bool_], list[str]]:
+        codes, texts = table.categories(self.columns[0])
+        if strange := sorted({*texts} - {*self.classes}):
+            what = f"has classes that the training table has not: {listed(strange)}"
+            raise refused(table.where, what, "", "has classes that the training table has not")
+        number = {text: i for i, text in enumerate(self.classes)}
+        gone = codes < 0
+        return np.array([*(number[text] for text in texts), 0])[codes], ~gone, [_gone(gone)] if gone.any() else []
 
     def split(self, x: NDArray[Any], values: NDArray[Any]) -> Split:
         """Images with what is learnt of them."""
-        if self.kind == "classes":
+        if self.kind != "labels":
             return Split(x, torch.from_numpy(values.astype(np.int64)))
         first = np.where(values.any(axis=1), values.argmax(axis=1), values.shape[1])
         learnt = Targets("labels", torch.from_numpy(values.astype(np.float32)))
         return Split(x, torch.from_numpy(first.astype(np.int64)), learnt=learnt)
 
 
-def _images(folder: Path) -> list[Path]:
-    """The images below a folder, in order."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not is_stray(path))
+def _gone(rows: NDArray[np.bool_]) -> str:
+    return f"{int(rows.sum())} rows without a label left out"
 
 
-def _by_name(folder: Path) -> dict[str, Path]:
-    """The images below a folder by their path in it, and by their name, with suffix and without, unless two have it."""
-    names: dict[str, list[Path]] = {}
-    paths: dict[str, Path] = {}
-    for path in _images(folder):
-        paths[path.relative_to(folder).as_posix().lower()] = path
-        for name in {path.name.lower(), path.stem.lower()}:
-            names.setdefault(name, []).append(path)
-    return {name: those[0] for name, those in names.items() if len(those) == 1} | paths
+def _classes(table: Table, name: str) -> tuple[str, ...]:
+    """The classes of a column, in order. Raises UserError for measured numbers, and for names of rows."""
+    codes, texts = table.categories(name)
+    if table.kind(name) == "numbers" and (table.numbers(name) % 1 > 0).any():
+        what = "has numbers that are no whole ones, and images with a table of labels are learnt by classes"
+        raise table.refused(name, what, "put them into classes, or give arrays (.npz), whose labels may be numbers")
+    if len(texts) > max(int((codes >= 0).sum()) / 2, FEW):
+        what = f"has {len(texts)} different values in {len(table)} rows, too many for classes"
+        raise table.refused(name, what, "name another (--target)", "has too many different values for classes")
+    return tuple(sorted(texts, key=lambda text: (0, float(text), text) if is_number(text) else (1, 0.0, text)))
 
 
-def _table(path: Path) -> pa.Table:
-    try:
-        return pyarrow.csv.read_csv(path, convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True))
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as a table: {one_line(error)}", told="a table cannot be read") from None
+def _marks(table: Table, name: str) -> NDArray[np.float64] | None:
+    """A column of marks as 0, 1 and UNCERTAIN, NaN for nothing; None if it has other values."""
+    if pa.types.is_null(table.data.column(table.names[name]).type):
+        return np.full(len(table), np.nan)
+    with suppress(UserError):  # which has values that are none
+        codes, texts = table.categories(name)
+        if MARKS.keys() >= {*texts}:
+            return np.array([*(MARKS[text] for text in texts), np.nan])[codes]
+    return None
 
 
-def _image_column(path: Path, table: pa.Table, images: dict[str, Path]) -> tuple[str, list[Path]]:
-    """The column that names images, and the image of each row. Raises UserError if none does, or one is missing."""
-    column, found = _naming(table, images)
-    if not column:
-        raise UserError(
-            f"{path} names no image that is in its folder: have a column with their names or paths",
-            told="no column of a table names images that are there",
-        )
-    if None in found:
-        row = found.index(None)
-        raise UserError(
-            f"{path}, row {row + 1}: there is no image, or more than one, {table[column][row].as_py()!r} below its "
-            f"folder, and {found.count(None) - 1} more are missing: add them, or take their rows out",
-            told=f"{found.count(None)} images that a table names are not there",
-        )
-    return column, [each for each in found if each is not None]
+def _held(table: Table, names: Sequence[str]) -> NDArray[np.float64]:
+    """Columns of marks, (n, columns). Raises UserError for one that is none."""
+    columns = []
+    for name in names:
+        table.column(name)  # is there
+        if (marks := _marks(table, name)) is None:
+            raise table.refused(name, "is no label of 0 and 1", "name others (--target)")
+        columns.append(marks)
+    return np.stack(columns, axis=1)
 
 
-def _naming(table: pa.Table, images: dict[str, Path]) -> tuple[str, list[Path | None]]:
-    """The column that names most images, and for each row its image, if it is there."""
+def _marked(table: Table, names: Sequence[str]) -> list[str]:
+    """The columns whose values are all marks: 0, 1, nothing or uncertain."""
+    return [name for name in names if _marks(table, name) is not None]
+
+
+def _others(table: Table, naming: str, schema: Schema) -> list[str]:
+    """The columns that may be learnt."""
+    return [name for name in table.names if name not in (naming, schema.group, *index_columns(table))]
+
+
+# Whose images are kept together ---------------------------------------------------------------------------------------
+
+
+def _groups(each: LabelList, schema: Schema, paths: Sequence[Path], kept: NDArray[np.bool_]) -> list[str]:
+    """The group of each image that counts: the value of the schema's column, or the patient of its path; nothing if
+    neither is there."""
+    if schema.group:
+        if schema.group not in each.table.names:
+            raise no_column(each.table.where, schema.group, [*each.table.names], "name one that is there (--group)")
+        codes, texts = each.table.categories(schema.group)
+        if (nothing := kept & (codes < 0)).any():
+            remedy = "fill it in, as rows are grouped by it (--group)"
+            raise each.table.wrong(schema.group, nothing, "stands there", remedy)
+        return [texts[code] for code in codes[kept]]
+    patients = [next((part for part in path.parts if PATIENT.fullmatch(part)), "") for path in paths]
+    return patients if "" not in patients else []
+
+
+def _split_off(whole: Split, groups: list[str], schema: Schema) -> tuple[Split, Split, list[str]]:
+    """(training, test, what to say) of all samples."""
+    if groups and (schema.group or len({*groups}) > 1):
+        train, test = split_off_test(whole, groups)
+        if len(test):
+            by = f"values of {schema.group!r}" if schema.group else "patients (folders)"
+            return train, test, [f"{len({*groups})} {by}, each in training or in test"]
+        if schema.group:
+            what = f"column {schema.group!r} has one value for each class, and none can be in training and in test"
+            raise UserError(f"{what}: give a table for testing, or another (--group)")
+    return *split_off_test(whole), []
+
+
+# Tables and images ----------------------------------------------------------------------------------------------------
+
+
+def _label_list(path: Path, schema: Schema, images: Images) -> LabelList | None:
+    """The table as a list of images, if it is one that may be learnt from."""
+    table = read_columns(path, schema)
+    if any(pa.types.is_integer(field.type) for field in table.data.schema):  # names of images may begin with zeros
+        table = read_columns(path, msgspec.structs.replace(schema, categories=dict.fromkeys(table.names, ())))
+        table.schema = schema
+    naming, found = _naming(table, images)
+    others = _others(table, naming, schema)
+    if not naming or not others:
+        return None
+    learnt = schema.target if {*schema.target} <= {*others} else ()
+    if not schema.target:
+        marked = _marked(table, others)
+        learnt = tuple(others if len(others) == 1 else marked if len(marked) > 1 else ())
+    return LabelList(path, table, naming, found, learnt)
+
+
+def _naming(table: Table, images: Images) -> tuple[str, list[Path | None]]:
+    """The column that names most images, and for each row its image, if it is there; of whole numbers, which may mean
+    anything, most must be names."""
     best, most = ("", list[Path | None]()), 0
-    for name in table.column_names:
-        if pa.types.is_string(table[name].type) or pa.types.is_large_string(table[name].type):
-            found = [_found(str(value), images) for value in table[name].to_pylist()]
-            if (count := len(found) - found.count(None)) > most:
+    for name, place in table.names.items():
+        with suppress(pa.ArrowException):  # of values that are no texts
+            texts = [plain(t) if "." in t and is_number(t) else t for t in _as_texts(table.data.column(place))]
+            found = [_found(text, images) for text in texts]
+            count, different = len({*found} - {None}), {*texts}
+            if all(text.isdecimal() for text in different) and 2 * count < len(different):
+                continue
+            if count > most:
                 best, most = (name, found), count
     return best
 
 
-def _marked(table: pa.Table, names: Sequence[str]) -> list[str]:
-    """The columns whose values are all marks: 0, 1, nothing or uncertain."""
-    return [name for name in names if _is_mark(table[name])]
+def _as_texts(column: pa.ChunkedArray) -> list[str]:
+    return [text or "" for text in column.cast(pa.large_string()).to_pylist()]
 
 
-def _found(value: str, images: dict[str, Path]) -> Path | None:
+def _all_found(each: LabelList) -> list[Path]:
+    """The image of each row. Raises UserError if one is missing."""
+    if None in each.found:
+        row = each.found.index(None)
+        missing = each.table.column(each.naming)[row].as_py()
+        raise UserError(
+            f"{each.path}, row {row + 1}: there is no image, or more than one, {missing!r} below its folder, and "
+            f"{each.found.count(None) - 1} more are missing: add them, or take their rows out",
+            told=f"{each.found.count(None)} images that a table names are not there",
+        )
+    return [path for path in each.found if path is not None]
+
+
+def _found(value: str, images: Images) -> Path | None:
     """The image of that path, of the end of that path, or of that name."""
     key = value.strip().lower().replace("\\", "/")
     parts = key.split("/")
@@ -218,37 +351,22 @@ def _found(value: str, images: dict[str, Path]) -> Path | None:
     return next((images[end] for end in ends if end in images), None) if len(parts) > 1 else images.get(key)
 
 
-def _numbers(column: pa.ChunkedArray) -> NDArray[np.float64] | None:
-    """A column as numbers, NaN for nothing; None for text and dates."""
-    kind = column.type
-    if not (
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
-    ):
-        return None
-    return np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64)
+def _by_name(folder: Path) -> dict[str, Path]:
+    """The images below a folder by their path in it, and by their name, with suffix and without, unless two have it."""
+    names: dict[str, list[Path]] = {}
+    paths: dict[str, Path] = {}
+    suffixes = sorted((*SUFFIXES, *dicom.SUFFIXES, *nifti.SUFFIXES), key=len, reverse=True)
+    for path in sorted(folder.rglob("*")):
+        whole = path.relative_to(folder).as_posix().lower()
+        suffix = next((each for each in suffixes if whole.endswith(each)), None)
+        if suffix is None or is_stray(path):
+            continue
+        paths |= {whole: path, whole.removesuffix(suffix): path}
+        for name in {path.name.lower(), path.name.lower().removesuffix(suffix)}:
+            names.setdefault(name, []).append(path)
+    return {name: those[0] for name, those in names.items() if len(those) == 1} | paths
 
 
-def _is_mark(column: pa.ChunkedArray) -> bool:
-    values = _numbers(column)
-    return values is not None and bool(np.isin(values[~np.isnan(values)], (0, 1, UNCERTAIN)).all())
-
-
-def _marks(path: Path, table: pa.Table, name: str) -> NDArray[np.float64]:
-    values = _numbers(table[name])
-    if values is None or not _is_mark(table[name]):
-        raise UserError(
-            f"{path}: column {name!r} is no label of 0 and 1: name others (--target)", told="a label is not 0 or 1"
-        )
-    return values
-
-
-def _texts(column: pa.ChunkedArray) -> list[str | None]:
-    """Values as text, whole numbers without a point."""
-    values = _numbers(column)
-    if values is None or pa.types.is_boolean(column.type):
-        return [None if value is None else str(value) for value in column.to_pylist()]
-    return [None if np.isnan(v) else str(int(v)) if v == np.floor(v) else str(v) for v in values]
-
-
-def _order(text: str) -> tuple[int, float, str]:
-    return (0, float(text), text) if text.lstrip("-").isdecimal() else (1, 0.0, text)
+def _words(path: Path) -> set[str]:
+    """The words of a file's name."""
+    return {*re.findall(r"[a-z]+", path.name.lower())}

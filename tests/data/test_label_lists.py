@@ -1,0 +1,187 @@
+"""Images with a table of their labels, in the ways people have them: each image has the label of its own row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+from PIL import Image
+
+from fewbytes.base.errors import UserError
+from fewbytes.data import client_folders, load_dataset
+from fewbytes.data.clients import Dataset
+from fewbytes.data.schema import Schema
+
+IDS = [f"ISIC_{i:04}" for i in range(12)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEWBYTES_CACHE", str(tmp_path / "cache"))
+
+
+def images(folder: Path, names: list[str]) -> Path:
+    """Image i has pixels of i."""
+    for i, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((4, 4, 3), i, np.uint8)).save(folder / name)
+    return folder
+
+
+def read(folder: Path, target: str = "", uncertain: str = "refuse", **how: str) -> Dataset:
+    schema = Schema(target=(target,) if target else (), **how)
+    return load_dataset(str(folder), schema=schema, uncertain=uncertain)  # type: ignore[arg-type]
+
+
+def labels(data: Dataset) -> dict[int, str]:
+    """By image the class it has, in training and in test."""
+    found = {}
+    for split in (data.train, data.test):
+        pixels = (split.load()[0][:, 0, 0, 0] * 255).round().int().tolist()
+        assert not found.keys() & set(pixels)
+        found |= dict(zip(pixels, (data.classes[c] for c in split.labels), strict=True))
+    return found
+
+
+def test_the_target_that_is_named_is_learnt_of_many_columns(tmp_path):
+    images(tmp_path, [f"p{1 + i % 2}/{name}.png" for i, name in enumerate(IDS)])
+    frame = pandas.DataFrame(
+        {"lesion": [i // 2 for i in range(12)], "image_id": IDS, "dx": ["mel", "nv"] * 6, "age": 7}
+    )
+    frame.to_csv(tmp_path / "HAM10000_metadata.csv", index=False)
+    assert labels(read(tmp_path, "dx")) == dict(enumerate(frame["dx"]))
+    with pytest.raises(UserError, match=r"no column 'dxx' \(did you mean 'dx'"):
+        read(tmp_path, "dxx")
+    folders = read(tmp_path)
+    assert folders.classes == ("p1", "p2")
+    assert "HAM10000_metadata.csv names these pictures, and is not used" in folders.notes[-1]
+    assert client_folders(str(tmp_path)) == [tmp_path]
+
+
+def test_train_csv_beside_pictures_is_their_labels_and_no_table(tmp_path):
+    images(tmp_path, [f"train_images/{name}.png" for name in IDS[:10]])
+    frame = pandas.DataFrame({"id_code": IDS[:10], "diagnosis": [i % 2 for i in range(10)]})
+    frame.to_csv(tmp_path / "train.csv", index=False)
+    frame[["id_code"]].to_csv(tmp_path / "test.csv", index=False)
+    frame.assign(diagnosis=0).to_csv(tmp_path / "sample_submission.csv", index=False)
+    data = read(tmp_path)
+    assert labels(data) == {i: str(i % 2) for i in range(10)}
+    assert data.notes[0].startswith("train.csv: 10 images by column 'id_code'; 2 classes (0, 1)")
+    frame.assign(age=range(10)).to_csv(tmp_path / "train.csv", index=False)
+    with pytest.raises(UserError, match="say which is learnt"):
+        read(tmp_path)
+
+
+def test_a_table_for_training_and_one_for_testing_each_have_their_own_images(tmp_path):
+    images(tmp_path, [f"{name}.png" for name in IDS])
+    frame = pandas.DataFrame({"file": IDS, "y": ["a", "b"] * 6})
+    frame[:8].to_csv(tmp_path / "train.csv", index=False)
+    frame[8:].to_csv(tmp_path / "test.csv", index=False)
+    data = read(tmp_path)
+    assert (len(data.train), len(data.test)) == (8, 4)
+    assert labels(data) == dict(enumerate(frame["y"]))
+
+
+@pytest.mark.parametrize("names", [[str(i) for i in range(12)], [f"{i:04}" for i in range(12)]])
+@pytest.mark.parametrize("folder", ["images", "part1"])
+def test_whole_numbers_name_images_and_keep_their_zeros(names, folder, tmp_path):
+    images(tmp_path, [f"{folder}/{name}.png" for name in names])
+    frame = pandas.DataFrame({"label": [i % 2 for i in range(12)], "id": names})
+    frame.to_csv(tmp_path / "trainLabels.csv", index=False)
+    assert labels(read(tmp_path)) == {i: str(i % 2) for i in range(12)}
+
+
+@pytest.mark.parametrize("form", ["semicolons", "Latin-1", "xlsx", "index", "packed"])
+def test_lists_are_read_as_tables_are(form, tmp_path):
+    images(tmp_path, [f"{name}.png" for name in IDS])
+    frame = pandas.DataFrame({"file": IDS, "art": ["gutartig", "bösartig"] * 6})
+    if form == "xlsx":
+        pytest.importorskip("openpyxl", reason="openpyxl is not installed")
+        frame.to_excel(tmp_path / "a.xlsx", index=False)
+    elif form == "packed":
+        frame.to_csv(tmp_path / "a.csv.gz", index=False)
+    else:
+        options = {"semicolons": {"sep": ";"}, "Latin-1": {"encoding": "latin-1"}, "index": {"index": True}}[form]
+        frame.to_csv(tmp_path / "a.csv", **{"index": False} | options)
+    data = read(tmp_path)
+    assert data.classes == ("bösartig", "gutartig")
+    assert labels(data) == dict(enumerate(frame["art"]))
+
+
+def chexpert(folder: Path, values: list[float]) -> Path:
+    names = [f"train/patient{i // 2:05}/study{i % 2}/view1.png" for i in range(12)]
+    marks = {"Edema": values, "Pneumonia": [0.0, 1.0] * 6}
+    frame = pandas.DataFrame({"Path": [f"CheXpert-v1.0-small/{name}" for name in names], "Sex": "Male", **marks})
+    frame.to_csv(images(folder, names) / "train.csv", index=False)
+    return folder
+
+
+def test_of_one_label_nothing_is_0_and_uncertain_as_is_said(tmp_path):
+    chexpert(tmp_path, [1, 0, -1, float("nan")] * 3)
+    with pytest.raises(UserError, match="3 rows with an uncertain label"):
+        read(tmp_path, "Edema")
+    for uncertain, wanted in {"zero": "1000", "one": "1010", "drop": "10_0"}.items():
+        data = read(tmp_path, "Edema", uncertain)
+        assert (data.classes, data.learns) == (("0", "1"), "classes")
+        assert labels(data) == {i: wanted[i % 4] for i in range(12) if wanted[i % 4] != "_"}
+        assert f"3 empty labels taken as 0; 3 uncertain labels taken as {uncertain}" in data.notes[0]
+
+
+def test_a_patients_pictures_are_in_training_or_in_test(tmp_path):
+    data = read(chexpert(tmp_path, [1, 0] * 6))
+    train, test = (
+        {i // 2 for i in ((s.load()[0][:, 0, 0, 0] * 255).round().int().tolist())} for s in (data.train, data.test)
+    )
+    assert test
+    assert not train & test
+    assert "6 patients (folders), each in training or in test" in data.notes[-1]
+
+
+def test_group_keeps_rows_of_a_value_together(tmp_path):
+    images(tmp_path, [f"{name}.png" for name in IDS])
+    frame = pandas.DataFrame({"file": IDS, "lesion": [f"L{i // 3}" for i in range(12)], "dx": ["a", "b", "a"] * 4})
+    frame.to_csv(tmp_path / "list.csv", index=False)
+    data = read(tmp_path, "dx", group="lesion")
+    train, test = (
+        {i // 3 for i in ((s.load()[0][:, 0, 0, 0] * 255).round().int().tolist())} for s in (data.train, data.test)
+    )
+    assert test
+    assert not train & test
+    frame[:7].to_csv(tmp_path / "train.csv", index=False)
+    frame[7:].to_csv(tmp_path / "test.csv", index=False)
+    (tmp_path / "list.csv").unlink()
+    with pytest.raises(UserError, match="same values of 'lesion'") as error:
+        read(tmp_path, "dx", group="lesion")
+    assert "L2" not in error.value.told
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [([i + 0.5 for i in range(12)], "no whole ones"), ([f"n{i}" for i in range(24)], "24 different values")],
+)
+def test_what_is_measured_and_what_names_rows_are_no_classes(values, words, tmp_path):
+    names = [f"x{i}.png" for i in range(len(values))]
+    pandas.DataFrame({"file": names, "age": values}).to_csv(images(tmp_path, names) / "a.csv", index=False)
+    with pytest.raises(UserError, match=words):
+        read(tmp_path)
+
+
+def test_a_row_for_testing_of_no_class_or_two_is_refused(tmp_path):
+    images(tmp_path, [f"{name}.png" for name in IDS])
+    frame = pandas.DataFrame({"image": IDS, "MEL": [1, 0] * 6, "NV": [0, 1] * 5 + [0, 0]})
+    frame[:8].to_csv(tmp_path / "train.csv", index=False)
+    frame[8:].to_csv(tmp_path / "test.csv", index=False)
+    with pytest.raises(UserError, match="1 rows without a single 1"):
+        read(tmp_path)
+
+
+def test_several_lists_are_refused_by_name(tmp_path):
+    images(tmp_path, [f"{name}.png" for name in IDS])
+    frame = pandas.DataFrame({"file": IDS, "y": ["a", "b"] * 6})
+    for name in ("first", "second"):
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    with pytest.raises(UserError, match=r"first\.csv, second\.csv") as error:
+        read(tmp_path)
+    assert "first" not in error.value.told
