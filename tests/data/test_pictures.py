@@ -255,7 +255,7 @@ def write_masks(folder: Path, values: tuple[int, ...], names: str | None = None,
 def test_values_that_are_not_numbers_of_classes_are_a_class_each_and_said(values, named, tmp_path):
     numbers = write_masks(tmp_path, values, "\n".join("abcd"[: len(values)]) if named else None)
     data = load_dataset(str(tmp_path))
-    assert data.classes == (tuple("abcd"[: len(values)]) if named else tuple(map(str, range(len(values)))))
+    assert data.classes == (tuple("abcd"[: len(values)]) if named else tuple(map(str, values)))
     assert (data.train.targets.numpy() == numbers).all()
     assert ", ".join(map(str, values)) in data.notes[0]
 
@@ -265,7 +265,9 @@ def test_numbers_of_classes_stay_as_they_are_and_255_is_none(tmp_path):
     data = load_dataset(str(tmp_path))
     assert data.classes == ("0", "1", "2")
     assert sorted(np.unique(data.train.targets)) == [0, 1, 2, 255]
-    assert data.notes == ()
+    assert data.notes == (
+        "10 images with masks of the values 0, 1, 2, 255: numbers of classes, but 255, which is none",
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,13 @@ def test_what_values_of_masks_mean(found, named, meant):
 
 @pytest.mark.parametrize(
     ("values", "names", "words"),
-    [((0, 128, 255), "a\nb", "names 2 classes.*0, 128, 255"), (tuple(range(0, 250, 6)), None, "42 values")],
+    [
+        ((0, 128, 255), "a\nb", "names 2 classes.*0, 128, 255"),
+        ((0, 255), "a\nb\nc", "names 3 classes.*0, 255"),
+        ((255,), "a", "names 1 classes.*255"),
+        ((1, 2), "a\nb", "names 2 classes.*1, 2"),  # as a site with 1 alone would have class b
+        (tuple(range(0, 250, 6)), None, "42 values"),
+    ],
 )
 def test_values_that_cannot_be_classes_are_refused_with_them(values, names, words, tmp_path):
     rng = np.random.default_rng(0)
@@ -291,6 +299,56 @@ def test_values_that_cannot_be_classes_are_refused_with_them(values, names, word
     if names:
         (tmp_path / "classes.txt").write_text(names)
     with pytest.raises(UserError, match=words):
+        load_dataset(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [((0, 255), (0, 1)), ((0, 1), (0, 255)), ((0, 128, 255), (0, 1, 2)), ((0, 255), (0, 100))]
+)
+def test_splits_whose_masks_are_written_unlike_are_refused(train, test, tmp_path):
+    write_masks(tmp_path / "other", test)
+    write_masks(tmp_path / "x", train)
+    (tmp_path / "other" / "train").rename(tmp_path / "x" / "test")
+    with pytest.raises(UserError, match=f"training have the values {train[0]}, {train[1]}.*in one way"):
+        load_dataset(str(tmp_path / "x"))
+
+
+@pytest.mark.parametrize("test", [(0,), (0, 255), (255,)])
+def test_a_split_without_foreground_is_mapped_as_the_other(test, tmp_path):
+    write_masks(tmp_path / "other", test, count=2)
+    write_masks(tmp_path / "x", (0, 128, 255))
+    (tmp_path / "other" / "train").rename(tmp_path / "x" / "test")
+    data = load_dataset(str(tmp_path / "x"))
+    assert data.classes == ("0", "128", "255")
+    assert np.unique(data.test.targets).tolist() == [(0, 128, 255).index(value) for value in test]
+
+
+def test_sites_whose_masks_mean_something_else_are_refused(tmp_path):
+    """Without names for classes: 255 is none at the server, and the foreground at a site."""
+    write_masks(tmp_path / "server", (0, 1, 255))
+    write_masks(tmp_path / "site", (0, 255))
+    server, site = (load_dataset(str(tmp_path / name)) for name in ("server", "site"))
+    with pytest.raises(UserError, match="0, 255"):
+        site.numbered(server.classes)
+
+
+@pytest.mark.parametrize("name", ["{}.PNG", "{}.tif", "{}_mask.png", "{}_segmentation.PNG", "{}.bmp"])
+def test_masks_of_other_suffixes_and_names_are_found(name, tmp_path):
+    numbers = write_masks(tmp_path, (0, 1, 2))
+    for path in list((tmp_path / "train" / "masks").iterdir()):
+        with Image.open(path) as image:
+            image.load()
+        path.unlink()
+        image.save(path.with_name(name.format(path.stem)))
+    assert (load_dataset(str(tmp_path)).train.targets.numpy() == numbers).all()
+    mask = next((tmp_path / "train" / "masks").glob("3*"))
+    mask.rename(mask.with_name("other.png"))
+    with pytest.raises(UserError, match=r"3.png has no mask.*called 3\.png or 3_mask\.png") as error:
+        load_dataset(str(tmp_path))
+    assert "3" not in error.value.told
+    for end in ("", "_mask"):
+        Image.new("L", (8, 8)).save(tmp_path / "train" / "masks" / f"3{end}.png")
+    with pytest.raises(UserError, match=r"several masks, 3\.png, 3_mask\.png"):
         load_dataset(str(tmp_path))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,14 @@ from PIL import Image
 
 from fewbytes.base.errors import UserError, listed
 from fewbytes.data.clients import Dataset
-from fewbytes.data.folders import SUFFIXES, TEST_NAMES, check_inside
+from fewbytes.data.folders import SUFFIXES, TEST_NAMES, check_inside, is_stray
 from fewbytes.data.images import Pixels, raw_image, read_image, squared, wrong_image
 from fewbytes.data.split import IGNORED_PIXEL, Split, Targets
 
 MOST_VALUES = 32
 """Of masks whose values are not numbers of classes so many are taken for classes; of a grey picture there are more."""
+MASKS = ("_mask", "_segmentation")
+"""What may stand behind an image's name in that of its mask."""
 GROUPS = ("samples",)
 """The labels of images with masks, which are dealt out alike."""
 
@@ -29,14 +31,16 @@ def holds_masks(folder: Path) -> bool:
 
 
 def read_masks(name: str, folder: Path, size: int | None, only_test: bool = False) -> Dataset:
-    """The data set in a folder, `train/` and one of TEST_NAMES with `images/` and `masks/`: a mask is a PNG of one
-    channel or a palette, of its image's name, whose pixels are numbers of classes; 255 is none.
+    """The data set in a folder, `train/` and one of TEST_NAMES with `images/` and `masks/`: a mask is a picture of one
+    channel or a palette, of its image's name, perhaps with one of MASKS behind, whose pixels are numbers of classes;
+    255 is none.
 
     Where the only values beside 0 and 255 are none, or values lie far apart (0, 128, 255), each value is a class, in
     their order (`class_values`). Images (channels, height, width) are of one size, or scaled and cut to `size` pixels a
     side (masks by the nearest); uint8, or float32 if they are deeper than 8 bits. Classes are named by the lines of
-    `classes.txt`, else numbered. Without test images a fifth of the training images is for testing. Raises UserError
-    naming the file that is missing, cannot be read or differs in size, and for values that are no classes.
+    `classes.txt`, else by the values of masks. Without test images a fifth of the training images is for testing.
+    Raises UserError naming the file that is missing, cannot be read or differs in size, and for values that are no
+    classes, or not the same ones in both splits.
     """
     test = next((folder / place for place in TEST_NAMES if (folder / place / "images").is_dir()), None)
     if only_test and test is None and not (folder / "train" / "images").is_dir():
@@ -45,17 +49,18 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
     named = folder / "classes.txt"
     check_inside(folder, [named, *(file for place in places for file in place.glob("*/*"))])
     pairs = [_pairs(place, size) for place in places if (place / "images").is_dir()]
-    found = sorted({int(value) for _, masks in pairs for value in np.unique(masks)})
+    values = [np.unique(masks).tolist() for _, masks in pairs]
+    found = sorted({value for each in values for value in each})
     names = _names(named)
-    meant = class_values(found, len(names) if names else None, folder)
-    notes: tuple[str, ...] = ()
-    if meant is not None:
+    meant = class_values(found, len(names) or None, folder)
+    _check_alike(folder, values, meant, len(names) or None)
+    if meant is None:
+        classes = names or tuple(map(str, range(max(value for value in found if value != IGNORED_PIXEL) + 1)))
+    else:
         number = np.zeros(256, np.uint8)
         number[list(meant)] = np.arange(len(meant), dtype=np.uint8)
         pairs = [(images, number[masks]) for images, masks in pairs]
-        notes = (f"masks have the values {listed_numbers(meant)}: these are classes 0 to {len(meant) - 1}",)
-        found = list(range(len(meant)))
-    classes = names or tuple(str(c) for c in range(max((v for v in found if v != IGNORED_PIXEL), default=0) + 1))
+        classes = names or tuple(map(str, meant))
     splits = [
         Split(images, torch.zeros(len(images), dtype=torch.int64), learnt=Targets("masks", torch.from_numpy(masks)))
         for images, masks in pairs
@@ -64,7 +69,8 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
         order = np.random.RandomState(0).permutation(len(splits[0]))
         held = max(1, len(order) // 5)
         splits = [splits[0].take(np.sort(order[held:])), splits[0].take(np.sort(order[:held]))]
-    return Dataset(name, splits[0], splits[1], classes, GROUPS, notes=notes)
+    note = f"{sum(map(len, splits))} images with masks of the values {listed_numbers(found)}: {_said(found, meant)}"
+    return Dataset(name, splits[0], splits[1], classes, GROUPS, notes=(note,))
 
 
 def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[int, ...] | None:
@@ -72,21 +78,24 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
     none.
 
     `found`: all values that are there, ascending; `named`: how many classes classes.txt names. Values that leave out
-    numbers are a class each, and 0 and 255 are two classes. Raises UserError for other values than are named, and for
-    those of a grey picture.
+    numbers are a class each, and 0 and 255 are two classes. Raises UserError for other values than are named, for 0 and
+    255 where more than two are, and for those of a grey picture.
     """
     numbers = [value for value in found if value != IGNORED_PIXEL]
-    two = IGNORED_PIXEL in found and len(numbers) < 2 and named in (None, 2)
+    binary = _binary(found) and named != 1
     in_a_row = numbers == list(range(len(numbers)))
-    if not two and (in_a_row if named is None else max(numbers, default=0) < named):
+    if numbers and not binary and (in_a_row if named is None else max(numbers) < named):
         return None
-    if two and not numbers:
+    if binary and named in (None, 2):
         return (0, IGNORED_PIXEL)
-    if named is not None and len(found) != named:
+    # of those values fewer, as another site may have, would be numbers of other classes
+    unsure = named is not None and any(value < named and value != i for i, value in enumerate(found))
+    if named is not None and (len(found) != named or unsure or named == 1):
         raise UserError(
             f"{where}: classes.txt names {named} classes, and masks have the values {listed_numbers(found)}: name one "
             "for each value, or write numbers of classes from 0, and 255 for none",
-            told=f"masks have {len(found)} values, and {named} classes are named: name one for each",
+            told=f"masks have {len(found)} values, and {named} classes are named: name one for each, or write numbers "
+            "of classes from 0",
         )
     if len(found) > MOST_VALUES:
         raise UserError(
@@ -95,6 +104,33 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
             told=f"masks have {len(found)} values, which are no numbers of classes from 0",
         )
     return tuple(found)
+
+
+def _binary(found: Sequence[int]) -> bool:
+    """Whether values are those of masks of one thing: 255, and nothing else but 0."""
+    return IGNORED_PIXEL in found and {*found} <= {0, IGNORED_PIXEL}
+
+
+def _check_alike(
+    where: Path, splits: Sequence[Sequence[int]], meant: tuple[int, ...] | None, named: int | None
+) -> None:
+    """Raises UserError for splits whose values do not mean the same: 0 and 255 in one and numbers of classes in the
+    other, and, where each value is a class, one that training has not."""
+    mixed = meant is None and named != 1 and any(map(_binary, splits))
+    if mixed or (meant is not None and not {*splits[-1]} <= {*splits[0]}):
+        first, last = map(listed_numbers, (splits[0], splits[-1]))
+        raise UserError(
+            f"{where}: masks for training have the values {first}, those for testing {last}: write both in one way, as "
+            "numbers of classes from 0, and 255 for none",
+            told="masks for training and for testing have values that do not fit: write both in one way",
+        )
+
+
+def _said(found: Sequence[int], meant: tuple[int, ...] | None) -> str:
+    """What values mean, for people."""
+    if meant is not None:
+        return f"these are classes 0 to {len(meant) - 1}"
+    return "numbers of classes" + (f", but {IGNORED_PIXEL}, which is none" if IGNORED_PIXEL in found else "")
 
 
 def listed_numbers(values: Sequence[int]) -> str:
@@ -132,10 +168,13 @@ def masks_of_boxes(dataset: Dataset) -> Dataset:
 
 def _pairs(place: Path, size: int | None) -> tuple[Pixels, NDArray[np.uint8]]:
     """The images (n, channels, height, width) and masks (n, height, width) of a split."""
-    files = sorted(path for path in (place / "images").iterdir() if path.suffix.lower() in SUFFIXES)
+    files = _pictures(place / "images")
     if not files:
-        raise UserError(f"{place / 'images'} has no images")
-    pairs = [_pair(file, place / "masks" / f"{file.stem}.png", size, i) for i, file in enumerate(files)]
+        raise UserError(f"{place / 'images'} has no images", told="a folder called images has none")
+    masks: dict[str, list[Path]] = {}
+    for path in _pictures(place / "masks"):
+        masks.setdefault(path.stem, []).append(path)
+    pairs = [_pair(file, _mask(file, masks, place / "masks"), size, i) for i, file in enumerate(files)]
     height, width = pairs[0][0].shape[:2]
     for file, (image, _) in zip(files, pairs, strict=True):
         if image.shape[:2] != (height, width):
@@ -149,12 +188,27 @@ def _pairs(place: Path, size: int | None) -> tuple[Pixels, NDArray[np.uint8]]:
     return np.stack(images).transpose(0, 3, 1, 2), np.stack([mask for _, mask in pairs])
 
 
+def _pictures(place: Path) -> list[Path]:
+    return sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and not is_stray(path))
+
+
+def _mask(file: Path, masks: Mapping[str, list[Path]], place: Path) -> Path:
+    """An image's mask. Raises UserError for none and for several."""
+    found = [path for end in ("", *MASKS) for path in masks.get(file.stem + end, ())]
+    if len(found) != 1:
+        what = f"has several masks, {listed([path.name for path in found])}" if found else f"has no mask in {place}"
+        raise UserError(
+            f"{file} {what}: give it one, called {file.stem}.png or {file.stem}{MASKS[0]}.png",
+            told=f"an image has {'several masks' if found else 'no mask'}: call one as its image, or with {MASKS[0]} "
+            "behind",
+        )
+    return found[0]
+
+
 def _pair(file: Path, mask_file: Path, size: int | None, number: int) -> tuple[Pixels, NDArray[np.uint8]]:
     """An image (height, width, 3) and its mask (height, width)."""
     image = read_image(file, file.parent, number)
     image = np.broadcast_to(image, (*image.shape[:2], 3))
-    if not mask_file.is_file():
-        raise UserError(f"{file} has no mask: {mask_file} is missing", told="an image has no mask")
     mask = raw_image(mask_file, mask_file.parent, number)
     if isinstance(mask, np.ndarray) or mask.mode not in ("L", "P", "1"):
         raise wrong_image(
