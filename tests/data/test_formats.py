@@ -106,8 +106,91 @@ def test_class_folders_of_dicom_are_read_and_a_series_is_a_volume_in_the_bodys_o
     assert data.train.shape == (1, 4, 6, 5)
     x = np.concatenate([data.train.load()[0].numpy(), data.test.load()[0].numpy()])
     assert len(x) == 6
+    assert "6 folders of slices are volumes" in data.notes[0]
     for volume in volumes.values():
         assert any(np.allclose(each[0], volume / 4095) for each in x)
+
+
+def dicoms(folder: Path, *each: dict, pixels: np.ndarray = STORED) -> Path:
+    """A folder of two classes, a file for each of these headers."""
+    for i, more in enumerate(each):
+        write_dicom(folder / "ab"[i % 2] / f"MEIER{i}.dcm", pixels, **more)
+    return folder
+
+
+IDENTITY, CT = {"RescaleSlope": 1, "RescaleIntercept": 0}, {"RescaleSlope": 1, "RescaleIntercept": -1024}
+WINDOW = {"WindowCenter": 40, "WindowWidth": 400}
+
+
+@pytest.mark.parametrize(
+    ("heads", "wanted", "words"),
+    [
+        ([{}, {}], STORED / 4095, "DICOM: stored values, as parts"),
+        ([IDENTITY, {}], STORED / 4095, "stored values"),  # scanners differ in whether they write it
+        ([IDENTITY, IDENTITY], STORED / 4095, "stored values"),
+        ([IDENTITY | {"Modality": "CT"}] * 2, STORED, "slope and intercept"),
+        ([{"Modality": "CT"}] * 2, STORED, "slope and intercept"),
+        ([{"WindowCenter": None, "WindowWidth": None}, {}], STORED / 4095, "stored values"),
+        ([{"RescaleSlope": None, "RescaleIntercept": None}, {}], STORED / 4095, "stored values"),
+        ([WINDOW | CT, {"WindowCenter": [40, 600], "WindowWidth": [400, 1500]} | CT],
+         np.clip((STORED - 1024.0 - 39.5) / 399 + 0.5, 0, 1), "cut to the window"),
+    ],
+)  # fmt: skip
+def test_a_data_set_of_dicom_has_one_scale_whatever_single_headers_say(heads, wanted, words, tmp_path):
+    data = load_dataset(str(dicoms(tmp_path / "x", *heads)))
+    x = np.concatenate([data.train.load()[0].numpy(), data.test.load()[0].numpy()])
+    assert len(x) == 2
+    assert np.allclose(x[:, 0], wanted, atol=1e-5)
+    assert words in data.notes[0]
+    assert load_dataset(str(tmp_path / "x")).notes == data.notes  # of the cache
+
+
+def test_files_that_are_rescaled_beside_others_are_all_in_units(tmp_path):
+    data = load_dataset(str(dicoms(tmp_path / "x", CT, {})))
+    x = np.concatenate([data.train.load()[0].numpy(), data.test.load()[0].numpy()])[:, 0]
+    assert sorted(x[:, 0, 0].tolist()) == [-1024, 0]
+    assert np.array_equal(np.sort(x, axis=0)[1], STORED)
+
+
+def test_windows_in_some_files_only_are_refused(tmp_path):
+    with pytest.raises(UserError, match="1 of 2 DICOM files name a window") as error:
+        load_dataset(str(dicoms(tmp_path / "x", WINDOW | CT, CT)))
+    assert "MEIER" not in error.value.told
+
+
+@pytest.mark.parametrize("kind", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
+def test_windows_are_those_of_pydicom(kind, tmp_path):
+    pytest.importorskip("pydicom", reason="pydicom is not installed")
+    from pydicom import dcmread
+    from pydicom.pixels import apply_modality_lut, apply_windowing
+
+    write_dicom(tmp_path / "a.dcm", STORED, VOILUTFunction=kind, **WINDOW, **CT)
+    file = dcmread(tmp_path / "a.dcm")
+    shown = apply_windowing(
+        apply_modality_lut(file.pixel_array, file), file
+    )  # from the lowest to the highest of 12 bits
+    assert np.allclose(read(tmp_path / "a.dcm")[..., 0], (shown + 1024) / 4095, atol=1e-6)
+
+
+@pytest.mark.parametrize("highest", [2000, 4095])
+def test_pictures_are_turned_about_by_what_their_bits_hold_not_by_what_is_in_them(highest, tmp_path):
+    pixels = np.full((4, 4), 1000, np.uint16)
+    pixels[0, 0] = highest
+    turned = {"PhotometricInterpretation": "MONOCHROME1", "Modality": "CT"}
+    data = load_dataset(str(dicoms(tmp_path / "x", turned | CT, turned | CT, pixels=pixels)))
+    x = data.train.load()[0].numpy()
+    assert (x[0, 0, 1, 1], x[0, 0, 0, 0]) == (4095 - 1000 - 1024, 4095 - highest - 1024)
+    assert "2 in which the lowest value is white" in data.notes[0]
+    signed = {"PhotometricInterpretation": "MONOCHROME1"}
+    write_dicom(tmp_path / "s.dcm", np.array([[-2048, 0, 2047, 7]], np.int16), **signed)
+    assert np.allclose(read(tmp_path / "s.dcm")[..., 0], [[1, -1 / 2047, -2048 / 2047, -8 / 2047]])
+
+
+def test_dicom_called_ima_is_read(tmp_path):
+    folder = dicoms(tmp_path / "x", {}, {})
+    for path in list(folder.rglob("*.dcm")):
+        path.rename(path.with_suffix(".IMA"))
+    assert np.allclose(load_dataset(str(folder)).train.load()[0].numpy()[0, 0], STORED / 4095)
 
 
 @pytest.mark.parametrize("content", [b"", b"no DICOM", bytes(128) + b"DICM" + b"\xff" * 50])
@@ -144,6 +227,7 @@ def test_class_folders_of_volumes(tmp_path):
     data = load_dataset(str(tmp_path / "x"))
     assert (data.train.shape, data.classes) == ((1, 4, 4, 4), ("healthy", "ill"))
     assert np.array_equal(data.train.load()[0].numpy()[:, 0, 0, 0, 0] >= 1, data.train.labels.numpy() == 1)
+    assert data.notes[0] == "pixels are floats from 0 to 1.4; NIfTI: as the files' slope and intercept say"
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------

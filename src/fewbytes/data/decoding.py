@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -10,7 +11,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
+from fewbytes.data.formats.dicom import Scale, scale_of
+from fewbytes.data.formats.nifti import is_nifti
 from fewbytes.data.images import Item, Pixels, cache_folder, place_of, read_image, squared, wrong_image
 from fewbytes.data.sources import Encoded, Files, Read
 
@@ -64,28 +67,39 @@ class _Wider(Exception):
 def decoded(folder: Path, files: Files, read: Read, image_size: int | None) -> Decoded:
     """The images of a folder's files as `read` gives them, from the cache if they were decoded before.
 
-    All are grey if each is, else of three channels; all are uint8 unless one is deeper.
+    All are grey if each is, else of three channels; all are uint8 unless one is deeper. DICOM files are on one scale
+    (`scale_of`).
     """
     kept = cache_folder() / _key(folder, files, image_size)
     found = _from_cache(kept)
     if found is None:
-        found = _decode(read, image_size)
+        found = _decode(folder, files, read, image_size)
         if _to_cache(kept, found):
             found = _from_cache(kept) or found
     return found
 
 
-def _decode(read: Read, image_size: int | None) -> Decoded:
+def _decode(folder: Path, files: Files, read: Read, image_size: int | None) -> Decoded:
     form: Form | None = None
+    paths = [path for each in files.values() for path in each]
+    try:
+        scale, said = scale_of(paths)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}", told=error.told) from None
     while True:
         try:
-            return _decoded(*read(), image_size, form)
+            found = _decoded(*read(), image_size, form, scale)
+            return dataclasses.replace(found, notes=_notes(found, paths, said))
         except _Wider as wider:  # read again, twice at most
             form = wider.form
 
 
 def _decoded(
-    encoded: dict[str, Encoded], classes: tuple[str, ...], image_size: int | None, form: Form | None
+    encoded: dict[str, Encoded],
+    classes: tuple[str, ...],
+    image_size: int | None,
+    form: Form | None,
+    scale: Scale | None,
 ) -> Decoded:
     arrays = {}
     like: Pixels | None = None
@@ -93,7 +107,7 @@ def _decoded(
         if not len(source.labels):
             raise UserError(f"{source.where} has no samples")
         first = next(source.chunks)
-        like = read_image(first[0], source.where, 0) if like is None else like
+        like = read_image(first[0], source.where, 0, scale) if like is None else like
         form = form or Form().holding(like)
         size = (image_size, image_size) if image_size else like.shape[:-1]
         shape = (len(source.labels), form.channels, *size)
@@ -110,7 +124,7 @@ def _decoded(
             start = 0
             pending = []
             for chunk in itertools.chain([first], source.chunks):
-                pending.append(pool.submit(_decode_into, x, start, chunk, source.where, image_size, form))
+                pending.append(pool.submit(_decode_into, x, start, chunk, source.where, image_size, form, scale))
                 start += len(chunk)
             assert start == len(source.labels), "there is an image for each label"
             try:
@@ -120,23 +134,33 @@ def _decoded(
                 pool.shutdown(cancel_futures=True)  # what is wrong is raised at once, not after all others are decoded
                 raise
         arrays[split] = (x, source.labels)
-    return Decoded(arrays, classes, _notes(arrays, form))
+    return Decoded(arrays, classes)
 
 
-def _notes(arrays: Mapping[str, tuple[NDArray[Any], Any]], form: Form | None) -> tuple[str, ...]:
-    if form is None or not form.deep:
+def _notes(found: Decoded, paths: Sequence[Path], dicom: str) -> tuple[str, ...]:
+    """Of images deeper than 8 bits what their values are. `dicom`: what was found of files of this kind."""
+    arrays = [x for x, _ in found.arrays.values()]
+    if all(x.dtype == np.uint8 for x in arrays):
         return ()
-    low, high = min(x.min() for x, _ in arrays.values()), max(x.max() for x, _ in arrays.values())
-    return (
-        f"images are deeper than 8 bits: their values, parts of their type's range, are from {low:.3g} to {high:.3g}",
-    )
+    said = [dicom] if dicom else []
+    said += ["NIfTI: as the files' slope and intercept say"] if any(map(is_nifti, paths)) else []
+    if not said:
+        said = ["whole numbers are parts of the highest of their type, floats as they are"]
+    low, high = min(x.min() for x in arrays), max(x.max() for x in arrays)
+    return (f"pixels are floats from {low:.3g} to {high:.3g}; {'; '.join(said)}",)
 
 
 def _decode_into(
-    x: NDArray[Any], start: int, items: Sequence[Item | None], where: Path, image_size: int | None, form: Form
+    x: NDArray[Any],
+    start: int,
+    items: Sequence[Item | None],
+    where: Path,
+    image_size: int | None,
+    form: Form,
+    scale: Scale | None,
 ) -> None:
     for i, item in enumerate(items, start):
-        pixels = read_image(item, where, i)
+        pixels = read_image(item, where, i, scale)
         if (wider := form.holding(pixels)) != form:
             raise _Wider(wider)
         if form.deep and pixels.dtype == np.uint8:
@@ -162,7 +186,7 @@ def in_words(size: Sequence[int]) -> str:
 
 def _key(folder: Path, files: Files, image_size: int | None) -> str:
     """Changes whenever a file of the data set does (as its name, size and time tell), or the size asked for."""
-    digest = hashlib.sha256(f"3 {image_size} {folder.absolute()}".encode())  # 3: of this way of decoding
+    digest = hashlib.sha256(f"4 {image_size} {folder.absolute()}".encode())  # 4: of this way of decoding
     for split, paths in files.items():
         for path in paths:
             for each in sorted(path.iterdir()) if path.is_dir() else [path]:

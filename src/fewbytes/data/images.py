@@ -44,14 +44,14 @@ def wrong_image(item: Item | None, where: Path, index: int, what: str) -> UserEr
     return UserError(f"{place_of(item, where, index)} {what}", told=f"an image {what}")
 
 
-def read_image(item: Item | None, where: Path, index: int) -> Pixels:
+def read_image(item: Item | None, where: Path, index: int, scale: dicom.Scale | None = None) -> Pixels:
     """An image as a viewer shows it: turned upright as its EXIF data say, palettes as colours, on white where it is
-    transparent. Raises UserError as `raw_image`, and for pixels that are not finite."""
+    transparent; DICOM on a `scale`. Raises UserError as `raw_image`, and for pixels that are not finite."""
     if isinstance(item, np.ndarray):
         return item
     if isinstance(item, Path) and (item.is_dir() or is_nifti(item) or item.suffix.lower() in dicom.SUFFIXES):
         try:
-            return read_nifti(item) if is_nifti(item) else dicom.read_dicom(item)
+            return read_nifti(item) if is_nifti(item) else dicom.read_dicom(item, scale)
         except UserError as error:
             raise wrong_image(item, where, index, str(error)) from None
     raw = raw_image(item, where, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +13,63 @@ from numpy.typing import NDArray
 from fewbytes.base.errors import UserError
 from fewbytes.base.extras import is_there
 
-SUFFIXES = (".dcm", ".dicom")
+SUFFIXES = (".dcm", ".dicom", ".ima")
+GREY = ("MONOCHROME1", "MONOCHROME2")
 NEEDS = "needs pydicom: pip install 'fewbytes[medical]'"
+UNITS = ("CT", "PT")
+"""Modalities whose rescaled values mean the same everywhere, whether a file has slope and intercept (else 1, 0) or
+not."""
+Scale = Literal["window", "units", "stored"]
+"""What values become: 0..1 by the window that their file names; those that slope and intercept say (in CT Hounsfield
+units); or stored values divided by the highest that their bits hold."""
+WORDS: dict[Scale, str] = {
+    "window": "cut to the window that each file names, 0 to 1",
+    "units": "as slope and intercept say (in CT Hounsfield units); no file names a window",
+    "stored": "stored values, as parts of the highest that their bits hold; no file names a window, and none rescales",
+}
 
 
-def read_dicom(path: Path) -> NDArray[np.float32]:
+def scale_of(paths: Sequence[Path]) -> tuple[Scale | None, str]:
+    """The scale that all grey DICOM files among these have in common, those in folders of slices among them, and for
+    people what was found; (None, "") without any. Raises UserError where some name a window and others do not."""
+    series = [path for path in paths if path.is_dir()]
+    slices = [each for path in series for each in sorted(path.iterdir())]
+    files = [path for path in (*slices, *(p for p in paths if p not in series)) if path.suffix.lower() in SUFFIXES]
+    heads = [head for head in map(_head_of, files) if str(head.get("PhotometricInterpretation", "")) in GREY]
+    if not heads:
+        return None, ""
+    scale = _common_scale(heads)
+    said = [f"DICOM: {WORDS[scale]}"]
+    said += [f"{len(series)} folders of slices are volumes"] if series else []
+    turned = sum(head.PhotometricInterpretation == "MONOCHROME1" for head in heads)
+    said += [f"{turned} in which the lowest value is white turned about"] if turned else []
+    return scale, "; ".join(said)
+
+
+def _common_scale(heads: Sequence[Any]) -> Scale:
+    windowed = sum(_window(head) is not None for head in heads)
+    if 0 < windowed < len(heads):
+        remedy = "write one into all, or remove it from all"
+        raise UserError(
+            f"{windowed} of {len(heads)} DICOM files name a window (WindowCenter and WindowWidth) and the others do not, so "
+            f"that their values would have different scales: {remedy}",
+            told=f"some DICOM files name a window and others do not: {remedy}",
+        )
+    return "window" if windowed else "units" if any(map(_has_units, heads)) else "stored"
+
+
+def read_dicom(path: Path, scale: Scale | None = None) -> NDArray[np.float32]:
     """A picture (height, width, 1 or 3), a volume (slices, height, width, 1 or 3) of a file of several frames, or of
     a folder of slices, in the order in which they lie in the body.
 
-    Stored values become those that slope and intercept say. Where the file names a window they are cut to it and scaled
-    to 0..1; without one those that nothing rescales are divided by the highest that their bits hold, and rescaled ones
-    (of a CT, Hounsfield units) are as they are. Where the lowest value is white (MONOCHROME1) they are turned about.
-    Raises UserError, without the file's name.
+    Grey values are on a `scale`, that of the data set (None: of this file or folder alone); colours are divided by the
+    highest that their bits hold. Where the lowest value is white (MONOCHROME1) they are turned about, by the range of
+    stored bits. Raises UserError, without the file's name.
     """
     if path.is_dir():
         slices = sorted((each for each in path.iterdir() if each.suffix.lower() in SUFFIXES), key=_depth)
-        pictures = [read_dicom(each) for each in slices]
+        scale = scale or _common_scale([_head(each) for each in slices])
+        pictures = [read_dicom(each, scale) for each in slices]
         if len({picture.shape for picture in pictures}) != 1:
             raise UserError("has slices that differ in size: give each series a folder of its own")
         return np.stack(pictures)
@@ -38,47 +79,88 @@ def read_dicom(path: Path) -> NDArray[np.float32]:
         file = pydicom.dcmread(path)
         pixels = file.pixel_array
         meaning = str(file.get("PhotometricInterpretation", "MONOCHROME2"))
-        if meaning.startswith(("YBR", "PALETTE")):
-            if meaning.startswith("PALETTE"):
-                pixels = how.apply_color_lut(pixels, file)
-            elif file.file_meta.TransferSyntaxUID.is_compressed is False:
-                pixels = how.convert_color_space(pixels, meaning, "RGB", per_frame=True)
-            meaning = "RGB"
-        if meaning == "RGB":
+        if meaning in GREY:
+            return _grey(file, pixels, scale or _common_scale([file])).astype(np.float32)[..., None]
+        if meaning.startswith("PALETTE"):
+            pixels = how.apply_color_lut(pixels, file)
             return np.asarray(pixels / np.iinfo(pixels.dtype).max, dtype=np.float32)
-        rescaled = "RescaleSlope" in file or "ModalityLUTSequence" in file
-        values = np.asarray(how.apply_modality_lut(pixels, file), dtype=np.float64)
-        if "WindowCenter" in file and "WindowWidth" in file:
-            low, high = 0.0, float((1 << int(file.BitsStored)) - 1)
-            if rescaled or file.get("PixelRepresentation", 0):
-                ends = _ends(file, how.apply_modality_lut)
-                low, high = float(ends.min()), float(ends.max())
-            values = (np.asarray(how.apply_windowing(values, file), dtype=np.float64) - low) / ((high - low) or 1.0)
-        elif not rescaled:
-            values = values / ((1 << (int(file.BitsStored) - int(file.get("PixelRepresentation", 0)))) - 1)
-    except UserError:
-        raise
+        if meaning.startswith("YBR") and file.file_meta.TransferSyntaxUID.is_compressed is False:
+            pixels = how.convert_color_space(pixels, meaning, "RGB", per_frame=True)
+        return np.asarray(pixels / ((1 << int(file.BitsStored)) - 1), dtype=np.float32)
     except Exception as error:  # the library's are many, and its decoders'
         raise UserError(f"is DICOM that cannot be read ({type(error).__name__})") from error
-    if meaning == "MONOCHROME1":
-        values = values.max() + values.min() - values if rescaled and "WindowCenter" not in file else 1 - values
-    return values.astype(np.float32)[..., None]
 
 
-def _ends(file: Any, apply: Any) -> NDArray[np.float64]:
-    """The lowest and the highest value that the stored bits can hold, rescaled: what a window is scaled to."""
+def _grey(file: Any, pixels: NDArray[Any], scale: Scale) -> NDArray[np.float64]:
+    """Stored values on that scale."""
     bits, signed = int(file.BitsStored), int(file.get("PixelRepresentation", 0))
     ends = np.array([-(1 << (bits - 1)), (1 << (bits - 1)) - 1] if signed else [0, (1 << bits) - 1])
-    return np.asarray(apply(ends, file), dtype=np.float64)
+    turned = file.get("PhotometricInterpretation") == "MONOCHROME1"
+    if scale == "window":
+        shown = _windowed(_rescaled(file, pixels), file)
+        return 1 - shown if turned else shown
+    if scale == "units":
+        pixels, ends = _rescaled(file, pixels), _rescaled(file, ends)
+    values = ends.sum() - pixels.astype(np.float64) if turned else pixels.astype(np.float64)
+    return values if scale == "units" else values / ends[1]
+
+
+def _rescaled(file: Any, values: NDArray[Any]) -> NDArray[np.float64]:
+    if "ModalityLUTSequence" in file:
+        apply = importlib.import_module("pydicom.pixels").apply_modality_lut
+        return np.asarray(apply(values, file), dtype=np.float64)
+    return values * _slope(file) + float(file.get("RescaleIntercept") or 0)
+
+
+def _slope(file: Any) -> float:
+    return float(file.get("RescaleSlope") or 1)
+
+
+def _has_units(file: Any) -> bool:
+    """Whether values are to be rescaled: by slope and intercept that change something, or by what the modality is."""
+    changed = _slope(file) != 1 or float(file.get("RescaleIntercept") or 0) != 0 or "ModalityLUTSequence" in file
+    return changed or str(file.get("Modality", "")) in UNITS or str(file.get("RescaleType", "")) == "HU"
+
+
+def _window(file: Any) -> tuple[float, float] | None:
+    """Centre and width of the first window that a file names, if it names one."""
+    found = []
+    for name in ("WindowCenter", "WindowWidth"):
+        value = file.get(name)
+        value = value[0] if isinstance(value, Sequence) and not isinstance(value, str) and len(value) else value
+        found.append(None if value in (None, "") or value == [] else float(value))
+    centre, width = found
+    return None if centre is None or width is None or width <= 0 else (centre, width)
+
+
+def _windowed(values: NDArray[np.float64], file: Any) -> NDArray[np.float64]:
+    """Values as the file's window shows them, 0 to 1 (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3)."""
+    centre, width = _window(file) or (0.5, 1.0)
+    kind = str(file.get("VOILUTFunction") or "LINEAR")
+    if kind == "SIGMOID":
+        return np.asarray(1 / (1 + np.exp(-4 * (values - centre) / width)))
+    if kind == "LINEAR_EXACT":
+        return np.clip((values - centre) / width + 0.5, 0, 1)
+    if width <= 1:
+        return (values > centre - 0.5).astype(np.float64)
+    return np.clip((values - (centre - 0.5)) / (width - 1) + 0.5, 0, 1)
 
 
 def is_series(files: Sequence[Path]) -> bool:
     """Whether files are the slices of one series, two or more."""
     if len(files) < 2 or any(path.suffix.lower() not in SUFFIXES for path in files):
         return False
-    heads = [_head(path) for path in files]
+    heads = [_head_of(path) for path in files]
     series = {str(head.get("SeriesInstanceUID", "")) for head in heads}
     return len(series) == 1 and "" not in series and all("ImagePositionPatient" in head for head in heads)
+
+
+def _head_of(path: Path) -> Any:
+    """A file's tags. Raises UserError with its name."""
+    try:
+        return _head(path)
+    except UserError as error:
+        raise UserError(f"{path} {error}", told=error.told or f"an image {error}") from None
 
 
 def _head(path: Path) -> Any:
@@ -86,7 +168,7 @@ def _head(path: Path) -> Any:
     try:
         return pydicom.dcmread(path, stop_before_pixels=True)
     except Exception as error:  # the library's are many
-        raise UserError(f"{path} is DICOM that cannot be read", told="DICOM that cannot be read") from error
+        raise UserError("is DICOM that cannot be read") from error
 
 
 def _depth(path: Path) -> tuple[float, int, str]:
