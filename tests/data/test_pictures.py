@@ -180,6 +180,45 @@ def test_black_and_white_cmyk_and_palettes_are_as_pillow_converts_them(tmp_path)
         assert np.array_equal(read(tmp_path / name), wanted)
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float32])
+@pytest.mark.parametrize("channels", [2, 4])
+@pytest.mark.parametrize("extra", ["unassalpha", "assocalpha", "unspecified"])
+def test_a_further_channel_of_tiff_is_transparency_only_where_the_file_says_so(kind, channels, extra, tmp_path):
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    rng = np.random.default_rng(2)
+    most = 1.0 if kind is np.float32 else np.iinfo(kind).max
+    alpha = rng.uniform(0.2, 1, (6, 8, 1))
+    alpha[0, 0] = 0
+    colours = rng.uniform(0, 1, (6, 8, channels - 1))
+    stored = np.concatenate([colours * (alpha if extra == "assocalpha" else 1), alpha], axis=2)
+    stored = (stored * most).round(0 if most > 1 else 6).astype(kind)
+    photometric = "rgb" if channels == 4 else "minisblack"
+    tifffile.imwrite(tmp_path / "a.tif", stored, photometric=photometric, planarconfig="contig", extrasamples=[extra])
+    if extra == "unspecified":
+        with pytest.raises(UserError, match=f"has {channels} channels, of which nothing says"):
+            read(tmp_path / "a.tif")
+        return
+    pixels = read(tmp_path / "a.tif")
+    wanted = colours * alpha + (1 - alpha)
+    assert pixels.shape == wanted.shape
+    assert np.abs(pixels / (255 if pixels.dtype == np.uint8 else 1) - wanted).max() < (0.02 if kind is np.uint8 else 1e-4)
+
+
+@pytest.mark.parametrize("colours", ["separated", "cielab"])
+def test_deep_colours_that_are_neither_grey_nor_rgb_are_refused(colours, tmp_path):
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    values = np.zeros((6, 8, 4 if colours == "separated" else 3), np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric=colours)
+    with pytest.raises(UserError, match="neither grey nor RGB"):
+        read(tmp_path / "a.tif")
+
+
+def test_what_a_png_of_16_bits_calls_transparent_is_white(tmp_path):
+    Image.fromarray(RAMP * 1000).save(tmp_path / "a.png", transparency=8000)
+    wanted = np.where(RAMP * 1000 == 8000, 1, RAMP * 1000 / 65535)
+    assert np.allclose(read(tmp_path / "a.png")[..., 0], wanted)
+
+
 # Pages and orientation ------------------------------------------------------------------------------------------------
 
 

@@ -14,13 +14,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fewbytes.base.errors import UserError
 from fewbytes.data.formats import dicom
-from fewbytes.data.formats.deep import deep_png, deep_tiff
+from fewbytes.data.formats.deep import deep_png, deep_tiff, further_channel
 from fewbytes.data.formats.nifti import is_nifti, read_nifti
 
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF")
 MOST_PIXELS = 1 << 26
 """An image may have so many, 8192 x 8192: as its first bytes say, before the others are decoded."""
 BITS, SAMPLE_FORMAT, PHOTOMETRIC, SUBFILE, ORIENTATION = 258, 339, 262, 254, 274  # tags of TIFF and EXIF
+CHANNELS, EXTRA = 277, 338  # of TIFF
 SIGNED, WHITE_IS_ZERO = 2, 0  # of SAMPLE_FORMAT, of PHOTOMETRIC
 TURNS = {3: 2, 6: 3, 8: 1}  # quarter turns to the left that show an image upright, by its ORIENTATION
 MIRRORED = {2: 1, 4: 3, 5: 8, 7: 6}  # those of mirrored images, each with the one that it has once it is mirrored back
@@ -103,14 +104,17 @@ def _upright(data: bytes) -> Image.Image | Pixels:
         raise UserError(_too_large(f"is {image.width:,} x {image.height:,} pixels large and "))
     if (pages := _pages(image)) > 1:
         raise UserError(f"has {pages} pages: give each image a file of its own")
+    if image.format == "TIFF":
+        tags: Any = image.tag_v2  # type: ignore[attr-defined]
+        further_channel(tags.get(PHOTOMETRIC, 1), tags.get(CHANNELS, 1), tags.get(EXTRA, ()))
     deep, turn = _is_deep(image), image.getexif().get(ORIENTATION, 1)
     image.load()  # whatever reads it, one that is cut off is refused
     upright = ImageOps.exif_transpose(image)
     if not deep:
         return upright
     if image.mode[0] in "IF":
-        return _of_ones(_deep_grey(upright, getattr(image, "tag_v2", {})))
-    colours = _DEEP[str(image.format)](data)
+        return _of_ones(_on_white(_deep_grey(upright, getattr(image, "tag_v2", {})), image))
+    colours = _on_white(_DEEP[str(image.format)](data), image)
     if turn in MIRRORED:
         colours, turn = colours[:, ::-1], MIRRORED[turn]
     return _of_ones(np.rot90(colours, TURNS.get(turn, 0)))
@@ -151,6 +155,14 @@ def _deep_grey(image: Image.Image, tags: Mapping[int, Any]) -> NDArray[Any]:
     if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO and values.dtype.kind == "u":
         values = np.iinfo(values.dtype).max - values
     return values
+
+
+def _on_white(values: NDArray[Any], image: Image.Image) -> NDArray[Any]:
+    """Pixels with the one colour white that a PNG says is transparent."""
+    if (clear := image.info.get("transparency")) is None or values.dtype != np.uint16:
+        return values
+    is_clear = values == np.asarray(clear)
+    return np.where(is_clear if values.ndim == 2 else is_clear.all(axis=2, keepdims=True), np.uint16(65535), values)
 
 
 def _of_ones(deep: NDArray[Any]) -> Pixels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,24 @@ from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError
 from fewbytes.base.extras import is_there
+
+COLOURS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}
+"""Channels of a TIFF's colours, by its tag PhotometricInterpretation: grey, RGB, a palette, CMYK, YCbCr, Lab."""
+PREMULTIPLIED, TRANSPARENCY = 1, 2  # what a TIFF's tag ExtraSamples says of a further channel
+
+
+def further_channel(photometric: int, channels: int, extra: Sequence[int]) -> int:
+    """What a TIFF's channel beside its colours is, PREMULTIPLIED or TRANSPARENCY; 0 without any. Raises UserError for
+    others, as nothing says what they are."""
+    beside = channels - COLOURS.get(photometric, 1)
+    if beside <= 0 or (photometric == 1 and channels == 3):
+        return 0
+    if beside > 1 or tuple(extra) not in ((PREMULTIPLIED,), (TRANSPARENCY,)):
+        raise UserError(
+            f"has {channels} channels, of which nothing says that the last is transparency (TIFF's ExtraSamples): "
+            "write grey or RGB alone"
+        )
+    return int(extra[0])
 
 
 def deep_png(data: bytes) -> NDArray[Any]:
@@ -26,9 +45,11 @@ def deep_png(data: bytes) -> NDArray[Any]:
 
 
 def deep_tiff(data: bytes) -> NDArray[Any]:
-    """The pixels of a TIFF of one page, (height, width) or (height, width, channels), in the file's type.
+    """The pixels of a TIFF of one page, (height, width) or (height, width, channels), in the file's type; where a last
+    channel is transparency that colours were multiplied by, floats of which they are not.
 
-    Raises UserError without tifffile, for several pages, and for what it cannot read.
+    Raises UserError without tifffile, for several pages, for other colours than grey and RGB and other channels beside
+    them than transparency, and for what it cannot read.
     """
     if not is_there("tifffile"):
         raise UserError(
@@ -41,10 +62,27 @@ def deep_tiff(data: bytes) -> NDArray[Any]:
             pages = [page for page in file.pages if not getattr(page, "is_reduced", False)]
             if len(pages) != 1:
                 raise UserError(f"has {len(pages)} pages: give each image a file of its own")
-            pixels = np.asarray(pages[0].asarray())
-            planar = getattr(pages[0], "planarconfig", 1) == 2
+            page: Any = pages[0]
+            kind, extra = int(page.photometric), tuple(map(int, page.extrasamples))
+            beside = further_channel(kind, int(page.samplesperpixel), extra)
+            if kind > 2:
+                raise UserError("is in colours of more than 8 bits that are neither grey nor RGB: write it as RGB")
+            pixels = np.asarray(page.asarray())
+            planar = getattr(page, "planarconfig", 1) == 2
     except UserError:
         raise
     except Exception as error:  # the library's are many
         raise UserError("is a TIFF that cannot be read") from error
-    return pixels.transpose(1, 2, 0) if planar and pixels.ndim == 3 else pixels
+    pixels = pixels.transpose(1, 2, 0) if planar and pixels.ndim == 3 else pixels
+    if kind == 0 and not beside and pixels.dtype.kind == "u":  # white is 0
+        pixels = np.iinfo(pixels.dtype).max - pixels
+    return _divided(pixels) if beside == PREMULTIPLIED else pixels
+
+
+def _divided(pixels: NDArray[Any]) -> NDArray[np.float64]:
+    """Colours divided by their transparency, the last channel; all of 0 to 1."""
+    ones = pixels / (np.iinfo(pixels.dtype).max if pixels.dtype.kind in "iu" else 1.0)
+    alpha = ones[..., -1:]
+    return np.concatenate(
+        [np.divide(ones[..., :-1], alpha, out=np.zeros_like(ones[..., :-1]), where=alpha > 0), alpha], -1
+    )

@@ -51,8 +51,8 @@ def _common_scale(heads: Sequence[Any]) -> Scale:
     if 0 < windowed < len(heads):
         remedy = "write one into all, or remove it from all"
         raise UserError(
-            f"{windowed} of {len(heads)} DICOM files name a window (WindowCenter and WindowWidth) and the others do not, so "
-            f"that their values would have different scales: {remedy}",
+            f"{windowed} of {len(heads)} DICOM files name a window (WindowCenter, WindowWidth) and the others do not, "
+            f"so that their values would have different scales: {remedy}",
             told=f"some DICOM files name a window and others do not: {remedy}",
         )
     return "window" if windowed else "units" if any(map(_has_units, heads)) else "stored"
