@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from fewbytes.base.errors import UserError
 from fewbytes.data import holds_text, load_dataset
@@ -79,7 +80,8 @@ def test_boxes_and_names_that_cannot_be_are_refused_without_names_for_others(box
 
 
 @pytest.mark.parametrize(
-    ("images", "labels"), [("images/{s}", "labels/{s}"), ("{s}/images", "{s}/labels"), ("images", "labels")]
+    ("images", "labels"),
+    [("images/{s}", "labels/{s}"), ("{s}/images", "{s}/labels"), ("images", "labels"), ("{s}", "{s}")],
 )
 @pytest.mark.parametrize(
     ("file", "names"),
@@ -87,6 +89,9 @@ def test_boxes_and_names_that_cannot_be_are_refused_without_names_for_others(box
         ("classes.txt", "cell\nvirus\n"),
         ("data.yaml", "path: x\nnames: ['cell', virus]\nnc: 2\n"),
         ("data.yaml", "names:\n  0: cell\n  1: virus\n"),
+        ("data.yaml", "names:\n  1: virus\n  0: cell\n"),
+        ("data.yaml", "names: {1: virus, 0: 'cell'}\n"),
+        ("data.yaml", "names: [\n  cell,  # one\n  virus\n]\n"),
         ("dataset.yaml", "names:\n- cell  # one\n- virus\nnc: 2\n"),
     ],
 )
@@ -114,3 +119,72 @@ def test_yolos_folders_are_boxes(images, labels, file, names, tmp_path):
         load_dataset(str(tmp_path / "x"), 64)
     assert refused.value.told is not None
     assert "MEIER" not in refused.value.told
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("data.yaml", "names:\n  0: cell\n  3: virus\n"),
+        ("data.yaml", "names: {1: cell, 2: virus}\n"),
+        ("classes.txt", "cell\n\nvirus\n"),
+    ],
+)
+def test_numbers_of_classes_without_a_name_are_refused(file, names, tmp_path):
+    for place, suffix in (("images", ".png"), ("labels", ".txt")):
+        (tmp_path / place).mkdir()
+        if suffix == ".txt":
+            (tmp_path / place / "1.txt").write_text("1 0.5 0.5 0.5 0.5\n")
+        else:
+            Image.new("RGB", (64, 32)).save(tmp_path / place / "1.png")
+    (tmp_path / file).write_text(names)
+    with pytest.raises(UserError, match="no name for some number"):
+        load_dataset(str(tmp_path), 64)
+
+
+@pytest.mark.parametrize("turn", [5, 6, 7, 8])
+@pytest.mark.parametrize("sizes", ["stored", "shown"])
+def test_boxes_of_pictures_that_lie_on_their_side_are_turned_with_them(turn, sizes, tmp_path):
+    """A bright rectangle in a picture, its box as it is stored, or as it is shown: it is in the box that is read."""
+    pixels = np.zeros((32, 64, 3), np.uint8)
+    pixels[4:12, 8:40] = 255
+    exif = Image.Exif()
+    exif[274] = turn
+    stored = Image.fromarray(pixels)
+    stored.getexif()[274] = turn
+    shown = np.asarray(ImageOps.exif_transpose(stored))[..., 0] > 0
+    rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
+    inside = (int(columns[0]), int(rows[0]), len(columns), len(rows))
+    box, size = ((8, 4, 32, 8), (64, 32)) if sizes == "stored" else (inside, (32, 64))
+    folder = write(tmp_path / "x", box, width=size[0], height=size[1])
+    for split in ("train2017", "val2017"):
+        stored.save(folder / split / "1.png", exif=exif)
+    data = load_dataset(str(folder), 64)
+    assert data.test.learnt.truth["annotations"][0]["bbox"] == list(inside)
+    _, x, y, width, height = data.train.targets[0, 0].int().tolist()
+    bright = data.train.load()[0][0, 0] > 0.9
+    assert bright[y - height // 2 : y + height // 2, x - width // 2 : x + width // 2].all()
+    assert int(bright.sum()) == width * height == 32 * 8
+
+
+@pytest.mark.parametrize("crowd", [False, None, 0])
+def test_crowds_may_be_said_by_false_or_by_nothing(crowd, tmp_path):
+    folder = write(tmp_path / "x", (16, 8, 32, 16))
+    for path in folder.glob("annotations/*"):
+        file = json.loads(path.read_text())
+        file["annotations"][0]["iscrowd"] = crowd
+        path.write_text(json.dumps(file))
+    data = load_dataset(str(folder), 64)
+    assert data.train.targets.tolist() == [[[0, 32, 16, 32, 16]]]
+    assert data.test.learnt.truth["annotations"][0]["iscrowd"] == 0
+
+
+def test_roboflows_folders_are_read(tmp_path):
+    folder = write(tmp_path / "x", (16, 8, 32, 16))
+    for split in ("train", "valid"):
+        (folder / f"{split.replace('valid', 'val')}2017").rename(folder / split)
+        old = folder / "annotations" / f"instances_{split.replace('valid', 'val')}2017.json"
+        old.rename(folder / split / "_annotations.coco.json")
+    (folder / "annotations").rmdir()
+    data = load_dataset(str(folder), 64)
+    assert data.train.targets.tolist() == [[[0, 32, 16, 32, 16]]]
+    assert data.notes == ("1 images with boxes in train; 1 images with boxes in valid",)

@@ -29,7 +29,7 @@ from fewbytes.base.errors import UserError, visible
 from fewbytes.base.files import replacing
 from fewbytes.data.clients import Dataset
 from fewbytes.data.folders import check_inside
-from fewbytes.data.images import cache_folder, in_bytes, read_image
+from fewbytes.data.images import ORIENTATION, SIDEWAYS, cache_folder, in_bytes, read_image
 from fewbytes.data.split import Split, Targets
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ STRIDE = 32  # of which that is a multiple
 GREY = 114  # of what an image does not fill
 LEEWAY = 0.02  # of an image's side, a pixel at least: so far a box may stand out of it, and is cut
 CHUNK = 256  # images decoded before they are written
+ROBOFLOW = "_annotations.coco.json"  # beside the images of each split
 
 
 Name = int | str  # of an image, as files have it
@@ -60,7 +61,7 @@ class Box(msgspec.Struct):
     category_id: Name
     bbox: tuple[float, float, float, float]  # left, top, width, height
     area: float | None = None
-    iscrowd: int = 0
+    iscrowd: int | bool | None = 0
 
 
 class Category(msgspec.Struct):
@@ -80,7 +81,7 @@ class BoxFile(msgspec.Struct):
 
 def is_coco(folder: Path) -> bool:
     """Whether a folder holds annotations in COCO's format."""
-    return any((folder / "annotations").glob("instances_*.json"))
+    return any((folder / "annotations").glob("instances_*.json")) or any(folder.glob(f"train*/{ROBOFLOW}"))
 
 
 def read_coco(name: str, folder: Path, size: int) -> Dataset:
@@ -89,7 +90,7 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
 
     Test samples are those of `instances_test*.json`, else of `instances_val*.json`. Training images without an object
     are left out, and so are objects of no area. Crowds count in scoring only, as in COCO. Raises UserError, naming the
-    file, for whatever is missing or wrong.
+    file, for whatever is missing or wrong. Roboflow's folders have `_annotations.coco.json` beside each split's images.
     """
     if size < STRIDE or size % STRIDE:
         raise UserError(f"image_size is a multiple of {STRIDE} pixels, not {size}")
@@ -101,7 +102,7 @@ def read_coco(name: str, folder: Path, size: int) -> Dataset:
     if {category.id: category.name for category in test.categories} != classes:
         raise UserError(f"{test_file} has other categories than {train_file.name}: give both the same")
     for path, file in ((train_file, train), (test_file, test)):
-        split = path.stem.removeprefix("instances_")
+        split = path.parent.name if path.name == ROBOFLOW else path.stem.removeprefix("instances_")
         for image in file.images:  # some name the folder, too: train2017/0001.jpg
             if not (folder / split / image.file_name).exists() and PurePath(image.file_name).parts[:1] == (split,):
                 image.file_name = str(PurePath(*PurePath(image.file_name).parts[1:]))
@@ -114,7 +115,18 @@ def split_of_boxes(
     path: Path, file: BoxFile, classes: Mapping[Name, str], folder: Path, images: Path, size: int, training: bool
 ) -> tuple[Split, str]:
     """The images below `images` of a data set in `folder`, with what the file at `path` says, and how many there are
-    in words. Raises UserError as `read_coco`."""
+    in words. Boxes of images that their EXIF data turn on their side are turned with them, if the file has the images'
+    sizes as they are stored. Raises UserError as `read_coco`."""
+    try:
+        return _split_of_boxes(path, file, classes, folder, images, size, training)
+    except _Lying:
+        _turn(file, images)
+        return _split_of_boxes(path, file, classes, folder, images, size, training)
+
+
+def _split_of_boxes(
+    path: Path, file: BoxFile, classes: Mapping[Name, str], folder: Path, images: Path, size: int, training: bool
+) -> tuple[Split, str]:
     objects, cut = _objects(path, file, {number: i for i, number in enumerate(classes)})
     kept = [image for image in file.images if not training or any(not o.iscrowd for o in objects[image.id])]
     if not kept:
@@ -130,7 +142,8 @@ def split_of_boxes(
 
 def _annotations(folder: Path, *splits: str) -> Path:
     for split in splits:
-        if found := sorted((folder / "annotations").glob(f"instances_{split}*.json")):
+        places = (folder / "annotations").glob(f"instances_{split}*.json"), folder.glob(f"{split}*/{ROBOFLOW}")
+        if found := [path for place in places for path in sorted(place)]:
             return found[0]
     names = " or ".join(f"instances_{split}*.json" for split in splits)
     raise UserError(f"{folder / 'annotations'} has no {names}: COCO's format needs it")
@@ -153,6 +166,7 @@ def _read(path: Path) -> BoxFile:
     for annotation in file.annotations:
         annotation.image_id = _number(annotation.image_id)
         annotation.category_id = _number(annotation.category_id)
+        annotation.iscrowd = int(annotation.iscrowd or 0)
     return file
 
 
@@ -267,6 +281,28 @@ def _truth(images: Sequence[BoxImage], objects: Sequence[Sequence[Box]], classes
     }
 
 
+class _Lying(Exception):
+    """The size of an image that its EXIF data turn on its side is the one that it is stored with."""
+
+
+def _turn(file: BoxFile, folder: Path) -> None:
+    """Give images that are stored on their side the size that they are shown with, and turn their boxes."""
+    turned = {}
+    for image in file.images:
+        with Image.open(folder / image.file_name) as opened:
+            turn = opened.getexif().get(ORIENTATION, 1)
+            if turn in SIDEWAYS and opened.size == (image.width, image.height):
+                turned[image.id] = (turn, image.width, image.height)
+                image.width, image.height = image.height, image.width
+    for annotation in file.annotations:
+        if annotation.image_id in turned:
+            turn, across, down = turned[annotation.image_id]
+            left, top, width, height = annotation.bbox
+            x = down - top - height if turn in (6, 7) else top
+            y = across - left - width if turn in (7, 8) else left
+            annotation.bbox = (x, y, height, width)
+
+
 # Images ---------------------------------------------------------------------------------------------------------------
 
 
@@ -330,13 +366,21 @@ def _key(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> str
     return digest.hexdigest()[:24]
 
 
+def _is_lying(path: Path) -> bool:
+    with Image.open(path) as image:
+        return image.getexif().get(ORIENTATION) in SIDEWAYS
+
+
 def _parts(images: Sequence[BoxImage], folder: Path, path: Path, size: int) -> Iterator[NDArray[np.uint8]]:
     def decoded(image: BoxImage) -> NDArray[np.uint8]:
         opened = Image.fromarray(in_bytes(read_image(folder / image.file_name, path, 0)))
         if opened.size != (image.width, image.height):
+            if opened.size == (image.height, image.width) and _is_lying(folder / image.file_name):
+                raise _Lying
             raise UserError(
                 f"{folder / image.file_name} is {opened.width} x {opened.height} pixels large, "
-                f"{path} says {image.width} x {image.height}: correct it"
+                f"{path} says {image.width} x {image.height}: correct it",
+                told="an image has another size than its file of annotations says: correct it",
             )
         return letter_boxed(opened, size)
 

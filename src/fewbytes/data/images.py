@@ -23,6 +23,7 @@ MOST_PIXELS = 1 << 26
 BITS, SAMPLE_FORMAT, PHOTOMETRIC, SUBFILE, ORIENTATION = 258, 339, 262, 254, 274  # tags of TIFF and EXIF
 CHANNELS, EXTRA = 277, 338  # of TIFF
 SIGNED, WHITE_IS_ZERO = 2, 0  # of SAMPLE_FORMAT, of PHOTOMETRIC
+SIDEWAYS = (5, 6, 7, 8)  # an image's ORIENTATION, by which its width is its height
 TURNS = {3: 2, 6: 3, 8: 1}  # quarter turns to the left that show an image upright, by its ORIENTATION
 MIRRORED = {2: 1, 4: 3, 5: 8, 7: 6}  # those of mirrored images, each with the one that it has once it is mirrored back
 _DEEP = {"PNG": deep_png, "TIFF": deep_tiff}

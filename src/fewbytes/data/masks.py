@@ -139,10 +139,16 @@ def listed_numbers(values: Sequence[int]) -> str:
 
 
 def _names(path: Path) -> tuple[str, ...]:
-    """What classes.txt names; nothing if it is not there."""
+    """What classes.txt names; nothing if it is not there. Raises UserError for an empty line between names."""
     if not path.is_file():
         return ()
-    return tuple(line.strip() for line in path.read_text("utf-8-sig").split("\n") if line.strip())
+    names = tuple(line.strip() for line in path.read_text("utf-8-sig").rstrip().split("\n"))
+    if "" in names and len(names) > 1:
+        raise UserError(
+            f"{path} has an empty line between names: name a class in each line",
+            told="names of classes leave out a line: name one in each",
+        )
+    return names if any(names) else ()
 
 
 def masks_of_boxes(dataset: Dataset) -> Dataset:

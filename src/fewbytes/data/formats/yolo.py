@@ -15,26 +15,32 @@ from fewbytes.base.errors import UserError
 from fewbytes.data.clients import Dataset, rows_for_testing
 from fewbytes.data.coco import Box, BoxFile, BoxImage, Category, split_of_boxes
 from fewbytes.data.folders import SUFFIXES, TEST_NAMES, check_inside, is_stray, split_of, subfolders
-from fewbytes.data.images import ORIENTATION, wrong_image
+from fewbytes.data.images import ORIENTATION, SIDEWAYS, wrong_image
 
 NAMES = ("classes.txt", "obj.names", "data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
-SIDEWAYS = (5, 6, 7, 8)  # an image's ORIENTATION, by which its width is its height
 
 Places = dict[str, tuple[Path, Path]]  # by split where images are, and their labels
 
 
 def yolo_places(folder: Path) -> Places:
     """Where the splits of YOLO's folders are: `images/train` with `labels/train`, `train/images` with `train/labels`,
-    or `images` with `labels`; nothing if the folder is none of these."""
+    `images` with `labels`, or `train` with both; nothing if the folder is none of these."""
     found: Places = {}
     for place in (*subfolders(folder / "images"), *subfolders(folder)):
         split, images = split_of(place.name), place / "images" if place.parent == folder else place
         labels = place / "labels" if place.parent == folder else folder / "labels" / place.name
         if split is not None and images.is_dir() and any(labels.glob("*.txt")):
             found.setdefault(split, (images, labels))
+    for place in subfolders(folder):  # Darknet's, labels beside images
+        if (split := split_of(place.name)) is not None and any(map(_has_label, place.iterdir())):
+            found.setdefault(split, (place, place))
     if not found and any((folder / "labels").glob("*.txt")) and (folder / "images").is_dir():
         found["train"] = (folder / "images", folder / "labels")
     return found if "train" in found else {}
+
+
+def _has_label(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not is_stray(path) and path.with_suffix(".txt").is_file()
 
 
 def read_yolo(name: str, folder: Path, size: int) -> Dataset:
@@ -100,7 +106,7 @@ def _size(path: Path) -> tuple[int, int]:
 
 
 def _names(folder: Path) -> tuple[str, ...]:
-    """The classes' names: lines, or in YAML `names` as a list in one line, or a line each, numbered or with dashes."""
+    """The classes' names: lines, or in YAML `names`. Raises UserError for none, and for a number without a name."""
     path = next((folder / name for name in NAMES if (folder / name).is_file()), None)
     if path is None:
         raise UserError(
@@ -110,12 +116,33 @@ def _names(folder: Path) -> tuple[str, ...]:
     check_inside(folder, [path])
     text = path.read_text("utf-8-sig", errors="replace")
     if path.suffix in (".yaml", ".yml"):
-        lines = [line.split(" #")[0] for line in text.splitlines()]
-        listed = re.search(r"^names:[ ]*(?:\[([^]]*)\]|\n((?:[ ]*(?:-|\d+:)[^\n]*\n?)+))", "\n".join(lines), re.M)
-        found = [] if listed is None else (listed[1].split(",") if listed[1] else listed[2].splitlines())
-        names = [re.sub(r"^\s*(?:-|\d+:)\s*", "", name).strip().strip("'\"") for name in found]
+        found = _yaml_names(text)
+        numbered = all(number for number, _ in found)
+        names = (
+            [name for _, name in sorted(found, key=lambda item: int(item[0]))] if numbered else [n for _, n in found]
+        )
+        given = {number for number, _ in found}
+        wrong = given not in ({""}, {str(number) for number in range(len(found))})
     else:
-        names = [line.strip() for line in text.splitlines()]
-    if not (names := [name for name in names if name]):
+        names = [line.strip() for line in text.rstrip().splitlines()]
+        wrong = False
+    if not any(names):
         raise UserError(f"{path} has no names of classes: add classes.txt, a name a line", told="there are no classes")
+    if wrong or "" in names:
+        raise UserError(
+            f"{path} has no name for some number of a class: name all from 0, none left out",
+            told="names of classes leave out a number: name all from 0",
+        )
     return tuple(names)
+
+
+def _yaml_names(text: str) -> list[tuple[str, str]]:
+    """What YAML's `names` lists, (number or nothing, name): a line each, or in brackets."""
+    text = "\n".join(re.sub(r"(^|\s)#.*", "", line) for line in text.splitlines())
+    if in_brackets := re.search(r"^names:\s*[\[{]([^\]}]*)[\]}]", text, re.M):
+        items = re.findall(r"""(?:'[^']*'|"[^"]*"|[^,'"])+""", in_brackets[1])
+    else:
+        lines = re.search(r"^names:[ ]*\n((?:[ ]*(?:-|\d+[ ]*:)[^\n]*(?:\n|$)|[ ]*\n)+)", text, re.M)
+        items = lines[1].splitlines() if lines else []
+    found = [re.fullmatch(r"\s*(?:(\d+)\s*:|-\s)?\s*(.*?)\s*", item) for item in items if item.strip()]
+    return [(item[1] or "", item[2].strip("'\"")) for item in found if item]
