@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pyarrow.csv
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
@@ -245,6 +247,9 @@ def test_medmnists_layout(tmp_path):
     assert (len(data.train), len(data.test), data.train.shape, data.classes) == (12, 4, (1, 8, 8), tuple("0123"))
     assert np.array_equal(data.train.load()[0][:, 0].numpy(), X[:12] / np.float32(255))
     assert data.train.labels.tolist() == Y[:12].tolist()
+    assert data.notes == (
+        "arrays of shape (1, 8, 8), uint8: 12 samples for training, 4 for testing; passed over: val_images, val_labels",
+    )
 
 
 def test_colours_last_labels_of_which_any_may_hold_and_volumes(tmp_path):
@@ -282,6 +287,64 @@ def test_numbers_to_learn_are_numbers(tmp_path):
     assert (data.train.learns, data.train.shape) == ("numbers", (3,))
 
 
+@pytest.mark.parametrize("shape", [(20, 6, 6), (20, 6, 6, 3), (20, 5, 6, 7)])
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int16, np.int64])
+def test_pictures_of_more_than_8_bits_are_scaled_as_those_in_files_and_other_numbers_stay(shape, kind, tmp_path):
+    x = RNG.integers(0, 30000, shape).astype(kind)
+    np.savez(tmp_path / "a.npz", x=x, y=Y)
+    data = read_arrays("a", tmp_path / "a.npz")
+    whole = np.concatenate([split.load()[0].numpy() for split in (data.train, data.test)])
+    pictures = np.dtype(kind).kind == "u"
+    wanted = x / np.iinfo(kind).max if pictures else x
+    wanted = np.moveaxis(wanted, 3, 1) if shape[-1] == 3 else wanted
+    wanted = wanted[:, None] if (len(shape) == 4 and shape[-1] != 3) or (pictures and len(shape) == 3) else wanted
+    assert whole.dtype == np.float32
+    assert whole.shape == wanted.shape
+    order = [np.lexsort(each.reshape(20, -1).T) for each in (whole, wanted)]
+    assert np.allclose(whole[order[0]], wanted[order[1]], rtol=1e-6)
+
+
+def test_labels_that_are_floats_of_whole_numbers_are_classes(tmp_path):
+    x = RNG.normal(size=(20, 3))
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=Y.astype(float), x_test=x[:3], y_test=Y[:3, None].astype(float))
+    data = read_arrays("a", tmp_path / "a.npz")
+    assert (data.train.learns, data.classes) == ("classes", tuple("0123"))
+    assert data.train.labels.tolist() == Y.tolist()
+    np.savez(tmp_path / "b.npz", x_train=x, y_train=Y + 0.5, x_test=x[:3], y_test=Y[:3].astype(float))
+    assert read_arrays("b", tmp_path / "b.npz").test.learns == "numbers"
+
+
+@pytest.mark.parametrize("where", ["x", "y"])
+def test_arrays_that_are_not_finite_are_refused(where, tmp_path):
+    arrays = {"x": RNG.normal(size=(20, 3)), "y": RNG.normal(size=20)}
+    arrays[where][7] = np.nan
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UserError, match=f"{where} has values that are not finite"):
+        read_arrays("a", tmp_path / "a.npz")
+
+
+def test_names_in_capitals_splits_called_dev_and_what_is_passed_over(tmp_path):
+    np.savez(tmp_path / "a.npz", trainX=X, trainY=Y, dev_x=X[:5], dev_y=Y[:5], weights=Y)
+    data = read_arrays("a", tmp_path / "a.npz")
+    assert (len(data.train), len(data.test)) == (20, 5)
+    assert data.notes[0].endswith("20 samples for training, 5 for testing; passed over: weights")
+
+
+def test_groups_of_hdf5_are_splits_and_what_they_hold_is_named(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for split, count in (("train", 20), ("test", 5)):
+            file[f"{split}/images"], file[f"{split}/labels"] = X[:count], Y[:count]
+    data = load_dataset(str(tmp_path / "a.h5"))
+    assert (len(data.train), len(data.test), data.train.shape) == (20, 5, (1, 8, 8))
+    assert np.array_equal(np.asarray(data.train.x)[:, 0], X)
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["scan/patients"] = X
+        file["scan/x"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "/train/images")
+    with pytest.raises(UserError, match="has the arrays scan/patients: call samples"):
+        load_dataset(str(tmp_path / "b.h5"))
+
+
 def test_arrays_that_would_be_unpickled_or_lie_elsewhere_are_not_read(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.array([{}, {}], dtype=object), y=np.arange(2))
     with pytest.raises(UserError, match="cannot be read"):
@@ -296,6 +359,45 @@ def test_arrays_that_would_be_unpickled_or_lie_elsewhere_are_not_read(tmp_path):
         file["x"], file["y"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/x"), Y
     with pytest.raises(UserError, match="call samples"):
         read_arrays("c", tmp_path / "c.h5")
+
+
+# Pictures in Parquet ----------------------------------------------------------------------------------------------
+
+
+def parquet(folder: Path, **splits: list) -> Path:
+    """Pictures of 0, 1, … with these labels."""
+    folder.mkdir(parents=True)
+    for split, labels in splits.items():
+        pictures = []
+        for i in range(len(labels)):
+            buffer = io.BytesIO()
+            Image.fromarray(np.full((4, 4), i, np.uint8)).save(buffer, "PNG")
+            pictures.append(buffer.getvalue())
+        pyarrow.parquet.write_table(pyarrow.table({"image": pictures, "label": labels}), folder / f"{split}-0.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("written", [[0, 1, 9], [0.0, 1.0, 9.0], ["0", "1", "9"], ["00", "1.0", " 9"]])
+def test_labels_in_parquet_are_alike_however_they_are_written(written, tmp_path):
+    data = load_dataset(str(parquet(tmp_path / "x", train=written * 4, test=["9", "1", "0"])))
+    assert data.classes == tuple(map(str, range(10)))
+    assert data.train.labels.tolist() == [0, 1, 9] * 4
+    assert data.test.labels.tolist() == [9, 1, 0]
+    assert (data.train.load()[0][:, 0, 0, 0] * 255).round().tolist() == list(range(12))
+    assert data.notes == ("12 images of 10 classes for training, 3 for testing",)
+
+
+@pytest.mark.parametrize("written", [[True, False], ["True", "False"], ["true", " false"]])
+def test_truth_in_parquet_is_two_classes_and_spaces_make_none(written, tmp_path):
+    data = load_dataset(str(parquet(tmp_path / "x", train=written * 4, test=["FALSE", "true"])))
+    assert (data.classes, data.train.labels.tolist()) == (("false", "true"), [1, 0] * 4)
+    assert data.test.labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("empty", "words"), [("", "2 samples without a label"), (" ", "2 samples without a label")])
+def test_an_empty_label_in_parquet_is_no_class(empty, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        load_dataset(str(parquet(tmp_path / "x", train=["a", "b", empty] * 2)))
 
 
 # Images and tables of labels ------------------------------------------------------------------------------------------

@@ -201,7 +201,9 @@ def test_a_further_channel_of_tiff_is_transparency_only_where_the_file_says_so(k
     pixels = read(tmp_path / "a.tif")
     wanted = colours * alpha + (1 - alpha)
     assert pixels.shape == wanted.shape
-    assert np.abs(pixels / (255 if pixels.dtype == np.uint8 else 1) - wanted).max() < (0.02 if kind is np.uint8 else 1e-4)
+    assert np.abs(pixels / (255 if pixels.dtype == np.uint8 else 1) - wanted).max() < (
+        0.02 if kind is np.uint8 else 1e-4
+    )
 
 
 @pytest.mark.parametrize("colours", ["separated", "cielab"])

@@ -143,6 +143,8 @@ def load_dataset(
         train, test = train.take([]), train
     if test is None:
         train, test = split_off_test(train)
+    if not notes:
+        notes = (f"{len(train)} images of {len(images.classes)} classes for training, {len(test)} for testing",)
     if lists:
         notes += (
             f"{lists['train'].path.name} names these pictures, and is not used (--target COLUMN would learn one)",

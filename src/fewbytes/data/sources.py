@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,9 @@ from fewbytes.base.errors import UserError, listed
 from fewbytes.base.parquet import read_parquet
 from fewbytes.data.cifar import cifar_files, read_cifar
 from fewbytes.data.folders import TEST_NAMES, Labelled, check_inside, labelled_images, subfolders
+from fewbytes.data.frames import Table
 from fewbytes.data.images import Item
+from fewbytes.data.schema import Schema
 
 LABEL_NAMES = ("label", "labels", "fine_label")
 CHUNK = 256  # images handed to a decoding thread at a time
@@ -110,28 +113,20 @@ def _read_parquet(folder: Path, files: Files) -> tuple[dict[str, Encoded], tuple
     try:
         schema = pq.read_schema(files["train"][0])
         image, label, classes = _columns(schema, files["train"][0])
-        encoded, columns = {}, {}
+        encoded, found = {}, {}
         for split, paths in files.items():
             column = pa.chunked_array([c for p in paths for c in read_parquet(p, [label]).column(0).chunks])
-            column = column.cast(pa.string()) if _is_text(column.type) else column
-            if column.null_count:
+            table = Table(str(paths[0]), pa.table({label: column}), Schema(target=(label,), missing_marks=()))
+            found[split] = table.categories(label)
+            if missing := int((found[split][0] < 0).sum()):
                 raise UserError(
-                    f"{paths[0]} has {column.null_count} samples without a label; remove them",
-                    told=f"a Parquet file has {column.null_count} samples without a label; remove them",
+                    f"{paths[0]} has {missing} samples without a label; remove them",
+                    told=f"a Parquet file has {missing} samples without a label; remove them",
                 )
-            columns[split] = column.to_numpy()
-        if columns["train"].dtype == object:  # text: classes are those of the training samples, in order
-            classes = tuple(sorted(set(columns["train"])))
-            if strange := sorted(set().union(*columns.values()) - set(classes)):
-                raise UserError(
-                    f"{folder} has labels for testing that are not there for training: {listed(strange)}",
-                    told=f"{len(strange)} labels of Parquet files are there for testing and not for training",
-                )
-            number = {name: i for i, name in enumerate(classes)}
-            columns = {split: np.array([number[name] for name in names]) for split, names in columns.items()}
+        columns, named = _class_numbers(folder, found, schema.field(label).type)
+        classes = named or classes
         for split, paths in files.items():
-            labels = columns[split].astype(np.int64)
-            encoded[split] = Encoded(_parquet_chunks(paths, image), labels, paths[0])
+            encoded[split] = Encoded(_parquet_chunks(paths, image), columns[split], paths[0])
     except (pa.ArrowException, KeyError) as error:
         raise UserError(f"{folder} has a Parquet file that cannot be read: {' '.join(str(error).split())}") from error
     highest = max(int(e.labels.max(initial=-1)) for e in encoded.values())
@@ -142,6 +137,35 @@ def _read_parquet(folder: Path, files: Files) -> tuple[dict[str, Encoded], tuple
     return encoded, classes
 
 
+def _class_numbers(
+    folder: Path, found: dict[str, tuple[NDArray[np.int64], list[str]]], kind: pa.DataType
+) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
+    """Labels by split as numbers of classes, and the names of these; none if labels are numbers, also written as texts
+    or floats. `found`: by split which of several texts each label is. Raises UserError for labels that are none."""
+    texts = sorted({text for _, several in found.values() for text in several})
+    numbers = all(re.fullmatch(r"\d+" if _is_text(kind) else r"-?\d+", text) for text in texts)
+    classes: tuple[str, ...] = ()
+    if numbers:
+        number = {text: int(text) for text in texts}
+    elif pa.types.is_floating(kind):
+        raise UserError(
+            f"{folder} has labels that are no whole numbers: give numbers of classes, or their names",
+            told="a Parquet file has labels that are no whole numbers: give numbers of classes, or their names",
+        )
+    else:  # classes are those of the training samples, in order
+        classes = tuple(sorted(set(found["train"][1])))
+        number = {text: i for i, text in enumerate(classes)}
+    if strange := sorted(set(texts) - set(number)):
+        raise UserError(
+            f"{folder} has labels for testing that are not there for training: {listed(strange)}",
+            told=f"{len(strange)} labels of Parquet files are there for testing and not for training",
+        )
+    return {
+        split: np.array([number[text] for text in several], dtype=np.int64)[codes]
+        for split, (codes, several) in found.items()
+    }, classes
+
+
 def _columns(schema: pa.Schema, path: Path) -> tuple[str, str, tuple[str, ...]]:
     """Names of the image and the label column, and the names of the classes, if the schema has them."""
     metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -150,7 +174,7 @@ def _columns(schema: pa.Schema, path: Path) -> tuple[str, str, tuple[str, ...]]:
     images = [field.name for field in schema if holds_images(field.type)]
     labels = [name for name in (*LABEL_NAMES, *named) if name in schema.names and _is_label(schema.field(name).type)]
     if not labels or not images:
-        label = "a label column of integers or text (label, labels, fine_label)"
+        label = "a label column of numbers or text (label, labels, fine_label)"
         wanted = label if images else "an image column (image, img)"
         columns = ", ".join(f"{field.name} ({field.type})" for field in schema)
         raise UserError(f"{path} has no {wanted.partition(' ')[2]}; found the columns {columns}")
@@ -158,7 +182,7 @@ def _columns(schema: pa.Schema, path: Path) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _is_label(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind)) or _is_text(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)) or _is_text(kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:

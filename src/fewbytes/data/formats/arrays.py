@@ -19,15 +19,19 @@ from fewbytes.base.errors import UserError, listed, one_line
 from fewbytes.base.extras import is_there
 from fewbytes.base.unfolded import check_unfolded
 from fewbytes.data.clients import Dataset, split_off_test
+from fewbytes.data.columns import FEW
 from fewbytes.data.folders import check_inside
 from fewbytes.data.split import Kind, Split, Targets
 
 SUFFIXES = (".npz", ".npy", ".h5", ".hdf5")
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test", "val": "val", "valid": "val",
-          "validation": "val"}  # fmt: skip
+          "validation": "val", "dev": "val"}  # fmt: skip
 SAMPLES = ("images", "image", "x", "data", "samples", "signals", "features", "imgs")
 LABELS = ("labels", "label", "y", "targets", "target")
-_NAME = re.compile(r"[a-z]+")
+PICTURES = (np.uint8, np.uint16, np.uint32)
+"""Types of pixels: arrays of these with two axes or more for a sample are pictures or volumes."""
+CHUNK = 1000  # samples looked through at a time
+_NAME = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 Arrays = Mapping[str, Callable[[], NDArray[Any]]]  # by name, each read when it is asked for
 
@@ -43,39 +47,45 @@ def read_arrays(name: str, place: Path, only_test: bool = False) -> Dataset:
     """The data set in a file or folder of arrays.
 
     Samples are called as one of SAMPLES and labels as one of LABELS, alone or with a split's name before or behind
-    (`train_images`, `x_test`); MedMNIST's files are so, and Keras's. uint8 samples of two or three axes are pictures
-    (height, width) or (height, width, channels), three equal axes volumes; other whole numbers stay, floats become
-    float32. Labels (n,) or (n, 1) of whole numbers are classes, (n, k) of 0 and 1 labels, floats numbers. Without test
-    samples, those for validation, else a fifth of each class, is for testing. Raises UserError.
+    (`train_images`, `x_test`), or in groups of HDF5 called so; MedMNIST's files are so, and Keras's. Samples of
+    PICTURES and two or three axes are pictures (height, width) or (height, width, channels), three equal axes volumes;
+    those of uint16 and uint32 are divided by the highest of their type, as images are. All other numbers become float32
+    as they are. Labels (n,) or (n, 1) of whole numbers, or of floats that are at most FEW whole ones, are classes,
+    (n, k) of 0 and 1 labels, other floats numbers. Without test samples, those for validation, else a fifth of each
+    class, is for testing. Raises UserError.
     """
     with _opened(place) as arrays:
         parts = _parts(arrays)
         if not parts.get("train") and not (only_test and parts):
+            found = f"the arrays {listed(list(arrays))}" if arrays else "no arrays"
             raise UserError(
-                f"{place} has the arrays {listed(list(arrays))}: call samples {listed(SAMPLES)}, and labels "
-                f"{listed(LABELS)}, with train_ and test_ before where there are splits",
+                f"{place} has {found}: call samples {listed(SAMPLES)}, and labels {listed(LABELS)}, with train_ and "
+                "test_ before where there are splits",
                 told="its arrays are not called as samples and labels are",
             )
-        splits = {split: _split(place, arrays, *names) for split, names in parts.items()}
-    test = splits.get("test") or splits.get("val")
-    train = splits.get("train")
+        splits = _splits(place, arrays, parts)
+        used = {name for names in parts.values() for name in names}
+        left = [name for name in arrays if name not in used]
+    test, train = splits.get("test") or splits.get("val"), splits.get("train")
+    if "test" in splits and "val" in splits:
+        left += parts["val"]
     if only_test or train is None:
         whole = test or train
         assert whole is not None
         train, test = whole.take([]), whole
     elif test is None:
         train, test = split_off_test(train)
-    note = ", ".join(f"{len(split)} samples for {split}" for split in splits)
+    found = f"arrays of shape {train.shape}, {np.asarray(train.x).dtype}: {len(train)} samples for training"
+    note = f"{found}, {len(test)} for testing" + (f"; passed over: {listed(left)}" if left else "")
     classes, groups = _classes(train, test)
-    kind = np.asarray(train.x).dtype
-    return Dataset(name, train, test, classes, groups, notes=(f"arrays of shape {train.shape}, {kind}: {note}",))
+    return Dataset(name, train, test, classes, groups, notes=(note,))
 
 
 def _parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """By split the names of its samples and of its labels, where both are there."""
     found: dict[str, dict[str, str]] = {}
     for name in names:
-        words = _NAME.findall(name.lower())
+        words = [word.lower() for word in _NAME.findall(name)]
         split = next((SPLITS[word] for word in words if word in SPLITS), "train")
         rest = [word for word in words if word not in SPLITS]
         for role, known in (("samples", SAMPLES), ("labels", LABELS)):
@@ -84,26 +94,38 @@ def _parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     return {split: (each["samples"], each["labels"]) for split, each in found.items() if len(each) == 2}
 
 
-def _split(place: Path, arrays: Arrays, samples: str, labels: str) -> Split:
-    x, y = arrays[samples](), arrays[labels]()
-    if len(x) != len(y):
-        raise UserError(
-            f"{place}: {samples} has {len(x)} samples and {labels} {len(y)}: give one label a sample",
-            told=f"an array has {len(x)} samples and its labels are {len(y)}",
-        )
-    if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
-        text = f"{place}: {samples} is {x.dtype}, {labels} {y.dtype}: give numbers"
-        raise UserError(text, told="arrays are no numbers")
-    return Split(_samples(x), *_targets(y))
+def _splits(place: Path, arrays: Arrays, parts: Mapping[str, tuple[str, str]]) -> dict[str, Split]:
+    read = {split: (arrays[samples](), arrays[labels]()) for split, (samples, labels) in parts.items()}
+    for split, (x, y) in read.items():
+        samples, labels = parts[split]
+        if len(x) != len(y):
+            raise UserError(
+                f"{place}: {samples} has {len(x)} samples and {labels} {len(y)}: give one label a sample",
+                told=f"an array has {len(x)} samples and its labels are {len(y)}",
+            )
+        if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
+            text = f"{place}: {samples} is {x.dtype}, {labels} {y.dtype}: give numbers"
+            raise UserError(text, told="arrays are no numbers")
+        for name, array in ((samples, x), (labels, y)):
+            if not all(np.isfinite(array[i : i + CHUNK]).all() for i in range(0, len(array), CHUNK)):
+                what = "has values that are not finite (NaN or infinite): correct them, or leave those samples out"
+                raise UserError(f"{place}: {name} {what}", told=f"an array {what}")
+    labels_of = {split: y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for split, (_, y) in read.items()}
+    whole = np.unique(np.concatenate([y.ravel() for y in labels_of.values()]))
+    if len(whole) <= FEW and not (whole % 1).any() and all(y.ndim == 1 for y in labels_of.values()):
+        labels_of = {split: y.astype(np.int64) for split, y in labels_of.items()}
+    return {split: Split(_samples(x), *_targets(labels_of[split])) for split, (x, _) in read.items()}
 
 
 def _samples(x: NDArray[Any]) -> NDArray[Any]:
     """Samples with channels first: pictures (n, C, H, W), volumes (n, 1, D, H, W)."""
-    if x.dtype.kind == "b":
-        x = x.astype(np.uint8) * 255 if x.ndim > 2 else x.astype(np.float32)
-    if x.dtype.kind == "f" or x.ndim == 2:
-        x = x.astype(np.float32, copy=False)
-    if x.ndim == 3 and x.dtype == np.uint8:
+    if x.dtype.kind == "b" and x.ndim > 2:
+        x = x.astype(np.uint8) * 255
+    pictures = x.ndim > 2 and x.dtype in PICTURES
+    if x.dtype != np.uint8 or not pictures:
+        most = np.iinfo(x.dtype).max if pictures else 1
+        x = x.astype(np.float32, copy=False) if most == 1 else (x / most).astype(np.float32)
+    if x.ndim == 3 and pictures:
         return x[:, None]
     if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
         return np.moveaxis(x, 3, 1)
@@ -113,7 +135,6 @@ def _samples(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _targets(y: NDArray[Any]) -> tuple[torch.Tensor, None, None, Targets | None]:
-    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     zeros = torch.zeros(len(y), dtype=torch.int64)
     if y.ndim == 1 and y.dtype.kind in "biu":
         if y.size and int(y.min()) < 0:
@@ -158,14 +179,15 @@ def _opened(place: Path) -> Iterator[Arrays]:
 
 
 def _hdf5(place: Path) -> Iterator[Arrays]:
-    """The datasets at the top of an HDF5 file, but those that are links to other files or kept in them."""
+    """The datasets of an HDF5 file and its groups, but those that are links to other files or kept in them."""
     if not is_there("h5py"):
         raise UserError(f"{place}: reading HDF5 needs h5py: pip install 'fewbytes[arrays]'", told="HDF5 needs h5py")
     h5py: Any = importlib.import_module("h5py")
 
     with h5py.File(place, "r") as file:
-        own = [name for name in file if isinstance(file.get(name, getlink=True), h5py.HardLink)]
-        held = {name: file[name] for name in own if isinstance(file[name], h5py.Dataset)}
+        found: list[tuple[str, Any]] = []
+        file.visititems(lambda name, each: found.append((name, each)))  # which follows no links to other files
+        held = {name: each for name, each in found if isinstance(each, h5py.Dataset)}
         held = {name: each for name, each in held.items() if not each.is_virtual and not each.external}
         check_unfolded(place, sum(each.nbytes for each in held.values()))
         yield {name: lambda each=each: np.asarray(each[()]) for name, each in held.items()}  # type: ignore[misc]
