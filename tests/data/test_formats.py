@@ -232,6 +232,16 @@ def test_class_folders_of_volumes(tmp_path):
     assert data.notes[0] == "pixels are floats from 0 to 1.4; NIfTI: as the files' slope and intercept say"
 
 
+def test_volumes_that_differ_in_size_are_to_be_brought_to_one(tmp_path):
+    nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed")
+    (tmp_path / "a").mkdir()
+    for i in (4, 5):
+        nibabel.save(nibabel.Nifti1Image(np.zeros((4, 4, i)), np.eye(4)), tmp_path / "a" / f"{i}.nii")
+    with pytest.raises(UserError, match="bring volumes to one size") as error:
+        load_dataset(str(tmp_path))
+    assert error.value.told == "images differ in size: bring volumes to one size"
+
+
 # Arrays ---------------------------------------------------------------------------------------------------------------
 
 RNG = np.random.default_rng(0)

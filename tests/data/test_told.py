@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,19 @@ def _listed(folder: Path, last: str) -> None:
     (folder / f"{MARK}.csv").write_text("file,y\n" + "\n".join([*rows, last]) + "\n")
 
 
+def _masks_unlike(folder: Path) -> None:
+    _masks(folder / MARK, 1)
+    _masks(folder, 255)
+    (folder / MARK / "train").rename(folder / "test")
+
+
+def _yolo(folder: Path, names: str) -> None:
+    pictures(folder, ("images",))
+    (folder / "labels").mkdir()
+    (folder / "labels" / f"{MARK}_0.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    (folder / "data.yaml").write_text(names)
+
+
 def _remove(path: Path) -> None:
     path.unlink()
 
@@ -178,6 +192,25 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "a mask that is missing": lambda p: (_masks(p), _remove(p / "train" / "masks" / f"{MARK}0.png")),
     "a table of labels": lambda p: _listed(p, f"{MARK}_77.png,1"),
     "labels of another class": lambda p: _listed(p, f"{MARK}_0.png,{MARK}"),
+    "measured labels": lambda p: _listed(p, f"{MARK}_0.png,0.5"),
+    "several tables of labels": lambda p: (
+        _listed(p, f"{MARK}_0.png,1"), shutil.copy(p / f"{MARK}.csv", p / f"{MARK}2.csv")
+    ),
+    "a table of several labels": lambda p: (_listed(p, f"{MARK}_0.png,1"),
+        (p / f"{MARK}.csv").write_text(f"file,{MARK},x\n{MARK}_0.png,p,{MARK}\n{MARK}_1.png,{MARK},q\n")),
+    "several masks": lambda p: (_masks(p), (p / "train" / "masks" / f"{MARK}0_mask.png").write_bytes(png(1))),
+    "masks of other values": _masks_unlike,
+    "masks with names left out": lambda p: (_masks(p), (p / "classes.txt").write_text(f"a\n\n{MARK}\n")),
+    "names of classes left out": lambda p: _yolo(p, f"names:\n  0: {MARK}\n  2: {MARK}2\n"),
+    "an empty label in Parquet": lambda p: (
+        p.mkdir(), pq.write_table(pa.table({"image": [png()] * 2, "label": ["", MARK]}), p / "train-0.parquet")
+    ),
+    "broken labels in Parquet": lambda p: (
+        p.mkdir(), pq.write_table(pa.table({"image": [png()] * 2, "label": [0.5, 1961.5]}), p / "train-0.parquet")
+    ),
+    "arrays that are not finite": lambda p: (
+        p.mkdir(), np.savez(p / f"{MARK}.npz", x=np.full((3, 2), np.nan), y=np.zeros(3))
+    ),
     "COCO": lambda p: (
         (p / "annotations").mkdir(parents=True),
         (p / "annotations" / "instances_train.json").write_text(f'{{"images": ["{MARK}"]}}'),

@@ -171,9 +171,10 @@ def _decode_into(
             pixels = squared(pixels, image_size)
         if pixels.shape[:-1] != x.shape[2:]:
             remedy = "give image_size (--image-size), the pixels a side that all are to have"
+            remedy = remedy if pixels.ndim == 3 else "bring volumes to one size"
             raise UserError(
                 f"{place_of(item, where, i)} is {in_words(pixels.shape[:-1])} pixels large, the first image "
-                f"{in_words(x.shape[2:])}: {remedy if pixels.ndim == 3 else 'bring volumes to one size'}",
+                f"{in_words(x.shape[2:])}: {remedy}",
                 told=f"images differ in size: {remedy}",
             )
         x[i] = np.moveaxis(pixels, -1, 0)
