@@ -188,6 +188,15 @@ def test_pictures_are_turned_about_by_what_their_bits_hold_not_by_what_is_in_the
     assert np.allclose(read(tmp_path / "s.dcm")[..., 0], [[1, -1 / 2047, -2048 / 2047, -8 / 2047]])
 
 
+def test_a_table_of_labels_may_name_dicom(tmp_path):
+    folder = dicoms(tmp_path / "x", CT, {}, CT, {})
+    rows = "".join(f"MEIER{i},{'benign' if i < 2 else 'malignant'}\n" for i in range(4))
+    (folder / "train.csv").write_text("image,dx\n" + rows)
+    data = load_dataset(str(folder))
+    assert data.classes == ("benign", "malignant")
+    assert {float(x) for split in (data.train, data.test) for x in split.load()[0][:, 0, 0, 0]} == {-1024, 0}
+
+
 def test_dicom_called_ima_is_read(tmp_path):
     folder = dicoms(tmp_path / "x", {}, {})
     for path in list(folder.rglob("*.dcm")):

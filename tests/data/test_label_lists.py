@@ -13,6 +13,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.data import client_folders, load_dataset
 from fewbytes.data.clients import Dataset
 from fewbytes.data.schema import Schema
+from fewbytes.experiments.settings import make_experiment
 
 IDS = [f"ISIC_{i:04}" for i in range(12)]
 
@@ -62,6 +63,7 @@ def test_the_target_that_is_named_is_learnt_of_many_columns(tmp_path):
 
 def test_train_csv_beside_pictures_is_their_labels_and_no_table(tmp_path):
     images(tmp_path, [f"train_images/{name}.png" for name in IDS[:10]])
+    images(tmp_path, [f".cache/{name}.png" for name in IDS[:10]])
     frame = pandas.DataFrame({"id_code": IDS[:10], "diagnosis": [i % 2 for i in range(10)]})
     frame.to_csv(tmp_path / "train.csv", index=False)
     frame[["id_code"]].to_csv(tmp_path / "test.csv", index=False)
@@ -155,6 +157,17 @@ def test_group_keeps_rows_of_a_value_together(tmp_path):
     with pytest.raises(UserError, match="same values of 'lesion'") as error:
         read(tmp_path, "dx", group="lesion")
     assert "L2" not in error.value.told
+
+
+def test_a_run_takes_what_is_said_of_a_list(tmp_path):
+    images(tmp_path / "x", [f"{name}.png" for name in IDS])
+    frame = pandas.DataFrame({"file": IDS, "lesion": [f"L{i // 3}" for i in range(12)], "dx": ["a", "b", "?"] * 4})
+    frame.to_csv(tmp_path / "x" / "list.csv", sep="^", index=False)
+    said = {"target": ["dx"], "group": "lesion", "separator": "^", "missing_marks": ["?"]}
+    config = {"method": "fedavg", "dataset": str(tmp_path / "x"), "partition": "iid", "clients": 1}
+    data = make_experiment(config | said).task().data
+    assert data.classes == ("a", "b")
+    assert sum(len(split) for split in (data.clients[0].train, data.test)) == 8
 
 
 @pytest.mark.parametrize(

@@ -393,6 +393,13 @@ def test_masks_of_other_suffixes_and_names_are_found(name, tmp_path):
         load_dataset(str(tmp_path))
 
 
+def test_a_split_without_a_folder_of_masks_is_refused(tmp_path):
+    write_masks(tmp_path, (0, 1))
+    write(tmp_path / "test", {"images/0.png": np.zeros((8, 8, 3), np.uint8)})
+    with pytest.raises(UserError, match=r"0\.png has no mask"):
+        load_dataset(str(tmp_path))
+
+
 def test_images_and_masks_are_turned_alike(tmp_path):
     exif = Image.Exif()
     exif[274] = 6

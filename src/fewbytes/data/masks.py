@@ -195,7 +195,8 @@ def _pairs(place: Path, size: int | None) -> tuple[Pixels, NDArray[np.uint8]]:
 
 
 def _pictures(place: Path) -> list[Path]:
-    return sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and not is_stray(path))
+    """The pictures in a folder, in order; none if it is not there."""
+    return sorted(path for path in place.glob("*") if path.suffix.lower() in SUFFIXES and not is_stray(path))
 
 
 def _mask(file: Path, masks: Mapping[str, list[Path]], place: Path) -> Path:

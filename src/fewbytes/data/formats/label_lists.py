@@ -357,9 +357,10 @@ def _by_name(folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     suffixes = sorted((*SUFFIXES, *dicom.SUFFIXES, *nifti.SUFFIXES), key=len, reverse=True)
     for path in sorted(folder.rglob("*")):
-        whole = path.relative_to(folder).as_posix().lower()
+        inside = path.relative_to(folder)
+        whole = inside.as_posix().lower()
         suffix = next((each for each in suffixes if whole.endswith(each)), None)
-        if suffix is None or is_stray(path):
+        if suffix is None or is_stray(path) or any(map(is_stray, inside.parents[:-1])):
             continue
         paths |= {whole: path, whole.removesuffix(suffix): path}
         for name in {path.name.lower(), path.name.lower().removesuffix(suffix)}:
