@@ -82,8 +82,8 @@ def load_dataset(
 
     Images are uint8 (C, H, W), or float32 if deeper; grey if all are, else RGB. With `image_size` the shorter side is
     scaled to so many pixels and the middle of the longer one taken; without it all must be of one size. A folder in
-    COCO's format (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed to
-    `image_size` (SIZE unless given). Of a table `schema` says what its columns mean, or only what is asked of it
+    COCO's format (`coco:<path>`, or any with `annotations/instances_*.json`) is read as `read_coco` does, letter-boxed
+    to `image_size` (SIZE unless given). Of a table `schema` says what its columns mean, or only what is asked of it
     (`read_table`), and `uncertain` what uncertain labels of images are. With `only_test` a folder may have no training
     samples. Raises UserError if there is no such data set, it has no labels or a link out of its folder, its images
     differ in size, one cannot be decoded, or a table is not as the schema says.
