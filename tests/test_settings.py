@@ -22,6 +22,7 @@ OTHER: dict[str, Any] = {
     "dataset": "cells", "image_size": 32, "masks": True, "part": 0.5, "public": "cifar10", "augment": "crop-flip",
     "backdoor": 2, "target": ["y", "z"], "missing": "drop", "group": "patient", "uncertain": "one",
     "leave_out": ["id"], "columns": ["x", "y z"], "missing_marks": ["NA", "-999"], "limits": "half", "decimal": "comma",
+    "categories": ["k"],
     "date_order": "day-first", "encoding": "utf-16", "separator": ";", "sheet": "north",
     "text": "words", "length": 64, "tokenizer": "cut",
     "schema": {"target": ["y"], "learns": "numbers", "numbers": {"y": [0.5, 2.0]}},

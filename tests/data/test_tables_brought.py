@@ -115,6 +115,23 @@ def test_ids_above_2_to_53_are_told_apart():
     assert features(table({"x": [start + (i * 17) % 101 for i in range(ROWS)], "y": Y}, "y")) == ("x",)
 
 
+def test_integers_above_2_to_53_stay_apart_as_classes_and_as_groups(tmp_path):
+    start = 2**60
+    codes = [start + i % 3 for i in range(ROWS)]
+    for values in (codes, [*map(str, codes)], np.array(codes, dtype=np.uint64) + np.uint64(2**63)):
+        data = table({"lab": LAB, "y": values}, "y")
+        assert data.classes == tuple(str(v) for v in sorted(set(map(int, values))))
+        assert torch.bincount(torch.cat([data.train.labels, data.test.labels])).tolist() == [14, 13, 13]
+    pandas.DataFrame({"lab": LAB, "y": [10**25 + i % 3 for i in range(ROWS)]}).to_csv(tmp_path / "a.csv", index=False)
+    assert load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",))).classes == tuple(
+        str(10**25 + i) for i in range(3)
+    )
+    grouped = {"who": [start + i % 20 for i in range(ROWS)], "x": [i % 20 + 0.5 for i in range(ROWS)], "y": Y}
+    data = table(grouped, "y", schema=Schema(group="who"))
+    train, test = ({round(float(v), 4) for v in split.load()[0][:, 0]} for split in (data.train, data.test))
+    assert (len(train), len(test), train & test) == (16, 4, set())
+
+
 # Numbers written otherwise --------------------------------------------------------------------------------------------
 
 
@@ -208,6 +225,122 @@ def test_a_number_far_from_all_others_is_refused_until_the_user_decides(tmp_path
     assert done.returncode == 0, done.stderr
 
 
+def numbered(values: list[str], rows: int = 200) -> dict[str, list]:
+    """Columns of which one has numbers with a point and, in three of ten rows, those values."""
+    few = iter(values * rows)
+    x = [next(few) if i % 10 in (1, 4, 8) else f"{i * 37 % 59 / 10}" for i in range(rows)]
+    return {"x": x, "lab": [i % 7 + 0.5 for i in range(rows)], "y": [0, 1] * (rows // 2)}
+
+
+@pytest.mark.parametrize("odd", [["neg"], ["<LOD"], ["unknown"], ["none", "not done"], ["#DIV/0!"], ["12%"], ["(5.1)"]])
+def test_a_column_that_is_mostly_numbers_is_never_categories_until_the_user_says_so(odd):
+    columns = numbered(odd)
+    with pytest.raises(fb.UserError, match=r"'x', row 2 .* is no number.*--missing-marks.*--categories") as error:
+        table(columns, "y")
+    assert odd[0] not in (error.value.told or odd[0])
+    named = table(columns, "y", schema=Schema(missing_marks=("NA", *odd), missing="drop"))
+    assert features(named) == ("x", "lab")
+    said = table(columns, "y", schema=Schema(categories={"x": ()}))
+    assert f"x={odd[0]}" in features(said)
+    numbers = len({*columns["x"]} - {*odd})
+    about = "which seem to be numbers with a unit" if odd == ["12%"] else f"{numbers} of them numbers"
+    assert f"{numbers + len(odd)} categories in 'x', {about}" in said.notes[0]
+    other = columns | {"x": [*columns["x"][2:], *columns["x"][:2]]}  # a site's own shares change nothing
+    assert features(table(other, schema=said.schema)) == features(said)
+
+
+def test_a_column_whose_different_values_are_mostly_numbers_is_one_of_numbers():
+    x = [f"{i / 10}" if i % 5 == 0 else "neg" for i in range(ROWS * 5)]  # in a fifth of the rows
+    with pytest.raises(fb.UserError, match=r"'x', row 2 .*'neg' is no number, as the column's other 40 values"):
+        table({"x": x, "lab": LAB * 5, "y": Y * 5}, "y")
+
+
+def test_few_whole_numbers_among_texts_are_categories_and_that_is_said():
+    data = table({"x": ["0", "1", "2", "unknown"] * 10, "size": ["0.5 mg", "1 mg"] * 20, "y": Y}, "y")
+    assert features(data) == ("x=0", "x=1", "x=2", "x=unknown", "size=0.5 mg", "size=1 mg")
+    assert "4 categories in 'x', 3 of them numbers" in data.notes[0]
+    assert "2 categories in 'size', which seem to be numbers with a unit" in data.notes[0]
+    ages = table({"age": ["<20", "20-39", "40-59", ">60"] * 10, "y": Y}, "y")
+    assert len(features(ages)) == 4
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("{}%", "numbers with a unit"),
+        ("{}.5 mmol/l", "numbers with a unit"),
+        ("€ {}", "numbers with a unit"),
+        ("${},000", "numbers with a unit"),
+        ("{}:30", "times of day"),
+        ("{:02}/01/20", "dates"),
+        ("{:02}/13/2020 3:04 PM", "dates"),
+    ],
+)
+@pytest.mark.parametrize("every", [30, 200])
+def test_numbers_and_dates_that_cannot_be_read_are_no_categories(how, what, every):
+    columns = {"x": [how.format(i * 7 % every) for i in range(200)], "y": Y * 5}
+    with pytest.raises(fb.UserError, match=rf"'x' seems to hold {what}.*--categories") as error:
+        table(columns, "y")
+    assert columns["x"][0] not in (error.value.told or columns["x"][0])
+    if every == 30:
+        assert len(features(table(columns, "y", schema=Schema(categories={"x": ()})))) == 30
+
+
+def test_categories_of_pandas_are_such_unless_they_are_decimals():
+    def of(values: list[str]) -> tuple[str, ...]:
+        return features(table(pandas.DataFrame({"x": pandas.Categorical(values), "y": Y}), "y"))
+
+    assert of([f"{i % 7 + 0.5}" for i in range(ROWS)]) == ("x",)
+    assert of(["1", "2"] * 20) == ("x=1", "x=2")
+    assert of(["a", "b"] * 20) == ("x=a", "x=b")
+    with pytest.raises(fb.UserError, match="'neg' is no number"):
+        of(["neg", *(f"{i % 7 + 0.5}" for i in range(ROWS - 1))])
+
+
+def test_columns_are_categories_in_runs_from_the_command_line(tmp_path):
+    frame = pandas.DataFrame({"ward": [i * 7 % 30 for i in range(90)], "lab": [i % 7 + 0.5 for i in range(90)]})
+    frame.assign(y=[0, 1] * 45).to_csv(tmp_path / "a.csv", index=False)
+    said = {"method": "fedavg", "dataset": str(tmp_path / "a.csv"), "target": ["y"], "clients": 2}
+    said |= {"partition": "iid", "categories": ["ward"]}
+    experiment = make_experiment(said)
+    assert experiment.task().data.test.shape == (31,)
+    assert make_experiment(experiment.settings()).task().data.test.shape == (31,)
+    with pytest.raises(fb.UserError, match=r"no column 'wart' \(did you mean 'ward'\?\).*--categories"):
+        make_experiment(said | {"categories": ["wart"]}).task()
+
+
+@pytest.mark.parametrize(
+    ("values", "marks"),
+    [
+        ([i * 7 % 60 + 20 for i in range(ROWS)], (-9, -99, 999, 8888, 777)),
+        ([i % 5 for i in range(ROWS)], (-9, 99, -8)),
+        ([i % 5 + 0.5 for i in range(ROWS)], (-99, 88)),
+        ([i * 7 % ROWS * 5.0 for i in range(ROWS)], (-9,)),
+        ([0, 1] * 20, (9,)),
+    ],
+)
+def test_marks_of_missing_values_are_found_by_their_distance(values, marks):
+    for found in [*((mark,) for mark in marks), marks]:
+        columns = {"x": [*values, *found], "y": [0, 1] * (len(values) // 2) + [0] * len(found)}
+        named = ",".join(map(str, sorted(found)))
+        with pytest.raises(fb.UserError, match=rf"is far from all other values.*--missing-marks NA,{named}\)"):
+            table(columns, "y")
+        taken = Schema(missing="drop", missing_marks=("NA", *map(str, found)))
+        assert whole(table(columns, "y", schema=taken), "x") == sorted(values)
+        kept = table(columns, "y", schema=Schema(missing_marks=("NA",)))
+        assert f"{', '.join(map(str, sorted(found)))} far from all others in 'x'" in kept.notes[0]
+
+
+def test_no_mark_is_what_lies_among_others_or_where_the_servers_values_do():
+    for x in ([*range(-20, 19), -9], [*range(60, 99), 99], [i % 4 for i in range(39)] + [9]):
+        assert "x" in features(table({"x": [v + 0.0 for v in x], "y": Y}, "y", columns=["x"]))
+    server = table({"x": [i * 2 % 101 + 0.5 for i in range(200)], "y": [i % 100 for i in range(200)]}, "y")
+    old = {"x": [80.5, 81.5, 82.5, 99.0] * 10, "y": [1.0, 2.0] * 20}
+    assert len(table(old, schema=server.schema).train) == 32
+    digits = table({"x": LAB, "y": [i % 10 for i in range(ROWS)]}, "y")
+    assert table({"x": LAB, "y": [0, 9] * 20}, schema=digits.schema).classes == ("0", "9")  # a site's two classes
+
+
 def test_values_under_a_limit_are_refused_until_the_user_says_what_to_take():
     columns = {"x": ["<0,5", "≤ 0,5", ">100", *(f"{i},25" for i in range(37))], "y": Y}
     with pytest.raises(
@@ -238,6 +371,12 @@ def test_many_categories_are_said():
         (["2.1.1970", "01.01.1971"], [1, 365]),
         (["02/01/1970", "31/01/1970"], [1, 30]),
         (["01/02/1970", "01/31/1970"], [1, 30]),
+        (["02-Jan-1970", "1-JAN-1971"], [1, 365]),
+        (["2. Januar 1970", "1. Jan. 1971"], [1, 365]),
+        (["January 2, 1970", "Mar 1 1970"], [1, 59]),
+        (["2 Mai 1970", "2 mai 1971"], [121, 486]),
+        (["02.01.1970 12:00", "31.12.1970 00:00:00"], [1.5, 364]),
+        (["19700102", "19710101"], [1, 365]),
     ],
 )
 def test_dates_are_days_since_1970(texts, days, tmp_path):
@@ -259,6 +398,24 @@ def test_days_and_months_that_may_be_either_are_refused_until_the_user_decides()
         table({"visit": ["13/01/1970", "01/13/1970"] * 10, "y": [0, 1] * 10}, "y")
     with pytest.raises(fb.UserError, match="'1970-02-30' is no date that exists"):
         table({"visit": ["1970-02-30", "1970-02-01"] * 10, "y": [0, 1] * 10}, "y")
+
+
+def test_whole_numbers_that_are_all_dates_are_dates_and_others_are_not():
+    moments = pandas.date_range("2019-01-01", periods=ROWS, freq="17D")
+    written = [int(f"{moment:%Y%m%d}") for moment in moments[::-1]]
+    data = table({"seen": [*written[1:], None], "y": Y}, "y", schema=Schema(missing="drop"))
+    assert whole(data, "seen") == sorted(((moments - pandas.Timestamp(0)) / pandas.Timedelta(days=1))[:-1])
+    assert "days since 1970 of 'seen'" in data.notes[0]
+    site = table({"seen": [f"{moment:%d.%m.%Y}" for moment in moments], "y": Y}, schema=data.schema)
+    assert whole(site, "seen")[0] == 17897
+    with pytest.raises(fb.UserError, match="'seen' has no dates, as the run's table has"):
+        table({"seen": [5, 6], "y": [0, 1]}, schema=data.schema)
+    for odd in (20200231, 20201301, 18991231, 20200101.5):
+        plain = table({"seen": [*written[:-1], odd], "y": Y}, "y", columns=["seen"])
+        assert plain.schema.dates == ()
+        assert whole(plain, "seen")[-1] > 2e7
+    with pytest.raises(fb.UserError, match="'2 Foo 2020' is no date"):
+        table({"seen": ["2 Jan 2020", "3 Jan 2020", "2 Foo 2020", ""] * 10, "y": Y}, "y", schema=Schema(missing="drop"))
 
 
 # What is told of figures, and classes at sites ------------------------------------------------------------------------
@@ -304,10 +461,22 @@ def test_bytes_are_pictures_only_if_they_look_like_such(items):
         ([1, 2], ["01", "02"], ("1", "2")),
         ([1.0, 2.0], [1, 2], ("1", "2")),
         (["01", "unknown"], ["1", "unknown"], ("1", "unknown")),
+        (["+1", "-1"], ["1", "-1.0"], ("-1", "1")),
+        (["1.0e0", "0"], [1.0, 0.0], ("0", "1")),
+        ([1e16, 2e16], ["1e16", "20000000000000000"], ("10000000000000000", "20000000000000000")),
+        (["1,250.5", "2,500.0"], ["1250.5", "2500"], None),
+        (["1'000", "2'000"], [1000, 2000], ("1000", "2000")),
+        (["2020-01-01", "2021-01-01"], [20200101, 20210101], ("2020-01-01", "2021-01-01")),
+        (["01.01.2020", "31.12.2020"], ["2020-01-01", "2020-12-31"], ("2020-01-01", "2020-12-31")),
+        ([2**60, 2**60 + 1], [str(2**60), f"+{2**60 + 1}"], (str(2**60), str(2**60 + 1))),
+        (["+1", "unknown"], ["1.0", "unknown"], ("1", "unknown")),
     ],
 )
 def test_classes_are_the_same_however_they_are_written(server, site, classes, tmp_path):
     mine = table({"x": LAB, "y": server * 20}, "y")
+    if classes is None:  # numbers are learnt
+        assert mine.learns == "numbers"
+        return
     assert mine.classes == classes
     theirs = table({"x": LAB, "y": site * 20}, schema=mine.schema)
     assert theirs.numbered(mine.classes).train.labels.tolist() == mine.train.labels.tolist()

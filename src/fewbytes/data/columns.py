@@ -1,20 +1,26 @@
-"""Columns of text understood: numbers however they are written, dates, limits of detection, and missing values."""
+"""Columns of text understood: numbers however they are written, limits of detection, and missing values."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fewbytes.data.schema import Schema
+from fewbytes.data import dates
+from fewbytes.data.schema import Schema, Unclear
 
-NEARLY = 0.9  # a column of text with this share of numbers is one of numbers, some of which are wrong
+NEARLY, HALF = 0.9, 0.5
+"""A column of text with this share of numbers is one of numbers, some of which are wrong: NEARLY, where these are few
+and may be categories, else HALF."""
 FEW = 20  # whole numbers of so many values at most are classes; of more they are numbers
+MOST_EXACT = 10**18  # of numbers with a point, that are written as whole ones
+HANDFUL = 5  # different numbers, whole or not, that may be categories among texts
+UNITS = 5  # different units of numbers in a column
 WHITE = " \t\r\n\u00a0\u202f\ufeff"
 
 PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -26,17 +32,8 @@ THOUSAND_COMMAS = r"^[+-]?[1-9]\d{0,2}((,\d{3})+\.\d+|(,\d{3}){2,})$"
 THOUSAND_POINTS = r"^[+-]?[1-9]\d{0,2}((\.\d{3})+,\d+|(\.\d{3}){2,})$"
 LIMIT = "^([<>]=?|[≤≥])\\s*"
 UNDER = "^(<=?|≤)"
-ISO_DATE = r"^\d{4}[-/]\d{2}[-/]\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?$"
-DATE = r"^(\d{1,2})[./-](\d{1,2})[./-](\d{4})$"
-SECONDS_A_DAY = 86_400
-
-
-class Unclear(Exception):
-    """A column that could be read in two ways, or has values that need the user's choice: what, and the remedy."""
-
-    def __init__(self, what: str, remedy: str, rows: NDArray[np.bool_] | None = None, told: str = "") -> None:
-        super().__init__(what)
-        self.what, self.remedy, self.rows, self.told = what, remedy, rows, told
+MEASURED = "^(?i:[~€$£¥]|(?:eur|usd|chf|gbp) )? ?[+-]?\\d[\\d.,' ]*( ?[%‰€$£¥°a-zA-Zµμ²³/^]+( [a-zA-Z/]{1,3})?)?$"
+CLOCK = r"(?i)^\d{1,2}:\d{2}(:\d{2})?( ?[ap]\.?m\.?)?$"
 
 
 @dataclass(frozen=True)
@@ -50,9 +47,8 @@ class Texts:
     @classmethod
     def of(cls, column: pa.ChunkedArray, schema: Schema) -> Texts:
         """Of a column of strings or of a dictionary of such; what stands for a missing value is none."""
-        if not pa.types.is_dictionary(column.type):
-            column = pc.utf8_trim(column.cast(pa.large_string()), characters=WHITE).dictionary_encode()
-        whole = column.combine_chunks()
+        column = pc.utf8_trim(column.cast(pa.large_string()), characters=WHITE)
+        whole = column.dictionary_encode().combine_chunks()
         whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
         codes: NDArray[np.int64] = pc.fill_null(whole.indices.cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
         values = whole.dictionary.cast(pa.large_string())
@@ -96,6 +92,16 @@ class Texts:
         return self.like(LIMIT) & (self._pointed | self._comma)
 
     @cached_property
+    def stand(self) -> bool:
+        """Whether categories are these as they stand there, neither numbers with commas or limits nor dates."""
+        return not self.dates.all() and bool(self.like(PLAIN).all() or not self.numbers.all())
+
+    @cached_property
+    def commas(self) -> bool:
+        """Whether some numbers have a comma."""
+        return bool((self.numbers & self.like(",")).any())
+
+    @cached_property
     def numbers(self) -> NDArray[np.bool_]:
         """Which values are numbers, with points or commas, or limits of such."""
         return self._pointed | self._comma
@@ -103,7 +109,7 @@ class Texts:
     @cached_property
     def _bare(self) -> pa.Array:
         """Values without the marks of limits, and the spaces and apostrophes between thousands."""
-        bare = pc.replace_substring_regex(self.values, LIMIT, "")
+        bare = pc.replace_substring(pc.replace_substring_regex(self.values, LIMIT, ""), "\u2212", "-")
         spaced = pc.match_substring_regex(bare, SPACED)
         return pc.if_else(spaced, pc.replace_substring_regex(bare, "[ '\u2019\u00a0\u202f]", ""), bare)
 
@@ -137,20 +143,46 @@ class Texts:
         """Whether these are all "booleans", are mostly "dates", are mostly "numbers", or else "texts"."""
         if self.known and self.share(self.like(r"(?i)^(true|false)$")) == 1:
             return "booleans"
-        if self.share(self.dates) >= NEARLY:
+        if self.known and self.share(self.dates) >= HALF:
             return "dates"
         share = self.share(self.numbers)
         if self.known and share == 1:
             return "numbers"
-        whole = self.like(WHOLE)
-        rare = len(self.values) > self.known / 2
-        few = not (self.numbers & ~whole).any() and int(whole.sum()) <= FEW
-        return "numbers" if share >= NEARLY and (rare or not few or self.limits.any()) else "texts"
+        if self.few:
+            rare = len(self.values) > self.known / 2
+            return "numbers" if share >= NEARLY and (rare or not self.whole or self.limits.any()) else "texts"
+        return "numbers" if self._most(self.numbers) else "texts"
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether all that are numbers are whole ones."""
+        return not (self.numbers & ~self.like(r"^[+-]?\d+(\.0*)?$", self._bare)).any()
+
+    @cached_property
+    def few(self) -> bool:
+        """Whether the numbers are so few that they may be categories among texts."""
+        return int(self.numbers.sum()) <= (FEW if self.whole else HANDFUL)
+
+    @cached_property
+    def seem(self) -> str:
+        """What most of these texts seem to be that is written so that it cannot be read; nothing if they are texts."""
+        measured = self.like(MEASURED) & ~self.numbers
+        if measured.any() and self._most(measured | self.numbers):
+            units = pc.replace_substring_regex(self.values.filter(pa.array(measured)), "[\\d.,' +-]", "")
+            if len(pc.unique(units)) <= UNITS:
+                return "numbers with a unit or a sign"
+        if self._most(self.like(CLOCK)):
+            return "times of day"
+        return "dates" if self._most(self.like(dates.OTHERWISE) | self.dates) else ""
+
+    def _most(self, which: NDArray[np.bool_]) -> bool:
+        """Whether in most rows, or of most different values, these are."""
+        return bool(len(which)) and bool(self.share(which) >= HALF or which.mean() >= HALF)
 
     @cached_property
     def dates(self) -> NDArray[np.bool_]:
         """Which values are dates."""
-        return self.like(ISO_DATE) | self.like(DATE)
+        return dates.are_dates(self.values)
 
     def as_booleans(self) -> NDArray[np.float64]:
         """Rows as 1 for true and 0 for false."""
@@ -163,8 +195,11 @@ class Texts:
         if wrong.any():
             count = self.known - int(self.counts[wrong].sum())
             what = f"is no number, as the column's other {count} values are" if count else "is no number"
-            remedy = "correct it, name it if it stands for a missing value (--missing-marks), or leave the column out"
-            raise Unclear(what, f"{remedy} (--leave-out)", self.rows(wrong), f"a value that is no number: {remedy}")
+            remedy = (
+                "correct it (units and % belong in the column's name), name it if it stands for a missing value "
+                "(--missing-marks), say that the column holds categories (--categories), or leave it out (--leave-out)"
+            )
+            raise Unclear(what, remedy, wrong, f"a value that is no number: {remedy}")
         decimal = self._decimal(others)
         bare = self._bare
         if decimal == "comma":
@@ -180,7 +215,7 @@ class Texts:
                     "is a limit, such as one of detection, not a value",
                     "say what to take for such: half of the limit, the limit, or a missing value (--limits "
                     "half|value|missing)",
-                    self.rows(self.limits),
+                    self.limits,
                 )
             if how == "half":
                 made[self.limits & self.like(UNDER)] /= 2
@@ -194,7 +229,7 @@ class Texts:
         if how != "found":
             allowed = self._comma if how == "comma" else self._pointed
             if not allowed.all():
-                raise Unclear(f"is no number with a decimal {how}", "correct it", self.rows(~allowed))
+                raise Unclear(f"is no number with a decimal {how}", "correct it", ~allowed)
             return how
         if len(self.surely) > 1:
             raise Unclear(
@@ -218,65 +253,18 @@ class Texts:
         """Rows as days since 1970. Raises Unclear for what is no date, and for days and months that may be either."""
         wrong = ~self.dates
         if wrong.any():
-            raise Unclear("is no date, as the column's others are", "correct it or leave it empty", self.rows(wrong))
-        texts = self.values
-        mixed = self.like(DATE)
-        if mixed.any():
-            texts = self._iso(mixed)
-        texts = pc.replace_substring_regex(texts, r"^(\d{4})/(\d{2})/(\d{2})", r"\1-\2-\3")
-        try:
-            zoned = self.like(r"(Z|[+-]\d{2}:?\d{2})$").any() and self.like(":").any()
-            times = texts.cast(pa.timestamp("us", "UTC" if zoned else None))
-        except pa.ArrowException:
-            bad = np.array([not _is_time(text) for text in texts])
-            raise Unclear("is no date that exists", "correct it or leave it empty", self.rows(bad)) from None
-        micro = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        return self.spread(micro / (SECONDS_A_DAY * 1e6))
-
-    def _iso(self, mixed: NDArray[np.bool_]) -> pa.Array:
-        """The values, those with day and month in either order as ISO has them."""
-        pairs = pc.extract_regex(self.values, r"^(?P<a>\d{1,2})[./-](?P<b>\d{1,2})[./-](?P<year>\d{4})$")
-        first, second, year = (pc.struct_field(pairs, name) for name in ("a", "b", "year"))
-        one, two = (pc.fill_null(each.cast(pa.int64()), 0).to_numpy(zero_copy_only=False) for each in (first, second))
-        order = self.schema.date_order
-        if order == "found":
-            dotted = bool((mixed & self.like(r"\.")).any())
-            day_first, month_first = bool((one[mixed] > 12).any()) or dotted, bool((two[mixed] > 12).any())
-            if day_first == month_first:
-                value = self.values[int(mixed.argmax())].as_py()
-                what = "has dates with the day first and others with the month first"
-                told = what if day_first else "has dates whose day and month may be either"
-                shown = what if day_first else f"has dates like {value!r}, whose day and month may be either"
-                raise Unclear(shown, "say which: --date-order day-first or month-first", told=told)
-            order = "day-first" if day_first else "month-first"
-        day, month = (first, second) if order == "day-first" else (second, first)
-        day, month = (pc.utf8_lpad(each, 2, "0") for each in (day, month))
-        return pc.if_else(
-            pa.array(mixed),
-            pc.binary_join_element_wise(year, month, day, pa.scalar("-", pa.large_string())),
-            self.values,
-        )
-
-
-def as_days(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """A column of dates or times as days since 1970, NaN where there is none."""
-    moments = column.cast(pa.timestamp("us"), safe=False) if pa.types.is_date(column.type) else column
-    moments = pc.cast(moments, pa.timestamp("us", getattr(moments.type, "tz", None)), safe=False).cast(pa.int64())
-    gone = pc.is_null(moments).to_numpy()
-    whole = pc.fill_null(moments, 0).to_numpy() / (SECONDS_A_DAY * 1e6)
-    made: NDArray[np.float64] = np.where(gone, np.nan, whole)
-    return made
+            raise Unclear("is no date, as the column's others are", "correct it or leave it empty", wrong)
+        return self.spread(dates.days_of(self.values, self.schema.date_order))
 
 
 def plain(text: str) -> str:
-    """A class or category as all tables have it: whole numbers without a point and zeros before them, `true` and
+    """A class or category as all tables have it: numbers without signs, points and zeros that say nothing, `true` and
     `false` in small letters."""
-    number = text.removeprefix("-")
-    whole, _, rest = number.partition(".")
-    if whole.isascii() and whole.isdigit() and (not rest or (rest.isascii() and rest.isdigit())):
-        kept, rest = whole.lstrip("0") or "0", rest.rstrip("0")
-        value = kept + ("." + rest if rest else "")
-        return value if value == "0" or len(number) == len(text) else f"-{value}"
+    if re.match(WHOLE, text, re.ASCII):
+        return str(int(text))
+    if re.match(PLAIN, text, re.ASCII):
+        value = float(text)
+        return str(int(value)) if value.is_integer() and abs(value) < MOST_EXACT else repr(value)
     return text.lower() if text.lower() in ("true", "false") else text
 
 
@@ -286,11 +274,3 @@ def is_number(text: str) -> bool:
         return bool(np.isfinite(float(text)))
     except ValueError:
         return False
-
-
-def _is_time(text: Any) -> bool:
-    try:
-        text.cast(pa.timestamp("us"))
-    except pa.ArrowException:
-        return False
-    return True

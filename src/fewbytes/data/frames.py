@@ -17,12 +17,16 @@ from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.named import elsewhere
-from fewbytes.data.columns import Texts, Unclear, as_days, is_number, plain
-from fewbytes.data.schema import USUAL_MARKS, Schema, no_column, refused
+from fewbytes.data import dates
+from fewbytes.data.columns import Texts, is_number, plain
+from fewbytes.data.schema import NOT_SCALED, USUAL_MARKS, Schema, Unclear, no_column, refused
 
-SUSPICIOUS = (-99999, -9999, -999, 9999, 99999, 999999)
+MARKS = sorted(
+    {9, *(-int(d * n) for d in "789" for n in range(1, 9)), *(int(d * n) for d in "789" for n in range(2, 9))}
+)
 """Numbers that often stand for a missing value."""
-APART = 2  # times the range of all other values, of such a number from them
+APART = 2  # times the range of all other values, and 1 at least, of such a number from them
+USUAL = 3  # standard deviations from the mean of the run's table, within which values are no marks
 
 SHORT = 100_000  # rows; of a table with fewer, which may have many columns, numbers are converted once
 
@@ -44,6 +48,13 @@ class Table:
         self._stored: dict[str, str] = {}
         self.commas: list[str] = []
         """The columns that were read with a decimal comma."""
+        self.thousands: list[str] = []
+        """The columns in which commas were read as standing between thousands."""
+        self.limits: dict[str, int] = {}
+        """By column how many values are limits, such as `<0.5`."""
+        self.far: dict[str, list[int]] = {}
+        """By column the numbers that seem to stand for a missing value and count as they are, as marks are named."""
+        self._dated: set[str] = set()
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
@@ -93,9 +104,16 @@ class Table:
     def kind(self, name: str) -> str:
         """What a column holds: "texts", "numbers", "booleans" or "dates"."""
         stored = self.stored(name)
-        if stored == "texts":
-            return self.texts(name).written
-        return "texts" if stored == "categories" else stored
+        if name in self.schema.categories:
+            return "texts"
+        if stored == "numbers":
+            self.numbers(name)
+            return "dates" if name in self._dated else stored
+        if stored not in ("texts", "categories"):
+            return stored
+        texts = self.texts(name)
+        codes = stored == "categories" and texts.whole  # which were made categories by whoever wrote the file
+        return "texts" if texts.written == "numbers" and codes else texts.written
 
     def texts(self, name: str) -> Texts:
         """A column of text by its different values."""
@@ -116,7 +134,7 @@ class Table:
             return self._numbers[name]
         stored, column = self.stored(name), self.column(name)
         if stored == "dates":
-            return as_days(column)
+            return dates.days_of_times(column)
         if stored == "booleans":
             return _floats(pc.cast(column, pa.uint8()))
         values = _floats(column) if stored == "numbers" else self._read_numbers(name)
@@ -124,23 +142,32 @@ class Table:
             values = np.where(np.isin(values, self._marks), np.nan, values)
         if name not in self._checked:
             self._check(name, values)
+        of_classes = self.schema.learns == "classes" and name in self.schema.target
+        if stored == "numbers" and (self.schema.learns is None or of_classes or name in self.schema.dates):
+            values = self._as_days(name, values)
         if stored != "numbers" or len(self) < SHORT:
             self._numbers[name] = values
         return values
 
     def categories(self, name: str) -> tuple[NDArray[np.int64], list[str]]:
         """(codes (n,), texts): which text a row of a column has, -1 for none; as all tables write it (`plain`)."""
-        stored = self.stored(name)
-        if stored in ("texts", "categories"):
-            codes, written = self.texts(name).codes, [plain(text) for text in self.texts(name).values.to_pylist()]
+        kind = self.kind(name)
+        texts = self.texts(name) if self.stored(name) in ("texts", "categories") else None
+        if texts is not None and (name in self.schema.categories or texts.stand):
+            codes, written = texts.codes, [plain(text) for text in texts.values.to_pylist()]
+        elif pa.types.is_integer(self.column(name).type) and kind != "dates":  # exactly, also above 2^53
+            different, codes = np.unique(pc.fill_null(self.column(name), 0).to_numpy(), return_inverse=True)
+            codes = np.where(np.isnan(self.numbers(name)), -1, codes)
+            written = [str(value) for value in different]
         else:
             values = self.numbers(name)
             different, codes = np.unique(values, return_inverse=True)  # NaN is the last
             codes = np.where(np.isnan(values), -1, codes)
-            shown = ("false", "true")
-            written = [shown[int(v)] if stored == "booleans" else plain(repr(float(v))) for v in different if v == v]
-        number = {text: i for i, text in enumerate(dict.fromkeys(written))}
-        return np.array([*(number[text] for text in written), -1], dtype=np.int64)[codes], list(number)
+            write = {"booleans": lambda v: ("false", "true")[int(v)], "dates": dates.written}
+            written = [write.get(kind, lambda v: plain(repr(v)))(float(v)) for v in different if v == v]
+        used = np.bincount(codes[codes >= 0], minlength=len(written)).astype(bool)
+        number = {text: i for i, text in enumerate(dict.fromkeys(t for t, u in zip(written, used, strict=True) if u))}
+        return np.array([*(number.get(text, -1) for text in written), -1], dtype=np.int64)[codes], list(number)
 
     def refused(self, name: str, what: str, remedy: str, told: str = "") -> UserError:
         """An error of a column. A server is told which, if the run names it, and `told`, or else the same."""
@@ -169,11 +196,24 @@ class Table:
                 return texts.as_booleans()
             values, decimal = texts.as_numbers(self._surely)
         except Unclear as error:
-            if error.rows is not None:
-                raise self.wrong(name, error.rows, error.what, error.remedy, error.told) from None
+            if error.which is not None:
+                raise self.wrong(name, texts.rows(error.which), error.what, error.remedy, error.told) from None
             raise self.refused(name, error.what, error.remedy, error.told) from None
-        if decimal == "comma" and name not in self.commas:
-            self.commas.append(name)
+        if texts.limits.any():
+            self.limits[name] = int(texts.counts[texts.limits].sum())
+        for found, where in ((decimal == "comma", self.commas), (decimal == "point" and texts.commas, self.thousands)):
+            if found and name not in where:
+                where.append(name)
+        return values
+
+    def _as_days(self, name: str, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Numbers that are dates like 20200131 as days since 1970, others as they are."""
+        days = dates.days_of_numbers(values)
+        if days is not None:
+            self._dated.add(name)
+            return days
+        if name in self.schema.dates and not np.isnan(values).all():
+            raise self.refused(name, "has no dates, as the run's table has", "write dates like 2020-01-31")
         return values
 
     @property
@@ -193,22 +233,37 @@ class Table:
         ends = {float(np.fmin.reduce(values)), float(np.fmax.reduce(values))} if len(values) else set()
         if math.inf in ends or -math.inf in ends:
             raise self.wrong(name, np.isinf(values), "is no finite number", "correct it")
-        if self.schema.missing_marks != USUAL_MARKS or not ends.intersection(SUSPICIOUS):
-            return
-        others = values[~np.isin(values, SUSPICIOUS) & ~np.isnan(values)]
+        if found := self._far_marks(name, values) if ends.intersection(MARKS) else []:
+            marks = ",".join(map(str, found))
+            if self.schema.missing_marks != USUAL_MARKS:
+                self.far[name] = found
+                return
+            others = values[~np.isin(values, found) & ~np.isnan(values)]
+            raise self.wrong(
+                name,
+                np.isin(values, found),
+                f"is far from all other values ({others.min():g} to {others.max():g})",
+                f"if such stand for missing values, name them (--missing-marks NA,{marks}); if not, name those "
+                "that do (--missing-marks NA)",
+                "a value far from all others, as one that stands for a missing value (--missing-marks)",
+            )
+
+    def _far_marks(self, name: str, values: NDArray[np.float64]) -> list[int]:
+        """The numbers in a column that seem to stand for a missing value: apart from all others, or the only ones below
+        zero. A class's number is none, where the run's table has told the classes."""
+        if name in self.schema.target and self.schema.learns == "classes":
+            return []
+        marks = [mark for mark in MARKS if mark != 9 or name not in self.schema.target]
+        there = np.isin(values, marks)
+        others = values[~there & ~np.isnan(values)]
         if not len(others):
-            return
+            return []
         low, high = float(others.min()), float(others.max())
-        for mark in sorted(ends.intersection(SUSPICIOUS)):
-            if max(low - mark, mark - high) > APART * (high - low):
-                raise self.wrong(
-                    name,
-                    values == mark,
-                    f"is far from all other values ({low:g} to {high:g})",
-                    f"if it stands for a missing value, name it (--missing-marks NA,{mark:.0f}); if not, name those "
-                    "that do (--missing-marks NA)",
-                    "a value far from all others, as one that stands for a missing value (--missing-marks)",
-                )
+        mean, deviation = self.schema.numbers.get(name, NOT_SCALED)
+        if (mean, deviation) != NOT_SCALED:
+            low, high = min(low, mean - USUAL * deviation), max(high, mean + USUAL * deviation)
+        gap = APART * max(high - low, 1)
+        return [int(v) for v in np.unique(values[there]) if v < 0 <= low or max(low - v, v - high) > gap]
 
 
 def as_arrow(frame: Any) -> pa.Table:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Literal, Self
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, listed, suggestion
 
@@ -17,13 +19,17 @@ USUAL_MARKS = (
 )  # fmt: skip
 """What stands for a missing value where nothing else is said."""
 
+NOT_SCALED = (0.0, 1.0)
+"""Mean and standard deviation of a column before they are read off rows."""
+
 
 class Schema(msgspec.Struct, frozen=True):
     """How the columns of a table become numbers, and what is learnt of them; JSON says the same.
 
     It is read off one table, in a federation the server's, as nobody else's may be pooled. `target`: what is learnt.
-    `learns`: of which kind that is; None: the schema is still to be read off a table. `numbers`: by column its mean and
-    standard deviation. `categories`: by column what its values are, in the order of their indicators. `dates`: the
+    `learns`: of which kind that is; None: the schema is still to be read off a table, and `categories` names columns
+    that hold such whatever they look like. `numbers`: by column its mean and standard deviation.
+    `categories`: by column what its values are, in the order of their indicators. `dates`: the
     columns of numbers that are dates, as days since 1970. `cuts`: between what groups of samples a target that is a
     number is split. `missing`: what becomes of rows in which a value is missing: they are an error, are left out,
     or get the column's mean, or no category.
@@ -73,6 +79,15 @@ class Schema(msgspec.Struct, frozen=True):
         return column in (*self.target, self.group) or (
             self.learns is not None and (column in self.numbers or column in self.categories)
         )
+
+
+class Unclear(Exception):
+    """Values that could be read in two ways, or need the user's choice: what they are, the remedy, which (of a column's
+    different values, or its rows), and what a server is told (empty: the same)."""
+
+    def __init__(self, what: str, remedy: str, which: NDArray[np.bool_] | None = None, told: str = "") -> None:
+        super().__init__(what)
+        self.what, self.remedy, self.which, self.told = what, remedy, which, told
 
 
 def no_column(where: str, name: str, there: Sequence[str], remedy: str) -> UserError:

@@ -22,7 +22,7 @@ from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.columns import FEW, is_number
 from fewbytes.data.frames import Table, as_arrow, run_with
 from fewbytes.data.identifiers import check_no_identifier, index_columns
-from fewbytes.data.schema import COLUMNS, Schema, no_column, refused
+from fewbytes.data.schema import COLUMNS, NOT_SCALED, Schema, no_column, refused
 from fewbytes.data.split import Split, Targets
 from fewbytes.data.table_files import Files, read_columns
 
@@ -147,6 +147,7 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
         raise UserError(f"what is learnt ({listed(target)}) names a column twice: name each once (--target)")
     group = (asked.group,) if asked.group else ()
     named = {"--target": target, "--leave-out": asked.leave_out, "--columns": asked.columns, "--group": group}
+    named["--categories"] = tuple(asked.categories)
     for option, names in named.items():
         for name in names:
             if name not in table.names:
@@ -171,6 +172,9 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
         raise refused(table.where, what, "add some")
     asked = table.schema = msgspec.structs.replace(asked, target=target)
     kinds = {name: table.kind(name) for name in (*features, *target)}
+    for name in (*features, *target):
+        if kinds[name] == "texts" and name not in asked.categories:
+            _check_no_numbers(table, name)
     if not asked.columns:
         check_no_identifier(table, features)
     learns = _learns(table, target)
@@ -188,7 +192,7 @@ def _meaning(table: Table, asked: Schema) -> tuple[Schema, list[str]]:
     if learns == "numbers":
         numeric += target
         cuts = np.unique(np.nanquantile(table.numbers(target[0]), np.arange(1, 10) / 10)).tolist()
-    numbers = dict.fromkeys(numeric, (0.0, 1.0))
+    numbers = dict.fromkeys(numeric, NOT_SCALED)
     dates = tuple(name for name in numeric if kinds[name] == "dates")
     schema = msgspec.structs.replace(
         asked, learns=learns, numbers=numbers, categories=categories, dates=dates, cuts=tuple(cuts)
@@ -209,17 +213,20 @@ def _learns(table: Table, target: Sequence[str]) -> str:
         if text:
             _categories(table, target[0], "name another (--target), or group them into classes")
             return "classes"
-        return "classes" if _few(table.numbers(target[0])) else "numbers"
+        return "classes" if _few(table, target[0]) else "numbers"
     if text:
         raise table.refused(text[0], "is text", "of several columns learnt at once all are numbers")
     marks = all(np.isin(values[~np.isnan(values)], (0, 1)).all() for values in map(table.numbers, target))
     return "labels" if marks else "numbers"
 
 
-def _few(values: NDArray[np.float64]) -> bool:
+def _few(table: Table, name: str) -> bool:
     """Whether numbers are so few whole ones that they are classes."""
+    values = table.numbers(name)
     different = np.unique(values[~np.isnan(values)])
-    return bool(len(different) <= FEW and np.all(different == np.floor(different)))
+    if len(different) > FEW or (different != np.floor(different)).any():
+        return False
+    return len(table.categories(name)[1]) <= FEW  # exactly, as float64 rounds those above 2^53
 
 
 def _categories(table: Table, name: str, remedy: str) -> tuple[str, ...]:
@@ -232,6 +239,16 @@ def _categories(table: Table, name: str, remedy: str) -> tuple[str, ...]:
             name, what, remedy, "has too many different texts for categories: leave it out (--leave-out), or group them"
         )
     return tuple(_in_order(texts))
+
+
+def _check_no_numbers(table: Table, name: str) -> None:
+    """Raises UserError for a column of texts that seem to be numbers or dates that cannot be read."""
+    texts = table.texts(name)
+    if len(texts.values) > FEW and texts.seem:
+        what = f"seems to hold {texts.seem}, like {texts.values[0].as_py()!r}"
+        way = "dates like 2020-01-31" if texts.seem == "dates" else "the numbers alone"
+        remedy = f"write {way}, say that it holds categories (--categories), or leave it out (--leave-out)"
+        raise table.refused(name, what, remedy, f"seems to hold {texts.seem}: {remedy}")
 
 
 def _scale(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -275,9 +292,14 @@ def _note(table: Table, schema: Schema, kept: NDArray[np.bool_], gone: int, more
     found = f"{len(used)} of numbers, {len(schema.categories)} of categories"
     parts = [f"{len(table):,} rows, {len(used) + len(schema.categories):,} columns used ({found})", *table.said, *more]
     parts += [f"a decimal comma in {listed([*map(repr, table.commas)], COLUMNS)}"] if table.commas else []
+    parts += (
+        [f"commas between thousands in {listed([*map(repr, table.thousands)], COLUMNS)}"] if table.thousands else []
+    )
+    parts += [f"{listed([*map(str, marks)])} far from all others in {name!r}" for name, marks in table.far.items()]
+    taken = {"half": "half of it", "value": "the limit", "missing": "missing"}.get(schema.limits)
+    parts += [f"{count} limits taken as {taken} in {name!r}" for name, count in table.limits.items()]
     parts += [f"days since 1970 of {listed([*map(repr, schema.dates)], COLUMNS)}"] if schema.dates else []
-    for name, texts in schema.categories.items():
-        parts += [f"{len(texts)} categories in {name!r}"] if len(texts) > MANY else []
+    parts += [said for name, texts in schema.categories.items() if (said := _said_of_categories(table, name, texts))]
     if gone:
         how = (
             f"{int((~kept).sum()):,} rows left out" if schema.missing == "drop" else "the column's mean, or no category"
@@ -286,6 +308,14 @@ def _note(table: Table, schema: Schema, kept: NDArray[np.bool_], gone: int, more
     else:
         parts.append("no value missing")
     return f"{table.where}: {'; '.join(parts)}; learnt: {listed(schema.target, COLUMNS)} ({schema.learns})"
+
+
+def _said_of_categories(table: Table, name: str, texts: Sequence[str]) -> str:
+    """What to say of a column of categories: that they are many, or that some of them look like numbers."""
+    numbers = sum(map(is_number, texts))
+    seem = table.texts(name).seem if table.stored(name) in ("texts", "categories") else ""
+    more = f", which seem to be {seem}" if seem else f", {numbers} of them numbers" if numbers else ""
+    return f"{len(texts)} categories in {name!r}{more}" if len(texts) > MANY or more else ""
 
 
 # Rows as samples ------------------------------------------------------------------------------------------------------

@@ -82,6 +82,13 @@ class DataSettings(Group):
     columns: Sequence[str] | None = setting(
         None, "The only columns of a table to learn from (default: all).", metavar="LIST", text=NAMES, brief=True
     )
+    categories: Sequence[str] | None = setting(
+        None,
+        "Columns of a table that hold categories, though they look like numbers or dates.",
+        metavar="LIST",
+        text=NAMES,
+        brief=True,
+    )
     missing_marks: Sequence[str] | None = setting(
         None,
         "Values that stand for a missing one (default: none at all, NA, N/A, NaN, null, None, ?, - and the point).",

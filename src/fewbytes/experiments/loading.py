@@ -45,8 +45,8 @@ from fewbytes.models.normalise import Normalisation
 TOKENIZER = "tokenizer (give every node the server's folder)"
 """What its digest is called among what servers and nodes agree on."""
 OF_TABLES = (
-    "target", "missing", "leave_out", "columns", "missing_marks", "limits", "decimal", "date_order", "encoding",
-    "separator", "sheet", "group",
+    "target", "missing", "leave_out", "columns", "categories", "missing_marks", "limits", "decimal", "date_order",
+    "encoding", "separator", "sheet", "group",
 )  # fmt: skip
 """The settings that say how tables are read."""
 
@@ -135,6 +135,7 @@ class Loading:
                 missing=how.missing,
                 leave_out=tuple(how.leave_out or ()),
                 columns=tuple(how.columns or ()),
+                categories=dict.fromkeys(how.categories or (), ()),
                 missing_marks=USUAL_MARKS if how.missing_marks is None else tuple(how.missing_marks),
                 limits=how.limits,
                 decimal=how.decimal,

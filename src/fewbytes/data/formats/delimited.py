@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from fewbytes.data.columns import Texts
@@ -21,6 +22,7 @@ from fewbytes.data.schema import SEPARATORS, Schema, refused
 HEAD, SAMPLED = 1 << 18, 20  # bytes, and rows, that tell the separator
 BLOCK, MOST_BLOCK = 1 << 23, (1 << 31) - 1
 SOME = 100_000  # rows that tell how decimals are separated
+MOST_FLOAT = 2.0**53
 SHOWN = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
@@ -41,10 +43,10 @@ def read(path: Path, schema: Schema, separator: str = "") -> tuple[pa.Table, tup
         said = [f"text in {encoding}, as it is none in UTF-8"]
     said += [f"columns separated by {SHOWN.get(separator, repr(separator))}"] if separator != "," else []
     decimal = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-    if decimal and _has_commas(table, schema):
-        options = _Options(encoding, separator, schema, decimal)
-        return _read(path, content, options), tuple(said), ()
-    return table, tuple(said), ("point",) if decimal else ()
+    commas = bool(decimal) and _has_commas(table, schema)
+    if again := decimal if commas else _too_long(table, schema):
+        table = _read(path, content, _Options(encoding, separator, schema, again))
+    return table, tuple(said), ("point",) if decimal and not commas else ()
 
 
 def check_encoding(path: Path, encoding: str) -> None:
@@ -149,6 +151,13 @@ def _has_commas(table: pa.Table, schema: Schema) -> bool:
             if texts.written == "numbers" and texts.surely == {"comma"}:
                 return True
     return False
+
+
+def _too_long(table: pa.Table, schema: Schema) -> list[str]:
+    """The columns of what is learnt and of groups that hold numbers beyond those that float64 tells apart."""
+    names = [name for name in (*schema.target, schema.group) if table.column_names.count(name) == 1]
+    floats = [name for name in names if pa.types.is_floating(table.schema.field(name).type)]
+    return [name for name in floats if (pc.max(pc.abs(table.column(name))).as_py() or 0) > MOST_FLOAT]
 
 
 def _refuse(path: Path, content: bytes | None, encoding: str, separator: str) -> NoReturn:
