@@ -58,6 +58,14 @@ def places(data: Dataset, split: str, written: dict[int, str]) -> set[str]:
         ("train/{c}", "validation/images/{c}"),
         ("{c}/train", "{c}/test"),
         ("{c}/images/Training", "{c}/images/Validation"),
+        ("brain_train/{c}", "brain_test/{c}"),
+        ("asl_alphabet_train/asl_alphabet_train/{c}", "asl_alphabet_test/asl_alphabet_test/{c}"),
+        ("00-train/{c}", "01-test/{c}"),
+        ("trn/{c}", "tst/{c}"),
+        ("my train/{c}", "my testing/{c}"),
+        ("train.v2/{c}", "valid.v2/{c}"),
+        ("train_{c}", "test_{c}"),
+        ("{c}_train", "{c}_val"),
     ],
 )
 def test_splits_in_every_usual_spelling_and_at_every_level_are_no_classes_and_stay_apart(train, test, tmp_path):
@@ -82,6 +90,21 @@ def test_test_pictures_are_tested_on_where_there_are_pictures_for_validation_and
         "passed over: 2 pictures beside the splits, 4 pictures in val/, folders without pictures: Train/c"
         in (data.notes[0])
     )
+
+
+def test_sets_that_are_called_by_letters_after_their_split_are_classes(tmp_path):
+    written = write(tmp_path / "x", *(f"{split}{c}" for split in ("train", "test") for c in "AB"))
+    data = load_dataset(str(tmp_path / "x"))
+    assert data.classes == ("A", "B")
+    assert places(data, "test", written) == {"testA", "testB"}
+
+
+def test_classes_that_end_like_splits_are_classes(tmp_path):
+    write(tmp_path / "x", "bullet_train", "steam_train", "car")
+    assert load_dataset(str(tmp_path / "x")).classes == ("bullet_train", "car", "steam_train")
+    write(tmp_path / "y", "steam_train", "steam_test", "car")
+    with pytest.raises(UserError, match=r"named as splits are \(steam_test, steam_train\) beside others"):
+        load_dataset(str(tmp_path / "y"))
 
 
 def test_a_class_may_be_called_train_where_splits_stand_above(tmp_path):
@@ -141,6 +164,61 @@ def test_most_classes_in_several_domains_are_classes_few_are_refused_and_one_gro
         load_dataset(str(tmp_path / "one"))
 
 
+def test_no_patient_above_classes_is_on_both_sides(tmp_path):
+    written = write(tmp_path / "x", *(f"{i:03}/{c}" for i in range(10) for c in ("ill", "well")))
+    data = load_dataset(str(tmp_path / "x"))
+    assert data.classes == ("ill", "well")
+    train, test = ({place.split("/")[0] for place in places(data, s, written)} for s in ("train", "test"))
+    assert (len(train), len(test), train & test) == (8, 2, set())
+    assert "folders above those of classes (000, 001, 002 and 7 more) are groups: of 10 groups" in data.notes[0]
+    numbers = write(tmp_path / "y", *(f"{i:03}/{c}" for i in range(10) for c in (0, 1)))
+    data = load_dataset(str(tmp_path / "y"))
+    assert data.classes == ("0", "1")
+    assert len({place.split("/")[0] for place in places(data, "train", numbers)}) == 8
+
+
+@pytest.mark.parametrize("split", [("train", "test"), ("x_train", "x_val")])
+@pytest.mark.parametrize("how", ["{s}/{c}/{c}{p}", "{s}/p{p}/{c}"])
+def test_patients_of_both_published_splits_are_refused_and_not_told(how, split, tmp_path):
+    write(tmp_path / "x", *(how.format(s=s, c=c, p=p) for s in split for c in "ab" for p in range(3)))
+    with pytest.raises(UserError, match=r"has the same groups, such as patients, in .*: keep each in one") as refused:
+        load_dataset(str(tmp_path / "x"))
+    assert "the same groups of pictures are in training and in test" in refused.value.told
+
+
+@pytest.mark.parametrize("where", ["{c}/{k}X", "{c}/p{k}", "train/{c}/p{k}", "{c}/{k}"])
+@pytest.mark.parametrize("classes", [("benign", "malignant"), ("a", "b", "c", "d")])
+def test_folders_called_by_numbers_in_several_others_are_neither_classes_nor_patients_without_a_word(
+    where, classes, tmp_path
+):
+    write(tmp_path / "x", *(where.format(c=c, k=k) for c in classes for k in (1, 2, 3)))
+    with pytest.raises(UserError, match=r"could be .*<class>/<group>.* if classes, call them by words"):
+        load_dataset(str(tmp_path / "x"))
+
+
+def test_which_folders_are_classes_is_said(tmp_path):
+    write(tmp_path / "x", *(f"{domain}/{c}" for domain in ("art", "photo") for c in ("cat", "dog", "fox", "hen")))
+    (note,) = load_dataset(str(tmp_path / "x")).notes
+    assert "called by their folders: cat, dog, fox and 1 more" in note
+    assert "folders above those of classes (art, photo) are domains" in note
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("images", "labels"), ("train/image", "train/label"), ("imagesTr", "labelsTr"), ("train/images", "train/mask"),
+        ("images/a", "images/b", "masks/a", "masks/b"), ("Images", "GroundTruth"),
+    ],
+)  # fmt: skip
+def test_pictures_beside_masks_are_no_classes(places, tmp_path):
+    write(tmp_path / "x", *places)
+    with pytest.raises(UserError, match=r"which are no classes: for a class of every pixel have train/images/") as no:
+        load_dataset(str(tmp_path / "x"))
+    assert str(tmp_path) not in no.value.told
+    write(tmp_path / "y", "images/mask", "images/none")  # faces
+    assert load_dataset(str(tmp_path / "y")).classes == ("mask", "none")
+
+
 # Stray files ----------------------------------------------------------------------------------------------------------
 
 
@@ -163,9 +241,25 @@ def test_stray_files_are_no_sites_and_are_said(tmp_path, caplog):
     assert [path.name for path in client_folders(str(tmp_path))] == ["north.csv", "south.csv"]
     assert client_folders(str(tmp_path))
     assert [r.getMessage().count("old") for r in caplog.records] == [1]  # once
-    (tmp_path / "old" / "north.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(UserError, match=r"has folders \(old\) and tables \(north.csv, south.csv\)"):
+    for place in ("old", "logs", "Backup"):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / "north.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "~$north.csv").write_bytes(b"Meier")
+    assert [path.name for path in client_folders(str(tmp_path))] == ["north.csv", "south.csv"]
+    assert (
+        caplog.records[-1].getMessage().startswith(f"{tmp_path}: 2 clients; passed over, as no client's data: Backup")
+    )
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "north.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(UserError, match=r"has folders \(more\) and tables \(north.csv, south.csv\)"):
         client_folders(str(tmp_path))
+
+
+def test_old_folders_among_folders_of_sites_are_no_sites_unless_all_are_called_so(tmp_path):
+    write(tmp_path / "x", *(f"{s}/{c}" for s in ("north", "south", "old", "logs") for c in "ab"))
+    assert [path.name for path in client_folders(str(tmp_path / "x"))] == ["north", "south"]
+    write(tmp_path / "y", *(f"{s}/{c}" for s in ("old", "young") for c in "ab"))
+    assert [path.name for path in client_folders(str(tmp_path / "y"))] == ["old", "young"]
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="the shared cases are not here")
@@ -201,11 +295,19 @@ def test_a_site_may_hold_one_class_and_a_data_set_that_is_dealt_out_may_not(layo
         make_experiment(settings | {"dataset": str(tmp_path / "sites" / "s"), "partition": "iid"}).task()
 
 
-def test_a_link_to_nowhere_is_refused_where_it_is_a_picture_without_its_name_for_others(tmp_path):
-    write(tmp_path, "a", "b")
-    (tmp_path / "a" / "notes.txt").symlink_to(tmp_path / "nowhere")
-    assert len(load_dataset(str(tmp_path)).train) == 4
-    (tmp_path / "a" / "MEIER.png").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"MEIER.png is a link to a file that is not there") as refused:
-        load_dataset(str(tmp_path))
-    assert refused.value.told == "a link among the data leads to a file that is not there"
+def test_links_to_nowhere_are_passed_over_and_said_and_links_out_are_refused(tmp_path):
+    write(tmp_path / "x", "a", "b")
+    for name, target in (("notes.txt", tmp_path / "nowhere"), ("MEIER.png", "/nowhere/MEIER.png"), ("0.jpg", "gone")):
+        (tmp_path / "x" / "a" / name).symlink_to(target)
+    (tmp_path / "x" / "c").symlink_to("/nowhere/c")
+    data = load_dataset(str(tmp_path / "x"))
+    assert (data.classes, len(data.train) + len(data.test)) == (("a", "b"), 4)
+    assert "passed over: 4 links to what is not there" in data.notes[0]
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y" / "train.csv").symlink_to("/nowhere/train.csv")
+    with pytest.raises(UserError, match=r"found train.csv \(a link to what is not there\)"):
+        load_dataset(str(tmp_path / "y"))
+    Image.new("L", (4, 4)).save(tmp_path / "out.png")
+    (tmp_path / "x" / "a" / "9.png").symlink_to(tmp_path / "out.png")
+    with pytest.raises(UserError, match="leads out of the data folder"):
+        load_dataset(str(tmp_path / "x"))

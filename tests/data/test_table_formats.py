@@ -222,6 +222,13 @@ def test_texts_are_read_in_any_case_of_their_names(tmp_path):
     assert holds_text(str(tmp_path))
     assert holds_text(str(tmp_path / "A.TXT"))
     assert documents_in(tmp_path) == [("A", "red"), ("b", "blue")]
+    for stray in ("__MACOSX/x.txt", "__MACOSX/ada/x.txt", "ada/.cache/x.txt", "ada/~$x.txt"):
+        (tmp_path / stray).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / stray).write_bytes(b"\0\5")
+    assert documents_in(tmp_path) == [("A", "red"), ("b", "blue")]
+    (tmp_path / "mac" / "__MACOSX").mkdir(parents=True)
+    (tmp_path / "mac" / "__MACOSX" / "x.txt").write_text("x")
+    assert not holds_text(str(tmp_path / "mac"))
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "TRAIN.CSV").write_text("text,y\nred,a\n")
     (tmp_path / "tables" / "Test.CSV").write_text("text,y\nblue,b\n")

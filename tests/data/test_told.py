@@ -81,6 +81,7 @@ TABLES: dict[str, str | bytes] = {
     "UTF-16 cut off": (HEAD + "\n".join([*ROWS, MARK])).encode("utf-16")[:-3],
     "a limit": HEAD + "\n".join([*ROWS[:-1], "<0.5,f,1"]) + f"\n{MARK}\n",
     "-999": HEAD + "\n".join([*ROWS[:-1], "-999,f,1"]) + f"\n31,{MARK},0\n",
+    "values with units": HEAD + "\n".join(f"{i} {MARK[:5]},f,{i % 2}" for i in range(40)) + f"\n1,{MARK},0\n",
     "dates": HEAD + "\n".join(f"02/03/20{10 + i},f,{i % 2}" for i in range(40)) + "\n",
     "nothing": "",
     "no row": HEAD,
@@ -181,7 +182,14 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "several depths": lambda p: pictures(pictures(p) / "a", (MARK, f"{MARK}2")),
     "splits and others": lambda p: pictures(p, (f"{MARK}", "train", "b")),
     "a link out": lambda p: (pictures(p) / "a" / f"{MARK}_9.png").symlink_to("/etc/hostname"),
-    "a link to nowhere": lambda p: (pictures(p) / "a" / f"{MARK}_9.png").symlink_to(f"/{MARK}"),
+    "a link to nowhere": lambda p: (p.mkdir(), (p / f"{MARK}.csv").symlink_to(f"/{MARK}")),
+    "patients in both splits": lambda p: pictures(p / "train" / "a", (MARK, "q")) and (
+        pictures(p / "train" / "b", ("r",)), pictures(p / "test" / "a", (MARK,)), pictures(p / "test" / "b", ("s",))
+    ),
+    "patients called by numbers": lambda p: (
+        pictures(p / "a", (f"{MARK}-1", f"{MARK}-2")), pictures(p / "b", (f"{MARK}-1", f"{MARK}-2"))
+    ),
+    "images beside masks": lambda p: pictures(p / MARK, ("images", "labels")),
     "a pipe": lambda p: os.mkfifo(pictures(p) / "a" / f"{MARK}_9.png"),
     "several pages": lambda p: Image.new("L", (8, 8)).save(
         pictures(p) / "a" / f"{MARK}_0.gif", save_all=True, append_images=[Image.new("L", (8, 8), 9)]

@@ -53,6 +53,8 @@ HUB = {
 HOST = 'say in its node.toml, under [config], where its client\'s data are, as in client-data = "/data/patients.csv"'
 """What to do on a node whose client's data were not found."""
 NOWHERE = f"there is no such data set on this node: {HOST}"
+ASIDE = ("old", "older", "log", "logs", "backup", "backups", "bak", "archive", "tmp", "temp")
+"""What folders are called, in small letters, that lie beside clients' and are none."""
 HUB_SECONDS = 5.0  # to learn whether the hub answers at all
 
 
@@ -174,6 +176,8 @@ def client_folders(name: str) -> list[Path]:
         return [folder]
     places = [place for place in subfolders(folder) if place.is_symlink() or holds_files(place)]
     tables = [path for path in sorted(folder.iterdir()) if not is_stray(path) and (is_table(path) or is_arrays(path))]
+    sites = [place for place in places if place.name.lower() not in ASIDE]
+    places = sites if tables or len(sites) > 1 else places
     if places and tables:
         raise UserError(
             f"--client-data: {folder} has folders ({listed([place.name for place in places], 3)}) and tables "
@@ -284,7 +288,9 @@ def not_found(name: str, why: str) -> UserError:
 def _contents(folder: Path) -> str:
     if elsewhere():
         return "something else"
-    entries = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if not entry.name.startswith("."))
+    nowhere = " (a link to what is not there)"
+    there = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    entries = sorted(entry.name + "/" * entry.is_dir() + nowhere * (not entry.exists()) for entry in there)
     more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
     inside = folder / "train"
     if inside.is_dir():

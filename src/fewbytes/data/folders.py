@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,22 +15,25 @@ from fewbytes.base.errors import UserError, listed
 from fewbytes.data.clients import rows_for_testing
 from fewbytes.data.formats import dicom, nifti
 from fewbytes.data.formats.dicom import is_series
+from fewbytes.data.levels import SHOWN, Parts, Places, Reading, check_no_masks, meaning
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 TEST_NAMES = ("test", "validation", "valid", "val")
 STRAY = ("__macosx", "thumbs.db", "desktop.ini")
-"""What systems leave in folders, in small letters, beside what begins with a point."""
+"""What systems leave in folders, in small letters, beside what begins with a point, or `~$`, as Excel's locks."""
 DEEPEST = 8  # folders in folders that are looked into
 _SPLIT = re.compile(
     r"(?:(?:seg|img|images?|data|dataset)[_ -])?"
-    r"(train|test|validation|valid|val|eval|pred)(?:ing|uation|iction)?"
+    r"(train|trn|test|tst|validation|valid|val|eval|pred)(?:ing|uation|iction)?"
     r"(?:[_ -]?(?:set|split|images?|imgs?|data))?[^a-z]*",
     re.IGNORECASE,
 )
+_WORD = r"(train|trn|test|tst|validation|valid|val|eval)(?:ing|uation)?(?:[_ -]?(?:set|split|images?|imgs?|data))?"
+_ENDS = re.compile(rf"(?i:(.*?[_ .\-\d]){_WORD})")
+_BEGINS = re.compile(rf"(?:(?i:{_WORD})([A-Z\d]|(?i:[_ .\-].*)))")
 _TESTS = (*TEST_NAMES, "eval")
 
 Labelled = list[tuple[Path, str]]  # images and the names of their classes
-Parts = tuple[str, ...]  # the names of the folders that an image lies in, but for images/
 
 
 @dataclass(frozen=True)
@@ -49,25 +51,53 @@ class _Walked:
     images: dict[Parts, list[Path]] = field(default_factory=dict)
     without: list[str] = field(default_factory=list)  # folders with no image below them
     others: int = 0  # files that are no images
+    nowhere: int = 0  # links to what is not there
 
 
 def split_of(name: str) -> str | None:
     """Which split a folder's name means, in a usual spelling: train, one of TEST_NAMES, eval, or pred (of pictures to
     be predicted); None: no split."""
     found = _SPLIT.fullmatch(name)
-    return found[1].lower() if found else None
+    return _word(found[1]) if found else None
+
+
+def splits_among(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Which of the folders' names mean splits: (split, what else the name says, as few names as there are of that).
+
+    Besides those of `split_of` these are names that begin or end so, as `brain_train` beside `brain_test`, or `trainA`
+    and `trainB` beside `testA` and `testB`: with the same rest there is one for training and another.
+    """
+    found = {name: (split, "") for name in names if (split := split_of(name))}
+    rests: dict[str, dict[str, str]] = {}
+    for name in names:
+        if name not in found and (part := _ENDS.fullmatch(name) or _BEGINS.fullmatch(name)):
+            ends = part.re is _ENDS
+            word, rest = (part[2], part[1]) if ends else (part[1], part[2])
+            rest = re.sub(r"^[\W\d_]+|[\W\d_]+$", "", rest) if re.search(r"[a-zA-Z]", rest) else ""
+            rests.setdefault(rest, {})[name] = _word(word)
+    for rest, by_name in rests.items():
+        if "train" in by_name.values() and len(set(by_name.values())) > 1:
+            found |= {name: (split, rest) for name, split in by_name.items()}
+    several = len({rest for _, rest in found.values()}) > 1
+    return {name: (split, rest if several else "") for name, (split, rest) in found.items()}
+
+
+def _word(text: str) -> str:
+    """A split by its usual word."""
+    return {"trn": "train", "tst": "test"}.get(text.lower(), text.lower())
 
 
 def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
     """The labelled images below a folder, the test split as "train" if `only_test`; None if there are none.
 
-    Images lie in `<class>/`, in `<domain>/<class>/` where most classes are in several domains, or in `<class>/<group>/`
-    where no group is in two classes: of groups, such as patients, without a test split a fixed fifth is for testing.
+    Images lie in `<class>/`, in `<domain>/<class>/` where most classes are in several domains, in `<group>/<class>/`
+    where the groups are more than the classes, or in `<class>/<group>/` where no group is in two classes: of groups,
+    such as patients, without a test split a fixed fifth is for testing. No group may be in two splits.
     A folder in that of a class whose files are one series of DICOM slices is one image, a volume. Folders may be in one
     of a single name. A level of folders called `train`, `test`, `val` or alike says the split, of
     which the first of TEST_NAMES is for testing; folders beside it, and those called images, say nothing.
     Tiny-ImageNet's `val/` may be described by its `val_annotations.txt`. Raises UserError for splits that cannot be
-    told from classes, and where images lie at several depths.
+    told from classes, for images beside masks, and where folders may mean either.
     """
     walked = _walked(folder)
     splits, passed = _by_split(folder, walked)
@@ -79,28 +109,30 @@ def labelled_images(folder: Path, only_test: bool = False) -> Pictures | None:
         train, test = test, {}
     if not train:
         return None
-    read, groups = _meant(folder, train, test)
-    found = {"train": _labelled(read, train), **({"test": _labelled(read, test)} if test else {})}
-    said = ""
-    if groups and not test:
-        found = _split_by_group(folder, found["train"])
-        count = len({path.parent for path, _ in found["train"]} | {path.parent for path, _ in found["test"]})
-        said = f", of {count} groups (folders in those of classes), each for one of both"
-    classes = len({name for _, name in found["train"]})
-    note = f"{len(found['train'])} pictures of {classes} class{'es' * (classes > 1)} for training"
+    there = {"train": train, **({tests[0]: test} if test else {})}
+    read = meaning(folder, there)
+    found = {split: _labelled(read, places) for split, places in zip(("train", "test"), there.values(), strict=False)}
+    said = f"; {read.said}" if read.said else ""
+    if read.groups and not test and not only_test:
+        found = _split_by_group(folder, read, train)
+        said += f": of {len({*_group_of(read, train)})} groups each is for training or for testing"
+    classes = sorted({name for _, name in found["train"]})
+    note = f"{len(found['train'])} pictures of {len(classes)} class{'es' * (len(classes) > 1)} for training"
     if "test" in found:
-        note += f", {len(found['test'])} for testing" + (f" ({tests[0]})" if test else "") + said
+        note += f", {len(found['test'])} for testing" + (f" ({tests[0]})" if test else "")
     elif only_test:
         note = note.replace("for training", f"for testing ({tests[0]})")
     else:
         note += " and, of each class a fifth, for testing"
+    note += f"; called by their folders: {listed(classes, SHOWN)}{said}"
     return Pictures(found, (note + _passed_over(walked, passed),))
 
 
 def holds_classes(folder: Path) -> bool:
     """Whether a folder is labelled images as `<class>/<image>`, or in splits."""
     inside = [*subfolders(folder), *subfolders(folder / "images")]
-    return any(split_of(place.name) == "train" for place in inside) or any(
+    splits = splits_among([place.name for place in inside])
+    return any(split == "train" for split, _ in splits.values()) or any(
         _images(place) or _images(place / "images") for place in inside if place.name.lower() != "images"
     )
 
@@ -113,8 +145,8 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def is_stray(path: Path) -> bool:
-    """Whether a file or folder is hidden, or what systems leave: `.DS_Store`, `._x.csv`, `__MACOSX`, `Thumbs.db`."""
-    return path.name.startswith(".") or path.name.lower() in STRAY
+    """Whether a file or folder is hidden, or what systems leave: `.DS_Store`, `._x.csv`, `__MACOSX`, `~$x.xlsx`."""
+    return path.name.startswith((".", "~$")) or path.name.lower() in STRAY
 
 
 def holds_files(folder: Path) -> bool:
@@ -160,7 +192,10 @@ def _walked(folder: Path) -> _Walked:
 
     def walk(place: Path, parts: Parts) -> bool:
         """Whether there is an image in it."""
-        entries = sorted(place.iterdir())
+        with os.scandir(place) as found:
+            nowhere = {Path(each) for each in found if each.is_symlink() and not os.path.exists(each)}
+        entries = sorted(entry for entry in place.iterdir() if entry not in nowhere)
+        walked.nowhere += len(nowhere)
         folders = [entry for entry in entries if entry.is_dir()]
         images = [entry for entry in entries if entry not in folders and _is_image(entry)]
         walked.others += len(entries) - len(folders) - len(images)
@@ -179,6 +214,7 @@ def _walked(folder: Path) -> _Walked:
                 check_inside(folder, [inside])
             if len(inside.relative_to(folder).parts) > DEEPEST or not walk(inside, deeper):
                 empty.append(inside)
+        check_no_masks(place, [inside.name for inside in folders if inside not in empty])
         if len(empty) < len(folders) or images or place == folder:  # else the place itself is without any
             walked.without += [str(inside.relative_to(folder)) for inside in empty]
         return len(empty) < len(folders) or bool(images)
@@ -200,14 +236,14 @@ def _passed_over(walked: _Walked, pictures: Sequence[tuple[str, int]]) -> str:
     said = [f"{count} {what}" for what, count in pictures if count]
     if walked.without:
         said.append(f"folders without pictures: {listed(walked.without, 3)}")
+    if walked.nowhere:
+        said.append(f"{walked.nowhere} links to what is not there")
     if walked.others:
         said.append(f"{walked.others} files that are no pictures")
     return f"; passed over: {', '.join(said)}" if said else ""
 
 
 # What it means --------------------------------------------------------------------------------------------------------
-
-Places = dict[Parts, list[Path]]
 
 
 def _by_split(folder: Path, walked: _Walked) -> tuple[dict[str, Places], list[tuple[str, int]]]:
@@ -224,9 +260,11 @@ def _by_split(folder: Path, walked: _Walked) -> tuple[dict[str, Places], list[tu
     if not levels and described:
         return described, []
     for parts, paths in walked.images.items():
-        names = {split_of(parts[k]) if k < len(parts) else None for k in levels} or {"train"}
-        rest = tuple(name for k, name in enumerate(parts) if k not in levels)
-        if None in names or "pred" in names:
+        means = [among.get(parts[k], ("", "")) if k < len(parts) else ("", "") for k, among in levels.items()]
+        names = {split for split, _ in means} or {"train"}
+        rests = dict(zip(levels, (rest for _, rest in means), strict=True))
+        rest = tuple(rests.get(k, name) for k, name in enumerate(parts) if rests.get(k, name))
+        if "" in names or "pred" in names:
             beside += len(paths)
         elif not rest:
             unlabelled += len(paths)
@@ -236,22 +274,25 @@ def _by_split(folder: Path, walked: _Walked) -> tuple[dict[str, Places], list[tu
                 told="folders of pictures name two splits at once",
             )
         else:
-            splits.setdefault(str(names.pop()), {}).setdefault(rest, []).extend(paths)
+            splits.setdefault(names.pop(), {}).setdefault(rest, []).extend(paths)
     return splits, [("pictures of no class", unlabelled), ("pictures beside the splits", beside)]
 
 
-def _split_levels(folder: Path, places: Iterable[Parts]) -> list[int]:
-    """The levels of folders that name splits: all of their names do, or one for training that holds folders."""
+def _split_levels(folder: Path, places: Iterable[Parts]) -> dict[int, dict[str, tuple[str, str]]]:
+    """The levels of folders that name splits, with what their names mean: all do, or one for training that holds
+    folders, or two that are alike but for the split."""
     places = list(places)
-    levels: list[int] = []
+    levels: dict[int, dict[str, tuple[str, str]]] = {}
     odd: list[str] = []
     for k in range(max(map(len, places), default=0)):
         names = {parts[k] for parts in places if len(parts) > k}
         above = {parts[k] for parts in places if len(parts) > k + 1}
-        if all(map(split_of, names)) or (not levels and any(split_of(name) == "train" for name in above)):
-            levels.append(k)
+        among = splits_among(names)
+        trains = any(split == "train" for name, (split, _) in among.items() if name in above)
+        if len(among) == len(names) or (not levels and trains):
+            levels[k] = among
         else:
-            odd += sorted(name for name in names if split_of(name))
+            odd += sorted(among)
     if odd and not levels:
         raise UserError(
             f"{folder} has folders named as splits are ({listed(odd)}) beside others: keep to train/<class>/ and "
@@ -261,47 +302,18 @@ def _split_levels(folder: Path, places: Iterable[Parts]) -> list[int]:
     return levels
 
 
-def _meant(folder: Path, *splits: Places) -> tuple[dict[Parts, str], bool]:
-    """The class of each place, and whether what lies in a class is groups."""
-    places = list(dict.fromkeys(parts for split in splits for parts in split))
-    short = {parts: parts for parts in places}
-    while len({parts[0] for parts in short.values()}) == 1 and min(map(len, short.values())) > 1:
-        short = {parts: rest[1:] for parts, rest in short.items()}
-    depths = sorted({len(rest) for rest in short.values()})
-    if depths == [1]:
-        return {parts: rest[0] for parts, rest in short.items()}, False
-    if depths != [2]:
-        where = [next(p for p, rest in short.items() if len(rest) == depth) for depth in (depths[0], depths[-1])]
-        first, last = (next(split[parts][0] for split in splits if parts in split) for parts in where)
-        raise UserError(
-            f"{folder} has images in its folders ({first}) and in folders of these ({last}): "
-            "keep to <class>/<image> or to <domain>/<class>/<image>"
-            if len(depths) > 1
-            else f"{folder} has images {depths[0]} folders deep ({first}): keep to <class>/<image>, "
-            "<class>/<group>/<image> or <domain>/<class>/<image>",
-            told="images lie at several depths of folders, or too deep",
-        )
-    holders = Counter(b for _, b in set(short.values()))
-    shared = sum(count > 1 for count in holders.values())
-    if not shared:
-        return {parts: rest[0] for parts, rest in short.items()}, True
-    if 2 * shared > len(holders):
-        return {parts: rest[1] for parts, rest in short.items()}, False
-    once, twice = (next(b for b, count in holders.items() if (count > 1) == several) for several in (False, True))
-    raise UserError(
-        f"{folder} could be <domain>/<class>/<image> as {twice}/ is in several folders, or <class>/<group>/<image> as "
-        f"{once}/ is in one only: give classes the same name in all domains, or each group a name of its own",
-        told="folders of pictures could be domains with classes, or classes with groups",
-    )
+def _labelled(read: Reading, places: Places) -> Labelled:
+    return [(path, read.classes[parts]) for parts, paths in places.items() for path in paths]
 
 
-def _labelled(read: dict[Parts, str], places: Places) -> Labelled:
-    return [(path, read[parts]) for parts, paths in places.items() for path in paths]
+def _group_of(read: Reading, places: Places) -> list[str]:
+    """The group of each image."""
+    return [read.groups[parts] for parts, paths in places.items() for _ in paths]
 
 
-def _split_by_group(folder: Path, whole: Labelled) -> dict[str, Labelled]:
-    groups = [str(path.parent.parent if path.parent.name.lower() == "images" else path.parent) for path, _ in whole]
-    tested = rows_for_testing(np.array([name for _, name in whole]), groups)
+def _split_by_group(folder: Path, read: Reading, places: Places) -> dict[str, Labelled]:
+    whole = _labelled(read, places)
+    tested = rows_for_testing(np.array([name for _, name in whole]), _group_of(read, places))
     if not tested.any():
         raise UserError(
             f"{folder} has one group (folder in a class) for each class, which cannot be both for training and for "

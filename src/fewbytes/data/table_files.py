@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fewbytes.base.named import places
-from fewbytes.data.folders import TEST_NAMES
+from fewbytes.data.folders import TEST_NAMES, is_stray
 from fewbytes.data.formats import columnar, delimited, sheets
 from fewbytes.data.formats.packed import PACKED
 from fewbytes.data.frames import Table
@@ -44,7 +44,7 @@ def table_suffix(path: Path) -> str:
     """How the name of a table ends, in small letters; nothing for other files."""
     name = path.name.lower()
     endings = [suffix for suffix in SUFFIXES if name.endswith(suffix)]
-    return "" if path.name.startswith(".") else max(endings, key=len, default="")
+    return "" if is_stray(path) else max(endings, key=len, default="")
 
 
 def is_table(path: Path) -> bool:

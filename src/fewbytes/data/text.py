@@ -21,7 +21,7 @@ from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.coco import is_coco
 from fewbytes.data.columns import plain
 from fewbytes.data.datasets import find, not_found
-from fewbytes.data.folders import TEST_NAMES, check_inside
+from fewbytes.data.folders import TEST_NAMES, check_inside, is_stray
 from fewbytes.data.formats.delimited import check_encoding, encoding_of
 from fewbytes.data.formats.yolo import yolo_places
 from fewbytes.data.frames import run_with
@@ -84,7 +84,8 @@ def holds_text(name: str) -> bool:
     place = find(name, files=True)
     if place is None:
         return False
-    texts = any(map(_is_text, chain((place,), place.glob("*"), place.glob("*/*"))))
+    below = (path for path in place.glob("*/*") if not is_stray(path.parent))
+    texts = any(map(_is_text, chain((place,), place.glob("*"), below)))
     images = place.is_dir() and (is_coco(place) or bool(yolo_places(place)) or holds_masks(place))
     return texts and (place.is_file() or not (images or source(place)))
 
@@ -131,7 +132,7 @@ def token_ids(texts: Sequence[str], tokenizer: Any, length: int) -> NamedTensors
 def documents_in(place: Path, how: Schema = AS_USUAL) -> Documents:
     """The .txt files of a folder, or the one. A file's group is the folder of that folder it lies in, else itself.
     Raises UserError for one that is not in UTF-8, or the encoding that is named."""
-    paths = [place] if place.is_file() else sorted(path for path in place.rglob("*") if _is_text(path))
+    paths = [place] if place.is_file() else sorted(filter(_is_text, _files(place)))
     if place.is_dir():
         check_inside(place, paths)
     return [(_group(path, place), _read(path, how.encoding)) for path in paths]
@@ -216,11 +217,16 @@ def _group(path: Path, place: Path) -> str:
 
 
 def _is_text(path: Path) -> bool:
-    return path.suffix.lower() == ".txt" and not path.name.startswith(".") and path.is_file()
+    return path.suffix.lower() == ".txt" and not is_stray(path) and path.is_file()
+
+
+def _files(folder: Path) -> list[Path]:
+    """All below a folder but what is hidden or stray, or lies in such a folder."""
+    return [path for path in folder.rglob("*") if not any(map(is_stray, (path, *path.relative_to(folder).parents)))]
 
 
 def _is_table(path: Path) -> bool:
-    return bool(table_suffix(path) or path.suffix.lower() == ".json") and not path.name.startswith(".")
+    return bool(table_suffix(path) or path.suffix.lower() == ".json") and not is_stray(path)
 
 
 def _read(path: Path, encoding: str) -> str:

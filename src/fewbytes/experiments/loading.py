@@ -232,8 +232,8 @@ class Loading:
         if alone and len(folders) == 1:
             return str(folders[0])
         if len(folders) != count:
-            what = f"holds data of {len(folders)} clients, not {count}"
-            raise UserError(f"--client-data: {place} {what}", told=f"--client-data {what}")
+            held = f"holds data of {len(folders)} clients, not {count}"
+            raise UserError(f"--client-data: {place} {held}", told=f"--client-data {held}")
         return str(folders[client])
 
     def _named_alike(self) -> str:
