@@ -100,7 +100,9 @@ def test_every_kind_gives_the_same_samples(name, tmp_path):
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "windows-1252"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "windows-1252"]
+)
 def test_separators_and_encodings_are_found_and_said_or_given(separator, encoding, tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(FRAME.to_csv(index=False, sep=separator).encode(encoding))
@@ -109,6 +111,25 @@ def test_separators_and_encodings_are_found_and_said_or_given(separator, encodin
     assert ("text in" in data.notes[0]) == (not encoding.startswith("utf-8"))
     assert ("columns separated by" in data.notes[0]) == (separator != ",")
     check_is_frame(load_dataset(str(path), schema=Schema(target=("y",), encoding=encoding, separator=separator)))
+
+
+def test_commas_in_a_tsv_and_excels_line_of_the_separator_are_read(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text(COMMAS)
+    check_is_frame(load_dataset(str(path), schema=Y))
+    check_is_frame(load_dataset(str(path), schema=Schema(target=("y",), separator=",")))
+    assert "columns separated by" not in load_dataset(str(path), schema=Y).notes[0]
+    for separator, encoding in ((";", "utf-8"), ("\t", "utf-8-sig"), ("|", "utf-16"), (";", "utf-32")):
+        path = tmp_path / "b.csv"
+        path.write_bytes(f"sep={separator}\r\n{FRAME.to_csv(index=False, sep=separator)}".encode(encoding))
+        check_is_frame(load_dataset(str(path), schema=Y))
+
+
+def test_remarks_above_the_names_are_one_line_that_says_so(tmp_path):
+    (tmp_path / "a.csv").write_text("# exported by Ada\n" + COMMAS)
+    with pytest.raises(fb.UserError, match="remove what stands before the line of names") as error:
+        load_dataset(str(tmp_path / "a.csv"), schema=Y)
+    assert "Ada" not in error.value.told
 
 
 def test_an_encoding_that_is_none_or_not_the_files_is_one_line(tmp_path):
@@ -239,6 +260,6 @@ def test_what_became_of_a_table_is_said_in_a_line(tmp_path):
     frame = FRAME.assign(size=[None, *FRAME["größe"][1:]]).drop(columns="größe")
     frame.to_csv(tmp_path / "a.csv")
     (note,) = load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",), missing="mean")).notes
-    for part in ("a.csv: 40 rows", "4 columns used (3 of numbers, 1 of categories)", "left out ''", "1 values missing"):
+    for part in ("40 rows", "4 columns used (3 of numbers, 1 of categories)", "left out ''", "1 values missing"):
         assert part in note
     assert "\n" not in note

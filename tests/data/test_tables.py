@@ -111,7 +111,8 @@ def test_a_schema_makes_other_tables_the_same_numbers():
 def test_missing_values_are_refused_dropped_or_filled_in():
     columns = patients(age=[30, None, 70, 50], sex=["f", "m", None, "m"])
     with pytest.raises(
-        fb.UserError, match=r"column 'age', row 2 of the data: nothing stands there: fill it in, or run with --missing"
+        fb.UserError,
+        match=r"column 'age', row 2 of the data: no value, or a mark of a missing one: fill it in, or run with",
     ):
         table(columns)
     dropped = table(columns, schema=Schema(missing="drop"), test=PATIENTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -43,11 +44,18 @@ def whole(data: Dataset, name: str) -> list[float]:
 # Numbers of rows ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["Unnamed: 0", "", "__index_level_0__"])
+@pytest.mark.parametrize("name", ["Unnamed: 0", "Unnamed: 0.1", "Unnamed: 0.1.1", "", "__index_level_0__"])
 def test_an_index_that_was_written_is_no_feature_and_that_is_said(name):
-    data = table({name: list(range(ROWS)), "lab": LAB, "y": Y}, "y")
+    data = table({name: [i * 7 % ROWS for i in range(ROWS)], "lab": LAB, "y": Y}, "y")
     assert features(data) == ("lab",)
     assert f"left out {name!r}, which number the rows" in data.notes[0]
+
+
+def test_what_a_comma_at_the_end_of_lines_gives_is_said_to_be_empty(tmp_path):
+    lines = ["lab,y,", *(f"{lab},{y}," for lab, y in zip(LAB, Y, strict=True))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    data = load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",)))
+    assert "left out '', which are empty" in data.notes[0]
 
 
 def test_the_index_in_pandas_metadata_is_no_feature(tmp_path):
@@ -58,18 +66,57 @@ def test_the_index_in_pandas_metadata_is_no_feature(tmp_path):
     assert features(learnt) == ("lab", "y")
 
 
-@pytest.mark.parametrize("name", ["id", "patient_id", "PatientID", "mrn", "row", "nr", "no", "uid", "ID", "case id"])
+NAMED = (
+    "id", "patient_id", "PatientID", "mrn", "row", "nr", "no", "uid", "ID", "case id", "level_0", "rownames",
+    "Fallnummer", "ssn", "case_number",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("values", [[(i * 17) % 101 for i in range(ROWS)], [f"P{i * 7 % 101}" for i in range(ROWS)]])
 def test_what_names_the_rows_is_refused_until_the_user_decides(name, values):
     columns = {name: values, "lab": LAB, "y": Y}
     with pytest.raises(
-        fb.UserError, match=rf"column '{name}' seems to number the rows .*--leave-out.*--columns"
+        fb.UserError, match=rf"column '{re.escape(name)}' seems to number the rows .*--leave-out.*--columns"
     ) as error:
         table(columns, "y")
     assert repr(name) not in (error.value.told or repr(name))
     assert features(table(columns, "y", leave_out=[name])) == ("lab",)
     if isinstance(values[0], int):
         assert features(table(columns, "y", columns=["lab", name])) == ("lab", name)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 10])
+@pytest.mark.parametrize("text", [False, True])
+def test_ids_with_a_few_rows_each_are_refused_and_codes_with_many_are_not(rows, text):
+    def columns(name: str, each: int) -> dict[str, list]:
+        whose = [i // each * 17 % 211 for i in range(rows * 40)]
+        values = [f"P{who}" for who in whose] if text else [3 * who for who in whose]
+        return {name: values, "lab": LAB * rows, "y": Y * rows}
+
+    with pytest.raises(
+        fb.UserError, match=r"40 .* in .* rows, under a name such as identifiers have.*--group study_id"
+    ):
+        table(columns("study_id", rows), "y")
+    grouped = table(columns("study_id", rows), "y", schema=Schema(group="study_id"))
+    assert features(grouped) == ("lab",)
+    assert any("ward" in name for name in features(table(columns("ward", rows), "y")))
+    assert any("num" in name for name in features(table(columns("num", rows), "y")))  # of which some are alike
+    few = {"id": [f"k{i % 15}" if text else i % 15 for i in range(40 * rows)], "lab": LAB * rows, "y": Y * rows}
+    assert any("id" in name for name in features(table(few, "y")))
+
+
+@pytest.mark.parametrize("name", ["X", "X.1", "Var1", "uid"])
+def test_an_index_in_any_order_is_refused_whatever_it_is_called(name):
+    for values in ([i * 7 % ROWS for i in range(ROWS)], [2.0**52 - i * 7 % ROWS for i in range(ROWS)]):
+        with pytest.raises(fb.UserError, match=rf"'{name}' seems to number .*each whole number of a range once"):
+            table({name: values, "lab": LAB, "y": Y}, "y")
+    assert "X" in features(table({"X": [i * 7 % 41 for i in range(ROWS)], "lab": LAB, "y": Y}, "y"))
+
+
+def test_what_an_error_says_to_type_can_be_typed():
+    with pytest.raises(fb.UserError, match=r"\(--leave-out 'case id'\).*\(--columns 'case id,my lab'\)"):
+        table({"case id": [i * 7 % 101 for i in range(ROWS)], "my lab": LAB, "y": Y}, "y")
 
 
 def test_whole_numbers_that_rise_with_every_row_are_refused_whatever_they_are_called():
@@ -352,6 +399,31 @@ def test_values_under_a_limit_are_refused_until_the_user_says_what_to_take():
     assert whole(table(columns, "y", schema=Schema(limits="half")), "x") == sorted([0.25, 0.25, 100, *rest])
     assert whole(table(columns, "y", schema=Schema(limits="value")), "x") == sorted([0.5, 0.5, 100, *rest])
     assert whole(table(columns, "y", schema=Schema(limits="missing", missing="drop")), "x") == rest
+
+
+def test_what_was_read_in_another_way_is_said(tmp_path):
+    x = ["<0.5", "<0.5", "1,250.5", *(f"{i}.25" for i in range(37))]
+    pandas.DataFrame({"x": x, "y": Y}).to_csv(tmp_path / "a.csv", index=False)
+    for how, words in (("half", "half of it"), ("value", "the limit"), ("missing", "missing")):
+        schema = Schema(target=("y",), limits=how, missing="drop")
+        (note,) = load_dataset(str(tmp_path / "a.csv"), schema=schema).notes
+        assert f"2 limits taken as {words} in 'x'" in note
+        assert "commas between thousands in 'x'" in note
+        assert note.startswith("40 rows")  # after the data set's name, and its path not twice
+    (tmp_path / "a.csv").rename(tmp_path / "train.csv")
+    (note,) = load_dataset(str(tmp_path), schema=schema).notes
+    assert note.startswith("train.csv: 40 rows")
+
+
+def test_a_missing_value_is_said_to_be_one_with_its_mark(tmp_path):
+    for value, words in (("", "no value"), ("?", r"no value, or a mark of a missing one \('\?'\)")):
+        columns = {"x": [value, *LAB[1:]], "kind": [value, *"ab" * 19, "a"], "y": Y}
+        for only in ("x", "kind"):
+            two = {name: [str(v) for v in columns[name]] if name == only else columns[name] for name in (only, "y")}
+            with pytest.raises(fb.UserError, match=rf"'{only}', row 1 of the data: {words}.*: fill it in") as error:
+                table(two, "y")
+            assert error.value.told.startswith("a table's column")
+            assert "has no value in some rows: fill it in" in error.value.told
 
 
 def test_many_categories_are_said():

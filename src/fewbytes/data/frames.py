@@ -176,15 +176,22 @@ class Table:
 
     def wrong(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str, told: str = "") -> UserError:
         """An error of the first of those rows of a column, which count from 1; `told` as of `refused`."""
+        value = self.column(name)[int(np.flatnonzero(rows)[0])].as_py()
+        return self._in_rows(name, rows, f"{value!r} {what}", remedy, told or f"a value that {what}: {remedy}")
+
+    def lacking(self, name: str, rows: NDArray[np.bool_], remedy: str) -> UserError:
+        """An error of those rows of a column, which have no value."""
+        value = self.column(name)[int(np.flatnonzero(rows)[0])].as_py()
+        mark = f" ({value!r})" if isinstance(value, str) and value.strip() else ""
+        what = f"no value, or a mark of a missing one{mark}"
+        return self._in_rows(name, rows, what, remedy, f"no value in some rows: {remedy}")
+
+    def _in_rows(self, name: str, rows: NDArray[np.bool_], what: str, remedy: str, told: str) -> UserError:
         found = np.flatnonzero(rows)
-        row = int(found[0])
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        value = self.column(name)[row].as_py()
-        place = f"column {name!r}, row {row + 1} of the data{more}"
-        shown = "nothing" if value is None or value != value else repr(value)
         column = f"column {name!r}" if self.schema.names(name) else "column"
-        told = told or ("no value in some rows" if shown == "nothing" else f"a value that {what}") + f": {remedy}"
-        return refused(f"{self.where}: {place}:", f"{shown} {what}", remedy, f"has {told}", f"a table's {column}")
+        place = f"{self.where}: column {name!r}, row {int(found[0]) + 1} of the data{more}:"
+        return refused(place, what, remedy, f"has {told}", f"a table's {column}")
 
     def _read_numbers(self, name: str) -> NDArray[np.float64]:
         """A column of text as numbers."""
@@ -245,7 +252,8 @@ class Table:
                 f"is far from all other values ({others.min():g} to {others.max():g})",
                 f"if such stand for missing values, name them (--missing-marks NA,{marks}); if not, name those "
                 "that do (--missing-marks NA)",
-                "a value far from all others, as one that stands for a missing value (--missing-marks)",
+                "a value far from all others, as one that stands for a missing value: name it, or those that do "
+                "(--missing-marks)",
             )
 
     def _far_marks(self, name: str, values: NDArray[np.float64]) -> list[int]:

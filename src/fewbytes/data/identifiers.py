@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,25 @@ from numpy.typing import NDArray
 
 from fewbytes.data.frames import Table
 
-INDEX = re.compile(r"Unnamed: \d+(_level_\d+)?|__index_level_\d+__|\s*")
+INDEX = re.compile(r"Unnamed: \d+(\.\d+)*(_level_\d+)?|__index_level_\d+__|\s*")
 """What pandas calls the index of rows in files."""
 LEAST = 20  # rows, from which on whole numbers that are all different tell something
+REPEATED = 10  # rows of a patient at most, on average, of whom the column tells
 WORDS = frozenset(
     (
-        "id", "ids", "identifier", "idx", "index", "key", "mrn", "no", "nr", "num", "number", "row", "rowid", "rownum",
-        "guid", "uid", "uuid", "pid", "patid", "patientid", "subjectid", "caseid", "sampleid", "recordid", "studyid",
-        "userid", "customerid", "personid", "serial", "patient", "subject", "accession", "nummer",
+        "id", "ids", "identifier", "mrn", "guid", "uid", "uuid", "pid", "patid", "patientid", "subjectid", "caseid",
+        "sampleid", "recordid", "studyid", "userid", "customerid", "personid", "patient", "subject", "accession", "ssn",
     )
 )  # fmt: skip
 """A column is named like an identifier if the last word of its name is one of these."""
+NUMBERS = frozenset(
+    (
+        "idx", "index", "key", "no", "nr", "num", "number", "row", "rows", "rowid", "rownum", "rowname", "rownames",
+        "serial", "nummer", "aktenzeichen",
+    )
+)  # fmt: skip
+"""And it is named like a number of rows if it is one of these, or as R and pandas call such."""
+ROWS = re.compile(r"level_\d+|\w+(nummer|number)", re.IGNORECASE)
 
 
 def index_columns(table: Table) -> list[str]:
@@ -31,27 +40,32 @@ def index_columns(table: Table) -> list[str]:
 
 def check_no_identifier(table: Table, features: list[str]) -> None:
     """Raises UserError for a feature that seems to name the rows: one that is called so, of whole numbers or texts that
-    are all different, or one of whole numbers that rise or fall with every row."""
+    are all different or occur a few times, or one of whole numbers that rise or fall with every row, or are all those
+    of a range."""
     if len(table) < LEAST:
         return
     for name in features:
         if why := _names_rows(table, name):
+            shown = shlex.quote(name)
+            others = shlex.quote(",".join(features) if len(features) <= 3 else features[0] + ",…")
+            kept = "" if table.schema.group else f", keep rows of one value together (--group {shown})"
             raise table.refused(
                 name,
                 f"seems to number the rows ({why})",
-                f"leave it out (--leave-out {name}), or name the columns to learn from, and it among them (--columns "
-                f"{','.join(features) if len(features) <= 3 else features[0] + ',…'})",
+                f"leave it out (--leave-out {shown}){kept}, or name the columns to learn from, and it among them "
+                f"(--columns {others})",
                 "seems to number the rows: leave it out (--leave-out), or name the columns to learn from (--columns)",
             )
 
 
 def _names_rows(table: Table, name: str) -> str:
     """Why a column seems to name the rows, or nothing."""
-    kind = table.kind(name)
+    kind, called = table.kind(name), _called(name)
     if kind == "texts":
+        if not called or table.stored(name) not in ("texts", "categories"):
+            return ""
         texts = table.texts(name)
-        every = LEAST <= texts.known == len(texts.values)
-        return "texts that are all different, under a name like an identifier's" if every and _called_so(name) else ""
+        return _told_apart("texts", len(texts.values), texts.known, called)
     if kind != "numbers":
         return ""
     values = _whole_numbers(table, name)
@@ -59,9 +73,20 @@ def _names_rows(table: Table, name: str) -> str:
         return ""
     if (values[1:] > values[:-1]).all() or (values[1:] < values[:-1]).all():
         return "whole numbers that rise or fall with every row"
-    if _called_so(name) and len(np.unique(values)) == len(values):
-        return "whole numbers that are all different, under a name like an identifier's"
-    return ""
+    consecutive = int(values.max()) - int(values.min()) + 1 == len(values)
+    if consecutive and len(np.unique(values)) == len(values):
+        return "each whole number of a range once"
+    return _told_apart("whole numbers", len(np.unique(values)), len(values), called) if called else ""
+
+
+def _told_apart(what: str, different: int, rows: int, called: str) -> str:
+    """Why values under a name like that of an identifier, or of a number of rows, seem to tell whose the rows are."""
+    if different < LEAST:
+        return ""
+    if different == rows:
+        return f"{what} that are all different, under a name such as {called} have"
+    few = called == "identifiers" and different * REPEATED >= rows
+    return f"{different} {what} in {rows} rows, under a name such as {called} have" if few else ""
 
 
 def _whole_numbers(table: Table, name: str) -> NDArray[Any]:
@@ -77,6 +102,10 @@ def _whole_numbers(table: Table, name: str) -> NDArray[Any]:
     return values[~np.isnan(values)]
 
 
-def _called_so(name: str) -> bool:
+def _called(name: str) -> str:
+    """Whether a column is called like "identifiers", or "numbers of rows", or neither."""
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
-    return bool(words) and (words[-1] in WORDS or words[0] in ("id", "uid") or "".join(words) in WORDS)
+    for known, what in ((WORDS, "identifiers"), (NUMBERS, "numbers of rows")):
+        if words and (words[-1] in known or "".join(words) in known or (known is WORDS and words[0] in ("id", "uid"))):
+            return what
+    return "numbers of rows" if ROWS.fullmatch(name) else ""

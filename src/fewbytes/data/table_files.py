@@ -21,7 +21,7 @@ Reader = Callable[[Path, Schema], tuple[pa.Table, tuple[str, ...], tuple[str, ..
 """Gives columns, what to say of the reading, and how decimals are separated for certain."""
 PACKABLE: dict[str, Reader] = {
     ".csv": delimited.read,
-    ".tsv": functools.partial(delimited.read, separator="\t"),
+    ".tsv": functools.partial(delimited.read, usual="\t"),
     ".jsonl": columnar.read_json,
     ".ndjson": columnar.read_json,
 }

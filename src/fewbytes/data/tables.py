@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -78,7 +79,9 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
     theirs = schema.learns is not None
     if not theirs:
         schema, left_out = _meaning(first, schema)
-        notes += [f"left out {listed([repr(n) for n in left_out], COLUMNS)}, which number the rows"] if left_out else []
+        empty = [name for name in left_out if first.column(name).null_count == len(first)]
+        for names, why in (([name for name in left_out if name not in empty], "number the rows"), (empty, "are empty")):
+            notes += [f"left out {listed([*map(repr, names)], COLUMNS)}, which {why}"] if names else []
     for each in tables:
         each.schema = schema
         for column in schema.numbers:
@@ -105,7 +108,9 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
         _split(each, schema, rows, labels, values)
         for each, rows, (labels, values) in zip(tables, kept, targets, strict=True)
     ]
-    notes = [_note(each, schema, rows, count, notes) for each, rows, count in zip(tables, kept, gone, strict=True)]
+    notes = [
+        _note(name, each, schema, rows, count, notes) for each, rows, count in zip(tables, kept, gone, strict=True)
+    ]
     if len(splits) == 2:
         mine, own = splits
         if schema.group:
@@ -121,7 +126,7 @@ def _grouped(table: Table, schema: Schema, rows: NDArray[np.bool_]) -> list[str]
     """The values of the group's column in some rows. Raises UserError where there is none."""
     codes, texts = table.categories(schema.group)
     if (nothing := rows & (codes < 0)).any():
-        raise table.wrong(schema.group, nothing, "stands there", "fill it in, as rows are grouped by it (--group)")
+        raise table.lacking(schema.group, nothing, "fill it in, as rows are grouped by it (--group)")
     return [texts[code] for code in codes[rows]]
 
 
@@ -286,8 +291,8 @@ def _groups(schema: Schema) -> tuple[str, ...] | None:
     return (f"below {cuts[0]}", *(f"{a} to {b}" for a, b in pairwise(cuts)), f"from {cuts[-1]}")
 
 
-def _note(table: Table, schema: Schema, kept: NDArray[np.bool_], gone: int, more: Sequence[str]) -> str:
-    """What became of a table, of which so many values are missing, in one line."""
+def _note(name: str, table: Table, schema: Schema, kept: NDArray[np.bool_], gone: int, more: Sequence[str]) -> str:
+    """What became of a table of the data set of that name, of which so many values are missing, in one line."""
     used = [name for name in schema.numbers if name not in schema.target]
     found = f"{len(used)} of numbers, {len(schema.categories)} of categories"
     parts = [f"{len(table):,} rows, {len(used) + len(schema.categories):,} columns used ({found})", *table.said, *more]
@@ -307,7 +312,9 @@ def _note(table: Table, schema: Schema, kept: NDArray[np.bool_], gone: int, more
         parts.append(f"{gone:,} values missing ({how})")
     else:
         parts.append("no value missing")
-    return f"{table.where}: {'; '.join(parts)}; learnt: {listed(schema.target, COLUMNS)} ({schema.learns})"
+    file = Path(table.where).name
+    where = "" if file == Path(name).name else f"{file}: "  # notes stand after the data set's name
+    return f"{where}{'; '.join(parts)}; learnt: {listed(schema.target, COLUMNS)} ({schema.learns})"
 
 
 def _said_of_categories(table: Table, name: str, texts: Sequence[str]) -> str:
@@ -401,7 +408,7 @@ def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], int]:
         elif schema.missing == "refuse" or name in schema.target:
             also = ", or --missing mean" if name not in schema.target else ""
             remedy = f"fill it in, or {run_with('--missing drop')}{also}"
-            raise table.wrong(name, missing, "stands there", remedy)
+            raise table.lacking(name, missing, remedy)
     return kept, count
 
 

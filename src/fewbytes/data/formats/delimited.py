@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import mmap
+import re
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -24,11 +25,20 @@ BLOCK, MOST_BLOCK = 1 << 23, (1 << 31) - 1
 SOME = 100_000  # rows that tell how decimals are separated
 MOST_FLOAT = 2.0**53
 SHOWN = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins as that of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+FIRST_LINE = re.compile(r"\ufeff?sep=(.)\r?\n", re.IGNORECASE)
+"""How Excel says what separates columns, above the line of names."""
 
 
-def read(path: Path, schema: Schema, separator: str = "") -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
-    """(columns, what was found, how decimals are separated for certain). Raises UserError for what is no such table."""
+def read(path: Path, schema: Schema, usual: str = "") -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]:
+    """(columns, what was found, how decimals are separated for certain). `usual`: what separates the columns of such
+    files, if it is in their first line. Raises UserError for what is no such table."""
     content = unpacked(path) if path.suffix.lower() in PACKED else None
     with path.open("rb") as file:
         head = file.read(HEAD) if content is None else content[:HEAD]
@@ -37,15 +47,15 @@ def read(path: Path, schema: Schema, separator: str = "") -> tuple[pa.Table, tup
     encoding = schema.encoding or encoding_of(head)
     check_encoding(path, encoding)
     said = [] if encoding in ("utf-8", "utf-8-sig") else [f"text in {encoding}"]
-    table, used = _in_some_encoding(path, content, head, encoding, schema, separator or schema.separator)
-    encoding, separator = used
-    if encoding not in ("utf-8", "utf-8-sig") and not said:
-        said = [f"text in {encoding}, as it is none in UTF-8"]
+    table, options = _in_some_encoding(path, content, head, encoding, schema, usual)
+    separator = options.separator
+    if options.encoding not in ("utf-8", "utf-8-sig") and not said:
+        said = [f"text in {options.encoding}, as it is none in UTF-8"]
     said += [f"columns separated by {SHOWN.get(separator, repr(separator))}"] if separator != "," else []
     decimal = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     commas = bool(decimal) and _has_commas(table, schema)
     if again := decimal if commas else _too_long(table, schema):
-        table = _read(path, content, _Options(encoding, separator, schema, again))
+        table = _read(path, content, _Options(options.encoding, separator, schema, options.skipped, again))
     return table, tuple(said), ("point",) if decimal and not commas else ()
 
 
@@ -69,36 +79,46 @@ def encoding_of(head: bytes) -> str:
 
 
 def _in_some_encoding(
-    path: Path, content: bytes | None, head: bytes, encoding: str, schema: Schema, separator: str
-) -> tuple[pa.Table, tuple[str, str]]:
-    """(columns, encoding and separator used): in Western Windows' encoding if it is not in UTF-8 and none is named."""
+    path: Path, content: bytes | None, head: bytes, encoding: str, schema: Schema, usual: str
+) -> tuple[pa.Table, _Options]:
+    """(columns, how they were read): in Western Windows' encoding if it is not in UTF-8 and none is named."""
     tried = [encoding] if schema.encoding or encoding != "utf-8" else ["utf-8", "windows-1252", "latin-1"]
     for each in tried:
-        found = separator or _separator(head.decode(each, "replace"))
-        table = None
+        text = head.decode(each, "replace")
+        said = FIRST_LINE.match(text)
+        usual = usual if usual in text.partition("\n")[0] else ""
+        found = schema.separator or (said[1] if said else "") or usual or _separator(text)
+        options = _Options(each, found, schema, 1 if said else 0)
         with suppress(UnicodeDecodeError):
             try:
-                table = _read(path, content, _Options(each, found, schema))
+                table = _read(path, content, options)
                 names = table.column_names  # decodes them
                 binary = any(pa.types.is_binary(field.type) for field in table.schema)
                 if names and not binary:
-                    return table, (each, found)
+                    return table, options
             except pa.ArrowException as error:
                 if "UTF8" not in str(error) and "codec" not in str(error):
-                    _refuse(path, content, each, found)
+                    _refuse(path, content, options, text.startswith("#"))
     what = f"is no text in {tried[0]}"
     raise refused(str(path), what, "name its encoding (--encoding)")
 
 
 class _Options:
-    """How pyarrow reads a file."""
+    """How pyarrow reads a file, whose first lines are skipped."""
 
-    def __init__(self, encoding: str, separator: str, schema: Schema, more: list[str] | None = None) -> None:
-        self.encoding, self.separator = encoding, separator
+    def __init__(
+        self, encoding: str, separator: str, schema: Schema, skipped: int, more: list[str] | None = None
+    ) -> None:
+        self.encoding, self.separator, self.skipped = encoding, separator, skipped
         texts = [*schema.categories, *(schema.target if schema.learns == "classes" else ()), *(more or ())]
         self.convert = pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(texts, pa.string()),
             null_values=["", *schema.missing_marks],
+        )
+
+    def reading(self, **more: Any) -> pyarrow.csv.ReadOptions:
+        return pyarrow.csv.ReadOptions(
+            encoding=self.encoding.replace("utf-8-sig", "utf8"), skip_rows=self.skipped, **more
         )
 
 
@@ -106,7 +126,7 @@ def _read(path: Path, content: bytes | None, options: _Options) -> pa.Table:
     """Raises what pyarrow does."""
     size = path.stat().st_size if content is None else len(content)
     for block in dict.fromkeys((BLOCK, min(MOST_BLOCK, max(BLOCK, 4 * size)))):
-        read = pyarrow.csv.ReadOptions(encoding=options.encoding.replace("utf-8-sig", "utf8"), block_size=block)
+        read = options.reading(block_size=block)
         parse = pyarrow.csv.ParseOptions(delimiter=options.separator, newlines_in_values=_has_quotes(path, content))
         source: Any = path if content is None else pa.BufferReader(content)
         try:
@@ -160,8 +180,9 @@ def _too_long(table: pa.Table, schema: Schema) -> list[str]:
     return [name for name in floats if (pc.max(pc.abs(table.column(name))).as_py() or 0) > MOST_FLOAT]
 
 
-def _refuse(path: Path, content: bytes | None, encoding: str, separator: str) -> NoReturn:
-    """Raise what to say of text that is no table. The words of pyarrow hold whole rows, which are not shown."""
+def _refuse(path: Path, content: bytes | None, options: _Options, remark: bool) -> NoReturn:
+    """Raise what to say of text that is no table, whose first line may be a `remark`. The words of pyarrow hold whole
+    rows, which are not shown."""
     wrong: list[Any] = []
     with suppress(pa.ArrowException, OSError, UnicodeDecodeError):  # again, by one thread, which knows numbers of rows
 
@@ -169,17 +190,19 @@ def _refuse(path: Path, content: bytes | None, encoding: str, separator: str) ->
             wrong.append(row)
             return "error"
 
-        options = pyarrow.csv.ParseOptions(
-            delimiter=separator, invalid_row_handler=keep, newlines_in_values=_has_quotes(path, content)
+        parse = pyarrow.csv.ParseOptions(
+            delimiter=options.separator, invalid_row_handler=keep, newlines_in_values=_has_quotes(path, content)
         )
-        read = pyarrow.csv.ReadOptions(use_threads=False, encoding=encoding.replace("utf-8-sig", "utf8"))
-        pyarrow.csv.read_csv(path if content is None else pa.BufferReader(content), read, options)
+        read = options.reading(use_threads=False)
+        pyarrow.csv.read_csv(path if content is None else pa.BufferReader(content), read, parse)
     if not wrong:
         what, remedy = "cannot be read as CSV", "write it as text, a row a line, columns separated by commas"
         raise refused(str(path), what, remedy)
     row, wanted, found = wrong[0].number - 1, wrong[0].expected_columns, wrong[0].actual_columns
     remedy = 'put texts with commas in quotes, "so, or so"'
-    if wanted == 1 or found == 1 or any(mark in wrong[0].text for mark in SEPARATORS if mark != separator):
+    if remark:
+        remedy = "remove what stands before the line of names"
+    elif wanted == 1 or found == 1 or any(mark in wrong[0].text for mark in SEPARATORS if mark != options.separator):
         remedy = "name what separates its columns (--separator), and put texts that hold it in quotes"
     what = f"row {row} of the data has {found} values, the line of names has {wanted}"
     raise refused(f"{path}:", what, remedy, f"has a row with more or fewer values than the line of names: {remedy}")
