@@ -106,6 +106,16 @@ def test_ids_with_a_few_rows_each_are_refused_and_codes_with_many_are_not(rows, 
     assert any("id" in name for name in features(table(few, "y")))
 
 
+def test_an_index_of_two_levels_is_no_feature_and_ids_of_many_digits_are_refused(tmp_path):
+    frame = pandas.DataFrame({"lab": LAB, "y": Y})
+    frame.set_index(pandas.MultiIndex.from_product([range(4), range(10)])).to_csv(tmp_path / "a.csv")
+    assert features(load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",)))) == ("lab",)
+    for start in (2**63 + 5, 10**25):
+        frame.assign(uid=[str(start + i * 7 % 41) for i in range(ROWS)]).to_csv(tmp_path / "a.csv", index=False)
+        with pytest.raises(fb.UserError, match=r"'uid' seems to number .*more digits than can be told apart"):
+            load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",)))
+
+
 @pytest.mark.parametrize("name", ["X", "X.1", "Var1", "uid"])
 def test_an_index_in_any_order_is_refused_whatever_it_is_called(name):
     for values in ([i * 7 % ROWS for i in range(ROWS)], [2.0**52 - i * 7 % ROWS for i in range(ROWS)]):

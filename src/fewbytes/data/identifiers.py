@@ -48,7 +48,8 @@ def check_no_identifier(table: Table, features: list[str]) -> None:
         if why := _names_rows(table, name):
             shown = shlex.quote(name)
             others = shlex.quote(",".join(features) if len(features) <= 3 else features[0] + ",…")
-            kept = "" if table.schema.group else f", keep rows of one value together (--group {shown})"
+            own = _called(name) == "identifiers" and not table.schema.group
+            kept = "" if not own else f", keep rows of one value together (--group {shown})"
             raise table.refused(
                 name,
                 f"seems to number the rows ({why})",
@@ -76,6 +77,8 @@ def _names_rows(table: Table, name: str) -> str:
     consecutive = int(values.max()) - int(values.min()) + 1 == len(values)
     if consecutive and len(np.unique(values)) == len(values):
         return "each whole number of a range once"
+    if called and values.dtype.kind == "f" and np.abs(values).max() > 2**53:
+        return "whole numbers of more digits than can be told apart"
     return _told_apart("whole numbers", len(np.unique(values)), len(values), called) if called else ""
 
 

@@ -76,7 +76,7 @@ class Schema(msgspec.Struct, frozen=True):
 
     def names(self, column: str) -> bool:
         """Whether the run itself names a column, so that a node may tell its server of it."""
-        return column in (*self.target, self.group) or (
+        return (column != "" and column in (*self.target, self.group)) or (
             self.learns is not None and (column in self.numbers or column in self.categories)
         )
 

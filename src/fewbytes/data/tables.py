@@ -79,7 +79,7 @@ def _dataset(name: str, train: Table | None, test: Table | None, schema: Schema,
     theirs = schema.learns is not None
     if not theirs:
         schema, left_out = _meaning(first, schema)
-        empty = [name for name in left_out if first.column(name).null_count == len(first)]
+        empty = [name for name in left_out if first.data.column(first.names[name]).null_count == len(first)]
         for names, why in (([name for name in left_out if name not in empty], "number the rows"), (empty, "are empty")):
             notes += [f"left out {listed([*map(repr, names)], COLUMNS)}, which {why}"] if names else []
     for each in tables:
