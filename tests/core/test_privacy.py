@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from itertools import islice
 
 import numpy as np
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 from torch import nn
+from torch.utils.data import Dataset as TorchDataset
 
 import fewbytes as fb
+from fewbytes.base.streams import seed_all
 from fewbytes.core.privacy import (
     ClientPrivacy,
     PrivateMean,
@@ -26,6 +29,9 @@ from fewbytes.core.privacy import (
     uniform,
 )
 from fewbytes.core.promise import Privacy
+from fewbytes.core.training import Local, fit
+from fewbytes.data.split import LazySamples, Split
+from fewbytes.data.transforms import crop_flip
 
 DRAWS = 1_000_000
 PROMISE = Privacy.read("epsilon=8,delta=1e-5,clip=1.5,noise=seeded")
@@ -230,6 +236,79 @@ def test_a_crafted_model_tells_no_more_of_a_sample_than_epsilon_allows(weights, 
         for one, other in ((here, gone), (gone, here)):
             slack = 4 * math.sqrt(0.25 / len(one)) * (1 + math.e)
             assert float(one.double().mean()) <= math.e * float(other.double().mean()) + 1e-3 + slack
+
+
+class Mixing(TorchDataset):
+    """Samples of one's own, turned over at random as they are read."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, i):
+        flip = random.random() < 0.5
+        return (self.x[i].flip(2) if flip else self.x[i]) + 0.1 * torch.randn(self.x[i].shape), int(self.y[i])
+
+
+def mixed_up(x, labels):
+    """Each sample with another of its batch."""
+    weights = torch.rand(len(x), 1, 1, 1)
+    return weights * x + (1 - weights) * x[torch.randperm(len(x))]
+
+
+def drawing(kind: str, x, y):
+    """Samples, a transform and a model of which something draws at random."""
+    middle = nn.Dropout(0.5) if kind == "dropout" else nn.Identity()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), middle, nn.Linear(16, 3))
+    transform = {"crop-flip": crop_flip, "mixup": mixed_up}.get(kind)
+    data = Split.of(Mixing(x, y))
+    return LazySamples(data, torch.device("cpu")) if kind == "data set" else x, transform, model
+
+
+@pytest.mark.parametrize("kind", ["dropout", "crop-flip", "mixup", "data set"])
+def test_whatever_is_drawn_for_samples_one_of_them_moves_the_sum_by_the_clip(kind, accounting):
+    """What is drawn of samples is theirs alone: of the same seeds for all others, with or without a sample the sum
+    differs by a clip, though the server knows the seed of the global generators."""
+    generator = torch.Generator().manual_seed(0)
+    n, gone = 24, 3
+    x, y = torch.rand(n, 1, 8, 8, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+    terms = SamplePrivacy(Privacy(8, 1e-5, 1.0, "samples"), 1, 1, n)
+    sums, each = [], [np.random.default_rng(i).bytes(8) for i in range(2 * n + 1)]
+    for rows in (list(range(n)), [i for i in range(n) if i != gone]):
+        read = [] if kind == "dropout" else [each[i] for i in rows]
+        taken = iter([*read, each[n], *(each[n + 1 + i] for i in rows)])  # one is for all at once
+        drawn = lambda length, taken=taken: next(taken) if length == 8 else b"\1" * length  # noqa: E731
+        private = PrivateSteps(terms, len(rows), drawn)
+        seed_all(7)
+        samples, transform, model = drawing(kind, x[rows], y[rows])
+        start = {name: p.detach().clone() for name, p in model.named_parameters()}
+        fit(model, samples, y[rows], Local(batch=n, lr=1), transform=transform, private=private)
+        changed = torch.cat([(start[name] - p.detach()).flatten() for name, p in model.named_parameters()])
+        sums.append(changed.double() * len(rows) - private.multiplier * gaussian(1, lambda k: b"\1" * k))
+    assert float(sums[0].norm()) > 2
+    assert float((sums[0] - sums[1]).norm()) <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("kind", ["dropout", "crop-flip", "data set"])
+def test_what_is_drawn_for_samples_follows_from_the_clients_secret_alone(kind, accounting):
+    terms = SamplePrivacy(Privacy(1e9, 1e-5, 1.0, "samples"), 1, 1, 20)
+    x, y = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 3
+
+    def trained(secret, seed):
+        seed_all(3)
+        samples, transform, model = drawing(kind, x, y)
+        private = PrivateSteps(terms, 20, random_bytes(secret))
+        seed_all(seed)
+        fit(model, samples, y, Local(batch=20, lr=1), transform=transform, private=private)
+        return torch.cat([p.detach().flatten() for p in model.parameters()]), float(torch.rand(()))
+
+    (first, after), (again, _) = trained(b"a", 0), trained(b"a", 1)
+    assert torch.equal(first, again)
+    assert float((first - trained(b"b", 0)[0]).norm()) > 1e-2
+    seed_all(0)
+    assert after == float(torch.rand(()))  # what a method draws then says nothing of how much was drawn here
 
 
 def test_a_clients_update_that_is_not_finite_is_none(accounting):

@@ -15,7 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +24,13 @@ from torch.func import functional_call, grad, vmap
 
 from fewbytes.base.errors import MethodError, UserError, one_line
 from fewbytes.base.state import State
+from fewbytes.base.streams import seed_all, untouched
 from fewbytes.core.promise import Privacy
+from fewbytes.data.named import NamedTensors, one_tensor
 
+T = TypeVar("T")
+Samples = tuple[Tensor, Tensor]
+"""Of a batch, and their targets."""
 Bytes = Callable[[int], bytes]
 """Gives so many further random bytes."""
 ORDERS = (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256, 512)
@@ -306,6 +311,17 @@ class PrivateSteps:
         while True:
             yield (uniform(self.samples, self.random) < self.part).nonzero()[:, 0].to(device)
 
+    def one_by_one(
+        self, rows: Tensor, read: Callable[[Tensor], tuple[Tensor | NamedTensors, Tensor]]
+    ) -> tuple[Tensor | NamedTensors, Tensor]:
+        """What `read` makes of rows (n,), samples and targets: each row by itself, and what it draws by a secret seed
+        of its own, so that one sample more changes nothing of another."""
+        if not len(rows):
+            return read(rows)
+        with untouched():
+            pieces = [read(row) for row in _seeded(rows.split(1), self.random)]
+        return torch.cat([one_tensor(samples) for samples, _ in pieces]), torch.cat([targets for _, targets in pieces])
+
     def gradients(
         self, model: nn.Module, loss: Callable[[Any, Tensor], Tensor], samples: Tensor, targets: Tensor
     ) -> None:
@@ -314,7 +330,7 @@ class PrivateSteps:
         learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
         total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in learnt.items()}
         if len(targets):
-            total = clipped_sum(model, learnt, loss, samples, targets, self.terms.privacy.clip)
+            total = clipped_sum(model, learnt, loss, samples, targets, self.terms.privacy.clip, self.random)
         deviation = self.multiplier * self.terms.privacy.clip
         expected = self.part * self.samples
         for name, p in learnt.items():
@@ -329,24 +345,45 @@ def clipped_sum(
     samples: Tensor,
     targets: Tensor,
     norm: float,
+    random: Bytes = os.urandom,
 ) -> State:
     """The sum of samples' gradients of the parameters that learn, each, as one vector, clipped to a norm; float64.
 
     A sample whose gradient is not finite counts as zero: a model made for it would tell by a NaN, which no noise hides,
-    that the sample is there.
+    that the sample is there. What the model draws, as dropout does, it draws for each sample by a seed of its own from
+    `random`, so that with or without a sample the sum differs by the norm at most, whatever the seeds are. Drawn for
+    all at once, one sample more would change what is drawn for all others.
     """
 
     def of_one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(model, parameters, (x[None],)), y[None])
 
-    try:
-        each = vmap(grad(of_one), in_dims=(None, 0, 0), randomness="different")(
-            {name: p.detach() for name, p in learnt.items()}, samples, targets
-        )
-    except RuntimeError as error:
-        raise UserError(f"dp of samples: this model has no gradient of each sample: {one_line(error, 200)}") from None
+    values = {name: p.detach() for name, p in learnt.items()}
+
+    def of_each(part: Samples, randomness: str) -> dict[str, Tensor]:
+        each: dict[str, Tensor] = vmap(grad(of_one), in_dims=(None, 0, 0), randomness=randomness)(values, *part)
+        return each
+
+    with untouched():
+        try:
+            [each] = [of_each(part, "error") for part in _seeded([(samples, targets)], random)]
+        except RuntimeError:  # it draws, or has no gradient of each sample
+            parts = zip(samples.split(1), targets.split(1), strict=True)
+            try:
+                pieces = [of_each(part, "different") for part in _seeded(parts, random)]
+            except RuntimeError as error:
+                why = one_line(error, 200)
+                raise UserError(f"dp of samples: this model has no gradient of each sample: {why}") from None
+            each = {name: torch.cat([piece[name] for piece in pieces]) for name in values}
     doubled = {name: value.double() for name, value in each.items()}
     squares = torch.as_tensor(sum(value.flatten(1).square().sum(1) for value in doubled.values()))
     scale = (norm / squares.sqrt().clamp(min=1e-300)).clamp(max=1)
     counted = squares.isfinite()
     return {name: torch.tensordot(scale[counted], value[counted], 1) for name, value in doubled.items()}
+
+
+def _seeded(parts: Iterable[T], random: Bytes) -> Iterator[T]:
+    """Each part, once all global generators are seeded for it."""
+    for part in parts:
+        seed_all(int.from_bytes(random(8), "little"))
+        yield part

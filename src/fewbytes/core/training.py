@@ -182,8 +182,8 @@ def fit(
     Shuffled from torch's global generator; the optimiser starts anew. `precision`: of the forward passes. `transform`
     is applied to every batch as it is cut. Gradients are clipped as one vector, or, where the model has `apart`,
     modules of it, each one's by itself. `private`: what draws the batches and makes their gradients instead, so that no
-    one sample shows; then the loss is not told (0). `recordings`: of steps of this very module on a GPU, by earlier
-    trainings, to which this one's are added; the results are the same.
+    one sample shows; then the loss is not told (0), and samples are transformed one by one. `recordings`: of steps of
+    this very module on a GPU, by earlier trainings, to which this one's are added; the results are the same.
     Afterwards each parameter's `.grad` is the gradient of the very last batch. Parameters that do not require
     gradients stay as they are, others in the batches in which they have none.
     """
@@ -202,6 +202,15 @@ def fit(
         bounds = bounds[begun % len(bounds) :] + bounds[: begun % len(bounds)]
     context = arithmetic(precision, str(x.device))
     total = torch.zeros((), device=x.device)
+    draws = transform is not None or isinstance(x, LazySamples)  # as data sets of one's own may at each access
+
+    def read(
+        x: Tensor | NamedTensors | LazySamples, y: Tensor, rows: slice | Tensor
+    ) -> tuple[Tensor | NamedTensors, Tensor]:
+        samples, targets = x[rows], y[rows]
+        if transform is not None and len(targets):
+            samples = transform(one_tensor(samples), targets)
+        return samples, targets
 
     def gradients(samples: Tensor | NamedTensors, targets: Tensor) -> Tensor:
         """Leaves a batch's gradients in the parameters; its loss."""
@@ -263,9 +272,11 @@ def fit(
             else:
                 picked = (order[start:stop] for start, stop in bounds)
         for rows in itertools.islice(picked, count):
-            samples, targets = from_x[rows], from_y[rows]
-            if transform is not None and len(targets):
-                samples = transform(one_tensor(samples), targets)
+            cut = functools.partial(read, from_x, from_y)
+            if private is not None and draws and isinstance(rows, Tensor):
+                samples, targets = private.one_by_one(rows, cut)
+            else:
+                samples, targets = cut(rows)
             if frozen is not None:
                 samples = outputs(frozen, samples, precision)
             total += of_each_batch(samples, targets)
