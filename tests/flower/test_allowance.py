@@ -74,6 +74,7 @@ def test_a_server_is_told_at_once_what_is_spent_and_that_no_more_is_allowed(tmp_
     agreed = digest(in_common(METHOD, made, 0))
 
     def asked(run, allows):
+        allows = allows._replace(holds=0)
         nonce = tmp_path / run / CLIENTS / "nonce"
         named = nonce.read_bytes() if nonce.exists() else run.encode()
         order = Order(run, agreed, Job(1, "", 0, 0, False, 0), 0, 0, True, named)
@@ -85,6 +86,60 @@ def test_a_server_is_told_at_once_what_is_spent_and_that_no_more_is_allowed(tmp_
     assert done.spent == (pytest.approx(8, rel=1e-3), 100.0)
     assert "have spent 8, and this would come to 1" in asked("second", Allows()).error
     assert not asked("first", Allows()).error  # which may go on
+
+
+@pytest.mark.parametrize("limit", ["", "epsilon=9,delta=1e-5"])
+def test_of_a_node_that_does_not_say_whose_data_it_has_a_server_gets_no_second_budget_by_another_number(
+    limit, tmp_path
+):
+    """The same data, dealt out to one client, then to two, of which it is the other."""
+    made, answered = METHOD.promising(METHOD.adapted(task()), PROMISE, 4), []
+    for name, client, holds in (("a", 0, None), ("b", 1, None), ("c", 2, None), ("d", 3, None), ("e", 3, 3)):
+        node = Node(METHOD, made, tmp_path, name, allows=Allows(privacy=limit, holds=holds))
+        agreed = digest(in_common(METHOD, made, client))
+        order = Order(name, agreed, Job(1, "", client, 0, False, 0), 0, 0, True, name.encode())
+        if not node.sample_counts(order, "sizes").error:
+            answered.append(name)
+            for i in range(4):
+                node._allowance.trained(client, bytes([client, i]) * 16, made.problem.privacy.spent(20, 1))
+    assert answered == ["a"]  # nor is anything forgotten once it says whose they are
+
+
+def test_without_a_partition_id_that_a_site_may_spend_no_more_is_said(tmp_path):
+    grid, go = grid_of(tmp_path, **{"partition-id": None})
+    grid.named = True
+    with pytest.raises(fb.FewbytesError, match=r"the samples on this node, which has no partition-id, may spend"):
+        go("first")  # four clients on one node
+
+
+def test_a_diary_that_is_damaged_anywhere_is_refused_in_a_line_that_says_what_to_do(tmp_path):
+    made = METHOD.promising(METHOD.adapted(task()), PROMISE, 4)
+    allowance = Node(METHOD, made, tmp_path, "a", allows=Allows(privacy="epsilon=99,delta=1e-5", holds=0))._allowance
+    for i in range(2):
+        allowance.trained(0, bytes([i]) * 32, made.problem.privacy.spent(20, 1))
+    path, told = tmp_path / ".privacy" / "0.spent", allowance.told(20)
+    whole = path.read_bytes()
+    damaged = [whole[:n] for n in range(len(whole))] + [whole + b"0"]
+    for at in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[at // 8] ^= 1 << at % 8
+        damaged.append(bytes(flipped))
+    for held in damaged:
+        path.write_bytes(held)
+        with pytest.raises(fb.UserError, match=r"0\.spent, the diary .*, is damaged: put a copy of it back"):
+            allowance.told(20)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(fb.UserError, match="is a link"):
+        allowance.told(20)
+    path.unlink()
+    path.write_bytes(whole)
+    assert allowance.told(20) == told
+    secret = tmp_path / "a" / CLIENTS / "secret"
+    for held in (b"", secret.read_bytes()[:31]):
+        secret.write_bytes(held)
+        with pytest.raises(fb.UserError, match="secret is damaged: remove it"):
+            allowance.trained(0, bytes(32), made.problem.privacy.spent(20, 1))
 
 
 def test_a_node_makes_so_many_run_folders_and_no_more(tmp_path):

@@ -28,14 +28,17 @@ class ClientStore:
         private_folder(folder)
 
     def secret(self) -> bytes:
-        """32 bytes that only who reads the folder knows, drawn when they are first asked for."""
+        """32 bytes that only who reads the folder knows, drawn when they are first asked for. Raises UserError where
+        they are fewer or more, as others could know those."""
         path, held = self.folder / SECRET, lock(self.folder / f"{SECRET}.lock", wait=True)
         try:
             if not path.exists():
                 with replacing(path, sync=True) as file:
                     os.chmod(file.name, 0o600)
                     file.write(secrets.token_bytes(32))
-            return path.read_bytes()
+            if len(known := path.read_bytes()) == 32:
+                return known
+            raise UserError(f"{path} is damaged: remove it, so that another is drawn, and noise is never the same")
         finally:
             if held is not None:
                 held.close()

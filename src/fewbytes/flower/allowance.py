@@ -11,13 +11,14 @@ import msgspec
 from blake3 import blake3
 
 from fewbytes.base.errors import FewbytesError, UserError
-from fewbytes.base.files import lock, private_folder, replacing
+from fewbytes.base.files import lock, open_plain, private_folder, replacing
 from fewbytes.core.privacy import SamplePrivacy, Steps, epsilon_of
 from fewbytes.core.problem import Id
 from fewbytes.engines.store import ClientStore
 
 FOLDER = ".privacy"
 """Where the diaries lie, beside a node's run folders; no run has such a name."""
+SPENT = ".spent"  # the end of their names
 ANY = "any"
 
 
@@ -65,12 +66,22 @@ class Allowance:
 
     `folder`: of the node's run folders, beside which the diaries outlive them. `run`: its name. `said`: all that the
     server says of the run: of other settings noise is never the same. `allowed`: how much all runs may spend, as
-    `Allowed.read` takes it; empty: as much as the first run promised.
+    `Allowed.read` takes it; empty: as much as the first run promised. `holds`: the client whose data are here, as the
+    node says itself; if it does not (None), all that was ever spent on the node counts together, as it is the server
+    that says which client it asks.
     """
 
     def __init__(
-        self, store: ClientStore, folder: Path, run: str, said: str, allowed: str, terms: SamplePrivacy
+        self,
+        store: ClientStore,
+        folder: Path,
+        run: str,
+        said: str,
+        allowed: str,
+        terms: SamplePrivacy,
+        holds: Id | None = None,
     ) -> None:
+        self._holds, self._name = holds, "node" if holds is None else str(holds)
         self.store, self.folder, self.run, self.said, self.terms = store, folder / FOLDER, run, said, terms
         promise = terms.privacy
         self._promise = Allowed(promise.epsilon, promise.delta)
@@ -84,33 +95,34 @@ class Allowance:
     def trained(self, client: Id, begin: bytes, spent: Steps) -> int:
         """As in `Diary`, and in all runs. Raises FewbytesError where these may not spend so much."""
         key = blake3(self.secret() + begin).digest()
-        held = lock(self.folder / f"{client}.lock", wait=True)
+        held = lock(self.folder / f"{self._name}.lock", wait=True)
         try:
-            diary = self._diary(client)
+            diary = self._diary()
             if key not in {entry.begin for entry in diary.entries}:
-                self._check(client, diary, [entry.spent for entry in diary.entries], spent)
+                self._check(diary, [entry.spent for entry in self._entries(diary)], spent)
                 diary.entries.append(Entry(self.run, key, spent))
-                with replacing(self._path(client), sync=True) as file:
-                    file.write(msgspec.msgpack.encode(diary))
+                written = msgspec.msgpack.encode(diary)
+                with replacing(self._path, sync=True) as file:
+                    file.write(written + blake3(written).digest())
         finally:
             if held is not None:
                 held.close()
         return self.store.trained(client, key, spent)
 
-    def told(self, client: Id, samples: int) -> tuple[float, float | None]:
-        """What other runs have spent of a client's samples, and how much all may. Raises FewbytesError where this run
-        would come to more."""
-        diary = self._diary(client)
-        others = [entry.spent for entry in diary.entries if entry.run != self.run]
+    def told(self, samples: int) -> tuple[float, float | None]:
+        """What other runs have spent of a client's so many samples, and how much all may. Raises FewbytesError where
+        this run would come to more."""
+        diary = self._diary()
+        others = [entry.spent for entry in self._entries(diary) if entry.run != self.run]
         allowed = self._limit(diary)
-        self._check(client, diary, others, self.terms.spent(samples, self.terms.rounds))
+        self._check(diary, others, self.terms.spent(samples, self.terms.rounds))
         spent = epsilon_of(others, self._promise.delta if allowed is None else allowed.delta)
         return spent, None if allowed is None else allowed.epsilon
 
     def _limit(self, diary: Diary) -> Allowed | None:
         return self._allowed if self._given else Allowed(*diary.first)
 
-    def _check(self, client: Id, diary: Diary, before: Sequence[Steps], more: Steps) -> None:
+    def _check(self, diary: Diary, before: Sequence[Steps], more: Steps) -> None:
         allowed = self._limit(diary)
         if allowed is not None and self.terms.privacy.noise == "seeded":
             raise FewbytesError(
@@ -119,21 +131,40 @@ class Allowance:
             )
         if allowed is None or (epsilon := epsilon_of([*before, more], allowed.delta)) <= allowed.epsilon * (1 + 1e-6):
             return
+        whose = f"of client {self._holds}" if self._holds is not None else "on this node, which has no partition-id,"
         raise FewbytesError(
-            f"the samples of client {client} may spend epsilon {allowed.epsilon:g} at delta {allowed.delta:g} in all "
+            f"the samples {whose} may spend epsilon {allowed.epsilon:g} at delta {allowed.delta:g} in all "
             f"runs together (privacy-in-all in their node's configuration), have spent "
             f"{epsilon_of(before, allowed.delta):.3g}, and this would come to {epsilon:.3g}"
         )
 
-    def _path(self, client: Id) -> Path:
-        return self.folder / f"{client}.spent"
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"{self._name}{SPENT}"
 
-    def _diary(self, client: Id) -> Diary:
-        """Raises UserError for one that was damaged."""
-        path = self._path(client)
-        try:
-            return msgspec.msgpack.decode(path.read_bytes(), type=Diary)
-        except FileNotFoundError:
-            return Diary(self._promise)
-        except (OSError, msgspec.MsgspecError):
-            raise UserError(f"{path.name}, the diary of what was spent of privacy, cannot be read") from None
+    def _diary(self) -> Diary:
+        return _read(self._path) or Diary(self._promise)
+
+    def _entries(self, own: Diary) -> list[Entry]:
+        """Of all diaries that may be of these samples: those from when the node said otherwise whose it has, too."""
+        every = self._holds is None
+        paths = self.folder.glob(f"*{SPENT}") if every else [self.folder / f"node{SPENT}"]
+        others = [_read(path) for path in paths if path != self._path]
+        return [entry for diary in (own, *others) if diary is not None for entry in diary.entries]
+
+
+def _read(path: Path) -> Diary | None:
+    """None if there is none. Raises UserError for one that was damaged."""
+    try:
+        with open(path, "rb", opener=open_plain) as file:
+            held = file.read()
+        if len(held) > 32 and blake3(held[:-32]).digest() == held[-32:]:
+            return msgspec.msgpack.decode(held[:-32], type=Diary)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError):
+        pass
+    raise UserError(
+        f"{path.name}, the diary of what was spent of privacy, is damaged: put a copy of it back; without one, "
+        "removing it counts from nothing again, which only the owner of the data may decide"
+    )

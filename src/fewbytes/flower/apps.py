@@ -43,7 +43,8 @@ from fewbytes.running.spending import promised
 
 FOLDERS = re.compile(r"(?<![\w.>])(?:~|\.{1,2})?/(?:[^\s/'\"()<>,;:]+/)*(?=[^\s/])")
 """The folders of a path, up to its last part."""
-_nodes: dict[tuple[str, str, str], Node] = {}  # of this process, by what runs, where, and the run's name
+_nodes: dict[tuple[str, str, str, Any], Node] = {}
+"""Of this process, by what runs, where, the run's name, and whose privacy each one counts."""
 
 
 class Served(NamedTuple):
@@ -159,7 +160,8 @@ def _served(
         return Done(job.number, error=wrong), b""
     key, method, task, allowed, said = find(context)
     base = Path(str(context.node_config.get("folder") or folder or default_folder() / "nodes"))
-    where = (key, str(base), order.run)
+    counted = here if frame_folder is None and task.problem.privacy is not None else None
+    where = (key, str(base), order.run, counted)
     if where not in _nodes:
         for old in [place for place in _nodes if place[2] != order.run]:  # one run at a time
             del _nodes[old]
@@ -185,7 +187,9 @@ def _allows(config: Mapping[str, Any]) -> Allows:
     usual = Allows()
     runs, drift = config.get("max-runs", usual.run_folders), config.get("max-drift", usual.drift)
     try:
-        return Allows(int(runs), str(config.get("privacy-in-all", "")), float(drift))
+        here = config.get("partition-id")
+        holds = None if here is None else int(here)
+        return Allows(int(runs), str(config.get("privacy-in-all", "")), float(drift), holds)
     except ValueError:
         raise UserError(
             f"max-runs and max-drift are numbers in this node's configuration, not {runs!r}, {drift!r}"

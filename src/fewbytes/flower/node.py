@@ -34,11 +34,13 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 class Allows(NamedTuple):
     """How much runs may take of a node: how many folders, of its samples' privacy (`Allowed.read`), and how far the
-    first layer of a model may be from the agreed first model's (`fewbytes.core.trust`)."""
+    first layer of a model may be from the agreed first model's (`fewbytes.core.trust`). `holds`: the client whose data
+    it says it has."""
 
     run_folders: int = 100
     privacy: str = ""
     drift: float = math.inf
+    holds: Id | None = None
 
 
 def run_folders(folder: Path) -> int:
@@ -124,7 +126,7 @@ class Node:
         remove_leftovers(self.store.folder)
         terms, self._allowance = task.problem.privacy, None
         if replies and terms is not None:
-            self._allowance = Allowance(self.store, folder, run, said, allows.privacy, terms)
+            self._allowance = Allowance(self.store, folder, run, said, allows.privacy, terms, allows.holds)
         self.runner = Runner(method, task, self.store, True, self._allowance)
         if allows.drift < math.inf:
             self.runner.check = partial(check_drift, task.problem, most=allows.drift)
@@ -153,7 +155,7 @@ class Node:
         spent = None
         if self._allowance is not None:
             try:
-                spent = self._allowance.told(client, sum(train))
+                spent = self._allowance.told(sum(train))
             except FewbytesError as error:
                 return Done(number, error=str(error))
         allowed = {"sizes": (sum(train), sum(test)), "labels": (train, test), "nothing": (None, None)}
