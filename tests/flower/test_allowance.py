@@ -88,13 +88,19 @@ def test_a_server_is_told_at_once_what_is_spent_and_that_no_more_is_allowed(tmp_
     assert not asked("first", Allows()).error  # which may go on
 
 
+@pytest.mark.parametrize("first", [None, 0])
 @pytest.mark.parametrize("limit", ["", "epsilon=9,delta=1e-5"])
 def test_of_a_node_that_does_not_say_whose_data_it_has_a_server_gets_no_second_budget_by_another_number(
-    limit, tmp_path
+    limit, first, tmp_path
 ):
     """The same data, dealt out to one client, then to two, of which it is the other."""
     made, answered = METHOD.promising(METHOD.adapted(task()), PROMISE, 4), []
-    for name, client, holds in (("a", 0, None), ("b", 1, None), ("c", 2, None), ("d", 3, None), ("e", 3, 3)):
+    for name, client, holds in (
+        ("a", 0, first),
+        ("b", 1, None),
+        ("c", 2, None),
+        ("d", 3, 3 if first is None else None),
+    ):
         node = Node(METHOD, made, tmp_path, name, allows=Allows(privacy=limit, holds=holds))
         agreed = digest(in_common(METHOD, made, client))
         order = Order(name, agreed, Job(1, "", client, 0, False, 0), 0, 0, True, name.encode())
@@ -102,7 +108,7 @@ def test_of_a_node_that_does_not_say_whose_data_it_has_a_server_gets_no_second_b
             answered.append(name)
             for i in range(4):
                 node._allowance.trained(client, bytes([client, i]) * 16, made.problem.privacy.spent(20, 1))
-    assert answered == ["a"]  # nor is anything forgotten once it says whose they are
+    assert answered == ["a"]  # nor is anything forgotten where it begins to say whose they are, or no longer does
 
 
 def test_without_a_partition_id_that_a_site_may_spend_no_more_is_said(tmp_path):
