@@ -15,7 +15,7 @@ from fewbytes.base.state import Mean, load_state, state_of
 from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments.settings import make_method
 from fewbytes.methods.fedcom import Tracking
-from fewbytes.methods.fedpm import Stochastic, drawn, frozen_weights, masked_names, scores
+from fewbytes.methods.fedpm import Stochastic, Theta, drawn, frozen_weights, masked_names, scores
 from fewbytes.methods.parts.averaging import Model
 from fewbytes.models.build import ModelBuilder
 from fewbytes.wire import Layout
@@ -276,7 +276,7 @@ def test_few_that_are_kept_take_their_entropy():
     method = fb.FedPM(epochs=1, batch=20, lr=1e-6)
     state = method.server(task.problem)
     theta = {name: torch.full_like(p, 0.02) for name, p in state.theta.items()}
-    reply = method.train(None, Model(fb.Dense(theta | state.buffers)), opened(task, 0, 1, "train"))
+    reply = method.train(None, Theta(fb.Dense(theta | state.buffers)), opened(task, 0, 1, "train"))
     size = len(fb.pack(reply, layout=Layout.of(task.problem.first_state()))) - sum(b.nbytes for b in Wide().buffers())
     values = sum(p.numel() for p in theta.values())
     assert size <= 1.05 * values * entropy_bits(0.02) / 8 + 250

@@ -28,6 +28,9 @@ Samples = Annotated[int, Meta(ge=1, le=MOST_SAMPLES), OF_TRAINING]
 SENT, WHOLE, PART = "as sent", "the model's", "of the model"
 """Of a reply's wire values, as in `theta: Annotated[Dense, SENT]`: they hold, all so marked together, every entry of
 the message; every entry of the client's model; or some of these; each in its type and shape, and no other."""
+MODEL = "the model itself"
+"""Of a message's wire value: entries of the client's model, from which it goes on as they are. A node can tell how far
+they are from the first ones (`max-drift`); of a message with any other numbers it cannot."""
 LEARNT, STATISTICS = "learnt", "statistics"
 """Beside SENT or WHOLE: of these entries those that are parameters; or those that are not, such as batch
 normalisation's statistics. LEARNT alone: parameters, of whatever names."""

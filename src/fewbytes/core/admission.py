@@ -70,7 +70,7 @@ def admit(value: Any, size: float, known: Known) -> None:
             if must := _wrong(kind, item):
                 raise MethodError(f"{name} {must}, not {str(item)[:40]}")
             _check_data(name, _metadata(kind), item, known)
-        for name, number in _numbers(value):
+        for name, number in numbers_in(value):
             if isinstance(number, Tensor) and not known.hidden:
                 _check_range(name, number)
         if size > known.growth * known.first:
@@ -225,7 +225,7 @@ def entries_of(value: Any) -> Mapping[str, Tensor]:
 def norm(value: Any, without: Set[str] = frozenset()) -> float:
     """The Euclidean norm of all floating-point numbers of a payload together, but for entries of some names; not finite
     if one is not."""
-    return math.hypot(*(_norm(number) for _, number in _numbers(value, without=without)))
+    return math.hypot(*(_norm(number) for _, number in numbers_in(value, without=without)))
 
 
 def _norm(tensor: Tensor | float) -> float:
@@ -340,7 +340,7 @@ def _metadata(kind: Any) -> tuple[Any, ...]:
 
 def _types(value: Any) -> Iterator[tuple[str, Kind]]:
     """The tensors of a payload by name, their types and numbers of axes."""
-    for name, tensor in _numbers(value):
+    for name, tensor in numbers_in(value):
         if isinstance(tensor, Tensor):
             yield name, (tensor.dtype, tensor.ndim)
 
@@ -350,19 +350,19 @@ def said(kind: Kind) -> str:
     return f"of {str(kind[0]).removeprefix('torch.')} with {kind[1]} axes"
 
 
-def _numbers(value: Any, name: str = "", without: Set[str] = frozenset()) -> Iterator[tuple[str, Tensor | float]]:
+def numbers_in(value: Any, name: str = "", without: Set[str] = frozenset()) -> Iterator[tuple[str, Tensor | float]]:
     """The tensors and floats of a payload, with names that say where they stand; those in lists by their list."""
     if isinstance(value, Tensor | float):
         yield name, value
     elif is_wire_value(value):
-        yield from _numbers(value.states() or vars(value), name, without)
+        yield from numbers_in(value.states() or vars(value), name, without)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for f in dataclasses.fields(value):
-            yield from _numbers(getattr(value, f.name), f"{name}.{f.name}".removeprefix("."), without)
+            yield from numbers_in(getattr(value, f.name), f"{name}.{f.name}".removeprefix("."), without)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if key not in without:
-                yield from _numbers(item, f"{name}[{key}]" if isinstance(key, str) else name, without)
+                yield from numbers_in(item, f"{name}[{key}]" if isinstance(key, str) else name, without)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _numbers(item, name, without)
+            yield from numbers_in(item, name, without)

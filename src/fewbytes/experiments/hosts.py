@@ -36,7 +36,8 @@ OF_CONFIGURATION = """Of data that are not dealt out
 # under FEWBYTES_DATA: modules of code, folders, names to download. It can run no other code here.
 # privacy-in-all (epsilon=8,delta=1e-5) is what all runs together may spend of these samples where
 # they promise privacy, by default what the first promised; max-runs how many run folders are made;
-# max-drift how far a model's first layer may be from the agreed first model's, in norms of that."""
+# max-drift how far a unit of a model's first layer may have turned from the agreed first model's
+# (1: a right angle), where nothing but models is sent."""
 RESIDENT_NODE = f"What it is stands in node.toml. {OF_CONFIGURATION}"
 STOCK_NODE = f"What it is stands in its command. {OF_CONFIGURATION}"
 UNIT = """# The node {name} as a service: copy this folder to /opt/fewbytes/{name}, set FEWBYTES_DATA below, then

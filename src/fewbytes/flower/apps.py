@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,8 +71,9 @@ def client_app(
     .fewbytes/nodes in the home directory), `threads` (of torch; default 1), `tell` (what the server learns of data
     it does not have: `sizes`, the default, `labels` or `nothing`), `max-runs` (how many run folders it makes; default
     100), `privacy-in-all` (what all runs together may spend of the samples' privacy, `epsilon=8,delta=1e-5`, or `any`;
-    default: what the first run promises) and `max-drift` (how far the first layer of a model may be from the agreed
-    first model's, in norms of that; default: any distance).
+    default: what the first run promises) and `max-drift` (how far a unit of the first layer of a model may have turned
+    from the agreed first model's: 1 minus the cosine, 0 to 2; where it is set, methods that send anything but the model
+    are refused; default: any distance).
     """
     return _register(_Shared(_Client(method, task, folder)), app)
 
@@ -183,17 +184,16 @@ def _served(
 
 
 def _allows(config: Mapping[str, Any]) -> Allows:
-    """As a node's configuration says. Raises UserError for what is no number."""
+    """As a node's configuration says. Raises UserError for what is no number, or none that can be."""
     usual = Allows()
     runs, drift = config.get("max-runs", usual.run_folders), config.get("max-drift", usual.drift)
-    try:
-        here = config.get("partition-id")
-        holds = None if here is None else int(here)
-        return Allows(int(runs), str(config.get("privacy-in-all", "")), float(drift), holds)
-    except ValueError:
-        raise UserError(
-            f"max-runs and max-drift are numbers in this node's configuration, not {runs!r}, {drift!r}"
-        ) from None
+    here = config.get("partition-id")
+    with suppress(ValueError):
+        if float(drift) >= 0:  # which NaN is not
+            return Allows(
+                int(runs), str(config.get("privacy-in-all", "")), float(drift), None if here is None else int(here)
+            )
+    raise UserError(f"max-runs and max-drift are numbers in this node's configuration, not {runs!r}, {drift!r}")
 
 
 def _told(done: Done) -> Done:

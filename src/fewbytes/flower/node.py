@@ -128,7 +128,7 @@ class Node:
         if replies and terms is not None:
             self._allowance = Allowance(self.store, folder, run, said, allows.privacy, terms, allows.holds)
         self.runner = Runner(method, task, self.store, True, self._allowance)
-        if allows.drift < math.inf:
+        if allows.drift != math.inf:
             self.runner.check = partial(check_drift, task.problem, most=allows.drift)
         torch.set_num_threads(threads)
         keep_memory()

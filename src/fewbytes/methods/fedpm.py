@@ -35,11 +35,17 @@ from fewbytes.core.problem import Problem
 from fewbytes.core.rules import EVERY_RULE
 from fewbytes.core.site import Site
 from fewbytes.core.training import Local
-from fewbytes.methods.parts.averaging import Model
 from fewbytes.models import batch_norm_names
 from fewbytes.wire import Bits, Dense, payload
 
 CLIP = 0.01  # clients start at least so far from 0 and from 1
+
+
+@payload
+class Theta:
+    """Server to client: the probability of each masked weight, and buffers."""
+
+    theta: Dense
 
 
 @payload
@@ -84,13 +90,13 @@ class FedPM(Method):
     def round(self, state: MaskProbabilities, net: Network, t: int) -> None:
         sent = state.theta | state.buffers
         mean = net.mean(sent)
-        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Model(Dense(sent))):
+        for _, reply in net.call(self.train, to=net.sample(self.fraction), send=Theta(Dense(sent))):
             mean.add(reply.mask.dense() | reply.buffers.dense())
         after = mean()  # of masks it is the mode: (a - 1) / (a + b - 2)
         state.theta = {name: after[name] for name in state.theta}
         state.buffers = {name: after[name] for name in state.buffers}
 
-    def train(self, state: None, message: Model, site: Site) -> Drawn:
+    def train(self, state: None, message: Theta, site: Site) -> Drawn:
         received = message.theta.dense()
         model = site.model()
         names = masked_names(model)

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Self
 from torch import nn
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import SENT, Count, Share
+from fewbytes.base.ranges import MODEL, SENT, Count, Share
 from fewbytes.base.state import state_of, trained_entries, trained_parameters
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -37,7 +37,7 @@ from fewbytes.wire import Dense, payload
 class Body:
     """Either way: phi."""
 
-    theta: Annotated[Dense, SENT]
+    theta: Annotated[Dense, SENT, MODEL]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fewbytes.base.ranges import LEARNT, SENT, WHOLE, Positive, Share
+from fewbytes.base.ranges import LEARNT, MODEL, SENT, WHOLE, Positive, Share
 from fewbytes.base.state import State, copied, state_of, trained_entries, trained_parameters, zeros_for_sums
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
@@ -35,7 +35,7 @@ from fewbytes.wire import Dense, payload
 class Controlled:
     """Server to client: x and c."""
 
-    theta: Dense
+    theta: Annotated[Dense, MODEL]
     control: Dense
 
 

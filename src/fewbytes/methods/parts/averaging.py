@@ -9,7 +9,7 @@ from typing import Annotated, Unpack
 from torch import nn
 
 from fewbytes.base.errors import UserError
-from fewbytes.base.ranges import SENT, Samples
+from fewbytes.base.ranges import MODEL, SENT, Samples
 from fewbytes.base.state import State, state_of, trained_entries
 from fewbytes.core.network import Network
 from fewbytes.core.problem import Id, Problem
@@ -22,7 +22,7 @@ from fewbytes.wire import Dense, payload
 class Model:
     """Server to client: what is shared of the model."""
 
-    theta: Dense
+    theta: Annotated[Dense, MODEL]
 
 
 @payload
