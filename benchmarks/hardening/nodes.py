@@ -288,7 +288,7 @@ def oracle(count: int) -> list[Figure]:
 
 
 def budget(_: int) -> list[Figure]:
-    """A node that promised one round of epsilon 1 is asked under forty names."""
+    """A node that promised one round of epsilon 1 is asked under forty names, as one client and as the other."""
     random = torch.Generator().manual_seed(0)
 
     def some(n: int) -> Any:
@@ -304,12 +304,12 @@ def budget(_: int) -> list[Figure]:
             for name in range(40):
                 node = Node(method, made, Path(folder), f"run-{name}", allows=allows)
                 with contextlib.suppress(fb.FewbytesError):
-                    node._allowance.trained(0, bytes([name]) * 32, made.problem.privacy.spent(40, 1))
+                    node._allowance.trained(name % 2, bytes([name]) * 32, made.problem.privacy.spent(40, 1))
                     count += 1
         answered[allows.privacy] = count
     return [
         Figure(
-            "orders that a node answers under 40 names of runs, where the first promised one",
+            "orders that a node answers under 40 names of runs, by two numbers of clients, where the first promised one",
             str(answered[""]),
             "1",
             answered[""] == 1,

@@ -131,6 +131,22 @@ def test_who_trains_on_more_samples_may_come_farther_and_a_lie_about_them_hides_
     assert standing_out(updates.beside())[0] == "far too long"
 
 
+@pytest.mark.parametrize(("said", "factor"), [(100, 30), (800, 60), (800, 150), (10_000, 40), (1 << 40, 90)])
+def test_claiming_samples_hides_no_long_update(said, factor):
+    """One of ten says that it has more samples than the others, which weighs more, and sends its update times a
+    factor."""
+    updates, layout = Updates(1000), Layout.of({"w": torch.zeros(1000)})
+    random = torch.Generator().manual_seed(0)
+    common = torch.randn(1000, generator=random)
+    for client in range(10):
+        update = (common + torch.randn(1000, generator=random)) / 2 * (factor if client == 9 else 1)
+        updates.add("train", client, layout, None, Trained(fb.Dense({"w": update}), 100))
+    alarms, measured = Alarms(), updates.beside(lambda client: said if client == 9 else 100)
+    for t in range(1, 4):
+        alarms.hear(t, measured)
+    assert alarms.named.keys() == {9}
+
+
 @pytest.mark.parametrize("big", [3, 0])
 def test_an_honest_site_with_fifty_times_the_samples_is_not_named(big):
     data = load_dataset("digits")
