@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from durability import digest, in_a_folder
 from figures import Figure
 
 import fewbytes as fb
 from fewbytes.experiments.prepared import PreparedRun, resumed
+from fewbytes.flower.node import Allows, Node
 from fewbytes.report import read_runs, write_report
 
 SETTINGS: dict[str, Any] = {
@@ -70,6 +72,29 @@ def flipped(folder: Path, times: int) -> list[Figure]:
             "its report is written, or what is damaged is said", f"{times - len(unread)} of {times}", "all", not unread
         ),
     ]
+
+
+@in_a_folder
+def diary(folder: Path, times: int) -> list[Figure]:
+    """So many times one bit of a node's diary of privacy is flipped: how many of them are refused in words."""
+    method = fb.FedAvg(epochs=1, batch=8)
+    sites = [((torch.randn(40, 6), torch.zeros(40).long()), (torch.randn(5, 6), torch.zeros(5).long()))] * 2
+    task = method.adapted(fb.Task.of(lambda: torch.nn.Linear(6, 3), sites))
+    made = method.promising(task, "of=samples,epsilon=1,delta=1e-5,clip=1.0", 1)
+    allowance = Node(method, made, folder, "run", allows=Allows(holds=0))._allowance
+    assert allowance is not None
+    allowance.trained(0, bytes(32), made.problem.privacy.spent(40, 1))
+    [path] = (folder / ".privacy").glob("*.spent")
+    whole, dice, refused = path.read_bytes(), random.Random(0), 0
+    for _ in range(times):
+        path.write_bytes(whole)
+        _flip(path, dice)
+        try:
+            allowance.told(40)
+        except fb.UserError:
+            refused += 1
+    figure = f"{refused} of {times}"
+    return [Figure("one bit of a node's diary of privacy flipped: refused in words", figure, "all", refused == times)]
 
 
 def _begun(folder: Path, after: int) -> Path:

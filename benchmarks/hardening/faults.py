@@ -140,7 +140,11 @@ FAULTS = (
     Fault(28, "a server that looks for one sample, or asks again and again", (Measure("nodes.oracle", 5, 50),)),
     Fault(29, "a neighbour on the host", (Measure("nodes.planted", 1, 1),)),
     Fault(30, "clients that stand out", (Measure("watch.named", 20, 60, 400), Measure("watch.costs", 5, 15, 300))),
-    Fault(31, "files of a run that are damaged", (Measure("damage.flipped", 100, 2000),)),
+    Fault(
+        31,
+        "files of a run that are damaged",
+        (Measure("damage.flipped", 100, 2000), Measure("damage.diary", 200, 2000)),
+    ),
 )
 COSTS = (
     Measure("costs.rounds", 3, 11, 300),

@@ -309,7 +309,7 @@ def budget(_: int) -> list[Figure]:
         answered[allows.privacy] = count
     return [
         Figure(
-            "orders that a node answers under 40 names of runs, by two numbers of clients, where the first promised one",
+            "orders that a node answers under 40 names of runs, where the first promised one",
             str(answered[""]),
             "1",
             answered[""] == 1,
