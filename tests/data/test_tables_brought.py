@@ -492,6 +492,10 @@ def test_whole_numbers_that_are_all_dates_are_dates_and_others_are_not():
     assert whole(site, "seen")[0] == 17897
     with pytest.raises(fb.UserError, match="'seen' has no dates, as the run's table has"):
         table({"seen": [5, 6], "y": [0, 1]}, schema=data.schema)
+    counts = table({"seen": LAB, "y": Y}, "y")
+    for values in (["2020-01-01", "2020-01-02"], pandas.to_datetime(["2020-01-01", "2020-01-02"])):
+        with pytest.raises(fb.UserError, match="'seen' has dates, where the run's table has numbers"):
+            table({"seen": values, "y": [0, 1]}, schema=counts.schema)
     for odd in (20200231, 20201301, 18991231, 20200101.5):
         plain = table({"seen": [*written[:-1], odd], "y": Y}, "y", columns=["seen"])
         assert plain.schema.dates == ()

@@ -133,6 +133,9 @@ class Table:
         if name in self._numbers:
             return self._numbers[name]
         stored, column = self.stored(name), self.column(name)
+        dated = stored == "dates" or (stored in ("texts", "categories") and self.texts(name).written == "dates")
+        if dated and self.schema.learns is not None and name in self.schema.numbers and name not in self.schema.dates:
+            raise self.refused(name, "has dates, where the run's table has numbers", "write it as that table has it")
         if stored == "dates":
             return dates.days_of_times(column)
         if stored == "booleans":
