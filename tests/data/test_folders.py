@@ -196,6 +196,11 @@ def test_folders_called_by_numbers_in_several_others_are_neither_classes_nor_pat
         load_dataset(str(tmp_path / "x"))
 
 
+def test_all_ten_digits_in_each_folder_are_classes(tmp_path):
+    write(tmp_path / "x", *(f"{domain}/{digit}" for domain in ("mnist", "usps") for digit in range(10)))
+    assert load_dataset(str(tmp_path / "x")).classes == tuple("0123456789")
+
+
 def test_which_folders_are_classes_is_said(tmp_path):
     write(tmp_path / "x", *(f"{domain}/{c}" for domain in ("art", "photo") for c in ("cat", "dog", "fox", "hen")))
     (note,) = load_dataset(str(tmp_path / "x")).notes

@@ -13,6 +13,7 @@ from fewbytes.base.errors import UserError
 from fewbytes.data import client_folders, load_dataset
 from fewbytes.data.clients import Dataset
 from fewbytes.data.schema import Schema
+from fewbytes.data.text import holds_text
 from fewbytes.experiments.settings import make_experiment
 
 IDS = [f"ISIC_{i:04}" for i in range(12)]
@@ -198,3 +199,10 @@ def test_several_lists_are_refused_by_name(tmp_path):
     with pytest.raises(UserError, match=r"first\.csv, second\.csv") as error:
         read(tmp_path)
     assert "first" not in error.value.told
+
+
+def test_a_licence_beside_a_list_of_labels_makes_it_no_text(tmp_path):
+    images(tmp_path, [f"images/{name}.png" for name in IDS])
+    pandas.DataFrame({"image": IDS, "dx": ["mel", "nv"] * 6}).to_csv(tmp_path / "labels.csv", index=False)
+    (tmp_path / "LICENSE.txt").write_text("As you like.")
+    assert not holds_text(str(tmp_path))

@@ -63,3 +63,11 @@ def test_a_first_layer_that_is_turned_is_refused_whichever_judged_method_sends_i
 def test_what_no_distance_can_be_turns_nothing_off(drift, tmp_path):
     with pytest.raises(fb.FewbytesError, match="are numbers in this node's configuration"):
         run("fedavg", tmp_path / "run", grid=grid_of("fedavg", tmp_path, drift), rounds=1)
+
+
+@pytest.mark.parametrize("runs", ["inf", float("inf"), "many"])
+def test_what_no_number_of_runs_can_be_is_refused(runs, tmp_path):
+    grid = MemoryGrid(client_app(CASES["fedavg"], task_of("fedavg"), tmp_path), 4)
+    grid.config = {"max-runs": runs}
+    with pytest.raises(fb.FewbytesError, match="are numbers in this node's configuration"):
+        run("fedavg", tmp_path / "run", grid=grid, rounds=1)

@@ -13,6 +13,7 @@ from fewbytes.base.errors import UserError, listed
 Parts = tuple[str, ...]  # the names of the folders that an image lies in, but for images/
 Places = dict[Parts, list[Path]]  # and the images there
 SHOWN = 3  # names of classes in a note
+DIGITS = set("0123456789")
 
 IMAGES = re.compile(r"(images?|imgs?|jpegimages)(_?(tr|ts|train|test|val))?", re.IGNORECASE)
 MASKS = re.compile(
@@ -74,7 +75,8 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
             told="folders of pictures could be domains with classes, or classes with groups",
         )
     groups_above = len(above) > len(below) and (_numbered(above) or not _numbered(below))
-    if _numbered(below) and not groups_above:
+    digits = below == DIGITS and set(holders.values()) == {len(above)}  # such as mnist/0 to 9 beside usps/0 to 9
+    if _numbered(below) and not groups_above and not digits:
         raise UserError(
             f"{folder} could be <domain>/<class>/<image> or <class>/<group>/<image>: folders in "
             f"{listed(sorted(above), 2)} are called by numbers ({listed(sorted(below), SHOWN)}): if these are groups, "

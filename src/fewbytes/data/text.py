@@ -23,6 +23,7 @@ from fewbytes.data.columns import plain
 from fewbytes.data.datasets import find, not_found
 from fewbytes.data.folders import TEST_NAMES, check_inside, is_stray
 from fewbytes.data.formats.delimited import check_encoding, encoding_of
+from fewbytes.data.formats.label_lists import label_lists
 from fewbytes.data.formats.yolo import yolo_places
 from fewbytes.data.frames import run_with
 from fewbytes.data.masks import holds_masks
@@ -86,8 +87,10 @@ def holds_text(name: str) -> bool:
         return False
     below = (path for path in place.glob("*/*") if not is_stray(path.parent))
     texts = any(map(_is_text, chain((place,), place.glob("*"), below)))
-    images = place.is_dir() and (is_coco(place) or bool(yolo_places(place)) or holds_masks(place))
-    return texts and (place.is_file() or not (images or source(place)))
+    if not texts or place.is_file():
+        return texts
+    kinds = is_coco, yolo_places, holds_masks, label_lists, source
+    return not any(holds(place) for holds in kinds)
 
 
 def next_tokens(name: str, documents: Documents, tokenizer: Any, length: int, only_test: bool = False) -> Dataset:

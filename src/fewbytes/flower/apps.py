@@ -188,7 +188,7 @@ def _allows(config: Mapping[str, Any]) -> Allows:
     usual = Allows()
     runs, drift = config.get("max-runs", usual.run_folders), config.get("max-drift", usual.drift)
     here = config.get("partition-id")
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         if float(drift) >= 0:  # which NaN is not
             return Allows(
                 int(runs), str(config.get("privacy-in-all", "")), float(drift), None if here is None else int(here)
