@@ -21,7 +21,13 @@ import fewbytes as fb
 
 TESTS = Path(__file__).parent
 FILE = TESTS / "verified.json"
-OVER_CASES = ("laws/", "models/test_frozen.py", "methods/test_secure.py", "process/test_every_method.py")
+OVER_CASES = (
+    "laws/",
+    "flower/test_drift.py",
+    "models/test_frozen.py",
+    "methods/test_secure.py",
+    "process/test_every_method.py",
+)
 """Where tests are over cases, or methods, by their names."""
 SLOW = {
     "device/": "all methods on a device that pretends to be another",
