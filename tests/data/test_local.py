@@ -272,7 +272,7 @@ def test_of_a_client_s_values_the_server_is_told_none(places, monkeypatch, capfd
     (places / "south" / "cells" / "train.csv").write_text("age,sex,target\n50,25,f,ill\n")
     with pytest.raises(fb.UserError, match="a table has a row with more or fewer values than the line of names"):
         deployed(places, places / "none", monkeypatch)
-        assert "50,25" not in capfd.readouterr().err
+    assert "50,25" not in capfd.readouterr().err
 
 
 def test_a_config_may_name_classes_that_the_servers_test_set_lacks(places):
