@@ -26,7 +26,7 @@ from fewbytes.data import Partition, federate, load_dataset
 from fewbytes.experiments import app
 from fewbytes.experiments.groups import GROUPS
 from fewbytes.flower.compat import app_config
-from fewbytes.flower.guarded import application_files, is_installed
+from fewbytes.flower.guarded import MANIFEST, application_files, is_installed, manifest_of
 from fewbytes.flower.node import Allows, Node
 from fewbytes.methods.parts import masks
 from fewbytes.methods.parts.averaging import Model
@@ -54,6 +54,9 @@ LOADED = ("/__init__.pyc", ".pyc", ".so", ".abi3.so", "/__main__.pyc", ".pth", "
 
 
 def bundled(files: Mapping[str, str | bytes]) -> bytes:
+    """A bundle of files with the manifest that follows from them, if none is among them."""
+    data = {name: text.encode() if isinstance(text, str) else text for name, text in files.items()}
+    files = {MANIFEST: "\n".join(manifest_of(data)), **data}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as there:
         for name, text in files.items():
@@ -63,7 +66,8 @@ def bundled(files: Mapping[str, str | bytes]) -> bytes:
 
 def bundles(_: int) -> list[Figure]:
     """Row 26: bundles with a file more, of each name that Python loads something by, or one not as installed."""
-    installed = {**application_files({"rounds": 3}), ".info/CONTENT": "apps.py,0,0"}
+    installed = application_files({"rounds": 3})
+    listed = "\n".join(manifest_of({name: text.encode() for name, text in installed.items()}))
     others = [{**installed, f"{name}{end}": b"\0"} for name in RUNS for end in LOADED]
     others += [{**installed, name: text + " "} for name, text in installed.items() if name in ("apps.py", "LICENSE")]
     others += [{k: v for k, v in installed.items() if k != name} for name in installed]
@@ -74,16 +78,22 @@ def bundles(_: int) -> list[Figure]:
     ):
         others.append({**installed, "pyproject.toml": installed["pyproject.toml"].replace(*change)})
     others.append({**installed, "pyproject.toml": app_config("fewbytes.cli.app:main", "apps:client", {})})
+    for place in ("/etc/hostname", "/dev/zero", "../key.pem"):  # which Flower would open
+        others.append({**installed, MANIFEST: f"{listed}\n{place},{'0' * 64},1"})
     taken = sum(is_installed(bundled(files)) for files in others if files != installed)
+    bombs = [
+        bundled({**installed, MANIFEST: bytes(1 << 27)}),
+        bundled({**installed, **{f"{i}.py": bytes(1 << 20) for i in range(128)}}),
+    ]
     tracemalloc.start()
-    unfolds = is_installed(bundled({**installed, ".info/CONTENT": bytes(1 << 27)}))
-    peak = tracemalloc.get_traced_memory()[1] - (1 << 27)  # but for the bomb itself
+    unfolds = any(map(is_installed, bombs))
+    peak = tracemalloc.get_traced_memory()[1]
     return [
         never(f"bundles of a server that are not the installed application, of {len(others)} kinds: run", taken),
         control("the installed application runs", str(is_installed(bundled(installed))), "True"),
         Figure(
-            "a bundle that unfolds to 128 MiB",
-            f"{'run' if unfolds else 'refused'}, with {max(0, peak) / 2**20:.1f} MiB more memory",
+            "bundles that unfold to 128 MiB, as one file and as 128",
+            f"{'run' if unfolds else 'refused'}, with {peak / 2**20:.1f} MiB more memory",
             "refused, with at most 4 MiB",
             not unfolds and peak < 4 << 20,
         ),
