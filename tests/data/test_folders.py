@@ -201,6 +201,21 @@ def test_all_ten_digits_in_each_folder_are_classes(tmp_path):
     assert load_dataset(str(tmp_path / "x")).classes == tuple("0123456789")
 
 
+@pytest.mark.parametrize(
+    ("where", "classes"),
+    [
+        ("site{d}/{s}/{c}", ("benign", "malignant")), ("{s}/center_{d}/{c}", ("normal", "tumor")),
+        ("hospital{d}/{s}/{c}", ("0", "1")), ("{s}/north{d}/{c}", ("grade 0", "grade 1", "grade 2")),
+    ],
+)  # fmt: skip
+def test_domains_and_classes_that_are_called_so_may_have_numbers(where, classes, tmp_path):
+    paths = [where.format(d=d, s=s, c=c) for d in (1, 2, 3) for s in ("train", "test") for c in classes]
+    written = write(tmp_path / "x", *paths)
+    data = load_dataset(str(tmp_path / "x"))
+    assert data.classes == classes
+    assert len(places(data, "test", written)) == 3 * len(classes)
+
+
 def test_which_folders_are_classes_is_said(tmp_path):
     write(tmp_path / "x", *(f"{domain}/{c}" for domain in ("art", "photo") for c in ("cat", "dog", "fox", "hen")))
     (note,) = load_dataset(str(tmp_path / "x")).notes

@@ -106,6 +106,16 @@ def test_ids_with_a_few_rows_each_are_refused_and_codes_with_many_are_not(rows, 
     assert any("id" in name for name in features(table(few, "y")))
 
 
+@pytest.mark.parametrize("name", ["patient_id", "subject#", "patient_nbr", "Patient", "person id"])
+@pytest.mark.parametrize("text", [False, True])
+def test_numbers_of_people_are_refused_however_many_rows_each_has(name, text):
+    whose = [i % 20 * 3 for i in range(ROWS * 20)]
+    columns = {name: [f"P{who}" for who in whose] if text else whose, "lab": LAB * 20, "y": Y * 20}
+    with pytest.raises(fb.UserError, match=r"20 .* in 800 rows, under a name such as people's numbers have.*--group"):
+        table(columns, "y")
+    assert features(table({"patient_age": whose, "lab": LAB * 20, "y": Y * 20}, "y")) == ("patient_age", "lab")
+
+
 def test_an_index_of_two_levels_is_no_feature_and_ids_of_many_digits_are_refused(tmp_path):
     frame = pandas.DataFrame({"lab": LAB, "y": Y})
     frame.set_index(pandas.MultiIndex.from_product([range(4), range(10)])).to_csv(tmp_path / "a.csv")
@@ -254,7 +264,7 @@ def test_the_usual_marks_of_missing_values_are_such_and_others_are_named():
     data = table(columns, "y", schema=Schema(missing="drop"))
     assert features(data) == ("x", "kind=a", "kind=b")
     assert len(data.train) + len(data.test) == 29
-    assert "22 values missing (11 rows left out)" in data.notes[0]
+    assert "22 values missing (11 rows left out): " in data.notes[0]
     named = table(
         columns | {"x": ["gone", *map(str, LAB[1:])]}, "y", schema=Schema(missing="mean", missing_marks=("gone", "NA"))
     )
@@ -373,12 +383,12 @@ def test_columns_are_categories_in_runs_from_the_command_line(tmp_path):
         ([i % 5 for i in range(ROWS)], (-9, 99, -8)),
         ([i % 5 + 0.5 for i in range(ROWS)], (-99, 88)),
         ([i * 7 % ROWS * 5.0 for i in range(ROWS)], (-9,)),
-        ([0, 1] * 20, (9,)),
+        ([0, 1] * 20, (-9, -99)),
     ],
 )
 def test_marks_of_missing_values_are_found_by_their_distance(values, marks):
     for found in [*((mark,) for mark in marks), marks]:
-        columns = {"x": [*values, *found], "y": [0, 1] * (len(values) // 2) + [0] * len(found)}
+        columns = {"x": [*values, *found, *found], "y": [0, 1] * (len(values) // 2) + [0, 1] * len(found)}
         named = ",".join(map(str, sorted(found)))
         with pytest.raises(fb.UserError, match=rf"is far from all other values.*--missing-marks NA,{named}\)"):
             table(columns, "y")
@@ -388,8 +398,18 @@ def test_marks_of_missing_values_are_found_by_their_distance(values, marks):
         assert f"{', '.join(map(str, sorted(found)))} far from all others in 'x'" in kept.notes[0]
 
 
+@pytest.mark.parametrize("mark", [-999, 999, 8888])
+def test_once_is_enough_of_a_mark_that_is_very_far(mark):
+    with pytest.raises(fb.UserError, match="is far from all other values"):
+        table({"x": [*(i * 7 % 60 + 20 for i in range(ROWS - 1)), mark], "y": Y}, "y")
+
+
 def test_no_mark_is_what_lies_among_others_or_where_the_servers_values_do():
-    for x in ([*range(-20, 19), -9], [*range(60, 99), 99], [i % 4 for i in range(39)] + [9]):
+    for x in (
+        [*range(-20, 19), -9], [*range(60, 99), 99], [i % 4 for i in range(39)] + [9], [0, 1] * 19 + [9, 9],
+        [0] * 36 + [1, 2, 88, 99], [0] * 30 + [1, 2, 3, 4, 5, 6, 7, 8, 99, 99], [*range(0, 117, 3), -9],
+        [*(91 + i * 7 for i in range(39)), 999], [101, 205] * 19 + [999, 999],
+    ):  # fmt: skip
         assert "x" in features(table({"x": [v + 0.0 for v in x], "y": Y}, "y", columns=["x"]))
     server = table({"x": [i * 2 % 101 + 0.5 for i in range(200)], "y": [i % 100 for i in range(200)]}, "y")
     old = {"x": [80.5, 81.5, 82.5, 99.0] * 10, "y": [1.0, 2.0] * 20}

@@ -25,7 +25,9 @@ MARKS = sorted(
     {9, *(-int(d * n) for d in "789" for n in range(1, 9)), *(int(d * n) for d in "789" for n in range(2, 9))}
 )
 """Numbers that often stand for a missing value."""
-APART = 2  # times the range of all other values, and 1 at least, of such a number from them
+APART, ALONE = 2, 5  # times the range of all other values, and 1 at least, of such a number from them; of a single one
+VARIED = 5  # different values at least, of which one above them is apart
+LARGE = 77  # a number below zero, of which once is enough
 USUAL = 3  # standard deviations from the mean of the run's table, within which values are no marks
 
 SHORT = 100_000  # rows; of a table with fewer, which may have many columns, numbers are converted once
@@ -260,8 +262,9 @@ class Table:
             )
 
     def _far_marks(self, name: str, values: NDArray[np.float64]) -> list[int]:
-        """The numbers in a column that seem to stand for a missing value: apart from all others, or the only ones below
-        zero. A class's number is none, where the run's table has told the classes."""
+        """The numbers in a column that seem to stand for a missing value: several times there and apart from all
+        others, or the only ones below zero. A class's number is none, where the run's table has told the classes; nor
+        is one above others that are few, or mostly equal, as counts and pixels are."""
         if name in self.schema.target and self.schema.learns == "classes":
             return []
         marks = [mark for mark in MARKS if mark != 9 or name not in self.schema.target]
@@ -273,8 +276,17 @@ class Table:
         mean, deviation = self.schema.numbers.get(name, NOT_SCALED)
         if (mean, deviation) != NOT_SCALED:
             low, high = min(low, mean - USUAL * deviation), max(high, mean + USUAL * deviation)
-        gap = APART * max(high - low, 1)
-        return [int(v) for v in np.unique(values[there]) if v < 0 <= low or max(low - v, v - high) > gap]
+        reach = max(high - low, 1)
+        different, times = np.unique(others, return_counts=True)
+        varied = len(different) >= VARIED and 2 * times.max() <= len(others)
+
+        def stands_apart(v: float, count: int) -> bool:
+            if v < 0 <= low and (count > 1 or v <= -LARGE):
+                return True
+            return (varied or v < 0) and max(low - v, v - high) > (APART if count > 1 else ALONE) * reach
+
+        found = zip(*np.unique(values[there], return_counts=True), strict=True)
+        return [int(v) for v, count in found if stands_apart(v, count)]
 
 
 def as_arrow(frame: Any) -> pa.Table:

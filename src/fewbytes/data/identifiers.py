@@ -23,9 +23,13 @@ WORDS = frozenset(
     )
 )  # fmt: skip
 """A column is named like an identifier if the last word of its name is one of these."""
+PEOPLE = frozenset(("patient", "patients", "subject", "participant", "person"))
+"""And like those of people, however many rows each has, if one of these is in it: what is learnt of them is who they
+are."""
 NUMBERS = frozenset(
     (
-        "idx", "index", "key", "no", "nr", "num", "number", "row", "rows", "rowid", "rownum", "rowname", "rownames",
+        "idx", "index", "key", "matricule", "nbr", "no", "nr", "num", "sno",
+        "number", "row", "rows", "rowid", "rownum", "rowname", "rownames",
         "serial", "nummer", "aktenzeichen",
     )
 )  # fmt: skip
@@ -48,7 +52,7 @@ def check_no_identifier(table: Table, features: list[str]) -> None:
         if why := _names_rows(table, name):
             shown = shlex.quote(name)
             others = shlex.quote(",".join(features) if len(features) <= 3 else features[0] + ",…")
-            own = _called(name) == "identifiers" and not table.schema.group
+            own = _called(name) in ("identifiers", "people's numbers") and not table.schema.group
             kept = "" if not own else f", keep rows of one value together (--group {shown})"
             raise table.refused(
                 name,
@@ -88,7 +92,7 @@ def _told_apart(what: str, different: int, rows: int, called: str) -> str:
         return ""
     if different == rows:
         return f"{what} that are all different, under a name such as {called} have"
-    few = called == "identifiers" and different * REPEATED >= rows
+    few = called == "people's numbers" or (called == "identifiers" and different * REPEATED >= rows)
     return f"{different} {what} in {rows} rows, under a name such as {called} have" if few else ""
 
 
@@ -106,8 +110,10 @@ def _whole_numbers(table: Table, name: str) -> NDArray[Any]:
 
 
 def _called(name: str) -> str:
-    """Whether a column is called like "identifiers", or "numbers of rows", or neither."""
+    """Whether a column is called like "people's numbers", "identifiers", or "numbers of rows", or nothing."""
     words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+    if PEOPLE.intersection(words) and (len(words) == 1 or words[-1] in WORDS | NUMBERS):
+        return "people's numbers"
     for known, what in ((WORDS, "identifiers"), (NUMBERS, "numbers of rows")):
         if words and (words[-1] in known or "".join(words) in known or (known is WORDS and words[0] in ("id", "uid"))):
             return what

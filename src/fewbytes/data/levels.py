@@ -14,6 +14,12 @@ Parts = tuple[str, ...]  # the names of the folders that an image lies in, but f
 Places = dict[Parts, list[Path]]  # and the images there
 SHOWN = 3  # names of classes in a note
 DIGITS = set("0123456789")
+KINDS = re.compile(r"(class|grade|stage|type|level|category|label|digit)e?s?[ _-]?\d+", re.IGNORECASE)
+"""What is called so, with a number, is a class and no patient."""
+DOMAINS = re.compile(
+    r"(site|hospital|cent(er|re)|clinic|institution|domain|client|scanner|camera|device)s?[ _-]?\w{1,3}", re.IGNORECASE
+)
+"""And so a domain."""
 
 IMAGES = re.compile(r"(images?|imgs?|jpegimages)(_?(tr|ts|train|test|val))?", re.IGNORECASE)
 MASKS = re.compile(
@@ -74,9 +80,10 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
             f"as {once}/ is in one only: {REMEDY}",
             told="folders of pictures could be domains with classes, or classes with groups",
         )
-    groups_above = len(above) > len(below) and (_numbered(above) or not _numbered(below))
+    domains = all(map(DOMAINS.fullmatch, above))
+    groups_above = not domains and len(above) > len(below) and (_numbered(above) or not _numbered(below))
     digits = below == DIGITS and set(holders.values()) == {len(above)}  # such as mnist/0 to 9 beside usps/0 to 9
-    if _numbered(below) and not groups_above and not digits:
+    if _numbered(below) and not groups_above and not digits and not domains:
         raise UserError(
             f"{folder} could be <domain>/<class>/<image> or <class>/<group>/<image>: folders in "
             f"{listed(sorted(above), 2)} are called by numbers ({listed(sorted(below), SHOWN)}): if these are groups, "
@@ -95,6 +102,8 @@ def meaning(folder: Path, splits: Mapping[str, Places]) -> Reading:
 
 def _numbered(names: set[str]) -> bool:
     """Whether names differ in their numbers alone, as those of patients may."""
+    if all(map(KINDS.fullmatch, names)):
+        return False
     return all(re.search(r"\d", name) for name in names) and len({re.sub(r"\d+", "", name) for name in names}) == 1
 
 

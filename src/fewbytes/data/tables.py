@@ -291,8 +291,10 @@ def _groups(schema: Schema) -> tuple[str, ...] | None:
     return (f"below {cuts[0]}", *(f"{a} to {b}" for a, b in pairwise(cuts)), f"from {cuts[-1]}")
 
 
-def _note(name: str, table: Table, schema: Schema, kept: NDArray[np.bool_], gone: int, more: Sequence[str]) -> str:
-    """What became of a table of the data set of that name, of which so many values are missing, in one line."""
+def _note(
+    name: str, table: Table, schema: Schema, kept: NDArray[np.bool_], gone: dict[str, int], more: Sequence[str]
+) -> str:
+    """What became of a table of the data set of that name, in whose columns so many values are missing, in one line."""
     used = [name for name in schema.numbers if name not in schema.target]
     found = f"{len(used)} of numbers, {len(schema.categories)} of categories"
     parts = [f"{len(table):,} rows, {len(used) + len(schema.categories):,} columns used ({found})", *table.said, *more]
@@ -309,7 +311,9 @@ def _note(name: str, table: Table, schema: Schema, kept: NDArray[np.bool_], gone
         how = (
             f"{int((~kept).sum()):,} rows left out" if schema.missing == "drop" else "the column's mean, or no category"
         )
-        parts.append(f"{gone:,} values missing ({how})")
+        most = sorted(gone.items(), key=lambda item: -item[1])
+        where = listed([f"{count:,} in {column!r}" for column, count in most], COLUMNS)
+        parts.append(f"{sum(gone.values()):,} values missing ({how}): {where}")
     else:
         parts.append("no value missing")
     file = Path(table.where).name
@@ -395,21 +399,22 @@ def _samples(table: Table, schema: Schema, kept: NDArray[np.bool_]) -> NDArray[n
     return x
 
 
-def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], int]:
-    """(which rows are used, how many values are missing). Raises UserError for a missing value where none may be."""
-    kept, count = np.ones(len(table), dtype=bool), 0
+def _kept(table: Table, schema: Schema) -> tuple[NDArray[np.bool_], dict[str, int]]:
+    """(which rows are used, by column how many values are missing). Raises UserError for a missing value where none may
+    be."""
+    kept, gone = np.ones(len(table), dtype=bool), dict[str, int]()
     for name in dict.fromkeys((*schema.numbers, *schema.categories, *schema.target)):
         missing = table.missing(name)
         if not missing.any():
             continue
-        count += int(missing.sum())
+        gone[name] = int(missing.sum())
         if schema.missing == "drop":
             kept &= ~missing
         elif schema.missing == "refuse" or name in schema.target:
             also = ", or --missing mean" if name not in schema.target else ""
             remedy = f"fill it in, or {run_with('--missing drop')}{also}"
             raise table.lacking(name, missing, remedy)
-    return kept, count
+    return kept, gone
 
 
 def _in_order(values: Iterable[str]) -> list[str]:
