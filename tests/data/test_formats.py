@@ -16,6 +16,7 @@ from fewbytes.data import load_dataset
 from fewbytes.data.formats.arrays import read_arrays
 from fewbytes.data.formats.label_lists import read_label_lists
 from fewbytes.data.images import read_image
+from fewbytes.data.schema import Schema
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +193,7 @@ def test_a_table_of_labels_may_name_dicom(tmp_path):
     folder = dicoms(tmp_path / "x", CT, {}, CT, {})
     rows = "".join(f"MEIER{i},{'benign' if i < 2 else 'malignant'}\n" for i in range(4))
     (folder / "train.csv").write_text("image,dx\n" + rows)
-    data = load_dataset(str(folder))
+    data = load_dataset(str(folder), schema=Schema(target=("dx",)))
     assert data.classes == ("benign", "malignant")
     assert {float(x) for split in (data.train, data.test) for x in split.load()[0][:, 0, 0, 0]} == {-1024, 0}
 

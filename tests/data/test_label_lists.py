@@ -56,10 +56,49 @@ def test_the_target_that_is_named_is_learnt_of_many_columns(tmp_path):
     assert labels(read(tmp_path, "dx")) == dict(enumerate(frame["dx"]))
     with pytest.raises(UserError, match=r"no column 'dxx' \(did you mean 'dx'"):
         read(tmp_path, "dxx")
-    folders = read(tmp_path)
-    assert folders.classes == ("p1", "p2")
-    assert "HAM10000_metadata.csv names these pictures, and is not used" in folders.notes[-1]
     assert client_folders(str(tmp_path)) == [tmp_path]
+
+
+@pytest.mark.parametrize(
+    "places",
+    [["part_1/{}.png", "part_2/{}.png"], ["images_001/images/{}.png", "images_002/images/{}.png"], ["img/{}.png"]],
+)
+@pytest.mark.parametrize("table", ["labels.csv", "train.csv"])
+def test_folders_that_pictures_were_cut_into_are_no_classes(places, table, tmp_path):
+    images(tmp_path, [places[i % len(places)].format(name) for i, name in enumerate(IDS)])
+    frame = pandas.DataFrame({"image_id": IDS, "dx": ["mel", "nv"] * 6, "age": 7})
+    frame.to_csv(tmp_path / table, index=False)
+    with pytest.raises(UserError, match=r"--target COLUMN\), or, if the folders .* keep the table elsewhere") as error:
+        read(tmp_path)
+    assert "dx" not in error.value.told
+    assert labels(read(tmp_path, "dx")) == dict(enumerate(frame["dx"]))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"age": range(20, 32)}, {"patient": [f"p{i // 2}" for i in range(12)]}, {"split": ["train", "test"] * 6},
+        {"smokes": [0, 1, 1] * 4, "old": [1, 0, 0] * 4},
+    ],
+)  # fmt: skip
+def test_a_table_of_anything_beside_folders_of_classes_does_not_take_over(column, tmp_path):
+    images(tmp_path, [f"{'ab'[i % 2]}/{name}.png" for i, name in enumerate(IDS)])
+    pandas.DataFrame({"file": IDS, **column}).to_csv(tmp_path / "more.csv", index=False)
+    with pytest.raises(UserError, match="keep the table elsewhere"):
+        read(tmp_path)
+    (tmp_path / "more.csv").unlink()
+    assert read(tmp_path).classes == ("a", "b")
+
+
+@pytest.mark.parametrize("more", [{}, {"age": 7, "sex": "f"}])
+def test_folders_whose_names_a_table_repeats_are_the_classes(more, tmp_path):
+    places = [f"{('train', 'test')[i // 8]}/{'ab'[i % 2]}/{name}.png" for i, name in enumerate(IDS)]
+    pandas.DataFrame({"file": places, "label": ["A", "B"] * 6, **more}).to_csv(
+        images(tmp_path, places) / "train.csv", index=False
+    )
+    data = read(tmp_path)
+    assert (data.classes, len(data.train), len(data.test)) == (("a", "b"), 8, 4)
+    assert "train.csv names these pictures, and is not used" in data.notes[-1]
 
 
 def test_train_csv_beside_pictures_is_their_labels_and_no_table(tmp_path):

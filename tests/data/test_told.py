@@ -206,6 +206,8 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     ),
     "a table of several labels": lambda p: (_listed(p, f"{MARK}_0.png,1"),
         (p / f"{MARK}.csv").write_text(f"file,{MARK},x\n{MARK}_0.png,p,{MARK}\n{MARK}_1.png,{MARK},q\n")),
+    "a table beside folders of classes": lambda p: (pictures(p, (MARK, "b")).joinpath(f"{MARK}.csv")
+        .write_text(f"file,{MARK}\n{MARK}/{MARK}_0.png,{MARK}3\nb/{MARK}_0.png,7\n")),
     "several masks": lambda p: (_masks(p), (p / "train" / "masks" / f"{MARK}0_mask.png").write_bytes(png(1))),
     "masks of other values": _masks_unlike,
     "masks with names left out": lambda p: (_masks(p), (p / "classes.txt").write_text(f"a\n\n{MARK}\n")),

@@ -26,7 +26,7 @@ from fewbytes.data.decoding import decoded
 from fewbytes.data.folders import TEST_NAMES, check_inside, holds_classes, holds_files, is_stray, subfolders
 from fewbytes.data.formats.arrays import SUFFIXES as ARRAYS
 from fewbytes.data.formats.arrays import is_arrays, read_arrays
-from fewbytes.data.formats.label_lists import Uncertain, label_lists, read_label_lists, unclear
+from fewbytes.data.formats.label_lists import Uncertain, classes_by_folders, label_lists, read_label_lists
 from fewbytes.data.formats.yolo import read_yolo, yolo_places
 from fewbytes.data.images import cache_folder, squared
 from fewbytes.data.masks import holds_masks, read_masks
@@ -111,13 +111,11 @@ def load_dataset(
         return read_masks(name, folder, image_size, only_test)
     meant = schema or Schema()
     lists = label_lists(folder, meant)
-    if lists and (lists["train"].learnt or meant.target):
+    if lists and (meant.target or not classes_by_folders(lists["train"])):
         return read_label_lists(name, folder, image_size, meant, uncertain)
-    if not (folder / "train").is_dir() and (files := table_files(folder, only_test)):
+    if not lists and not (folder / "train").is_dir() and (files := table_files(folder, only_test)):
         if folder.is_dir():
             check_inside(folder, files.values())
-        if lists:
-            raise unclear(lists["train"], meant)
         return read_table(name, files, meant, only_test)
     if is_arrays(folder):
         return read_arrays(name, folder, only_test)

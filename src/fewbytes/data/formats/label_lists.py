@@ -19,7 +19,7 @@ from fewbytes.base.errors import UserError, listed
 from fewbytes.data.clients import Dataset, split_off_test
 from fewbytes.data.columns import FEW, is_number, plain
 from fewbytes.data.decoding import decoded
-from fewbytes.data.folders import SUFFIXES, TEST_NAMES, check_inside, is_stray
+from fewbytes.data.folders import SUFFIXES, TEST_NAMES, check_inside, is_stray, splits_among
 from fewbytes.data.formats import dicom, nifti
 from fewbytes.data.frames import Table
 from fewbytes.data.identifiers import index_columns
@@ -70,15 +70,50 @@ def label_lists(folder: Path, schema: Schema | None = None) -> dict[str, LabelLi
     return {"train": trains[0], **({"test": tests[0]} if tests else {})} if trains else {}
 
 
-def unclear(each: LabelList, schema: Schema) -> UserError:
+def classes_by_folders(each: LabelList) -> bool:
+    """Whether the folders of images are their classes though a table names them: one of its columns says the names of
+    these folders. Raises UserError if none does and folders may still be the classes, or it does not follow from the
+    table what is learnt."""
+    folders = _folders(each)
+    if each.learnt and len({*folders}) < 2:
+        return False
+    for place in each.table.names.values():
+        with suppress(pa.ArrowException):  # of values that are no texts
+            texts = [text.strip().casefold() for text in _as_texts(each.table.data.column(place))]
+            rows = zip(texts, folders, each.found, strict=True)
+            if all(text in parts for text, parts, path in rows if path):
+                return True
+    raise _unclear(each, folders)
+
+
+def _folders(each: LabelList) -> list[tuple[str, ...]]:
+    """The folders that each row's image lies in, in small letters, but those that name splits, and `images`; nothing
+    for those of a patient."""
+    within = [path.relative_to(each.path.parent).parts[:-1] if path else () for path in each.found]
+    among = _splits_by_level(within)
+    return [
+        ()
+        if any(map(PATIENT.fullmatch, parts))
+        else tuple(n.casefold() for k, n in enumerate(parts) if n not in among[k] and n.lower() != "images")
+        for parts in within
+    ]
+
+
+def _splits_by_level(within: Sequence[tuple[str, ...]]) -> list[dict[str, tuple[str, str]]]:
+    """Of folders in folders by level, the names that mean splits."""
+    deepest = max(map(len, within), default=0)
+    return [splits_among({parts[k] for parts in within if len(parts) > k}) for k in range(deepest)]
+
+
+def _unclear(each: LabelList, folders: Sequence[tuple[str, ...]]) -> UserError:
     """What to raise for a table that names images, of which it does not follow what is learnt."""
     others = [name for name in each.table.names if name != each.naming]
-    if missing := [name for name in schema.target if name not in others]:
-        return no_column(str(each.path), missing[0], others, "name one that is there (--target)")
+    remedy = "say which is learnt (--target COLUMN)"
+    if any(folders):
+        remedy += ", or, if the folders that images lie in are the classes, keep the table elsewhere"
     return UserError(
-        f"{each.path} names images by column {each.naming!r}, and has the columns {listed(others)}: say which is "
-        "learnt (--target COLUMN)",
-        told="a table that names images has several other columns: say which is learnt (--target COLUMN)",
+        f"{each.path} names images by column {each.naming!r}, and has the columns {listed(others)}: {remedy}",
+        told=f"a table names images, and what is learnt does not follow from it: {remedy}",
     )
 
 
@@ -97,8 +132,13 @@ def read_label_lists(
     """
     how = schema or Schema()
     lists = label_lists(folder, how)
-    if not lists or not lists["train"].learnt:
-        raise unclear(lists["train"], how) if lists else UserError(f"{folder} has no table that names its images")
+    if not lists:
+        raise UserError(f"{folder} has no table that names its images")
+    if not (first := lists["train"]).learnt:
+        others = [each for each in first.table.names if each != first.naming]
+        if missing := [each for each in how.target if each not in others]:
+            raise no_column(str(first.path), missing[0], others, "name one that is there (--target)")
+        raise _unclear(first, _folders(first))
     meaning = _Meaning.of(lists["train"], how)
     files, labels, groups, notes = {}, {}, {}, list[str]()
     for split, each in lists.items():
