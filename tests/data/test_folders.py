@@ -239,6 +239,18 @@ def test_pictures_beside_masks_are_no_classes(places, tmp_path):
     assert load_dataset(str(tmp_path / "y")).classes == ("mask", "none")
 
 
+@pytest.mark.parametrize("mask", ["{}_mask.png", "{}_mask_1.png", "{}_segmentation.bmp", "{}_MASK.PNG"])
+def test_masks_beside_pictures_are_passed_over_and_said(mask, tmp_path):
+    written = write(tmp_path / "x", "benign", "malignant", count=6)
+    for place in ("benign", "malignant"):
+        for i in range(6):
+            Image.new("L", (4, 4), 255).save(tmp_path / "x" / place / mask.format(i))
+    Image.new("L", (4, 4), 100).save(tmp_path / "x" / "benign" / "gas_mask.png")  # of no picture
+    data = load_dataset(str(tmp_path / "x"))
+    assert sorted(greys(data, "train") + greys(data, "test")) == [*written, 100]
+    assert "passed over: 12 masks of pictures" in data.notes[-1]
+
+
 # Stray files ----------------------------------------------------------------------------------------------------------
 
 

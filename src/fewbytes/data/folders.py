@@ -31,6 +31,7 @@ _SPLIT = re.compile(
 _WORD = r"(train|trn|test|tst|validation|valid|val|eval)(?:ing|uation)?(?:[_ -]?(?:set|split|images?|imgs?|data))?"
 _ENDS = re.compile(rf"(?i:(.*?[_ .\-\d]){_WORD})")
 _BEGINS = re.compile(rf"(?:(?i:{_WORD})([A-Z\d]|(?i:[_ .\-].*)))")
+_MASK = re.compile(r"(.+)(?:_mask|_segmentation)(?:_\d+)?")
 _TESTS = (*TEST_NAMES, "eval")
 
 Labelled = list[tuple[Path, str]]  # images and the names of their classes
@@ -51,6 +52,7 @@ class _Walked:
     images: dict[Parts, list[Path]] = field(default_factory=dict)
     without: list[str] = field(default_factory=list)  # folders with no image below them
     others: int = 0  # files that are no images
+    masks: int = 0  # beside their pictures
     nowhere: int = 0  # links to what is not there
 
 
@@ -199,6 +201,9 @@ def _walked(folder: Path) -> _Walked:
         folders = [entry for entry in entries if entry.is_dir()]
         images = [entry for entry in entries if entry not in folders and _is_image(entry)]
         walked.others += len(entries) - len(folders) - len(images)
+        masks = _masks(images)
+        walked.masks += len(masks)
+        images = [image for image in images if image not in masks]
         if len(parts) > 1 and is_series(images):
             check_inside(folder, images)
             walked.images.setdefault(parts[:-1], []).append(place)
@@ -228,12 +233,21 @@ def _is_image(path: Path) -> bool:
     return path.name.lower().endswith((*SUFFIXES, *dicom.SUFFIXES, *nifti.SUFFIXES)) and not is_stray(path)
 
 
+def _masks(images: Sequence[Path]) -> set[Path]:
+    """Those that lie beside the picture that they are masks of: `x_mask.png` or `x_mask_1.png` beside `x.png`."""
+    stems = {path: path.name.lower().removesuffix(".gz").rpartition(".")[0] for path in images}
+    names = {*stems.values()}
+    return {path for path, stem in stems.items() if (found := _MASK.fullmatch(stem)) and found[1] in names}
+
+
 def _images(folder: Path) -> bool:
     return folder.is_dir() and any(_is_image(path) for path in folder.iterdir())
 
 
 def _passed_over(walked: _Walked, pictures: Sequence[tuple[str, int]]) -> str:
     said = [f"{count} {what}" for what, count in pictures if count]
+    if walked.masks:
+        said.append(f"{walked.masks} masks of pictures")
     if walked.without:
         said.append(f"folders without pictures: {listed(walked.without, 3)}")
     if walked.nowhere:
