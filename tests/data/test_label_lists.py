@@ -101,6 +101,25 @@ def test_folders_whose_names_a_table_repeats_are_the_classes(more, tmp_path):
     assert "train.csv names these pictures, and is not used" in data.notes[-1]
 
 
+@pytest.mark.parametrize("test", ["test", "valid", "Testing", "val_images"])
+@pytest.mark.parametrize("place", ["{}/{}.png", "data/{}/x/{}.png"])
+def test_a_list_keeps_the_splits_that_folders_have(test, place, tmp_path):
+    splits = ["train" if test.islower() else "Training", test, "eval"]
+    names = [place.format(splits[0 if i < 3 else 1 if i < 10 else 2], name) for i, name in enumerate(IDS)]
+    frame = pandas.DataFrame({"file": names, "y": ["a", "b"] * 6, "patient": [f"p{i // 3}" for i in range(12)]})
+    frame.to_csv(images(tmp_path, names) / "list.csv", index=False)
+    data = read(tmp_path, "y")
+    pixels = [(split.load()[0][:, 0, 0, 0] * 255).round().int().tolist() for split in (data.train, data.test)]
+    assert pixels == [[0, 1, 2], [3, 4, 5, 6, 7, 8, 9]]
+    assert labels(data) == {i: "ab"[i % 2] for i in range(10)}
+    assert "3 for training and 7 for testing by their folders; passed over: 2 in other folders" in data.notes[0]
+    frame.assign(patient="p").to_csv(tmp_path / "list.csv", index=False)
+    with pytest.raises(UserError, match="same values of 'patient'"):
+        read(tmp_path, "y", group="patient")
+    frame.assign(y=frame["y"].where(frame.index < 3)).to_csv(tmp_path / "list.csv", index=False)  # as of a contest
+    assert labels(read(tmp_path, "y")) == {0: "a", 1: "b", 2: "a"}
+
+
 def test_train_csv_beside_pictures_is_their_labels_and_no_table(tmp_path):
     images(tmp_path, [f"train_images/{name}.png" for name in IDS[:10]])
     images(tmp_path, [f".cache/{name}.png" for name in IDS[:10]])

@@ -105,6 +105,16 @@ def _splits_by_level(within: Sequence[tuple[str, ...]]) -> list[dict[str, tuple[
     return [splits_among({parts[k] for parts in within if len(parts) > k}) for k in range(deepest)]
 
 
+def _published(folder: Path, found: Sequence[Path], kept: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
+    """Which of the rows that count are for training and for testing, by the outermost folders of their images that say
+    so; nothing if these do not say both."""
+    within = [path.relative_to(folder).parts[:-1] if keep else () for path, keep in zip(found, kept, strict=True)]
+    among = _splits_by_level(within)
+    splits = np.array([next((among[k][n][0] for k, n in enumerate(each) if n in among[k]), "") for each in within])
+    test = next((name for name in (*TEST_NAMES, "eval") if name in splits), "")
+    return {"train": splits == "train", "test": splits == test} if test and "train" in splits else {}
+
+
 def _unclear(each: LabelList, folders: Sequence[tuple[str, ...]]) -> UserError:
     """What to raise for a table that names images, of which it does not follow what is learnt."""
     others = [name for name in each.table.names if name != each.naming]
@@ -125,10 +135,11 @@ def read_label_lists(
     One column names the images, by their path or name, with a suffix or without. The columns learnt are the schema's
     target; by default all others whose values are 0, 1, nothing or -1, or the only other one. One column of texts or
     whole numbers is of classes; several, of which each row has a single 1, are classes, too (ISIC); others are labels,
-    of which any may hold, and nothing stands for 0 (CheXpert), as it does in a single one of them. Of labels that are
-    `uncertain`, -1, is said whether they are 0, 1, or their rows left out. None of the values of the schema's group,
-    and no patient whose folder is called so, is both in training and in a test split that is split off. Raises
-    UserError for a row whose image is not there, and for numbers that are no classes.
+    of which any may hold, and nothing stands for 0 (CheXpert), as it does in a single one of them. Of one table, images
+    in folders called train and test, or alike, are for training and for testing. Of labels that are `uncertain`, -1, is
+    said whether they are 0, 1, or their rows left out. None of the values of the schema's group, and no patient whose
+    folder is called so, is both in training and in a test split that is split off. Raises UserError for a row whose
+    image is not there, and for numbers that are no classes.
     """
     how = schema or Schema()
     lists = label_lists(folder, how)
@@ -146,9 +157,16 @@ def read_label_lists(
         values, kept, said = meaning.values(each.table, uncertain)
         if not kept.any():
             raise refused(str(each.path), "has no row with a label", "add some")
-        files[split] = [path for path, keep in zip(found, kept, strict=True) if keep]
-        labels[split], groups[split] = values[kept], _groups(each, how, files[split], kept)
-        parts = [f"{each.path.name}: {len(files[split])} images by column {each.naming!r}", *each.table.said]
+        published = _published(folder, found, kept) if len(lists) == 1 else {}
+        for part, rows in (published or {split: kept}).items():
+            files[part] = [path for path, keep in zip(found, rows, strict=True) if keep]
+            labels[part], groups[part] = values[rows], _groups(each, how, files[part], rows)
+        count = sum(len(files[part]) for part in published or (split,))
+        parts = [f"{each.path.name}: {count} images by column {each.naming!r}", *each.table.said]
+        if published:
+            passed = int(kept.sum()) - count
+            said.append(f"{len(files['train'])} for training and {len(files['test'])} for testing by their folders")
+            said += [f"passed over: {passed} in other folders"] if passed else []
         notes.append("; ".join([*parts, meaning.words(), *said]))
     check_inside(folder, [path for paths in files.values() for path in paths])
     numbers = {split: np.arange(len(paths), dtype=np.int64) for split, paths in files.items()}
@@ -165,7 +183,7 @@ def read_label_lists(
         notes += said
     elif how.group and (both := {*groups["train"]} & {*groups["test"]}):
         raise UserError(
-            f"{lists['test'].path} and {lists['train'].path} have the same values of {how.group!r} "
+            f"{folder}: images for training and for testing have the same values of {how.group!r} "
             f"({listed(sorted(both), 5)}): keep each in one",
             told=f"training and test have {len(both)} values of {how.group!r} in common: keep each in one",
         )
