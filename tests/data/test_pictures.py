@@ -311,11 +311,36 @@ def test_numbers_of_classes_stay_as_they_are_and_255_is_none(tmp_path):
     )
 
 
+def test_255_beside_some_small_numbers_is_none_and_said(tmp_path):
+    write_masks(tmp_path, (0, 1, 5, 15, 255))
+    data = load_dataset(str(tmp_path))
+    assert data.classes == ("0", "1", "5", "15")
+    assert np.unique(data.train.targets).tolist() == [0, 1, 2, 3, 255]
+    assert data.notes[0].endswith("0, 1, 5, 15, 255: these are classes 0 to 3, but 255, which is none")
+
+
+@pytest.mark.parametrize("count", [10, 1])
+def test_numbers_from_1_have_their_names_in_order(count, tmp_path):
+    """As Oxford-IIIT Pets, also where one split alone has all of them."""
+    write_masks(tmp_path / "test", (2, 3), count=count)
+    numbers = write_masks(tmp_path, (1, 2, 3), "pet\nbackground\nborder")
+    (tmp_path / "test" / "train" / "images").rename(tmp_path / "test" / "images")
+    (tmp_path / "test" / "train" / "masks").rename(tmp_path / "test" / "masks")
+    (tmp_path / "test" / "train").rmdir()
+    data = load_dataset(str(tmp_path))
+    assert data.classes == ("pet", "background", "border")
+    assert (data.train.targets.numpy() == numbers).all()
+    assert np.unique(data.test.targets).tolist() == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("found", "named", "meant"),
     [
         ([0], None, None), ([0], 2, None), ([0, 255], 1, None), ([0, 255], 2, (0, 255)), ([255], 2, (0, 255)),
         ([0, 2], 3, None), ([0, 1, 255], 2, None), ([0, 1, 255], None, None), ([1, 2], None, (1, 2)),
+        ([0, 1, 5, 15, 255], None, (0, 1, 5, 15)), ([0, 2, 255], None, (0, 2)), ([1, 2, 255], None, (1, 2)),
+        ([0, 1, 5, 15, 255], 21, None), ([0, 127, 255], None, (0, 127, 255)), ([0, 127, 255], 3, (0, 127, 255)),
+        ([5, 255], None, (5, 255)), ([1, 2, 3], 3, (1, 2, 3)), ([1, 2, 3, 255], 3, (1, 2, 3)), ([1, 2], 2, (1, 2)),
     ],
 )  # fmt: skip
 def test_what_values_of_masks_mean(found, named, meant):
@@ -328,7 +353,10 @@ def test_what_values_of_masks_mean(found, named, meant):
         ((0, 128, 255), "a\nb", "names 2 classes.*0, 128, 255"),
         ((0, 255), "a\nb\nc", "names 3 classes.*0, 255"),
         ((255,), "a", "names 1 classes.*255"),
-        ((1, 2), "a\nb", "names 2 classes.*1, 2"),  # as a site with 1 alone would have class b
+        # without 0, some of the numbers may be counted from 0, or from 1 as elsewhere
+        ((1,), "a\nb", "values 1, which do not say which of 2"),
+        ((1, 2), "a\nb\nc", "values 1, 2, which do not say which of 3"),
+        ((0, 2, 5), "a\nb\nc", "values 0, 2, 5, which do not say which of 3"),  # 2 may be the third
         (tuple(range(0, 250, 6)), None, "42 values"),
     ],
 )

@@ -36,9 +36,10 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
     255 is none.
 
     Where the only values beside 0 and 255 are none, or values lie far apart (0, 128, 255), each value is a class, in
-    their order (`class_values`). Images (channels, height, width) are of one size, or scaled and cut to `size` pixels a
-    side (masks by the nearest); uint8, or float32 if they are deeper than 8 bits. Classes are named by the lines of
-    `classes.txt`, else by the values of masks. Without test images a fifth of the training images is for testing.
+    their order, and beside small numbers (0, 1, 5, 255) all but 255 (`class_values`). Images (channels, height, width)
+    are of one size, or scaled and cut to `size` pixels a side (masks by the nearest); uint8, or float32 if they are
+    deeper than 8 bits. Classes are named by the lines of `classes.txt`, else by the values of masks. Without test
+    images a fifth of the training images is for testing.
     Raises UserError naming the file that is missing, cannot be read or differs in size, and for values that are no
     classes, or not the same ones in both splits.
     """
@@ -57,7 +58,7 @@ def read_masks(name: str, folder: Path, size: int | None, only_test: bool = Fals
     if meant is None:
         classes = names or tuple(map(str, range(max(value for value in found if value != IGNORED_PIXEL) + 1)))
     else:
-        number = np.zeros(256, np.uint8)
+        number = np.full(256, IGNORED_PIXEL, np.uint8)
         number[list(meant)] = np.arange(len(meant), dtype=np.uint8)
         pairs = [(images, number[masks]) for images, masks in pairs]
         classes = names or tuple(map(str, meant))
@@ -78,19 +79,31 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
     none.
 
     `found`: all values that are there, ascending; `named`: how many classes classes.txt names. Values that leave out
-    numbers are a class each, and 0 and 255 are two classes. Raises UserError for other values than are named, for 0 and
-    255 where more than two are, and for those of a grey picture.
+    numbers are a class each, but for 255 beside small ones, and 0 and 255 are two classes. Numbers from 1 to as many as
+    are named are these classes. Raises UserError for other values than are named, for 0 and 255 where more than two
+    are, for some of the numbers that are named without 0, which may be counted from 0 or from 1, and for those of a
+    grey picture.
     """
     numbers = [value for value in found if value != IGNORED_PIXEL]
     binary = _binary(found) and named != 1
     in_a_row = numbers == list(range(len(numbers)))
-    if numbers and not binary and (in_a_row if named is None else max(numbers) < named):
+    if named and numbers == list(range(1, named + 1)):
+        return tuple(numbers)
+    from_0 = in_a_row if named is None else numbers and max(numbers) < named
+    if numbers and not binary and from_0 and 0 in numbers:
         return None
     if binary and named in (None, 2):
         return (0, IGNORED_PIXEL)
     # of those values fewer, as another site may have, would be numbers of other classes
     unsure = named is not None and any(value < named and value != i for i, value in enumerate(found))
-    if named is not None and (len(found) != named or unsure or named == 1):
+    meant = numbers if _small(found) and named != len(found) else list(found)
+    if named is not None and unsure:
+        what = f"which do not say which of {named} classes each is: write numbers of classes from 0"
+        raise UserError(
+            f"{where}: masks have the values {listed_numbers(found)}, {what}, the first that classes.txt names",
+            told=f"masks have {len(found)} values, {what}",
+        )
+    if named is not None and (len(meant) != named or named == 1):
         raise UserError(
             f"{where}: classes.txt names {named} classes, and masks have the values {listed_numbers(found)}: name one "
             "for each value, or write numbers of classes from 0, and 255 for none",
@@ -103,7 +116,14 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
             "(are masks grey pictures, or stored as JPEG?): write numbers of classes, and 255 for none",
             told=f"masks have {len(found)} values, which are no numbers of classes from 0",
         )
-    return tuple(found)
+    return tuple(meant)
+
+
+def _small(found: Sequence[int]) -> bool:
+    """Whether values are 255 and several small numbers, and not as far from each other as from it (0, 127, 255)."""
+    *numbers, last = found
+    steps = np.diff(found)
+    return last == IGNORED_PIXEL and len(numbers) > 1 and max(numbers) < 128 and int(np.ptp(steps)) > 2
 
 
 def _binary(found: Sequence[int]) -> bool:
@@ -117,7 +137,8 @@ def _check_alike(
     """Raises UserError for splits whose values do not mean the same: 0 and 255 in one and numbers of classes in the
     other, and, where each value is a class, one that training has not."""
     mixed = meant is None and named != 1 and any(map(_binary, splits))
-    if mixed or (meant is not None and not {*splits[-1]} <= {*splits[0]}):
+    other = meant is not None and not {*splits[-1]} & {*meant} <= {*splits[0]}
+    if mixed or other:
         first, last = map(listed_numbers, (splits[0], splits[-1]))
         raise UserError(
             f"{where}: masks for training have the values {first}, those for testing {last}: write both in one way, as "
@@ -128,9 +149,8 @@ def _check_alike(
 
 def _said(found: Sequence[int], meant: tuple[int, ...] | None) -> str:
     """What values mean, for people."""
-    if meant is not None:
-        return f"these are classes 0 to {len(meant) - 1}"
-    return "numbers of classes" + (f", but {IGNORED_PIXEL}, which is none" if IGNORED_PIXEL in found else "")
+    none = f", but {IGNORED_PIXEL}, which is none" if IGNORED_PIXEL in {*found} - {*(meant or ())} else ""
+    return ("numbers of classes" if meant is None else f"these are classes 0 to {len(meant) - 1}") + none
 
 
 def listed_numbers(values: Sequence[int]) -> str:
