@@ -120,6 +120,20 @@ def test_a_list_keeps_the_splits_that_folders_have(test, place, tmp_path):
     assert labels(read(tmp_path, "y")) == {0: "a", 1: "b", 2: "a"}
 
 
+def test_folders_are_not_the_classes_where_pictures_for_testing_lie_in_none(tmp_path):
+    """As GTSRB has them: else its published test would be passed over."""
+    images(
+        tmp_path, [f"Train/{i % 2}/{name}.png" for i, name in enumerate(IDS[:8])] + [f"Test/{n}.png" for n in IDS[8:]]
+    )
+    frame = pandas.DataFrame({"Path": IDS, "ClassId": [0, 1] * 6, "Width": 30})
+    frame[:8].to_csv(tmp_path / "Train.csv", index=False)
+    frame[8:].to_csv(tmp_path / "Test.csv", index=False)
+    with pytest.raises(UserError, match="say which is learnt"):
+        read(tmp_path)
+    data = read(tmp_path, "ClassId")
+    assert (len(data.train), len(data.test)) == (8, 4)
+
+
 def test_train_csv_beside_pictures_is_their_labels_and_no_table(tmp_path):
     images(tmp_path, [f"train_images/{name}.png" for name in IDS[:10]])
     images(tmp_path, [f".cache/{name}.png" for name in IDS[:10]])

@@ -111,7 +111,7 @@ def load_dataset(
         return read_masks(name, folder, image_size, only_test)
     meant = schema or Schema()
     lists = label_lists(folder, meant)
-    if lists and (meant.target or not classes_by_folders(lists["train"])):
+    if lists and (meant.target or not classes_by_folders(lists)):
         return read_label_lists(name, folder, image_size, meant, uncertain)
     if not lists and not (folder / "train").is_dir() and (files := table_files(folder, only_test)):
         if folder.is_dir():

@@ -70,20 +70,29 @@ def label_lists(folder: Path, schema: Schema | None = None) -> dict[str, LabelLi
     return {"train": trains[0], **({"test": tests[0]} if tests else {})} if trains else {}
 
 
-def classes_by_folders(each: LabelList) -> bool:
-    """Whether the folders of images are their classes though a table names them: one of its columns says the names of
+def classes_by_folders(lists: Mapping[str, LabelList]) -> bool:
+    """Whether the folders of images are their classes though tables name them: of each table a column says the names of
     these folders. Raises UserError if none does and folders may still be the classes, or it does not follow from the
     table what is learnt."""
-    folders = _folders(each)
-    if each.learnt and len({*folders}) < 2:
+    first = lists["train"]
+    folders = _folders(first)
+    if first.learnt and len({*folders}) < 2:
         return False
+    if all(map(_says_folders, lists.values())):
+        return True
+    raise _unclear(first, folders)
+
+
+def _says_folders(each: LabelList) -> bool:
+    """Whether a column says of each image the name of a folder that it lies in."""
+    folders = _folders(each)
     for place in each.table.names.values():
         with suppress(pa.ArrowException):  # of values that are no texts
             texts = [text.strip().casefold() for text in _as_texts(each.table.data.column(place))]
             rows = zip(texts, folders, each.found, strict=True)
             if all(text in parts for text, parts, path in rows if path):
                 return True
-    raise _unclear(each, folders)
+    return False
 
 
 def _folders(each: LabelList) -> list[tuple[str, ...]]:
