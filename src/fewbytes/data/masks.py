@@ -81,8 +81,8 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
     `found`: all values that are there, ascending; `named`: how many classes classes.txt names. Values that leave out
     numbers are a class each, but for 255 beside small ones, and 0 and 255 are two classes. Numbers from 1 to as many as
     are named are these classes. Raises UserError for other values than are named, for 0 and 255 where more than two
-    are, for some of the numbers that are named without 0, which may be counted from 0 or from 1, and for those of a
-    grey picture.
+    are, for fewer numbers than are named of which 1 is the lowest, which may be counted from 0 or from 1, and for those
+    of a grey picture.
     """
     numbers = [value for value in found if value != IGNORED_PIXEL]
     binary = _binary(found) and named != 1
@@ -90,7 +90,7 @@ def class_values(found: Sequence[int], named: int | None, where: Path) -> tuple[
     if named and numbers == list(range(1, named + 1)):
         return tuple(numbers)
     from_0 = in_a_row if named is None else numbers and max(numbers) < named
-    if numbers and not binary and from_0 and 0 in numbers:
+    if numbers and not binary and from_0 and (named is None or numbers[0] != 1):
         return None
     if binary and named in (None, 2):
         return (0, IGNORED_PIXEL)
