@@ -3,8 +3,8 @@
 import os
 import sys
 
-if sys.path[0] in ("", os.getcwd()):  # by `python -m`: what lies in the current folder is not in our libraries' place
-    sys.path.append(sys.path.pop(0))
+if sys.path[0] in ("", os.getcwd()):  # by `python -m`: what lies in the current folder stands for no library
+    sys.path.pop(0)
 
 
 def main() -> None:

@@ -164,14 +164,53 @@ def test_a_link_to_itself_is_no_way_out(folder):
     assert len(done.stderr.splitlines()) == 1
 
 
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "typer",
+    "rich",
+    "pyarrow",
+    "flwr",
+    "click",
+    "winreg",
+    "torchcomms",
+    "gmpy2",
+    "tensorflow",
+)
+"""Names that this package or its libraries import, or try to."""
+
+
 @pytest.mark.parametrize("how", [["-m", "fewbytes"], [str(Path(sys.executable).parent / "fewbytes")]])
-def test_no_file_of_the_current_folder_stands_for_a_library(how, folder):
-    for name in ("torch", "numpy", "typer", "rich", "pyarrow"):
-        (folder / f"{name}.py").write_text("raise SystemExit('a stranger has run')")
-    done = subprocess.run(
-        [sys.executable, *how, "report", "."], cwd=folder, capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "."], ["export", ".", "--torch"], ["methods"],
+        ["deploy", "fedavg", "--dataset", "digits", "--clients", "2", "--rounds", "1", "--set", "epochs=1"],
+    ],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_no_file_of_the_current_folder_stands_for_a_library(how, command, folder):
+    for name in LIBRARIES:
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'a').write({name!r})")
+    done = subprocess.run([sys.executable, *how, *command], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("how", [["-m", "fewbytes"], [str(Path(sys.executable).parent / "fewbytes")]])
+def test_what_is_named_lies_in_the_current_folder(how, tmp_path):
+    made = "import torch\nimport helper\ndef net(shape, classes):\n    return helper.net(shape, classes)\n"
+    layers = "torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))"
+    flat = f"import torch\ndef net(shape, classes):\n    return {layers}\n"
+    for name, text in (("mine", made), ("helper", flat), ("code", made)):
+        (tmp_path / f"{name}.py").write_text(text)
+    terms = ["--dataset", "digits", "--clients", "2", "--rounds", "1", "--set", "epochs=1"]
+    command = [sys.executable, *how, "run", "fedavg", *terms, "--model"]
+    done = subprocess.run([*command, "mine:net"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([*command, "code:net"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "another module code" in done.stderr
 
 
 def test_what_a_strangers_run_names_is_not_fetched(folder, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,17 +39,37 @@ def only_allowed(*names: str, anywhere: bool = True) -> Iterator[None]:
         _allowed.reset(token)
 
 
+MODULES = "FEWBYTES_MODULES"
+"""In the environment, for processes that are started, too: the folder in which modules that are named may lie."""
+
+
+def look_in(folder: str) -> None:
+    """Modules that are named may lie in this folder, too. It comes onto Python's path once one there is named, and
+    last: a folder of a stranger may hold a torch.py."""
+    os.environ[MODULES] = folder
+
+
 def imported(name: str) -> Any:
-    """What `package.module:attribute` names. Raises UserError if nobody here named it, and what importing raises."""
+    """What `package.module:attribute` names. Raises UserError if nobody here named it, or another module is called so,
+    and what importing raises."""
     module, _, attribute = name.partition(":")
-    if (allowed := _allowed.get()) is not None:
-        within = [module, name]
-        if not any(one in within or module.startswith(f"{one}.") for one in allowed.names):
-            raise UserError(
-                f"{name!r} is code that a file or a server names, not you: it is not imported. If you trust it, allow "
-                f"{module} (--allow on the command line, allow= in a node's configuration)"
-            )
-    return getattr(importlib.import_module(module), attribute)
+    allowed = _allowed.get()
+    if allowed is not None and not any(one in (module, name) or module.startswith(f"{one}.") for one in allowed.names):
+        raise UserError(
+            f"{name!r} is code that a file or a server names, not you: it is not imported. If you trust it, allow "
+            f"{module} (--allow on the command line, allow= in a node's configuration)"
+        )
+    place = os.environ.get(MODULES, "")
+    within = Path(place, *module.split("."))
+    here = [
+        each for each in (within.with_name(f"{within.name}.py"), within / "__init__.py") if place and each.is_file()
+    ]
+    if here and place not in sys.path:
+        sys.path.append(place)
+    found = importlib.import_module(module)
+    if here and (of := getattr(found, "__file__", None)) and not Path(of).is_relative_to(place):
+        raise UserError(f"there is {here[0]}, and another module {module} ({of}): call yours otherwise")
+    return getattr(found, attribute)
 
 
 def places(name: str) -> list[Path]:

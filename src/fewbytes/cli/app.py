@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from fewbytes.base.errors import FewbytesError, Slip, UserError, raised_at, said, visible
+from fewbytes.base.named import look_in
 from fewbytes.cli.after import attack, export, inspect_file, probe, report
 from fewbytes.cli.machines import be_nodes, deploy
 from fewbytes.cli.more import doctor, new, reproduce
@@ -51,8 +52,7 @@ def main() -> None:
     warnings.formatwarning = lambda text, kind, *of, **how: visible(
         f"note: {text}\n" if issubclass(kind, Slip) else plain(text, kind, *of, **how)
     )
-    # a method, model or generator is found in the current folder; last, for a folder of others may have a torch.py
-    sys.path[:] = [place for place in sys.path if place not in ("", os.getcwd())] + [os.getcwd()]
+    look_in(os.getcwd())
     try:
         returned = app(standalone_mode=False)  # an exit code where it ended a command itself
         code = returned if isinstance(returned, int) else 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from fewbytes.base.errors import FewbytesError, UserError
 from fewbytes.base.files import make_all_durable, open_plain, replacing
+from fewbytes.base.named import MODULES
 from fewbytes.experiments.app import EVENTS
 from fewbytes.experiments.hosts import ENVIRONMENT, allowed, with_whole_paths, write_host
 from fewbytes.experiments.settings import Experiment
@@ -201,7 +202,7 @@ class Deployment:
 
         A KeyboardInterrupt, or a SuperLink that dies, leaves the run folder ready to be resumed.
         """
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+        os.environ.setdefault(MODULES, os.getcwd())
         with terminating(), self.processes:
             self._write()
             if self.processes.resident:  # they load what they need meanwhile

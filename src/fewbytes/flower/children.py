@@ -54,6 +54,7 @@ def start(
     # Flower finds flower-superexec, flwr-serverapp and flwr-clientapp on PATH
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = {**variables, **os.environ, compat.HOME: str(home.absolute()), "PATH": path}
+    environment["PYTHONSAFEPATH"] = "1"  # what lies in the current folder stands for no library
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def die_with_parent() -> None:
