@@ -61,6 +61,11 @@ STRANGE = {
     "kgf": [10**9, [], "x"],
     "normalise": [3, {}, "nowhere"],
     "lora": [3, "rank=x"],
+    "schema": [3, {}, [], {"columns": 3}],
+    "tensors": [{"a": {"shape": [1], "dtype": "zz"}}, {"a": {"shape": [1], "dtype": "load"}}, 3],
+    "samples": [3, []],
+    "method": [{"a": 1}],
+    "tokenizer_digest": [3],
     "recipe": ["x", {"kind": "x"}, {"kind": "ensemble"}, {"kind": "ensemble", "clients": "all"}],
 }
 

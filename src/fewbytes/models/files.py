@@ -66,7 +66,18 @@ class Values(TypedDict):
     """One tensor of samples of several."""
 
     shape: list[Size]
-    dtype: str
+    dtype: Annotated[str, msgspec.Meta(pattern=r"^(bool|bfloat16|u?int\d+|float\d+)$")]
+
+
+class Columns(TypedDict, total=False):
+    """What a table's columns mean."""
+
+    numbers: Required[dict[str, tuple[float, float]]]
+    categories: Required[dict[str, list[str]]]
+    target: Required[list[str]]
+    missing: Required[str]
+    missing_marks: list[str]
+    dates: list[str]
 
 
 class About(TypedDict, total=False):
@@ -77,7 +88,15 @@ class About(TypedDict, total=False):
     classes: Size
     class_names: list[str]
     learns: str
+    method: str
     seed: int
+    samples: str
+    normalise: str
+    image_size: Size | None
+    lora: Annotated[str, msgspec.Meta(max_length=100)]
+    schema: Columns
+    tokenizer: str | None
+    tokenizer_digest: str
     recipe: Recipe
     tensors: dict[str, Values]
 
