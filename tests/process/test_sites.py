@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import until
+from runs import PATIENCE, until
 
 pytest.importorskip("flwr", reason="flwr is not installed: no deployment to test", exc_type=ImportError)
 
@@ -43,7 +44,10 @@ def started(command: list[str], log: Path, stack: ExitStack, **how) -> subproces
     """A process that ends with the test."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     file = stack.enter_context(log.open("ab"))
-    process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True, **how)
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where these tests run behind nohup
+    process = subprocess.Popen(
+        command, stdout=file, stderr=file, env=environment, start_new_session=True, preexec_fn=heard, **how
+    )
 
     def end() -> None:
         if process.poll() is None:
@@ -100,13 +104,13 @@ def test_a_site_that_is_not_fit_hears_so_at_once_and_the_same_folders_serve_once
         assert list(run.rglob("*.db"))  # all that it received
         assert not holding(MARK, run)
         host(run, "north", stack)
-        assert server.wait(timeout=60) == 2
+        assert server.wait(timeout=PATIENCE) == 2
         assert f"go on with: fewbytes deploy --resume {run}" in said.read_text()
         assert not (run / "checkpoint" / "round-0.state").exists()
 
         table(tmp_path / MARK / "south.csv", 60, patient=MARK)
         again = started([*DEPLOY, "--resume", str(run), "--rounds", "3"], said, stack, cwd=tmp_path)
-        assert again.wait(timeout=120) == 0, said.read_text()
+        assert again.wait(timeout=PATIENCE) == 0, said.read_text()
 
     assert json.loads((run / "result.json").read_text())["rounds"] == 3
     assert json.loads((run / "partition.json").read_text())["train"] == [64, 48]
@@ -122,10 +126,10 @@ def test_a_server_that_was_stopped_as_it_waited_goes_on_with_what_is_said_anew(t
     with ExitStack() as stack:
         server, run = begun(tmp_path, sites, said, "waiting for clients: 0 of 2", stack)
         second = started([*DEPLOY, "--resume", str(run)], tmp_path / "second.log", stack, cwd=tmp_path)
-        assert second.wait(timeout=60) == 2  # and takes nothing away
+        assert second.wait(timeout=PATIENCE) == 2  # and takes nothing away
         assert "another deployment is running there: stop it" in (tmp_path / "second.log").read_text()
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=60) == 130
+        assert server.wait(timeout=PATIENCE) == 130
         assert f"interrupted; go on with: fewbytes deploy --resume {run.relative_to(tmp_path)}" in said.read_text()
 
         again = [*DEPLOY, "--resume", str(run), "--missing", "drop"]
@@ -134,8 +138,8 @@ def test_a_server_that_was_stopped_as_it_waited_goes_on_with_what_is_said_anew(t
             if kill:
                 assert until(lambda: (run / "config.toml").exists())
                 server.kill()
-                server.wait(timeout=60)
+                server.wait(timeout=PATIENCE)
         for name in ("north", "south"):
             host(run, name, stack)
-        assert server.wait(timeout=120) == 0, said.read_text()
+        assert server.wait(timeout=PATIENCE) == 0, said.read_text()
     assert json.loads((run / "partition.json").read_text())["train"] == [64, 47]  # a row of 60 is left out
