@@ -82,6 +82,24 @@ def test_what_a_strangers_file_says_is_checked_in_one_line_and_fetches_nothing(k
         assert "\n" not in str(told.value), value
 
 
+def test_a_model_of_far_more_values_than_its_file_has_is_refused_before_it_is_made(file, monkeypatch):
+    made = []
+    monkeypatch.setattr(torch.nn.Linear, "__init__", _noting(torch.nn.Linear.__init__, made))
+    state = {"1.weight": torch.zeros(4, 4)}
+    _save(file, state, json.dumps(ABOUT | {"sample_shape": [1, 4000, 4000]}))
+    with pytest.raises(fb.UserError, match="its model has 64,000,019 values, and the file 16"):
+        load_model(file.parent.parent)
+    assert set(made) == {"meta"}
+
+
+def _noting(init, made):
+    def noted(self, *given, **how):
+        init(self, *given, **how)
+        made.append(self.weight.device.type)
+
+    return noted
+
+
 def test_what_a_strangers_file_nests_without_end_is_refused(file: Path) -> None:
     _save(file, load_model(file.parent.parent).state_dict(), '{"a":' + "[" * 100_000)
     with pytest.raises(fb.UserError, match="cannot be read"):

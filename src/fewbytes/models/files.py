@@ -101,6 +101,7 @@ class About(TypedDict, total=False):
     tensors: dict[str, Values]
 
 
+TIMES = 4  # the values of a file that its model may have
 _NONE_OF_THEIR_OWN = "its clients keep none of their own, leave out --client"
 
 
@@ -189,6 +190,8 @@ def read_model(
             if "recipe" in about:
                 model = PUT_TOGETHER[about["recipe"]["kind"]](about["recipe"], state, make)
             else:
+                if build is None and "frozen" not in about:
+                    _check_size(make, state)
                 model = make(0 if client is None else client)
                 load_state(model, state)
         mark_trained(model)
@@ -209,6 +212,18 @@ def read_model(
         member = model.members[about["recipe"]["clients"].index(client)]
         return member.eval(), {key: value for key, value in about.items() if key != "recipe"}
     return model.eval(), about
+
+
+def _check_size(make: Callable[[int], nn.Module], state: State) -> None:
+    """Raises MethodError for a model of far more values than the file has, before any memory is taken for them."""
+    try:
+        with torch.device("meta"):
+            values = sum(value.numel() for value in all_entries(make(0)).values())
+    except Exception:  # what cannot be made without memory, such as kernels that are drawn
+        return
+    held = sum(value.numel() for value in state.values())
+    if values > TIMES * held:
+        raise MethodError(f"its model has {values:,} values, and the file {held:,}")
 
 
 def _place(run: Path, client: int | None) -> Path:
