@@ -93,7 +93,7 @@ def test_a_signal_reaches_that_very_process_only(start):
 def test_that_nothing_can_start_the_runs_server_any_more_is_noticed(tmp_path):
     """As when what the SuperLink starts for it is killed: the run would stand still for ever."""
     processes = Processes(tmp_path, "127.0.0.1:0")
-    script = tmp_path / f"{compat.LAUNCHER}.sh"  # a file: the name by itself is in no command line but the launcher's
+    script = tmp_path / f"{compat.LAUNCHER}.sh"  # a file: the bare name is in no command line but the launcher's
     script.write_text(f"(exec -a {compat.LAUNCHER} sleep 600) & wait")
     link = Child(["bash", str(script)], tmp_path, tmp_path / "log")
     processes._superlink, processes._answered = link, time.monotonic()

@@ -315,4 +315,4 @@ def test_the_command_line_watches_a_run_and_every_method_of_a_comparison(tmp_pat
 
 def test_a_deployment_passes_on_all_that_a_watcher_hears():
     methods = {name for name, what in vars(fb.Watcher).items() if callable(what) and name[:1] != "_"}
-    assert methods == {*HEARD, "started", "ended"}  # which it tells by itself
+    assert methods == {*HEARD, "started", "ended"}  # which it tells in its own words

@@ -65,20 +65,20 @@ def deploy(
     if from_round is not None and resume is None:
         raise UserError("--from-round goes back in a run: name it, --resume RUN")
     with standard_output_for(as_json), naming(allow, resume):
-        anew = None if resume is None or from_round is not None else not_begun(resume)
+        unbegun = None if resume is None or from_round is not None else not_begun(resume)
         if resume is not None:
-            settings = resumed(resume, settings, from_round) if anew is None else again_from(anew, settings)
+            settings = resumed(resume, settings, from_round) if unbegun is None else again_from(unbegun, settings)
             hosts, address, node = remembered(resume, hosts, address, node)
         elif hosts is not None:
             settings.setdefault("clients", len(host_names(hosts)))
         job = PreparedRun(settings, here=None if hosts is None else ())
         notes, nodes = job.notes, places(job.experiment, hosts)
-        if resume is None or anew is not None:
+        if resume is None or unbegun is not None:
             job.check()  # before anything of Flower's is started
         folder = resume or new_folder(out, short_name(job.experiment.method))
         with unless_refused(folder, folder if resume is None else None):
             watchers = [watcher_of(text, folder.absolute().name) for text in watch or ()]
-            again, asked = resume is not None and anew is None, make_experiment(settings).toml()
+            again, asked = resume is not None and unbegun is None, make_experiment(settings).toml()
             deployment = Deployment(
                 job.experiment, folder, nodes, address or LOOPBACK, again, from_round, node or KINDS[0], asked
             )

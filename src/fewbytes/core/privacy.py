@@ -314,7 +314,7 @@ class PrivateSteps:
     def one_by_one(
         self, rows: Tensor, read: Callable[[Tensor], tuple[Tensor | NamedTensors, Tensor]]
     ) -> tuple[Tensor | NamedTensors, Tensor]:
-        """What `read` makes of rows (n,), samples and targets: each row by itself, and what it draws by a secret seed
+        """What `read` makes of rows (n,), samples and targets: each row alone, and what it draws by a secret seed
         of its own, so that one sample more changes nothing of another."""
         if not len(rows):
             return read(rows)

@@ -19,17 +19,10 @@ from fewbytes.base.errors import UserError, one_line
 from fewbytes.base.named import elsewhere
 from fewbytes.data import dates
 from fewbytes.data.columns import Texts, is_number, plain
+from fewbytes.data.marks import MARKS, far_marks
 from fewbytes.data.schema import NOT_SCALED, USUAL_MARKS, Schema, Unclear, no_column, refused
 
-MARKS = sorted(
-    {9, *(-int(d * n) for d in "789" for n in range(1, 9)), *(int(d * n) for d in "789" for n in range(2, 9))}
-)
-"""Numbers that often stand for a missing value."""
-APART, ALONE = 2, 5  # times the range of all other values, and 1 at least, of such a number from them; of a single one
-VARIED = 5  # different values at least, of which one above them is apart
-LARGE = 77  # a number below zero, of which once is enough
 USUAL = 3  # standard deviations from the mean of the run's table, within which values are no marks
-
 SHORT = 100_000  # rows; of a table with fewer, which may have many columns, numbers are converted once
 
 
@@ -262,31 +255,13 @@ class Table:
             )
 
     def _far_marks(self, name: str, values: NDArray[np.float64]) -> list[int]:
-        """The numbers in a column that seem to stand for a missing value: several times there and apart from all
-        others, or the only ones below zero. A class's number is none, where the run's table has told the classes; nor
-        is one above others that are few, or mostly equal, as counts and pixels are."""
+        """As `far_marks`; a class's number is none, where the run's table has told the classes."""
         if name in self.schema.target and self.schema.learns == "classes":
             return []
         marks = [mark for mark in MARKS if mark != 9 or name not in self.schema.target]
-        there = np.isin(values, marks)
-        others = values[~there & ~np.isnan(values)]
-        if not len(others):
-            return []
-        low, high = float(others.min()), float(others.max())
-        mean, deviation = self.schema.numbers.get(name, NOT_SCALED)
-        if (mean, deviation) != NOT_SCALED:
-            low, high = min(low, mean - USUAL * deviation), max(high, mean + USUAL * deviation)
-        reach = max(high - low, 1)
-        different, times = np.unique(others, return_counts=True)
-        varied = len(different) >= VARIED and 2 * times.max() <= len(others)
-
-        def stands_apart(v: float, count: int) -> bool:
-            if v < 0 <= low and (count > 1 or v <= -LARGE):
-                return True
-            return (varied or v < 0) and max(low - v, v - high) > (APART if count > 1 else ALONE) * reach
-
-        found = zip(*np.unique(values[there], return_counts=True), strict=True)
-        return [int(v) for v, count in found if stands_apart(v, count)]
+        mean, deviation = scale = self.schema.numbers.get(name, NOT_SCALED)
+        usual = None if scale == NOT_SCALED else (mean - USUAL * deviation, mean + USUAL * deviation)
+        return far_marks(values, marks, usual)
 
 
 def as_arrow(frame: Any) -> pa.Table:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from fewbytes.base.errors import UserError, listed
 from fewbytes.data.clients import Dataset, split_off_test
-from fewbytes.data.columns import FEW, is_number, plain
+from fewbytes.data.columns import FEW, is_number
 from fewbytes.data.decoding import decoded
-from fewbytes.data.folders import SUFFIXES, TEST_NAMES, check_inside, is_stray, splits_among
-from fewbytes.data.formats import dicom, nifti
+from fewbytes.data.folders import TEST_NAMES, check_inside, is_stray, splits_among
+from fewbytes.data.formats.named_images import Images, as_texts, images_by_name, naming_column
 from fewbytes.data.frames import Table
 from fewbytes.data.identifiers import index_columns
 from fewbytes.data.schema import Schema, no_column, refused
@@ -33,7 +33,6 @@ MARKS = {"0": 0.0, "false": 0.0, "1": 1.0, "true": 1.0, "-1": UNCERTAIN}
 PATIENT = re.compile(r"(?:patient|subject|person|case)[ _-]?\d+", re.IGNORECASE)
 """A folder of the pictures of one patient is called so."""
 Uncertain = Literal["refuse", "zero", "one", "drop"]
-Images = Mapping[str, Path]
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def label_lists(folder: Path, schema: Schema | None = None) -> dict[str, LabelLi
     none does. Raises UserError if several may be meant, and as `read_columns`."""
     how = msgspec.structs.replace(schema or Schema(), learns=None, numbers={}, categories={})
     paths = [path for path in sorted(folder.glob("*")) if not is_stray(path) and is_table(path)]
-    if not paths or not (images := _by_name(folder)):
+    if not paths or not (images := images_by_name(folder)):
         return {}
     lists = [each for path in paths if (each := _label_list(path, how, images))]
     lists = [each for each in lists if each.learnt] or lists
@@ -88,7 +87,7 @@ def _says_folders(each: LabelList) -> bool:
     folders = _folders(each)
     for place in each.table.names.values():
         with suppress(pa.ArrowException):  # of values that are no texts
-            texts = [text.strip().casefold() for text in _as_texts(each.table.data.column(place))]
+            texts = [text.strip().casefold() for text in as_texts(each.table.data.column(place))]
             rows = zip(texts, folders, each.found, strict=True)
             if all(text in parts for text, parts, path in rows if path):
                 return True
@@ -366,7 +365,7 @@ def _label_list(path: Path, schema: Schema, images: Images) -> LabelList | None:
     if any(pa.types.is_integer(field.type) for field in table.data.schema):  # names of images may begin with zeros
         table = read_columns(path, msgspec.structs.replace(schema, categories=dict.fromkeys(table.names, ())))
         table.schema = schema
-    naming, found = _naming(table, images)
+    naming, found = naming_column(table, images)
     others = _others(table, naming, schema)
     if not naming or not others:
         return None
@@ -375,26 +374,6 @@ def _label_list(path: Path, schema: Schema, images: Images) -> LabelList | None:
         marked = _marked(table, others)
         learnt = tuple(others if len(others) == 1 else marked if len(marked) > 1 else ())
     return LabelList(path, table, naming, found, learnt)
-
-
-def _naming(table: Table, images: Images) -> tuple[str, list[Path | None]]:
-    """The column that names most images, and for each row its image, if it is there; of whole numbers, which may mean
-    anything, most must be names."""
-    best, most = ("", list[Path | None]()), 0
-    for name, place in table.names.items():
-        with suppress(pa.ArrowException):  # of values that are no texts
-            texts = [plain(t) if "." in t and is_number(t) else t for t in _as_texts(table.data.column(place))]
-            found = [_found(text, images) for text in texts]
-            count, different = len({*found} - {None}), {*texts}
-            if all(text.isdecimal() for text in different) and 2 * count < len(different):
-                continue
-            if count > most:
-                best, most = (name, found), count
-    return best
-
-
-def _as_texts(column: pa.ChunkedArray) -> list[str]:
-    return [text or "" for text in column.cast(pa.large_string()).to_pylist()]
 
 
 def _all_found(each: LabelList) -> list[Path]:
@@ -408,31 +387,6 @@ def _all_found(each: LabelList) -> list[Path]:
             told=f"{each.found.count(None)} images that a table names are not there",
         )
     return [path for path in each.found if path is not None]
-
-
-def _found(value: str, images: Images) -> Path | None:
-    """The image of that path, of the end of that path, or of that name."""
-    key = value.strip().lower().replace("\\", "/")
-    parts = key.split("/")
-    ends = ("/".join(parts[i:]) for i in range(len(parts) - 1))
-    return next((images[end] for end in ends if end in images), None) if len(parts) > 1 else images.get(key)
-
-
-def _by_name(folder: Path) -> dict[str, Path]:
-    """The images below a folder by their path in it, and by their name, with suffix and without, unless two have it."""
-    names: dict[str, list[Path]] = {}
-    paths: dict[str, Path] = {}
-    suffixes = sorted((*SUFFIXES, *dicom.SUFFIXES, *nifti.SUFFIXES), key=len, reverse=True)
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        whole = inside.as_posix().lower()
-        suffix = next((each for each in suffixes if whole.endswith(each)), None)
-        if suffix is None or is_stray(path) or any(map(is_stray, inside.parents[:-1])):
-            continue
-        paths |= {whole: path, whole.removesuffix(suffix): path}
-        for name in {path.name.lower(), path.name.lower().removesuffix(suffix)}:
-            names.setdefault(name, []).append(path)
-    return {name: those[0] for name, those in names.items() if len(those) == 1} | paths
 
 
 def _words(path: Path) -> set[str]:
