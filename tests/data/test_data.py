@@ -115,12 +115,12 @@ def test_a_part_of_a_data_set_is_a_random_one_of_the_seed(train: int, test: int,
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (torch.utils.data.TensorDataset(torch.rand(3, 2)), "no integer label"),
-        ([(Image.new("L", (2, 2)), 0)], "tensors or arrays"),
+        (torch.utils.data.TensorDataset(torch.rand(3, 2)), "integer label"),
+        ([(Image.new("L", (2, 2)), 0)], "arrays"),
         ([(torch.rand(2), 0), (torch.rand(3), 1)], "item 1 has shape"),
         ([], "empty"),
         (42, "cannot use int"),
-        ((torch.rand(3, 2), ["a", "b", "c"]), "one integer per sample"),
+        ((torch.rand(3, 2), ["a", "b", "c"]), "integer per sample"),
         ((torch.rand(3, 2), [0, 1, -1]), "negative"),
         ((torch.rand(3, 2), [0, 1]), "3 samples but 2 labels"),
         ((np.array([["a"], ["b"]]), [0, 1]), "samples are numbers"),
@@ -268,7 +268,7 @@ def test_balanced_parts_have_as_many_of_each_class(labels: np.ndarray, clients: 
     assert np.ptp(sizes.sum(1)) <= 1
     assert_same(parts, partition.balanced(labels, clients, RandomState(seed)))
     if np.bincount(labels).min() < clients * shots:
-        with pytest.raises(UserError, match=f"samples, too few for {shots} shots of {clients} clients"):
+        with pytest.raises(UserError, match=f"{shots} shots of {clients} clients"):
             partition.balanced(labels, clients, RandomState(seed), shots)
         return
     few = partition.balanced(labels, clients, RandomState(seed), shots)
@@ -364,9 +364,9 @@ def test_held_classes_are_tested_on_whole(name: str, newcomers: int, samples: tu
 def test_held_classes_need_classes() -> None:
     numbers = Split.of((torch.rand(40, 2), torch.rand(40)))
     data = Dataset("prices", numbers, numbers, ("price",), ("samples",))
-    with pytest.raises(UserError, match="held-classes goes by classes, and prices holds numbers: leave it out"):
+    with pytest.raises(UserError, match=r"held-classes .*prices"):
         federate(data, Partition("iid", 2, test="held-classes"))
-    with pytest.raises(UserError, match="test is one of own-share, held-classes"):
+    with pytest.raises(UserError, match="own-share, held-classes"):
         Partition(test="held-class")  # type: ignore[arg-type]
 
 
@@ -374,36 +374,36 @@ def test_federate_partition_takes_index_lists() -> None:
     data = dataset(TEN, TEN[:100])
     made = federate_partition(data, [np.flatnonzero(TEN < 3), np.flatnonzero(TEN >= 3)])
     assert [sorted(set(client.test.labels.tolist())) for client in made.clients] == [[0, 1, 2], [3, 4, 5, 6, 7, 8, 9]]
-    with pytest.raises(UserError, match="client 1 is left without a training sample"):
+    with pytest.raises(UserError, match=r"client 1 .*without a training sample"):
         federate_partition(data, [np.arange(10), np.array([])])
-    with pytest.raises(UserError, match="client 0 has indices outside"):
+    with pytest.raises(UserError, match=r"client 0 .*outside"):
         federate_partition(data, [np.array([400])])
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"partition": "dirichelt"}, "unknown partition 'dirichelt'.*did you mean 'dirichlet'"),
-        ({"alpha": 0}, "alpha must be above 0, not 0"),
-        ({"alpha": -1, "samples": (5, 5)}, "alpha must be above 0, not -1"),
-        ({"main_share": 1.5}, r"main_share must be in \(0, 1\], not 1.5"),
-        ({"clients": 0}, "clients must be at least 1, not 0"),
-        ({"clients": 401, "partition": "iid"}, "401 clients but 400 training samples"),
-        ({"clients": 100}, "alpha 0.5 leaves each of 100 clients.*raise alpha"),
+        ({"partition": "dirichelt"}, "'dirichelt'.*did you mean 'dirichlet'"),
+        ({"alpha": 0}, "alpha .*above 0, not 0"),
+        ({"alpha": -1, "samples": (5, 5)}, "alpha .*above 0, not -1"),
+        ({"main_share": 1.5}, r"main_share .*\(0, 1\], not 1.5"),
+        ({"clients": 0}, "clients .*at least 1, not 0"),
+        ({"clients": 401, "partition": "iid"}, "401 clients .*400 training samples"),
+        ({"clients": 100}, "alpha 0.5 .*100 clients.*raise alpha"),
         ({"clients": 20, "alpha": 0.001}, "raise alpha"),
-        ({"partition": "pathological", "classes_per_client": 11}, "classes per client is 11.*1..10"),
-        ({"partition": "pathological", "classes_per_client": 0}, "classes_per_client must be at least 1, not 0"),
+        ({"partition": "pathological", "classes_per_client": 11}, "11.*1..10"),
+        ({"partition": "pathological", "classes_per_client": 0}, "classes_per_client .*at least 1, not 0"),
         ({"partition": "pathological", "classes_per_client": 10, "clients": 50}, "40 samples for 50 clients"),
         ({"partition": "shards", "clients": 100, "shards_per_client": 5}, "cannot be cut from 400"),
-        ({"partition": "shards", "shards_per_client": 0}, "shards_per_client must be at least 1, not 0"),
-        ({"partition": "balanced", "shots": 9}, "class 0 has 40 samples, too few for 9 shots of 10 clients"),
-        ({"partition": "balanced", "shots": 0}, "shots must be at least 1, not 0"),
-        ({"partition": "iid", "samples": (41, 5)}, "client 0 has 40 training samples, fewer than 41"),
+        ({"partition": "shards", "shards_per_client": 0}, "shards_per_client .*at least 1, not 0"),
+        ({"partition": "balanced", "shots": 9}, "class 0 .*40 samples, .*9 shots of 10 clients"),
+        ({"partition": "balanced", "shots": 0}, "shots .*at least 1, not 0"),
+        ({"partition": "iid", "samples": (41, 5)}, "client 0 .*40 training samples, .*41"),
         ({"samples": (0, 5)}, "two positive numbers"),
         ({"seed": -1}, "seed -1"),
         ({"partition": "iid", "partition_options": {"beta": 1}}, "no such options.*beta"),
         ({"partition_options": {"beta": 1}}, "no such options.*beta"),
-        ({"partition": "local"}, "partition local deals nothing out"),
+        ({"partition": "local"}, "partition local"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(
@@ -422,7 +422,7 @@ def test_a_partition_that_cannot_be_is_refused_when_it_is_made(wrong: dict[str, 
 
 
 def test_fixed_partition_needs_every_class() -> None:
-    with pytest.raises(UserError, match="class 10 has no sample"):
+    with pytest.raises(UserError, match="class 10"):
         federate(dataset(TEN, TEN, classes=11), Partition(alpha=100.0, samples=(50, 50)))
 
 
@@ -438,7 +438,7 @@ def test_flower_partitioners() -> None:
     assert [len(part) for part in partition.flower(TEN, IidPartitioner(num_partitions=8))] == [50] * 8
     with pytest.raises(UserError, match="did you mean 'IidPartitioner'"):
         federate(data, Partition("flwr:IdPartitioner"))
-    with pytest.raises(UserError, match=r"does not accept these options.*it takes num_partitions"):
+    with pytest.raises(UserError, match="takes num_partitions"):
         federate(data, Partition("flwr:IidPartitioner", partition_options={"nonsense": 1}))
     with pytest.raises(UserError, match="makes 2 parts"):
         federate(data, Partition("flwr:SizePartitioner", partition_options={"partition_sizes": [200, 200]}))
@@ -533,19 +533,19 @@ def test_one_list_of_classes_leaves_the_rest_to_the_others_and_the_known_clients
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ({"known_classes": [0, 1, 2], "newcomer_classes": [2, 3, 1]}, "both name 1, 2"),
-        ({"known_classes": [0, 10, -1]}, "known_classes: there is no class -1, 10; the data set has 0 to 9"),
-        ({"newcomer_classes": []}, "no class of 0 to 9 is left for newcomer_classes"),
-        ({"known_classes": range(10)}, "is left for newcomer_classes"),
-        ({"newcomer_classes": range(10)}, "is left for known_classes"),
-        ({"arrival": 1}, "round 2 or a later one"),
-        ({"newcomers": -1}, "newcomers must be at least 0"),
-        ({"newcomers": 0, "stay": True}, "are for runs with newcomers"),
-        ({"newcomers": 0, "known_classes": [1]}, "are for runs with newcomers"),
-        ({"newcomers": 0, "newcomers_a_round": 1}, "are for runs with newcomers"),
-        ({"newcomers": 300}, "^newcomers: 300 clients but 200 training samples"),
-        ({"clients": 300}, "^300 clients but 200 training samples"),
-        ({"samples": (150, 10)}, "training samples, fewer than 150"),
+        ({"known_classes": [0, 1, 2], "newcomer_classes": [2, 3, 1]}, "both .*1, 2"),
+        ({"known_classes": [0, 10, -1]}, "known_classes: .*class -1, 10"),
+        ({"newcomer_classes": []}, "0 to 9 .*newcomer_classes"),
+        ({"known_classes": range(10)}, "left for newcomer_classes"),
+        ({"newcomer_classes": range(10)}, "left for known_classes"),
+        ({"arrival": 1}, "round 2 or"),
+        ({"newcomers": -1}, "newcomers .*at least 0"),
+        ({"newcomers": 0, "stay": True}, "with newcomers"),
+        ({"newcomers": 0, "known_classes": [1]}, "with newcomers"),
+        ({"newcomers": 0, "newcomers_a_round": 1}, "with newcomers"),
+        ({"newcomers": 300}, "^newcomers: 300 clients"),
+        ({"clients": 300}, "^300 clients"),
+        ({"samples": (150, 10)}, "fewer than 150"),
     ],
 )
 def test_newcomers_that_cannot_be(how: dict[str, Any], says: str) -> None:
@@ -639,7 +639,7 @@ def test_folder_of_images_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     extra = tmp_path / "bugs" / "test" / "wasp"
     extra.mkdir(parents=True)
     (extra / "0.png").write_bytes(png(0))
-    with pytest.raises(UserError, match="classes that train/ has not: wasp"):
+    with pytest.raises(UserError, match=r"train/.*: wasp"):
         load_dataset("bugs")
 
 
@@ -708,15 +708,15 @@ def test_damaged_or_hostile_cache_is_decoded_again(pets: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("images", "columns", "says"),
     [
-        (structs(b"no image", png(1)), {"label": [0, 1]}, "image 0 of .*train-0.parquet is not a readable image"),
+        (structs(b"no image", png(1)), {"label": [0, 1]}, "image 0 .*train-0.parquet .*readable"),
         (structs(png(1), png(1)[:40]), {"label": [0, 1]}, "image 1 of"),
-        ([*structs(png(1)), {"bytes": None, "path": "a.png"}], {"label": [0, 1]}, "only images stored as bytes"),
-        (structs(png(1), png(1)), {"text": ["a", "b"]}, r"no label column.*text \(string\)"),
-        (structs(png(1), png(1)), {"label": [0.5, 1.5]}, "no whole numbers"),
+        ([*structs(png(1)), {"bytes": None, "path": "a.png"}], {"label": [0, 1]}, "stored as bytes"),
+        (structs(png(1), png(1)), {"text": ["a", "b"]}, r"label column.*text \(string\)"),
+        (structs(png(1), png(1)), {"label": [0.5, 1.5]}, "whole numbers"),
         (["a", "b"], {"label": [0, 1]}, "no image column"),
-        (structs(png(1), png(1)), {"label": [0, None]}, "1 samples without a label"),
+        (structs(png(1), png(1)), {"label": [0, None]}, "1 .*without a label"),
         (structs(png(1), png(1)), {"label": [0, -1]}, "labels outside 0"),
-        (pa.array([], pa.binary()), {"label": pa.array([], pa.int64())}, "has no samples"),
+        (pa.array([], pa.binary()), {"label": pa.array([], pa.int64())}, "no samples"),
     ],
 )
 def test_unusable_parquet(tmp_path: Path, images: list[Any], columns: dict[str, Any], says: str) -> None:
@@ -735,7 +735,7 @@ def test_labels_of_text_are_classes_in_order(tmp_path: Path, kind: pa.DataType) 
     assert data.classes == ("cat", "fox")
     assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([1, 0, 1], [1])
     write_parquet(tmp_path / "test-0.parquet", structs(png(50)), {"label": ["MEIER"]})
-    with pytest.raises(UserError, match="for testing that are not there for training: MEIER") as refused:
+    with pytest.raises(UserError, match=": MEIER") as refused:
         load_dataset(str(tmp_path))
     assert "MEIER" not in str(refused.value.told)
 
@@ -750,7 +750,7 @@ def test_folder_without_labels(tmp_path: Path) -> None:
     (tmp_path / "annotations").mkdir()
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.png").write_bytes(png(1))
-    with pytest.raises(UserError, match=r"found annotations/, train/ \(1 files straight in train/\); labels are"):
+    with pytest.raises(UserError, match=r"annotations/, train/ \(1 files "):
         load_dataset(str(tmp_path))
 
 
@@ -759,7 +759,7 @@ def test_several_configurations_must_be_chosen_from(pets: Path, tmp_path: Path) 
     other.parent.mkdir()
     pets.rename(tmp_path / "both" / "one")
     write_parquet(other / "train-0.parquet", structs(png(1)), {"label": [0]})
-    with pytest.raises(UserError, match=r"several configurations \(one, two\)"):
+    with pytest.raises(UserError, match=r"\(one, two\)"):
         load_dataset(str(tmp_path / "both"))
     assert len(load_dataset(str(tmp_path / "both" / "one")).train) == 4
 
@@ -821,7 +821,7 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
     assert reds(load_dataset(str(tmp_path)).test) == {100: 0}
     for wrong in ("val_9.JPEG\tn01\n", "val_0.JPEG n01\n", "../../train/n01/images/n01_0.JPEG\tn01\n"):
         listed.write_text("val_0.JPEG\tn01\n" + wrong)
-        with pytest.raises(UserError, match=r"val_annotations\.txt, line 2: .*correct it"):
+        with pytest.raises(UserError, match=r"val_annotations\.txt, line 2:"):
             load_dataset(str(tmp_path))
 
 
@@ -843,12 +843,12 @@ def test_folders_of_classes_and_of_domains_without_train(tmp_path: Path, layout:
 @pytest.mark.parametrize(
     ("paths", "says"),
     [
-        (["images/a.png", "images/b.png"], "no labelled images.*found images/"),
+        (["images/a.png", "images/b.png"], "no labelled images.*images/"),
         (["train/images/a.png", "train/labels.png"], "no labelled images"),
         (["train2017/a.png", "val2017/b.png"], "no labelled images"),
-        (["cat/a.png", "dog/b.png", "test/c.png"], r"named as splits are \(test\) beside others"),
-        (["train/a/b/c/x.png", "train/d/b/e/x.png"], "has images 3 folders deep"),
-        (["cat/a.png", "dog/b.png", "sketch/cat/c.png"], "keep to one of <class>/<image>, "),
+        (["cat/a.png", "dog/b.png", "test/c.png"], r"splits .*\(test\)"),
+        (["train/a/b/c/x.png", "train/d/b/e/x.png"], "3 folders deep"),
+        (["cat/a.png", "dog/b.png", "sketch/cat/c.png"], "<class>/<image>, "),
     ],
 )
 def test_folders_that_could_mean_anything_are_refused(tmp_path: Path, paths: list[str], says: str) -> None:
@@ -864,7 +864,7 @@ def test_images_of_different_sizes_need_a_size(tmp_path: Path) -> None:
     for place in ("train/a/0.png", "train/b/0.png", "test/a/0.png", "test/b/0.png"):
         write_images(tmp_path, {place: 90}, size=(6, 6))
     wide.save(tmp_path / "train" / "b" / "1.png")
-    with pytest.raises(UserError, match=r"b/1.png is 8 x 4 pixels large, the first image 6 x 6: give image_size"):
+    with pytest.raises(UserError, match=r"b/1.png is 8 x 4 .* 6 x 6.*image_size"):
         load_dataset(str(tmp_path))
     data = load_dataset(str(tmp_path), 4)
     assert data.train.shape == data.test.shape == (3, 4, 4)
@@ -987,10 +987,10 @@ def test_a_wrong_or_hostile_batch_is_one_line_and_runs_nothing(cifar10: Path, tm
 
 def test_cifar_that_is_not_whole(cifar10: Path) -> None:
     (cifar10 / "batches.meta").write_bytes(pickled({b"label_names": b"plane"}))
-    with pytest.raises(UserError, match=r"batches\.meta has no 'label_names'"):
+    with pytest.raises(UserError, match=r"batches\.meta .*'label_names'"):
         load_dataset(str(cifar10))
     (cifar10 / "data_batch_4").unlink()
-    with pytest.raises(UserError, match="without its file data_batch_4"):
+    with pytest.raises(UserError, match="data_batch_4"):
         load_dataset(str(cifar10))
 
 
@@ -1089,12 +1089,12 @@ def test_the_papers_data_sets_by_name(name: str, hub: Hub, monkeypatch: pytest.M
     [
         (
             "mnist",
-            r"FEWBYTES_DATA is not set.*fetching ylecun/mnist from the hub failed \(ConnectionError: Name or serv",
+            r"FEWBYTES_DATA .*ylecun/mnist .*\(ConnectionError: Name or serv",
         ),
-        ("minst", "no such name is known; did you mean mnist"),
+        ("minst", "did you mean mnist"),
         ("digit", "did you mean digits"),
         ("/no/such/folder", "no such folder"),
-        ("", "a name is needed"),
+        ("", "name is needed"),
     ],
 )
 def test_a_name_that_cannot_be_found(hub: Hub, name: str, says: str) -> None:
@@ -1106,13 +1106,13 @@ def test_a_name_that_cannot_be_found(hub: Hub, name: str, says: str) -> None:
 
 def test_not_found_names_what_lies_there(hub: Hub, pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEWBYTES_DATA", str(pets.parent))
-    with pytest.raises(UserError, match=f"nor one under FEWBYTES_DATA={pets.parent}.*did you mean pets"):
+    with pytest.raises(UserError, match=f"FEWBYTES_DATA={pets.parent}.*did you mean pets"):
         load_dataset("petz")
 
 
 def test_no_hub_client_installed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"fetching ylecun/mnist needs huggingface_hub: pip install .fewbytes\[hub\]."):
+    with pytest.raises(UserError, match=r"ylecun/mnist .*pip install .fewbytes\[hub\]."):
         load_dataset("mnist")
 
 
@@ -1143,5 +1143,5 @@ def test_a_class_without_images_where_the_others_have_theirs_is_told(tmp_path: P
     for place in ("train/a", "train/b", "train/c/photos"):
         (tmp_path / place).mkdir(parents=True)
         Image.new("L", (4, 4)).save(tmp_path / place / "1.png")
-    with pytest.raises(UserError, match=r"in its folders .* in folders of these \(.*train/c/photos/1.png\)"):
+    with pytest.raises(UserError, match=r"train/c/photos/1.png"):
         load_dataset(str(tmp_path))

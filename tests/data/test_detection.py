@@ -217,20 +217,20 @@ def test_wrong_annotations_end_in_one_line(folder: Path, case: str) -> None:
 
 def test_what_is_missing_or_damaged_ends_in_one_line(folder: Path, tmp_path: Path) -> None:
     (folder / "val" / "2.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"val/2\.png is not a readable image"):
+    with pytest.raises(UserError, match=r"val/2\.png .*readable"):
         load_dataset(str(folder), SIZE)
     (folder / "annotations" / "instances_val.json").write_bytes(b'{"images": [')
-    with pytest.raises(UserError, match=r"instances_val\.json is not in COCO's format: Input data was truncated"):
+    with pytest.raises(UserError, match=r"instances_val\.json .*truncated"):
         load_dataset(str(folder), SIZE)
     (folder / "annotations" / "instances_val.json").unlink()
-    with pytest.raises(UserError, match=r"has no instances_test\*\.json or instances_val\*\.json"):
+    with pytest.raises(UserError, match=r"instances_test\*\.json or instances_val\*\.json"):
         load_dataset(str(folder), SIZE)
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         load_dataset(f"coco:{tmp_path / 'nothing'}")
-    with pytest.raises(UserError, match="a multiple of 32 pixels, not 100"):
+    with pytest.raises(UserError, match=r"multiple of 32 .*not 100"):
         load_dataset(str(folder), 100)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"has no instances_train\*\.json"):
+    with pytest.raises(UserError, match=r"no instances_train\*\.json"):
         load_dataset(f"coco:{tmp_path / 'empty'}")
 
 
@@ -300,7 +300,7 @@ def test_weights_follow_the_seed() -> None:
 def test_diverged_training_is_told(data: Dataset) -> None:
     model = build_model("yolox-nano", (3, SIZE, SIZE), 2)
     x, y = data.train.load()
-    with pytest.raises(UserError, match=r"training has diverged.*lower lr"):
+    with pytest.raises(UserError, match=r"diverged.* lr"):
         fit(model, x, y, fb.Local(epochs=5, lr=1e6, batch=4))
 
 
@@ -367,10 +367,10 @@ def test_pictures_show_true_and_found_boxes(data: Dataset) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model": "cnn4"}, "take a detector, such as yolox-s, not cnn4"),
-        ({"augment": "crop-flip"}, "no longer fit their boxes"),
-        ({"model": "yolox-nano@64"}, "no Linear as a last layer"),
-        ({"image_size": 48}, "a multiple of 32"),
+        ({"model": "cnn4"}, "detector, .*not cnn4"),
+        ({"augment": "crop-flip"}, "boxes"),
+        ({"model": "yolox-nano@64"}, "no Linear"),
+        ({"image_size": 48}, "multiple of 32"),
     ],
 )
 def test_settings_that_do_not_fit_are_told(folder: Path, settings: dict[str, Any], words: str) -> None:
@@ -384,12 +384,12 @@ def test_settings_that_do_not_fit_are_told(folder: Path, settings: dict[str, Any
 
 
 def test_detectors_need_boxes() -> None:
-    with pytest.raises(UserError, match="needs colour images"):
+    with pytest.raises(UserError, match="colour images"):
         make_experiment({"method": "fedavg", "model": "yolox-nano"}).task()
 
 
 @pytest.mark.parametrize("method", ["genefl", "feddf", "ensemble", "fedproto", "feddistill", "fml"])
 def test_methods_for_classes_refuse_boxes(data: Dataset, method: str) -> None:
     parameters = {"clusters": 1} if method == "genefl" else {}
-    with pytest.raises(UserError, match=r"objects are found by detectors|gives no features|must give logits"):
+    with pytest.raises(UserError, match=r"detectors|no features|logits"):
         fb.run(make_method(method, parameters), task(data), rounds=1, workers=1)

@@ -103,7 +103,7 @@ def test_classes_that_end_like_splits_are_classes(tmp_path):
     write(tmp_path / "x", "bullet_train", "steam_train", "car")
     assert load_dataset(str(tmp_path / "x")).classes == ("bullet_train", "car", "steam_train")
     write(tmp_path / "y", "steam_train", "steam_test", "car")
-    with pytest.raises(UserError, match=r"named as splits are \(steam_test, steam_train\) beside others"):
+    with pytest.raises(UserError, match=r"\(steam_test, steam_train\)"):
         load_dataset(str(tmp_path / "y"))
 
 
@@ -115,8 +115,8 @@ def test_a_class_may_be_called_train_where_splits_stand_above(tmp_path):
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        (("bus", "car", "train"), "beside others: keep to train/<class>/"),
-        (("train/cat/test", "train/dog/test"), "of two splits at once"),
+        (("bus", "car", "train"), "keep to train/<class>/"),
+        (("train/cat/test", "train/dog/test"), "two splits"),
     ],
 )
 def test_what_looks_like_splits_and_cannot_be_read_so_is_refused_without_names_for_others(where, words, tmp_path):
@@ -157,10 +157,10 @@ def test_most_classes_in_several_domains_are_classes_few_are_refused_and_one_gro
     write(tmp_path / "most", "art/cat", "art/dog", "photo/cat", "photo/dog", "photo/fox")
     assert load_dataset(str(tmp_path / "most")).classes == ("cat", "dog", "fox")
     write(tmp_path / "few", "benign/p1", "benign/p2", "benign/p3", "malignant/p3", "malignant/p4")
-    with pytest.raises(UserError, match="could be <domain>/<class>/<image> as p3/ is in several"):
+    with pytest.raises(UserError, match=r"<domain>/<class>/<image> .*p3/"):
         load_dataset(str(tmp_path / "few"))
     write(tmp_path / "one", "benign/p1", "malignant/p2")
-    with pytest.raises(UserError, match=r"one group .* for each class"):
+    with pytest.raises(UserError, match=r"one group .*each class"):
         load_dataset(str(tmp_path / "one"))
 
 
@@ -181,7 +181,7 @@ def test_no_patient_above_classes_is_on_both_sides(tmp_path):
 @pytest.mark.parametrize("how", ["{s}/{c}/{c}{p}", "{s}/p{p}/{c}"])
 def test_patients_of_both_published_splits_are_refused_and_not_told(how, split, tmp_path):
     write(tmp_path / "x", *(how.format(s=s, c=c, p=p) for s in split for c in "ab" for p in range(3)))
-    with pytest.raises(UserError, match=r"has the same groups, such as patients, in .*: keep each in one") as refused:
+    with pytest.raises(UserError, match=r"same groups.* in .*: keep each in one") as refused:
         load_dataset(str(tmp_path / "x"))
     assert "the same groups of pictures are in training and in test" in refused.value.told
 
@@ -192,7 +192,7 @@ def test_folders_called_by_numbers_in_several_others_are_neither_classes_nor_pat
     where, classes, tmp_path
 ):
     write(tmp_path / "x", *(where.format(c=c, k=k) for c in classes for k in (1, 2, 3)))
-    with pytest.raises(UserError, match=r"could be .*<class>/<group>.* if classes, call them by words"):
+    with pytest.raises(UserError, match=r"<class>/<group>.*words"):
         load_dataset(str(tmp_path / "x"))
 
 
@@ -232,7 +232,7 @@ def test_which_folders_are_classes_is_said(tmp_path):
 )  # fmt: skip
 def test_pictures_beside_masks_are_no_classes(places, tmp_path):
     write(tmp_path / "x", *places)
-    with pytest.raises(UserError, match=r"which are no classes: for a class of every pixel have train/images/") as no:
+    with pytest.raises(UserError, match=r"no classes: .*train/images/") as no:
         load_dataset(str(tmp_path / "x"))
     assert str(tmp_path) not in no.value.told
     write(tmp_path / "y", "images/mask", "images/none")  # faces
@@ -283,7 +283,7 @@ def test_stray_files_are_no_sites_and_are_said(tmp_path, caplog):
     )
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "north.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(UserError, match=r"has folders \(more\) and tables \(north.csv, south.csv\)"):
+    with pytest.raises(UserError, match=r"folders \(more\) .*\(north.csv, south.csv\)"):
         client_folders(str(tmp_path))
 
 
@@ -323,7 +323,7 @@ def test_a_site_may_hold_one_class_and_a_data_set_that_is_dealt_out_may_not(layo
     settings = {"method": "fedavg", "dataset": str(tmp_path / "server"), "clients": 2}
     local = settings | {"partition": "local", "client_data": str(tmp_path / "sites")}
     assert make_experiment(local).task().data.label_counts()["train"] == [[4, 4], [0, 4]]
-    with pytest.raises(UserError, match="has one class, b: there is nothing to tell apart"):
+    with pytest.raises(UserError, match="one class, b"):
         make_experiment(settings | {"dataset": str(tmp_path / "sites" / "s"), "partition": "iid"}).task()
 
 
@@ -337,9 +337,9 @@ def test_links_to_nowhere_are_passed_over_and_said_and_links_out_are_refused(tmp
     assert "passed over: 4 links to what is not there" in data.notes[0]
     (tmp_path / "y").mkdir()
     (tmp_path / "y" / "train.csv").symlink_to("/nowhere/train.csv")
-    with pytest.raises(UserError, match=r"found train.csv \(a link to what is not there\)"):
+    with pytest.raises(UserError, match=r"train.csv \(a link"):
         load_dataset(str(tmp_path / "y"))
     Image.new("L", (4, 4)).save(tmp_path / "out.png")
     (tmp_path / "x" / "a" / "9.png").symlink_to(tmp_path / "out.png")
-    with pytest.raises(UserError, match="leads out of the data folder"):
+    with pytest.raises(UserError, match="leads out"):
         load_dataset(str(tmp_path / "x"))

@@ -156,7 +156,7 @@ def test_files_that_are_rescaled_beside_others_are_all_in_units(tmp_path):
 
 
 def test_windows_in_some_files_only_are_refused(tmp_path):
-    with pytest.raises(UserError, match="1 of 2 DICOM files name a window") as error:
+    with pytest.raises(UserError, match=r"1 of 2 .*window") as error:
         load_dataset(str(dicoms(tmp_path / "x", WINDOW | CT, CT)))
     assert "MEIER" not in error.value.told
 
@@ -209,7 +209,7 @@ def test_dicom_called_ima_is_read(tmp_path):
 def test_dicom_that_cannot_be_read_is_refused_and_its_name_not_told(content, tmp_path):
     pytest.importorskip("pydicom", reason="pydicom is not installed")
     (tmp_path / "MEIER.dcm").write_bytes(content)
-    with pytest.raises(UserError, match=r"MEIER\.dcm is DICOM that cannot be read") as error:
+    with pytest.raises(UserError, match=r"MEIER\.dcm .*cannot be read") as error:
         read(tmp_path / "MEIER.dcm")
     assert "MEIER" not in error.value.told
 
@@ -247,7 +247,7 @@ def test_volumes_that_differ_in_size_are_to_be_brought_to_one(tmp_path):
     (tmp_path / "a").mkdir()
     for i in (4, 5):
         nibabel.save(nibabel.Nifti1Image(np.zeros((4, 4, i)), np.eye(4)), tmp_path / "a" / f"{i}.nii")
-    with pytest.raises(UserError, match="bring volumes to one size") as error:
+    with pytest.raises(UserError, match="one size") as error:
         load_dataset(str(tmp_path))
     assert error.value.told == "images differ in size: bring volumes to one size"
 
@@ -339,7 +339,7 @@ def test_arrays_that_are_not_finite_are_refused(where, tmp_path):
     arrays = {"x": RNG.normal(size=(20, 3)), "y": RNG.normal(size=20)}
     arrays[where][7] = np.nan
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(UserError, match=f"{where} has values that are not finite"):
+    with pytest.raises(UserError, match=f"{where} .*not finite"):
         read_arrays("a", tmp_path / "a.npz")
 
 
@@ -361,7 +361,7 @@ def test_groups_of_hdf5_are_splits_and_what_they_hold_is_named(tmp_path):
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file["scan/patients"] = X
         file["scan/x"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "/train/images")
-    with pytest.raises(UserError, match="has the arrays scan/patients: call samples"):
+    with pytest.raises(UserError, match="scan/patients: call samples"):
         load_dataset(str(tmp_path / "b.h5"))
 
 
@@ -414,7 +414,7 @@ def test_truth_in_parquet_is_two_classes_and_spaces_make_none(written, tmp_path)
     assert data.test.labels.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(("empty", "words"), [("", "2 samples without a label"), (" ", "2 samples without a label")])
+@pytest.mark.parametrize(("empty", "words"), [("", "2 .*without a label"), (" ", "2 .*without a label")])
 def test_an_empty_label_in_parquet_is_no_class(empty, words, tmp_path):
     with pytest.raises(UserError, match=words):
         load_dataset(str(parquet(tmp_path / "x", train=["a", "b", empty] * 2)))
@@ -464,7 +464,7 @@ def chexpert(folder: Path) -> None:
 )
 def test_chexperts_layout_and_its_uncertain_labels(uncertain, wanted, tmp_path):
     chexpert(tmp_path / "x")
-    with pytest.raises(UserError, match="2 rows with an uncertain label"):
+    with pytest.raises(UserError, match=r"2 rows .*uncertain"):
         read_label_lists("x", tmp_path / "x", None)
     data = read_label_lists("x", tmp_path / "x", None, uncertain=uncertain)
     assert (data.classes, data.train.learns) == (("Edema", "Cardiomegaly"), "labels")

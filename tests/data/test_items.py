@@ -107,7 +107,7 @@ def test_token_ids_reach_an_embedding_and_are_learnt(method, as_items):
 
 def test_feddf_makes_no_noise_of_token_ids():
     task = fb.Task.of(Bag, [(tokens(0), tokens(1))], tokens(2))
-    with pytest.raises(fb.UserError, match="samples are integers: give some"):
+    with pytest.raises(fb.UserError, match="samples are integers"):
         fb.run(fb.FedDF(), task, rounds=1, workers=1)
 
 
@@ -118,7 +118,7 @@ def test_integers_for_a_model_of_floats_are_told():
 
 
 def test_a_model_in_place_of_a_function_is_refused():
-    with pytest.raises(fb.UserError, match=r"lambda: MyModel\(\).*not a Linear"):
+    with pytest.raises(fb.UserError, match=r"lambda: MyModel\(\).* Linear"):
         fb.Task.of(nn.Linear(2, 2), [((torch.rand(4, 2), torch.tensor([0, 1, 0, 1])),) * 2])  # type: ignore[arg-type]
 
 
@@ -140,7 +140,7 @@ class Holding(Noisy):
 def test_a_data_set_that_holds_an_open_file_is_refused(tmp_path):
     (tmp_path / "samples").write_bytes(b"123")
     holding = Holding(tmp_path / "samples")
-    with holding.file, pytest.raises(fb.UserError, match=r"Holding holds an open file \(file\).*__getitem__"):
+    with holding.file, pytest.raises(fb.UserError, match=r"Holding .*\(file\).*__getitem__"):
         Split.of(holding)
 
 

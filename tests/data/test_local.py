@@ -116,14 +116,14 @@ def test_a_node_tells_no_more_than_it_agrees_to(places, monkeypatch):
     page = write_report(read_runs([nobody]), nobody / "report.html").read_text()
     assert "Label distribution" not in page
     assert "1</th><td>36</td><td>9</td>" in page
-    with pytest.raises(fb.UserError, match=r"client 1 \(site-1\) cannot take part: tell is one of .* not 'all'"):
+    with pytest.raises(fb.UserError, match=r"client 1 \(site-1\) .*tell .* not 'all'"):
         deployed(places, places / "other", monkeypatch, {"north": {"tell": "all"}})
 
 
 def test_a_class_that_only_one_site_has_is_refused_with_both_lists(places, monkeypatch, capfd):
     images(places / "sites" / "south", "train", {"lesion": 5}, 4)
     says = r"its data have classes that the run has not, 1 of 3; its log names them; the run benign, malignant: name"
-    with pytest.raises(fb.UserError, match=rf"client 2 \(site-2\) cannot take part: {says}"):
+    with pytest.raises(fb.UserError, match=rf"client 2 \(site-2\) .*{says}"):
         deployed(places, places / "deployed", monkeypatch)
     lists = "classes that the run has not: lesion; it has benign, lesion, malignant, the run benign, malignant: name"
     assert lists in capfd.readouterr().err
@@ -159,12 +159,12 @@ def test_the_other_sites_go_on_where_the_policy_allows_and_who_is_mended_joins(p
     [
         (
             lambda site: (site / "train" / "benign" / "3.png").write_bytes(b"no image"),
-            r"an image is not a readable image \(PNG",
+            r"image .*\(PNG",
         ),
-        (lambda site: (site / "train" / "benign").rename(site / "train" / "bening"), "has not, 1 of 2; its log"),
+        (lambda site: (site / "train" / "benign").rename(site / "train" / "bening"), "1 of 2; .*log"),
         (
             lambda site: site.rename(site.parent / "moved"),
-            "there is no such data set on this node: say in its node.toml",
+            "no such data set .*node.toml",
         ),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_site_whose_folder_does_not_suit_is_named_and_the_others_go_on(places,
     (line,) = captions([run])
     assert re.match(rf"left out: client 2 took no part in 3 of 3 rounds \(site-2: .*{says}", line)
     assert "Client 2 took no part in 3 of 3 rounds" in write_report([run], out / "report.html").read_text()
-    with pytest.raises(fb.UserError, match=rf"^client 2 \(site-2\) cannot take part: .*{says}"):
+    with pytest.raises(fb.UserError, match=rf"^client 2 \(site-2\) .*{says}"):
         deployed(places, places / "none", monkeypatch)
 
 
@@ -257,7 +257,7 @@ def test_a_node_that_does_not_say_where_its_data_are_does_not_train_on_the_serve
     assert re.match(r"site-2: test.csv is the server's, .* say in its node.toml, .* client-data = ", why)
     assert of(out, "partition.json")["train"] == [4, 4, None]
     node["south"]["client-data"] = "/data/soth.csv"
-    with pytest.raises(fb.UserError, match=r"there is no such data set on this node: say in its node.toml"):
+    with pytest.raises(fb.UserError, match=r"no such data set .*node.toml"):
         deployed(places, places / "none", monkeypatch, node, dataset=server)
 
 
@@ -270,7 +270,7 @@ def test_of_a_client_s_values_the_server_is_told_none(places, monkeypatch, capfd
     assert why.startswith("site-2: a table's column 'age' has a value that is no number: correct it")
     assert "row 2 of the data: 'fifty' is no number" in capfd.readouterr().err
     (places / "south" / "cells" / "train.csv").write_text("age,sex,target\n50,25,f,ill\n")
-    with pytest.raises(fb.UserError, match="a table has a row with more or fewer values than the line of names"):
+    with pytest.raises(fb.UserError, match="more or fewer values"):
         deployed(places, places / "none", monkeypatch)
     assert "50,25" not in capfd.readouterr().err
 
@@ -295,14 +295,14 @@ def test_samples_of_another_shape_are_refused(places, monkeypatch):
     images(places / "large" / "cells", "train", {"benign": 5, "malignant": 5}, 4, side=9)
     (places / "east" / "cells").unlink()
     (places / "large" / "cells").rename(places / "east" / "cells")
-    with pytest.raises(fb.UserError, match=r"client 0 .*shape of a sample: \(1, 9, 9\) there, \(1, 8, 8\) here"):
+    with pytest.raises(fb.UserError, match=r"client 0 .*\(1, 9, 9\) there, \(1, 8, 8\) here"):
         deployed(places, places / "deployed", monkeypatch)
 
 
 def test_a_node_whose_samples_changed_is_not_gone_on_with(places, monkeypatch):
     out = deployed(places, places / "deployed", monkeypatch)
     images(places / "sites" / "east", "test", {"benign": 2}, 5)  # so that none is split off any more
-    with pytest.raises(fb.UserError, match="client 0 has 35 training samples and had 28 when the run began"):
+    with pytest.raises(fb.UserError, match=r"client 0 .* 35 .* 28 "):
         deployed(places, out, monkeypatch)
     (places / "sites" / "east" / "test").rename(places / "elsewhere")
     deployed(places, out, monkeypatch)

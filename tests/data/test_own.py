@@ -85,7 +85,7 @@ def test_each_client_has_what_the_function_makes_for_it():
 def test_labels_without_names_are_numbers_of_the_runs_classes():
     data = own_data("our_hospital:site", 1, ["red", "green", "blue"])
     assert data.classes == ("red", "green", "blue")
-    with pytest.raises(fb.UserError, match="labels up to 4, and there are 3 classes, red, green, blue: number labels"):
+    with pytest.raises(fb.UserError, match=r"up to 4, .* 3 classes, red, green, blue"):
         own_data("our_hospital:strange", 0, ["red", "green", "blue"])
 
 
@@ -95,7 +95,7 @@ def test_a_data_set_that_names_its_classes_is_numbered_by_them_and_keeps_its_tra
     assert task.data.label_counts()["train"][2] == [6, 6]
     assert train.labels.tolist()[:4] == [1, 0, 1, 0]
     assert not torch.equal(train.load()[0], train.load()[0])
-    with pytest.raises(fb.UserError, match=r"classes that the run has not: benign, malignant; it has .*, the run a, b"):
+    with pytest.raises(fb.UserError, match=r"benign, malignant; .* a, b"):
         make_experiment(settings("images", class_names=["a", "b"])).task(here=(2,))
 
 
@@ -111,11 +111,11 @@ def test_a_function_may_give_a_whole_data_set_or_one_to_deal_out():
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("our_hospital:nothing", "made a NoneType: return a Dataset, or"),
-        ("our_hospital:empty", "made no training sample"),
-        ("our_hospital:broken", "cannot be made: OSError: the archive is not mounted"),
-        ("our_hospital:missing", r"cannot be imported: AttributeError: .*missing.*; is its folder on PYTHONPATH\?"),
-        ("no_hospital:site", "cannot be imported: ModuleNotFoundError: No module named 'no_hospital'"),
+        ("our_hospital:nothing", "NoneType: .*Dataset"),
+        ("our_hospital:empty", "no training sample"),
+        ("our_hospital:broken", "OSError: the archive is not mounted"),
+        ("our_hospital:missing", r"AttributeError: .*missing.*PYTHONPATH"),
+        ("no_hospital:site", "ModuleNotFoundError: No module named 'no_hospital'"),
     ],
 )
 def test_what_a_function_does_wrong_is_one_line(name, says):
@@ -127,5 +127,5 @@ def test_what_a_function_does_wrong_is_one_line(name, says):
 def test_of_a_function_must_be_said_how_many_clients_there_are():
     given = settings("site")
     given.pop("clients")
-    with pytest.raises(fb.UserError, match="say how many clients there are"):
+    with pytest.raises(fb.UserError, match="how many clients"):
         make_experiment(given)

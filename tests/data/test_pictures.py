@@ -195,7 +195,7 @@ def test_a_further_channel_of_tiff_is_transparency_only_where_the_file_says_so(k
     photometric = "rgb" if channels == 4 else "minisblack"
     tifffile.imwrite(tmp_path / "a.tif", stored, photometric=photometric, planarconfig="contig", extrasamples=[extra])
     if extra == "unspecified":
-        with pytest.raises(UserError, match=f"has {channels} channels, of which nothing says"):
+        with pytest.raises(UserError, match=f"{channels} channels"):
             read(tmp_path / "a.tif")
         return
     pixels = read(tmp_path / "a.tif")
@@ -228,7 +228,7 @@ def test_what_a_png_of_16_bits_calls_transparent_is_white(tmp_path):
 def test_a_file_of_several_pages_is_refused_in_words(form, tmp_path):
     pages = [Image.fromarray(np.full((4, 4, 3), 60 * i, np.uint8)) for i in range(3)]
     pages[0].save(tmp_path / f"a.{form}", save_all=True, append_images=pages[1:])
-    with pytest.raises(UserError, match=r"has 3 pages") as error:
+    with pytest.raises(UserError, match="has 3 pages") as error:
         read(tmp_path / f"a.{form}")
     assert "a." not in error.value.told
 
@@ -350,13 +350,13 @@ def test_what_values_of_masks_mean(found, named, meant):
 @pytest.mark.parametrize(
     ("values", "names", "words"),
     [
-        ((0, 128, 255), "a\nb", "names 2 classes.*0, 128, 255"),
-        ((0, 255), "a\nb\nc", "names 3 classes.*0, 255"),
-        ((255,), "a", "names 1 classes.*255"),
+        ((0, 128, 255), "a\nb", "2 classes.*0, 128, 255"),
+        ((0, 255), "a\nb\nc", "3 classes.*0, 255"),
+        ((255,), "a", "1 classes.*255"),
         # without 0, some of the numbers may be counted from 0, or from 1 as elsewhere
-        ((1,), "a\nb", "values 1, which do not say which of 2"),
-        ((1, 2), "a\nb\nc", "values 1, 2, which do not say which of 3"),
-        ((0, 2, 5), "a\nb\nc", "values 0, 2, 5, which do not say which of 3"),  # 2 may be the third
+        ((1,), "a\nb", "values 1, .* of 2"),
+        ((1, 2), "a\nb\nc", "values 1, 2, .* of 3"),
+        ((0, 2, 5), "a\nb\nc", "values 0, 2, 5, .* of 3"),  # 2 may be the third
         (tuple(range(0, 250, 6)), None, "42 values"),
     ],
 )
@@ -378,7 +378,7 @@ def test_splits_whose_masks_are_written_unlike_are_refused(train, test, tmp_path
     write_masks(tmp_path / "other", test)
     write_masks(tmp_path / "x", train)
     (tmp_path / "other" / "train").rename(tmp_path / "x" / "test")
-    with pytest.raises(UserError, match=f"training have the values {train[0]}, {train[1]}.*in one way"):
+    with pytest.raises(UserError, match=f"training .*{train[0]}, {train[1]}"):
         load_dataset(str(tmp_path / "x"))
 
 
@@ -412,12 +412,12 @@ def test_masks_of_other_suffixes_and_names_are_found(name, tmp_path):
     assert (load_dataset(str(tmp_path)).train.targets.numpy() == numbers).all()
     mask = next((tmp_path / "train" / "masks").glob("3*"))
     mask.rename(mask.with_name("other.png"))
-    with pytest.raises(UserError, match=r"3.png has no mask.*called 3\.png or 3_mask\.png") as error:
+    with pytest.raises(UserError, match=r"3.png has no mask.*3\.png or 3_mask\.png") as error:
         load_dataset(str(tmp_path))
     assert "3" not in error.value.told
     for end in ("", "_mask"):
         Image.new("L", (8, 8)).save(tmp_path / "train" / "masks" / f"3{end}.png")
-    with pytest.raises(UserError, match=r"several masks, 3\.png, 3_mask\.png"):
+    with pytest.raises(UserError, match=r"masks, 3\.png, 3_mask\.png"):
         load_dataset(str(tmp_path))
 
 

@@ -126,7 +126,7 @@ def test_a_link_out_of_a_data_folder_is_refused_and_one_within_it_or_within_the_
     away.mkdir()
     shutil.move(folder / moved, away / "it")
     (folder / moved).symlink_to(away / "it")
-    with pytest.raises(fb.UserError, match=rf"leads out of the data folder .*{away}") as refused:
+    with pytest.raises(fb.UserError, match=f"leads out .*{away}") as refused:
         read(folder)
     assert "\n" not in str(refused.value)
     monkeypatch.setenv("FEWBYTES_DATA", str(tmp_path))
@@ -144,7 +144,7 @@ def test_a_pipe_among_images_is_named_and_not_waited_for_and_a_dangling_link_is_
     classes(tmp_path / "data")
     loaded(tmp_path / "data")
     os.mkfifo(tmp_path / "data" / "dog" / "a.png")
-    with pytest.raises(fb.UserError, match=r"dog/a.png is a pipe or a device"):
+    with pytest.raises(fb.UserError, match=r"dog/a.png .*pipe"):
         loaded(tmp_path / "data")
     (tmp_path / "data" / "dog" / "a.png").unlink()
     (tmp_path / "data" / "dog" / "a.png").symlink_to("b.png")
@@ -166,7 +166,7 @@ def rows(tmp_path_factory) -> Path:
 def test_a_parquet_file_that_unfolds_to_far_more_rows_than_it_looks_is_refused_before_it_is_read(rows):
     before = pa.total_allocated_bytes()
     for read in (read_parquet, load_dataset_of, lambda path: read_text_table(path, "label", None)):
-        with pytest.raises(fb.UserError, match=r"train\.parquet is .* MB and would be 2\.4 GB in memory \(300,000,000"):
+        with pytest.raises(fb.UserError, match=r"train\.parquet .*2\.4 GB .*300,000,000"):
             read(rows)
     assert pa.total_allocated_bytes() - before < 1 << 20
 
@@ -185,7 +185,7 @@ def test_images_of_a_parquet_file_of_too_many_rows_are_not_read(tmp_path):
         file.write_table(few)
         for _ in range(10):
             file.write_table(part, row_group_size=rows)
-    with pytest.raises(fb.UserError, match=r"train-0\.parquet is .* GB in memory"):
+    with pytest.raises(fb.UserError, match=r"train-0\.parquet .*GB in memory"):
         loaded(tmp_path / "data")
 
 
@@ -197,7 +197,7 @@ def test_a_text_that_is_stored_once_and_repeated_is_counted_as_often(tmp_path, d
         for _ in range(22):
             file.write_table(part)
     assert (tmp_path / "a.parquet").stat().st_size < 2_000_000
-    with pytest.raises(fb.UserError, match=r"a\.parquet .* would be 1\.1 GB in memory \(in its column 'words'"):
+    with pytest.raises(fb.UserError, match=r"a\.parquet .* 1\.1 GB .*'words'"):
         read_parquet(tmp_path / "a.parquet")
 
 
@@ -219,7 +219,7 @@ def test_an_image_of_huge_dimensions_is_named_and_not_decoded(side, tmp_path):
     classes(tmp_path / "data")
     Image.new("1", (side, side)).save(tmp_path / "data" / "dog" / "0.png")
     assert (tmp_path / "data" / "dog" / "0.png").stat().st_size < 100_000
-    with pytest.raises(fb.UserError, match=r"dog/0\.png .*has more than 67,108,864 pixels.*: scale or cut it"):
+    with pytest.raises(fb.UserError, match=r"dog/0\.png .*67,108,864 pixels"):
         load_dataset(str(tmp_path / "data"), image_size=8)
 
 

@@ -127,7 +127,7 @@ def test_commas_in_a_tsv_and_excels_line_of_the_separator_are_read(tmp_path):
 
 def test_remarks_above_the_names_are_one_line_that_says_so(tmp_path):
     (tmp_path / "a.csv").write_text("# exported by Ada\n" + COMMAS)
-    with pytest.raises(fb.UserError, match="remove what stands before the line of names") as error:
+    with pytest.raises(fb.UserError, match="line of names") as error:
         load_dataset(str(tmp_path / "a.csv"), schema=Y)
     assert "Ada" not in error.value.told
 
@@ -135,9 +135,9 @@ def test_remarks_above_the_names_are_one_line_that_says_so(tmp_path):
 def test_an_encoding_that_is_none_or_not_the_files_is_one_line(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(COMMAS.encode("windows-1252"))
-    with pytest.raises(fb.UserError, match="in 'utf-9', which is no encoding"):
+    with pytest.raises(fb.UserError, match="'utf-9'"):
         load_dataset(str(path), schema=Schema(target=("y",), encoding="utf-9"))
-    with pytest.raises(fb.UserError, match=r"is no text in utf-8: name its encoding \(--encoding\)"):
+    with pytest.raises(fb.UserError, match=r"utf-8.*--encoding"):
         load_dataset(str(path), schema=Schema(target=("y",), encoding="utf-8"))
 
 
@@ -147,7 +147,7 @@ def test_a_sheet_is_named(tmp_path):
     assert "sheet 'first' of 2" in first.notes[0]
     north = load_dataset(str(path), schema=Schema(target=("y",), sheet="north"))
     assert sum(north.train.labels.tolist()) == len(north.train) - sum(first.train.labels.tolist())
-    with pytest.raises(fb.UserError, match=r"has no sheet 'noth' \(did you mean 'north'\?\); it has first, north"):
+    with pytest.raises(fb.UserError, match=r"'noth' \(did you mean 'north'\?\).*first, north"):
         load_dataset(str(path), schema=Schema(target=("y",), sheet="noth"))
 
 
@@ -167,20 +167,20 @@ def test_a_packed_file_that_unpacks_to_too_much_is_refused_before_it_does(tmp_pa
     content = b"x,y\n" + b"0,0\n" * (1 << 23)
     for name, packed in (("a.csv.gz", gzip.compress(content)), ("a.csv.zst", zstandard.compress(content))):
         (tmp_path / name).write_bytes(packed)
-        with pytest.raises(fb.UserError, match=r"would be .* in memory"):
+        with pytest.raises(fb.UserError, match="in memory"):
             read_columns(tmp_path / name, Y)
     for name in ("a.csv.zip", "a.xlsx"):
         if name == "a.xlsx":
             pytest.importorskip("python_calamine")
         with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("table.csv", content)
-        with pytest.raises(fb.UserError, match=r"would be .* in memory"):
+        with pytest.raises(fb.UserError, match="in memory"):
             read_columns(tmp_path / name, Y)
 
 
 def test_a_file_of_another_kind_is_not_called_not_found(tmp_path):
     (tmp_path / "a.pdf").write_bytes(b"%PDF")
-    with pytest.raises(fb.UserError, match=r"a.pdf cannot be read as a table: its name ends in '.pdf': give one"):
+    with pytest.raises(fb.UserError, match=r"a.pdf .*'.pdf'"):
         load_dataset(str(tmp_path / "a.pdf"))
 
 
@@ -218,7 +218,7 @@ def test_no_refusal_shows_a_server_a_rows_text(tmp_path):
 @pytest.mark.parametrize("empty", ["", "NA", "  "])
 def test_rows_without_a_class_are_refused_with_their_number_or_left_out(empty, tmp_path):
     (tmp_path / "a.csv").write_text(f"text,y\nred,a\nblue,{empty}\ngreen,b\nwhite,{empty}\n")
-    with pytest.raises(fb.UserError, match=r"a.csv has 2 rows without a y: fill them in, or run with --missing drop"):
+    with pytest.raises(fb.UserError, match=r"a.csv .*2 rows .* y.*--missing drop"):
         read_text_table(tmp_path / "a.csv", "text", "y")
     texts, _, notes = read_text_table(tmp_path / "a.csv", "text", "y", Schema(missing="drop"))
     assert texts == [("a", "red"), ("b", "green")]

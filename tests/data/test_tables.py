@@ -112,7 +112,7 @@ def test_missing_values_are_refused_dropped_or_filled_in():
     columns = patients(age=[30, None, 70, 50], sex=["f", "m", None, "m"])
     with pytest.raises(
         fb.UserError,
-        match=r"column 'age', row 2 of the data: no value, or a mark of a missing one: fill it in, or run with",
+        match=r"'age', row 2 .*no value",
     ):
         table(columns)
     dropped = table(columns, schema=Schema(missing="drop"), test=PATIENTS)
@@ -120,18 +120,18 @@ def test_missing_values_are_refused_dropped_or_filled_in():
     filled = table(columns, schema=Schema(missing="mean"), test=PATIENTS).train.load()[0]
     assert filled[1, 0] == 0
     assert filled[2, 2:].tolist() == [0, 0]
-    with pytest.raises(fb.UserError, match=r"column 'target', row 1 of the data: .* run with --missing drop$"):
+    with pytest.raises(fb.UserError, match=r"'target', row 1 .*--missing drop$"):
         table(patients(target=[None, "ill", "ill", "well"]), schema=Schema(missing="mean"))
 
 
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        (patients(age=["30", "forty", "70", "50"]), r"column 'age', row 2 of the data: 'forty' is no number.* corr"),
-        (patients(age=[30, 50, math.inf, 50]), "column 'age', row 3 of the data: inf is no finite number"),
-        (patients(sex=["f", "x", "m", "x"]), r"column 'sex', row 2 .* 1 more: 'x' is a category .* \(it has f, m\)"),
-        ({key: PATIENTS[key] for key in ("age", "smoker", "target")}, "no column 'sex'; it has age, smoker, target"),
-        ({key: [] for key in PATIENTS}, "has no row: add some"),
+        (patients(age=["30", "forty", "70", "50"]), "'age', row 2 .*'forty' is no number"),
+        (patients(age=[30, 50, math.inf, 50]), "'age', row 3 .*inf"),
+        (patients(sex=["f", "x", "m", "x"]), r"'sex', row 2 .* 1 more: 'x' .*\(it has f, m\)"),
+        ({key: PATIENTS[key] for key in ("age", "smoker", "target")}, "'sex'.*age, smoker, target"),
+        ({key: [] for key in PATIENTS}, "no row"),
     ],
 )  # fmt: skip
 def test_what_a_tables_schema_does_not_allow_is_one_line(columns, says):
@@ -143,28 +143,28 @@ def test_what_a_tables_schema_does_not_allow_is_one_line(columns, says):
 @pytest.mark.parametrize(
     ("columns", "target", "says"),
     [
-        ({"x": [1.5], "y": [2]}, (), "has the columns x, y: say which is learnt"),
-        ({"x": [1.5], "y": [2]}, "z", "has no column 'z'"),
-        ({"y": [2]}, "y", "no column beside what is learnt"),
-        ({"x": [[1]], "y": [2]}, "y", r"column 'x' has list<.*> values: give numbers, dates or text"),
-        ({"x": [None], "y": [2]}, "y", "column 'x' has no value: give numbers"),
-        ({"x": [1], "y": ["a"], "z": [0]}, ["y", "z"], "column 'y' is text"),
-        ({"x": [f"x {i}" for i in range(1001)], "y": [0] * 1001}, "y", "1001 different texts in 1001 rows, too many"),
-        ({"x": NAMES, "y": [0] * 60}, "y", r"column 'x' has 60 different texts in 60 rows, too many .*--text x\)"),
-        ({"x": [0.5] * 60, "y": NAMES}, "y", "column 'y' has 60 different texts .*: name another"),
+        ({"x": [1.5], "y": [2]}, (), "columns x, y: .*which"),
+        ({"x": [1.5], "y": [2]}, "z", "no column 'z'"),
+        ({"y": [2]}, "y", "no column beside"),
+        ({"x": [[1]], "y": [2]}, "y", "'x' has list<.*>"),
+        ({"x": [None], "y": [2]}, "y", "'x' has no value"),
+        ({"x": [1], "y": ["a"], "z": [0]}, ["y", "z"], "'y' is text"),
+        ({"x": [f"x {i}" for i in range(1001)], "y": [0] * 1001}, "y", "1001 different texts"),
+        ({"x": NAMES, "y": [0] * 60}, "y", r"'x' has 60 different texts .*--text x\)"),
+        ({"x": [0.5] * 60, "y": NAMES}, "y", "'y' has 60 different texts"),
         (
             {"x": [*HOURS[:6], "oops", *HOURS[7:]], "y": [0] * 60},
             "y",
-            "'x', row 7 of the data: 'oops' is no number, as .* other 59",
+            "'x', row 7 .*'oops' .*59",
         ),
-        ({"x": [0.5] * 60, "y": [*HOURS[:-1], "??"]}, "y", r"column 'y', row 60 of the data: '\?\?' is no number"),
-        ({"x": [1.5, 2], "y": [0, 1]}, ["y", "y"], "names a column twice: name each once"),
+        ({"x": [0.5] * 60, "y": [*HOURS[:-1], "??"]}, "y", r"'y', row 60 .*'\?\?'"),
+        ({"x": [1.5, 2], "y": [0, 1]}, ["y", "y"], "twice"),
         (
             {f"column{i}": [1, 2] for i in range(9)},
             "colum3",
-            r"\(did you mean 'column3'\?\); .*column4 and 4 more: name",
+            r"did you mean 'column3'\?\).*column4 and 4 more",
         ),
-        (3, "y", "a pandas frame, a pyarrow table or columns by name"),
+        (3, "y", "pandas"),
     ],
 )
 def test_what_is_no_table_to_learn_from_is_one_line(columns, target, says):
@@ -239,11 +239,11 @@ def wards(tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", r"is empty: give it a line of columns' names, and a row for each sample"),
-        ("age,target\n", "has no row: add some"),
-        ("age;target\n60;ill;x\n", "row 1 of the data has 3 values, .* 2: put texts with"),
-        ("age:target\n60:ill\n", r"has no column 'target' .*; it has age:target: name one that is there"),
-        ("age,target\n60,ill\n61,ill,x\n", "row 2 of the data has 3 values, the line of names has 2: put texts with"),
+        ("", "is empty"),
+        ("age,target\n", "no row"),
+        ("age;target\n60;ill;x\n", "row 1 .*3 values, .* 2"),
+        ("age:target\n60:ill\n", "no column 'target' .*age:target"),
+        ("age,target\n60,ill\n61,ill,x\n", "row 2 .*3 values, .* 2"),
     ],
 )
 def test_what_is_no_table_is_one_line_that_shows_no_row(tmp_path, text, says):
@@ -257,15 +257,15 @@ def test_what_is_no_table_is_one_line_that_shows_no_row(tmp_path, text, says):
 def test_a_column_in_other_units_is_warned_of(wards):
     rows = {"age": [50_000.0, 61_000.0], "sex": ["m", "f"], "smoker": [True, False], "target": ["ill", "well"]}
     write(wards / "sites" / "west.csv", rows)
-    with pytest.warns(Slip, match=r"west.csv: column 'age' is far from the server's table .*: is it in the same units"):
+    with pytest.warns(Slip, match=r"west.csv: .*'age' .*units"):
         make_experiment(settings(wards)).task()
 
 
 def test_a_remedy_suits_what_is_wrong(tmp_path):
     schema = table({"age": [30, 50, 70, 50], "target": [0, 1, 0, 1]}).schema
-    with pytest.raises(fb.UserError, match=r"'1,250', which is 1250 or 1.250: say which: --decimal point"):
+    with pytest.raises(fb.UserError, match=r"'1,250', .*1250 or 1.250.*--decimal point"):
         table({"age": ["30", "1,250"], "target": [0, 1]}, schema=schema)
-    with pytest.raises(fb.UserError, match=r"no column 'age'; it has  Age, target: call its column ' Age' so"):
+    with pytest.raises(fb.UserError, match=r"'age'.* Age, target.*' Age'"):
         table({" Age": [30, 50], "target": [0, 1]}, schema=schema)
 
 
@@ -292,13 +292,13 @@ def test_what_the_servers_columns_mean_holds_at_every_site(wards):
     [
         (
             {"sex": ["m", "x"]},
-            r"west\.csv: column 'sex', row 2 of the data: 'x' is a category that the run's table lacks",
+            r"west\.csv: .*'sex', row 2 .*'x' is a category",
         ),
-        ({"sex": None}, r"west\.csv has no column 'sex'"),
-        ({"age": [50, None]}, r"west\.csv: column 'age', row 2 of the data"),
+        ({"sex": None}, r"west\.csv .*no column 'sex'"),
+        ({"age": [50, None]}, r"west\.csv: .*'age', row 2"),
         (
             {"target": ["sick", "ill"]},
-            r"west\.csv has classes that the run has not: sick; it has ill, sick, the run ill, well",
+            r"west\.csv .*: sick; .*ill, sick, .*ill, well",
         ),
     ],
 )
@@ -310,5 +310,5 @@ def test_a_site_whose_table_does_not_suit_is_named(wards, columns, says):
 
 
 def test_what_is_said_of_tables_is_for_tables():
-    with pytest.raises(fb.UserError, match="target is for tables, and digits is none"):
+    with pytest.raises(fb.UserError, match=r"target .*digits"):
         make_experiment({"method": "fedavg", "target": "y"}).task()

@@ -76,9 +76,7 @@ NAMED = (
 @pytest.mark.parametrize("values", [[(i * 17) % 101 for i in range(ROWS)], [f"P{i * 7 % 101}" for i in range(ROWS)]])
 def test_what_names_the_rows_is_refused_until_the_user_decides(name, values):
     columns = {name: values, "lab": LAB, "y": Y}
-    with pytest.raises(
-        fb.UserError, match=rf"column '{re.escape(name)}' seems to number the rows .*--leave-out.*--columns"
-    ) as error:
+    with pytest.raises(fb.UserError, match=f"'{re.escape(name)}' .*number the rows .*--leave-out.*--columns") as error:
         table(columns, "y")
     assert repr(name) not in (error.value.told or repr(name))
     assert features(table(columns, "y", leave_out=[name])) == ("lab",)
@@ -94,9 +92,7 @@ def test_ids_with_a_few_rows_each_are_refused_and_codes_with_many_are_not(rows, 
         values = [f"P{who}" for who in whose] if text else [3 * who for who in whose]
         return {name: values, "lab": LAB * rows, "y": Y * rows}
 
-    with pytest.raises(
-        fb.UserError, match=r"40 .* in .* rows, under a name such as identifiers have.*--group study_id"
-    ):
+    with pytest.raises(fb.UserError, match=r"40 .* in .* rows.*--group study_id"):
         table(columns("study_id", rows), "y")
     grouped = table(columns("study_id", rows), "y", schema=Schema(group="study_id"))
     assert features(grouped) == ("lab",)
@@ -111,7 +107,7 @@ def test_ids_with_a_few_rows_each_are_refused_and_codes_with_many_are_not(rows, 
 def test_numbers_of_people_are_refused_however_many_rows_each_has(name, text):
     whose = [i % 20 * 3 for i in range(ROWS * 20)]
     columns = {name: [f"P{who}" for who in whose] if text else whose, "lab": LAB * 20, "y": Y * 20}
-    with pytest.raises(fb.UserError, match=r"20 .* in 800 rows, under a name such as people's numbers have.*--group"):
+    with pytest.raises(fb.UserError, match=r"20 .* in 800 rows.*--group"):
         table(columns, "y")
     assert features(table({"patient_age": whose, "lab": LAB * 20, "y": Y * 20}, "y")) == ("patient_age", "lab")
 
@@ -122,14 +118,14 @@ def test_an_index_of_two_levels_is_no_feature_and_ids_of_many_digits_are_refused
     assert features(load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",)))) == ("lab",)
     for start in (2**63 + 5, 10**25):
         frame.assign(uid=[str(start + i * 7 % 41) for i in range(ROWS)]).to_csv(tmp_path / "a.csv", index=False)
-        with pytest.raises(fb.UserError, match=r"'uid' seems to number .*more digits than can be told apart"):
+        with pytest.raises(fb.UserError, match=r"'uid' .*digits"):
             load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",)))
 
 
 @pytest.mark.parametrize("name", ["X", "X.1", "Var1", "uid"])
 def test_an_index_in_any_order_is_refused_whatever_it_is_called(name):
     for values in ([i * 7 % ROWS for i in range(ROWS)], [2.0**52 - i * 7 % ROWS for i in range(ROWS)]):
-        with pytest.raises(fb.UserError, match=rf"'{name}' seems to number .*each whole number of a range once"):
+        with pytest.raises(fb.UserError, match=f"'{name}' .*range once"):
             table({name: values, "lab": LAB, "y": Y}, "y")
     assert "X" in features(table({"X": [i * 7 % 41 for i in range(ROWS)], "lab": LAB, "y": Y}, "y"))
 
@@ -140,7 +136,7 @@ def test_what_an_error_says_to_type_can_be_typed():
 
 
 def test_whole_numbers_that_rise_with_every_row_are_refused_whatever_they_are_called():
-    with pytest.raises(fb.UserError, match=r"'visit' seems to number the rows .*rise or fall"):
+    with pytest.raises(fb.UserError, match=r"'visit' .*rise or fall"):
         table({"visit": [3 * i for i in range(ROWS)], "lab": LAB, "y": Y}, "y")
     assert features(table({"visit": [i // 2 for i in range(ROWS)], "y": Y}, "y")) == ("visit",)  # some are equal
     assert features(table({"lab": [i / 2 for i in range(ROWS)], "y": Y}, "y")) == ("lab",)  # no whole numbers
@@ -160,14 +156,14 @@ def test_sites_leave_out_the_same(tmp_path):
     experiment = make_experiment(said)
     assert [client.train.shape for client in experiment.task().data.clients] == [(1,), (1,)]
     assert make_experiment(experiment.settings()).task().data.test.shape == (1,)
-    with pytest.raises(fb.UserError, match=r"server.csv has no column 'uit' \(did you mean 'uid'\?\)"):
+    with pytest.raises(fb.UserError, match=r"server.csv .*'uit' \(did you mean 'uid'\?\)"):
         make_experiment(said | {"leave_out": ["uit"]}).task()
 
 
 @needs_cases
 def test_the_cases_of_row_numbers():
     assert features(load_dataset(str(CASES / "idx.parquet"), schema=Schema(target=("y",)))) == ("age", "lab")
-    with pytest.raises(fb.UserError, match="column 'uid' seems to number the rows"):
+    with pytest.raises(fb.UserError, match=r"'uid' .*number the rows"):
         load_dataset(str(CASES / "bigint.csv"), schema=Schema(target=("y",)))
     without = load_dataset(str(CASES / "bigint.csv"), schema=Schema(target=("y",), leave_out=("uid",)))
     assert features(without) == ("age", "lab")
@@ -177,7 +173,7 @@ def test_the_cases_of_row_numbers():
 
 def test_ids_above_2_to_53_are_told_apart():
     start = 2**60
-    with pytest.raises(fb.UserError, match="'uid' seems to number"):
+    with pytest.raises(fb.UserError, match=r"'uid' .*number"):
         table({"uid": [start + (i * 17) % 101 for i in range(ROWS)], "lab": LAB, "y": Y}, "y")
     assert features(table({"x": [start + (i * 17) % 101 for i in range(ROWS)], "y": Y}, "y")) == ("x",)
 
@@ -234,7 +230,7 @@ def test_numbers_are_read_however_they_are_written(texts, numbers):
 
 def test_what_can_be_read_in_two_ways_is_refused_or_follows_the_files_other_columns(tmp_path):
     either = {"x": ["1,250", "3,125"] * 10, "y": [0, 1] * 10}
-    with pytest.raises(fb.UserError, match=r"'1,250', which is 1250 or 1.250: say which: --decimal") as error:
+    with pytest.raises(fb.UserError, match=r"'1,250', .*1250 or 1.250.*--decimal") as error:
         table(either, "y")
     assert "1,250" not in (error.value.told or "1,250")
     assert whole(table(either, "y", schema=Schema(decimal="comma")), "x")[0] == 1.25
@@ -245,7 +241,7 @@ def test_what_can_be_read_in_two_ways_is_refused_or_follows_the_files_other_colu
     (tmp_path / "a.csv").write_text("cost;lab;y\n" + "1.250;0,5;0\n3.125;0,7;1\n" * 10)
     data = load_dataset(str(tmp_path / "a.csv"), schema=Schema(target=("y",)))
     assert whole(data, "cost") == [1250] * 10 + [3125] * 10
-    with pytest.raises(fb.UserError, match="with a decimal point and others with a decimal comma"):
+    with pytest.raises(fb.UserError, match=r"decimal point .*decimal comma"):
         table({"x": ["0,5", "0.5"] * 10, "y": [0, 1] * 10}, "y")
 
 
@@ -274,9 +270,7 @@ def test_the_usual_marks_of_missing_values_are_such_and_others_are_named():
 
 def test_a_number_far_from_all_others_is_refused_until_the_user_decides(tmp_path):
     columns = {"x": [-999, *LAB[1:]], "y": Y}
-    with pytest.raises(
-        fb.UserError, match=r"row 1 of the data: -999.0 is far from all .*--missing-marks NA,-999"
-    ) as error:
+    with pytest.raises(fb.UserError, match=r"row 1 .*-999.0 .*--missing-marks NA,-999") as error:
         table(columns, "y")
     assert "999" not in (error.value.told or "999")
     taken = table(columns, "y", schema=Schema(missing="drop", missing_marks=("NA", "-999")))
@@ -302,7 +296,7 @@ def numbered(values: list[str], rows: int = 200) -> dict[str, list]:
 @pytest.mark.parametrize("odd", [["neg"], ["<LOD"], ["unknown"], ["none", "not done"], ["#DIV/0!"], ["12%"], ["(5.1)"]])
 def test_a_column_that_is_mostly_numbers_is_never_categories_until_the_user_says_so(odd):
     columns = numbered(odd)
-    with pytest.raises(fb.UserError, match=r"'x', row 2 .* is no number.*--missing-marks.*--categories") as error:
+    with pytest.raises(fb.UserError, match=r"'x', row 2 .*no number.*--missing-marks.*--categories") as error:
         table(columns, "y")
     assert odd[0] not in (error.value.told or odd[0])
     named = table(columns, "y", schema=Schema(missing_marks=("NA", *odd), missing="drop"))
@@ -318,7 +312,7 @@ def test_a_column_that_is_mostly_numbers_is_never_categories_until_the_user_says
 
 def test_a_column_whose_different_values_are_mostly_numbers_is_one_of_numbers():
     x = [f"{i / 10}" if i % 5 == 0 else "neg" for i in range(ROWS * 5)]  # in a fifth of the rows
-    with pytest.raises(fb.UserError, match=r"'x', row 2 .*'neg' is no number, as the column's other 40 values"):
+    with pytest.raises(fb.UserError, match=r"'x', row 2 .*'neg' is no number, .*40"):
         table({"x": x, "lab": LAB * 5, "y": Y * 5}, "y")
 
 
@@ -346,7 +340,7 @@ def test_few_whole_numbers_among_texts_are_categories_and_that_is_said():
 @pytest.mark.parametrize("every", [30, 200])
 def test_numbers_and_dates_that_cannot_be_read_are_no_categories(how, what, every):
     columns = {"x": [how.format(i * 7 % every) for i in range(200)], "y": Y * 5}
-    with pytest.raises(fb.UserError, match=rf"'x' seems to hold {what}.*--categories") as error:
+    with pytest.raises(fb.UserError, match=f"'x' .*{what}.*--categories") as error:
         table(columns, "y")
     assert columns["x"][0] not in (error.value.told or columns["x"][0])
     if every == 30:
@@ -372,7 +366,7 @@ def test_columns_are_categories_in_runs_from_the_command_line(tmp_path):
     experiment = make_experiment(said)
     assert experiment.task().data.test.shape == (31,)
     assert make_experiment(experiment.settings()).task().data.test.shape == (31,)
-    with pytest.raises(fb.UserError, match=r"no column 'wart' \(did you mean 'ward'\?\).*--categories"):
+    with pytest.raises(fb.UserError, match=r"'wart' \(did you mean 'ward'\?\).*--categories"):
         make_experiment(said | {"categories": ["wart"]}).task()
 
 
@@ -390,7 +384,7 @@ def test_marks_of_missing_values_are_found_by_their_distance(values, marks):
     for found in [*((mark,) for mark in marks), marks]:
         columns = {"x": [*values, *found, *found], "y": [0, 1] * (len(values) // 2) + [0, 1] * len(found)}
         named = ",".join(map(str, sorted(found)))
-        with pytest.raises(fb.UserError, match=rf"is far from all other values.*--missing-marks NA,{named}\)"):
+        with pytest.raises(fb.UserError, match=rf"is far from .*--missing-marks NA,{named}\)"):
             table(columns, "y")
         taken = Schema(missing="drop", missing_marks=("NA", *map(str, found)))
         assert whole(table(columns, "y", schema=taken), "x") == sorted(values)
@@ -400,7 +394,7 @@ def test_marks_of_missing_values_are_found_by_their_distance(values, marks):
 
 @pytest.mark.parametrize("mark", [-999, 999, 8888])
 def test_once_is_enough_of_a_mark_that_is_very_far(mark):
-    with pytest.raises(fb.UserError, match="is far from all other values"):
+    with pytest.raises(fb.UserError, match="is far from"):
         table({"x": [*(i * 7 % 60 + 20 for i in range(ROWS - 1)), mark], "y": Y}, "y")
 
 
@@ -420,9 +414,7 @@ def test_no_mark_is_what_lies_among_others_or_where_the_servers_values_do():
 
 def test_values_under_a_limit_are_refused_until_the_user_says_what_to_take():
     columns = {"x": ["<0,5", "≤ 0,5", ">100", *(f"{i},25" for i in range(37))], "y": Y}
-    with pytest.raises(
-        fb.UserError, match=r"row 1 of the data and 2 more: '<0,5' is a limit.*--limits half\|value"
-    ) as error:
+    with pytest.raises(fb.UserError, match=r"row 1 .* 2 more: '<0,5' .*--limits half\|value") as error:
         table(columns, "y")
     assert "<0,5" not in (error.value.told or "<0,5")
     rest = [i + 0.25 for i in range(37)]
@@ -450,7 +442,7 @@ def test_a_missing_value_is_said_to_be_one_with_its_mark(tmp_path):
         columns = {"x": [value, *LAB[1:]], "kind": [value, *"ab" * 19, "a"], "y": Y}
         for only in ("x", "kind"):
             two = {name: [str(v) for v in columns[name]] if name == only else columns[name] for name in (only, "y")}
-            with pytest.raises(fb.UserError, match=rf"'{only}', row 1 of the data: {words}.*: fill it in") as error:
+            with pytest.raises(fb.UserError, match=f"'{only}', row 1 .*{words}") as error:
                 table(two, "y")
             assert error.value.told.startswith("a table's column")
             assert "has no value in some rows: fill it in" in error.value.told
@@ -491,14 +483,14 @@ def test_dates_are_days_since_1970(texts, days, tmp_path):
 
 def test_days_and_months_that_may_be_either_are_refused_until_the_user_decides():
     columns = {"visit": ["02/01/1970", "03/01/1970"] * 10, "y": [0, 1] * 10}
-    with pytest.raises(fb.UserError, match=r"'02/01/1970', whose day and month may be either: .*--date-order") as error:
+    with pytest.raises(fb.UserError, match=r"'02/01/1970'.*--date-order") as error:
         table(columns, "y")
     assert "1970" not in (error.value.told or "1970")
     assert whole(table(columns, "y", schema=Schema(date_order="day-first")), "visit")[0] == 1
     assert whole(table(columns, "y", schema=Schema(date_order="month-first")), "visit")[0] == 31
-    with pytest.raises(fb.UserError, match="dates with the day first and others"):
+    with pytest.raises(fb.UserError, match="day first"):
         table({"visit": ["13/01/1970", "01/13/1970"] * 10, "y": [0, 1] * 10}, "y")
-    with pytest.raises(fb.UserError, match="'1970-02-30' is no date that exists"):
+    with pytest.raises(fb.UserError, match="'1970-02-30' is no date"):
         table({"visit": ["1970-02-30", "1970-02-01"] * 10, "y": [0, 1] * 10}, "y")
 
 
@@ -510,11 +502,11 @@ def test_whole_numbers_that_are_all_dates_are_dates_and_others_are_not():
     assert "days since 1970 of 'seen'" in data.notes[0]
     site = table({"seen": [f"{moment:%d.%m.%Y}" for moment in moments], "y": Y}, schema=data.schema)
     assert whole(site, "seen")[0] == 17897
-    with pytest.raises(fb.UserError, match="'seen' has no dates, as the run's table has"):
+    with pytest.raises(fb.UserError, match="'seen' has no dates"):
         table({"seen": [5, 6], "y": [0, 1]}, schema=data.schema)
     counts = table({"seen": LAB, "y": Y}, "y")
     for values in (["2020-01-01", "2020-01-02"], pandas.to_datetime(["2020-01-01", "2020-01-02"])):
-        with pytest.raises(fb.UserError, match="'seen' has dates, where the run's table has numbers"):
+        with pytest.raises(fb.UserError, match="'seen' has dates"):
             table({"seen": values, "y": [0, 1]}, schema=counts.schema)
     for odd in (20200231, 20201301, 18991231, 20200101.5):
         plain = table({"seen": [*written[:-1], odd], "y": Y}, "y", columns=["seen"])

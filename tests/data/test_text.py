@@ -81,23 +81,23 @@ def test_a_column_of_text_and_one_of_classes(kind, tokenizer, tmp_path):
     assert x.tensors["input_ids"][short].tolist() == ids + [0] * (8 - len(ids))
     assert x.tensors["attention_mask"].sum(1).max() == 8  # the long ones are cut off
     assert load_text(str(path), tokenizer, 8, "said").learns == "tokens"
-    with pytest.raises(fb.UserError, match=r"has no column 'says'; it has said, mood"):
+    with pytest.raises(fb.UserError, match=r"no column 'says'.*said, mood"):
         load_text(str(path), tokenizer, 8, "says")
-    with pytest.raises(fb.UserError, match=r"no column 'mod' \(did you mean 'mood'\?\).*--target"):
+    with pytest.raises(fb.UserError, match=r"'mod' \(did you mean 'mood'\?\).*--target"):
         load_text(str(path), tokenizer, 8, "said", "mod")
-    with pytest.raises(fb.UserError, match="'said' is both the text and its class"):
+    with pytest.raises(fb.UserError, match="'said' is both"):
         load_text(str(path), tokenizer, 8, "said", "said")
 
 
 def test_what_cannot_be_read_is_told(tokenizer, tmp_path):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
-    with pytest.raises(fb.UserError, match=r"latin.txt is no text in UTF-8 \(byte 3\)"):
+    with pytest.raises(fb.UserError, match=r"latin.txt .*UTF-8 \(byte 3\)"):
         load_text(str(tmp_path), tokenizer, 8)
     (tmp_path / "latin.txt").write_text("")
-    with pytest.raises(fb.UserError, match="has no text of two tokens"):
+    with pytest.raises(fb.UserError, match="two tokens"):
         load_text(str(tmp_path), tokenizer, 8)
     pd.DataFrame({"said": ["the cat", None]}).to_parquet(tmp_path / "said.parquet")
-    with pytest.raises(fb.UserError, match="has 1 rows without a said"):
+    with pytest.raises(fb.UserError, match="1 rows without a said"):
         load_text(str(tmp_path / "said.parquet"), tokenizer, 8, "said")
 
 

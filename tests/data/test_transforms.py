@@ -372,17 +372,17 @@ def test_settings_say_who_gets_which_transform_and_are_told_only_if_not_the_defa
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"backdoor": 4}, "backdoor is a number of clients, 0 to 3 here, not 4"),
-        ({"backdoor": -1}, "backdoor is a number of clients, 0 to 3 here, not -1"),
+        ({"backdoor": 4}, "backdoor .*0 to 3 .*not 4"),
+        ({"backdoor": -1}, "backdoor .*0 to 3 .*not -1"),
         ({"backdoor": "some"}, "backdoor"),
         (
             {"augment": "crop_flip"},
-            "augment is one of none, crop-flip, .*, not 'crop_flip'",
+            "augment .*none, crop-flip, .*, not 'crop_flip'",
         ),
-        ({"dataset": "digits", "backdoor": 1}, "backdoor draws shapes of 11 x 11 pixels, images are 8 x 8"),
-        ({"dataset": "flat", "backdoor": 1}, r"backdoor needs images .*samples have shape \(5,\)"),
-        ({"dataset": "flat", "augment": "crop-flip"}, r"crop-flip needs images .*samples have shape \(5,\)"),
-        ({"dataset": "four channels", "backdoor": 1}, "images of 1 or 3 channels, these have 4"),
+        ({"dataset": "digits", "backdoor": 1}, "backdoor .*11 x 11 .*8 x 8"),
+        ({"dataset": "flat", "backdoor": 1}, r"backdoor needs images .*\(5,\)"),
+        ({"dataset": "flat", "augment": "crop-flip"}, r"crop-flip needs images .*\(5,\)"),
+        ({"dataset": "four channels", "backdoor": 1}, "1 or 3 channels, .*4"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(
