@@ -70,7 +70,7 @@ def test_what_is_no_file_is_never_opened_as_a_lock(tmp_path, kind):
     (tmp_path / "folder").mkdir()
     place = tmp_path / "folder" / "lock"
     puzzle(place, kind)
-    with pytest.raises(UserError, match="lock is a link, a pipe or a device"):
+    with pytest.raises(UserError, match="lock is a link"):
         lock(place)
     assert {path.name for path in tmp_path.iterdir()} == {"folder"}  # nothing made where the link leads
     place.unlink()
@@ -114,7 +114,7 @@ def test_another_account_s_folder_is_neither_left_over_nor_private(tmp_path):
     ScratchFolder("test", tmp_path).close()
     assert (theirs / "lock").exists()
     theirs.chmod(0o777)
-    with pytest.raises(UserError, match="theirs belongs to another account"):
+    with pytest.raises(UserError, match=r"theirs .*another account"):
         private_folder(theirs)
 
 

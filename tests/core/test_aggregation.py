@@ -307,7 +307,7 @@ def test_an_entry_is_of_those_who_sent_it(rule):
     mean.add({"b": torch.tensor([1.0])})
     old = {name: torch.tensor([5.0]) for name in "abc"}
     assert {name: value.tolist() for name, value in mean.over(old).items()} == {"a": [1], "b": [1], "c": [5]}
-    with pytest.raises(fb.MethodError, match="does not share: a, b"):
+    with pytest.raises(fb.MethodError, match=": a, b"):
         mean.over({"c": torch.ones(1)})
 
 
@@ -320,7 +320,7 @@ def test_what_cannot_be_put_together_is_refused(rule):
     with pytest.raises(fb.MethodError, match="above 0"):
         mean.add({"a": torch.ones(2)}, weight=0)
     mean.add({"a": torch.ones(1)})  # would broadcast
-    with pytest.raises(fb.MethodError, match="same entries in every state; these differ: a"):
+    with pytest.raises(fb.MethodError, match="differ: a"):
         mean()
 
 
@@ -329,7 +329,7 @@ def test_krum_says_how_many_replies_it_needs(rule):
     mean = RobustMean(Rule.read(rule))
     for _ in range(6):
         mean.add({"a": torch.ones(2)})
-    with pytest.raises(TooFewReplies, match=f"aggregate {rule} needs 7 replies, and 6 came: resume the run when more"):
+    with pytest.raises(TooFewReplies, match=f"{rule} needs 7 replies, and 6"):
         mean()
     mean.add({"a": torch.ones(2)})
     mean()
@@ -356,5 +356,5 @@ WRONG = [
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_no_rule_is_told(text):
-    with pytest.raises(fb.UserError, match="aggregate is mean, median, trimmed-mean=PART"):
+    with pytest.raises(fb.UserError, match=r"aggregate .*mean, median"):
         Rule.read(text)

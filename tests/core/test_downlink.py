@@ -252,7 +252,7 @@ class InGroups(Telling):
 
 
 def test_groups_with_a_message_each_are_refused_as_they_would_be_mixed_up(tmp_path: Path) -> None:
-    with pytest.raises(fb.UserError, match="'hear' is sent a message for some clients and another for others"):
+    with pytest.raises(fb.UserError, match="'hear'"):
         tell(InGroups(), tmp_path / "run", 2)
 
 
@@ -264,9 +264,9 @@ def test_bits_that_cannot_be_are_refused(bits: Any, tmp_path: Path) -> None:
 
 
 def test_what_is_not_coded_and_what_is_streamed_is_refused() -> None:
-    with pytest.raises(fb.UserError, match="leave out downlink_bits, or coding"):
+    with pytest.raises(fb.UserError, match="downlink_bits, or coding"):
         fb.run(CASES["fedavg"], tiny_task(), rounds=1, downlink_bits=1.0, coded=False)
-    with pytest.raises(fb.UserError, match="several rounds on what they were sent"):
+    with pytest.raises(fb.UserError, match="several rounds"):
         fb.run(CASES["fedbuff"], tiny_task(), rounds=1, downlink_bits=1.0)
 
 

@@ -122,18 +122,18 @@ def test_randomness_is_named_not_sequenced(net):
 def test_one_call_at_a_time(net):
     calls = net.network.call(net.method.ask, to=[0, 1], send=Question(0))
     next(calls)
-    with pytest.raises(fb.MethodError, match="not read to its end"):
+    with pytest.raises(fb.MethodError, match="not read"):
         list(net.network.call(net.method.ask, to=[2], send=Question(0)))
-    with pytest.raises(fb.MethodError, match="not read to its end"):
+    with pytest.raises(fb.MethodError, match="not read"):
         net.idle()
 
 
 @pytest.mark.parametrize("to", [[0, 1], []])
 def test_a_call_that_is_never_read_is_told(net, to):
     net.network.call(net.method.ask, to=to, send=Question(0))  # its iterator is gone at once
-    with pytest.raises(fb.MethodError, match="call of 'ask' was not read to its end"):
+    with pytest.raises(fb.MethodError, match="'ask' was not read"):
         net.idle()
-    with pytest.raises(fb.MethodError, match="call of 'ask' was not read to its end"):
+    with pytest.raises(fb.MethodError, match="'ask' was not read"):
         net.network.call(net.method.ask, to=[2], send=Question(0))
     assert len(net.ledger) == 0
 
@@ -154,12 +154,12 @@ def test_a_run_whose_method_forgets_to_read_a_call_ends_in_an_error(phase):
         net.call(self.ask, to=net.clients, send=Question(0))
 
     setattr(Forgets, phase, forget)
-    with pytest.raises(fb.MethodError, match="call of 'ask' was not read to its end"):
+    with pytest.raises(fb.MethodError, match="'ask' was not read"):
         fb.run(Forgets(), late_task(), rounds=2)
 
 
 def test_what_a_handler_raises_names_client_round_and_handler(net):
-    with pytest.raises(fb.MethodError, match=r"client 2, round 1, handler 'fails': ValueError: no such thing"):
+    with pytest.raises(fb.MethodError, match=r"client 2, round 1, .*'fails': ValueError: no such thing"):
         net.network.tell(net.method.fails, to=net.clients)
 
 
@@ -204,20 +204,20 @@ class RepliesASet(Probe):
 
 @pytest.mark.parametrize("method", [ServerKeepsASet(), ClientKeepsASet(), RepliesASet()])
 def test_a_state_or_reply_that_cannot_be_packed_is_told_before_it_is_made(method, tmp_path):
-    with pytest.raises(fb.MethodError, match=r"Unpackable\.seen: set\[int\] cannot travel; what can"):
+    with pytest.raises(fb.MethodError, match=r"Unpackable\.seen: set\[int\]"):
         fb.run(method, tiny_task(), rounds=1, out=tmp_path / "run")
     assert isinstance(method, RepliesASet) or not (tmp_path / "run").exists()
 
 
 def test_a_message_changed_in_place_is_told_at_either_end(net):
     message = Weights(fb.Dense({"w": torch.zeros(3)}))
-    with pytest.raises(fb.MethodError, match="'w' was changed in place"):
+    with pytest.raises(fb.MethodError, match=r"'w' .*in place"):
         list(net.network.call(net.method.scribbles, to=[0], send=message))
     net._open = None
     replies = net.network.call(net.method.echoes, to=[0, 1], send=message)
     next(replies)
     message.theta.dense()["w"].add_(1)
-    with pytest.raises(fb.MethodError, match="'w' was changed in place"):
+    with pytest.raises(fb.MethodError, match=r"'w' .*in place"):
         next(replies)
 
 
@@ -246,9 +246,7 @@ def test_a_handler_that_keeps_killing_its_worker_is_an_error(tmp_path):
     method = Deadly()
     with LocalEngine(method, tiny_task(), tmp_path / "clients", workers=2) as network:
         network.begin(1)
-        with pytest.raises(
-            fb.MethodError, match=r"client \d, round 1, handler 'told': its worker process died 3 times"
-        ):
+        with pytest.raises(fb.MethodError, match=r"client \d, round 1, .*'told'.* died 3 times"):
             network.network.tell(method.told, to=network.clients)
 
 
@@ -567,7 +565,7 @@ class Poisoned(fb.FedAvg):
 
 
 def test_a_reply_that_is_not_finite_is_left_out_and_told():
-    with pytest.warns(RuntimeWarning, match=r"round 2: reply\.train not finite: client 2 rejected: .*'fc\.bias'"):
+    with pytest.warns(RuntimeWarning, match=r"round 2.*train.*client 2 .*'fc\.bias'"):
         result = fb.run(Poisoned(**LOCAL), tiny_task(), rounds=3)
     (left,) = result.rounds[1]["left_out"]
     assert (left["client"], left["outcome"]) == (2, "rejected")
@@ -579,7 +577,7 @@ def test_a_reply_that_is_not_finite_is_left_out_and_told():
 
 def test_a_run_of_which_too_many_replies_are_not_finite_stops():
     method = Poisoned(**LOCAL, bad=(1, 2, 3))
-    with pytest.raises(fb.FewbytesError, match=r"round 2, handler 'train': only 1 of 4 .*client 1 rejected: .*finite"):
+    with pytest.raises(fb.FewbytesError, match=r"round 2.*'train'.* 1 of 4 .*client 1 .*finite"):
         fb.run(method, tiny_task(), rounds=3)
     with pytest.warns(RuntimeWarning, match="client 3 rejected"):
         assert fb.run(method, tiny_task(), rounds=3, policy=fb.Policy(min_replies=0.25)).summary["left_out"] == 3
@@ -627,9 +625,7 @@ def test_only_plain_names_and_so_many_are_gathered():
 
 
 def test_training_that_diverges_is_told_though_nothing_is_sent():
-    with pytest.warns(
-        RuntimeWarning, match=r"round \d: loss\.train not finite: is lr too high.* \(client 0, .* first\)"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"round \d.*train.* lr .*client 0"):
         fb.run(fb.Separate(epochs=1, batch=8, lr=1e30), tiny_task(), rounds=2)
 
 
@@ -643,7 +639,7 @@ def test_models_may_differ_per_client():
     result = fb.run(fb.Separate(**LOCAL), task, rounds=2)
     saved = [fb.load_model(result.folder, client=i, build=lambda i=i: build(i)) for i in range(4)]
     assert [m[1].out_features for m in saved] == list(widths)
-    with pytest.raises(fb.UserError, match="all clients need the same one"):
+    with pytest.raises(fb.UserError, match="same one"):
         fb.run(fb.FedAvg(**LOCAL), fb.Task.on(tiny_data(), lambda i: build(i)), rounds=1)
 
 
@@ -688,7 +684,7 @@ class Last(Later):
     [(Bare, "Bare"), (WithParameters, "WithParameters"), (Thawed, "Thawed"), (Later, "Later"), (Last, "Later")],
 )
 def test_a_method_that_is_no_frozen_dataclass_is_refused_with_what_to_write(kind, name):
-    with pytest.raises(fb.MethodError, match=rf"^{name} is no .*: write @dataclass\(frozen=True\) above class {name}$"):
+    with pytest.raises(fb.MethodError, match=rf"^{name} .*@dataclass\(frozen=True\)"):
         fb.run(kind(), tiny_task(), rounds=1)
     with pytest.raises(fb.MethodError, match=name):
         kind(tau=0.3)
@@ -730,17 +726,17 @@ def test_hyper_parameters_of_a_users_own_method_are_what_their_types_say():
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("alpha", "5", "must be a number, not '5'"), ("alpha", float("nan"), "must be finite, not nan"),
-        ("threshold", float("inf"), "must be finite, not inf"), ("threshold", 10**400, "must be finite"),
-        ("beta", 1.0, "must be a whole number, not 1.0"), ("beta", True, "must be a whole number, not True"),
-        ("fraction", 0, r"must be in \(0, 1\], not 0"), ("fraction", float("nan"), "must be finite"),
-        ("steps", 10, r"must be in \[2, 9\], not 10"), ("steps", 2.5, r"must be a whole number in \[2, 9\], not 2.5"),
-        ("name", 3, "must be text, not 3"), ("patience", 0.0, "must be above 0, not 0.0"),
-        ("kind", "c", "is one of a, b, not 'c'"),
+        ("alpha", "5", "number, not '5'"), ("alpha", float("nan"), "finite, not nan"),
+        ("threshold", float("inf"), "finite, not inf"), ("threshold", 10**400, "finite"),
+        ("beta", 1.0, "whole number, not 1.0"), ("beta", True, "whole number, not True"),
+        ("fraction", 0, r"in \(0, 1\], not 0"), ("fraction", float("nan"), "finite"),
+        ("steps", 10, r"in \[2, 9\], not 10"), ("steps", 2.5, r"whole number in \[2, 9\], not 2.5"),
+        ("name", 3, "text, not 3"), ("patience", 0.0, "above 0, not 0.0"),
+        ("kind", "c", "a, b, not 'c'"),
     ],
 )  # fmt: skip
 def test_a_hyper_parameter_out_of_its_types_range_is_refused(name, value, text):
-    with pytest.raises(fb.UserError, match=f"^{name} {text}"):
+    with pytest.raises(fb.UserError, match=f"^{name} .*{text}"):
         Own(**{name: value})
 
 
@@ -757,18 +753,18 @@ def test_every_number_of_our_methods_says_its_range(method):
 @pytest.mark.parametrize(
     ("mistaken", "says"),
     [
-        (lambda: fb.FedAvg(local=3), "local must be a Local, not 3"),
-        (lambda: fb.Task.on("digits", TinyNet), "data are a data set dealt out.* not 'digits'; Task.of takes your own"),
-        (lambda: fb.Task.on(tiny_task().data, "mlp"), "model is a function that makes one.* not 'mlp'"),
-        (lambda: fb.Task.on(tiny_task().data, TinyNet()), "model is a function that makes one.* not a TinyNet"),
-        (lambda: fb.Task.of("mlp", []), "model is a function that makes one.* not 'mlp'"),
-        (lambda: fb.run(fb.FedAvg(), 3), "a task is made by Task.of.* not 3"),
-        (lambda: fb.run(fb.FedAvg(), tiny_task().data), "a task is made by Task.of.* not a FederatedData"),
-        (lambda: fb.run(fb.FedAvg(), tiny_task(), resume=True), "resume goes on with the run in a folder: say which"),
+        (lambda: fb.FedAvg(local=3), "local .*Local, not 3"),
+        (lambda: fb.Task.on("digits", TinyNet), "data .* not 'digits'.*Task.of"),
+        (lambda: fb.Task.on(tiny_task().data, "mlp"), "model .* not 'mlp'"),
+        (lambda: fb.Task.on(tiny_task().data, TinyNet()), "model .* not a TinyNet"),
+        (lambda: fb.Task.of("mlp", []), "model .* not 'mlp'"),
+        (lambda: fb.run(fb.FedAvg(), 3), "Task.of.* not 3"),
+        (lambda: fb.run(fb.FedAvg(), tiny_task().data), "Task.of.* not a FederatedData"),
+        (lambda: fb.run(fb.FedAvg(), tiny_task(), resume=True), "resume .*folder"),
     ],
 )
 def test_mistakes_in_python_are_told_in_one_line(mistaken, says):
-    with pytest.raises(fb.UserError, match=f"^{says}") as told:
+    with pytest.raises(fb.UserError, match=says) as told:
         mistaken()
     assert "\n" not in str(told.value)
 

@@ -180,7 +180,7 @@ class Deciding(nn.Linear):
 def test_a_model_without_gradients_of_each_sample_is_named_before_a_private_run(tmp_path) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
     task = task_of(lambda: nn.Sequential(nn.Linear(8, 4), Deciding(4, 3)))
-    with pytest.raises(fb.UserError, match=r"of each sample, which module '1' .Deciding. does not give") as error:
+    with pytest.raises(fb.UserError, match=r"module '1' .Deciding") as error:
         fb.run(
             fb.FedAvg(), task, rounds=1, workers=1, dp="epsilon=8,delta=1e-3,clip=1,of=samples", out=tmp_path / "run"
         )
@@ -211,9 +211,7 @@ def test_rules_privacy_and_rounding_take_any_type(how, kind) -> None:
 @pytest.mark.parametrize("method", [fb.FedKD(), fb.FuseFL()], ids=["fedkd", "fusefl"])
 def test_methods_that_need_float32_say_so(method, tmp_path) -> None:
     task = task_of(lambda: Net(lambda m, x: m.last(x.bfloat16()), last=nn.Linear(8, 3).bfloat16()))
-    with pytest.raises(
-        fb.UserError, match=r"computes in float32, and parameter 'last.weight' of the model is bfloat16"
-    ):
+    with pytest.raises(fb.UserError, match=r"float32, .*'last.weight' .*bfloat16"):
         fb.run(method, task, rounds=1, workers=1, out=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
@@ -221,14 +219,14 @@ def test_methods_that_need_float32_say_so(method, tmp_path) -> None:
 @pytest.mark.parametrize("method", [fb.FML(), fb.FedDistill(), fb.PFedSD()], ids=lambda method: method.method_name)
 @pytest.mark.parametrize("how", [{"loss": F.cross_entropy}, {"weights": (1.0, 2.0, 3.0)}], ids=["loss", "weights"])
 def test_a_method_that_brings_a_loss_refuses_another_before_the_run(method, how, tmp_path) -> None:
-    with pytest.raises(fb.UserError, match=r"brings another loss|by a loss of its own"):
+    with pytest.raises(fb.UserError, match=r"another loss|loss of its own"):
         fb.run(method, task_of(lambda: nn.Linear(8, 3), **how), rounds=1, workers=1, out=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
 def test_adam_on_float16_divides_by_zero_and_is_refused() -> None:
     task = task_of(lambda: Net(lambda m, x: m.last(x.half()), last=nn.Linear(8, 3).half()))
-    with pytest.raises(fb.UserError, match=r"adam does not work on float16.*'last.weight'.*bfloat16 or float32"):
+    with pytest.raises(fb.UserError, match=r"adam .*float16.*'last.weight'.*bfloat16 or float32"):
         fb.run(fb.FedAvg(optimiser="adam"), task, rounds=1, workers=1)
 
 
@@ -582,7 +580,7 @@ def test_a_loss_may_take_the_whole_output() -> None:
 
 @pytest.mark.parametrize(
     ("how", "says"),
-    [({"output": "whole"}, "is for a loss of your own"), ({"output": "all", "loss": both}, "'logits' or 'whole'")],
+    [({"output": "whole"}, "loss of your own"), ({"output": "all", "loss": both}, "'logits' or 'whole'")],
 )
 def test_the_output_is_said_in_two_words_and_of_a_loss(how, says) -> None:
     with pytest.raises(fb.UserError, match=says):
@@ -621,7 +619,7 @@ def test_recalibration_is_of_personal_models_scored_and_saved_and_off_by_default
         h = again[0](X[:12])
     assert torch.allclose(again[1].running_mean, h.mean(0), atol=1e-5)
     for method, net in ((fb.FedAvg(), normalising), (fb.FedBN(), lambda: nn.Linear(8, 3))):
-        with pytest.raises(fb.UserError, match="leave recalibrate out"):
+        with pytest.raises(fb.UserError, match="recalibrate"):
             fb.run(method, task_of(net, recalibrate=True), rounds=1, workers=1)
 
 
@@ -635,9 +633,7 @@ def test_batch_normalisation_of_single_values_is_reported_in_one_line() -> None:
             return self.fc(self.norm(self.conv(x)).flatten(1))
 
     task = fb.Task.on(tiny_task().data, Small)
-    with pytest.warns(
-        RuntimeWarning, match=r"'norm' sees a single value a channel of each sample of 1 x 4 x 4"
-    ) as warned:
+    with pytest.warns(RuntimeWarning, match=r"'norm' .* 1 x 4 x 4") as warned:
         fb.run(fb.FedAvg(), task, rounds=1, workers=1)
     assert len(warned) == 1
     fb.run(fb.FedAvg(), tiny_task(), rounds=1, workers=1)  # its maps are of 4 x 4: not a word

@@ -145,9 +145,9 @@ def test_who_joins_later_gets_what_was_left_with_everybody(tmp_path):
 
 def test_wrong_messages_are_refused(engine):
     net, method = engine.network, engine.method
-    with pytest.raises(fb.MethodError, match="'ask' replies, so it cannot be left with a next request"):
+    with pytest.raises(fb.MethodError, match="'ask' replies"):
         net.tell(method.ask, to=[0], when="next")
-    with pytest.raises(fb.MethodError, match="'told' takes a News, it was sent an int"):
+    with pytest.raises(fb.MethodError, match=r"'told' takes a News, .* int"):
         net.tell(method.told, to=[0], send=7, when="next")
 
 
@@ -192,12 +192,12 @@ def test_a_message_that_is_gone_is_told(engine):
         file.write_bytes(whole[:-1])
         (file.parent / "notes.state").write_bytes(b"somebody's")
         (file.parent / "folder").mkdir()
-    with pytest.raises(fb.UserError, match=r"waits for a client, is gone or damaged: go back to an earlier round"):
+    with pytest.raises(fb.UserError, match=r"damaged: .*earlier round"):
         heard(engine)
 
 
 def test_a_message_is_sent_now_or_next(engine):
-    with pytest.raises(fb.MethodError, match="sent now or next, not 'later'"):
+    with pytest.raises(fb.MethodError, match="now or next, not 'later'"):
         engine.network.tell(engine.method.told, to=[0], send=News.of(1), when="later")
 
 
@@ -244,7 +244,7 @@ def test_terms_of_local_training_are_given_by_their_plain_names():
     for wrong in ({"lr": -1.0}, {"epochs": 0}, {"steps": -1}, {"optimiser": "lbfgs"}, {"momentum": float("nan")}):
         with pytest.raises(fb.UserError, match=next(iter(wrong))):
             fb.FedAvg(**wrong)
-    with pytest.raises(TypeError, match="has no parameter 'learning_rate'"):
+    with pytest.raises(TypeError, match="no parameter 'learning_rate'"):
         fb.FedAvg(learning_rate=0.1)
 
 

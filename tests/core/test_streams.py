@@ -219,7 +219,7 @@ def test_who_is_refused_frees_the_place_and_is_not_asked_after_some_rounds(tmp_p
 
 
 def test_a_run_whose_clients_all_fail_ends_in_one_line(tmp_path):
-    with pytest.raises(fb.FewbytesError, match="only 1 of 4 clients can still answer, 2 must"):
+    with pytest.raises(fb.FewbytesError, match=r"1 of 4 clients .* 2 "):
         run(tmp_path / "run", AllBroken(at_once=3, buffer=2))
 
 
@@ -267,16 +267,16 @@ def engine(tmp_path):
 
 def test_what_does_not_go_with_a_stream_is_refused_in_one_line(engine):
     net, method = engine.network, engine.method
-    with pytest.raises(fb.MethodError, match="at least one client at work, not 0"):
+    with pytest.raises(fb.MethodError, match=r"at least one .* not 0"):
         net.stream(method.work, send=Message(1), at_once=0)
     with pytest.raises(fb.MethodError, match="not of a part"):
         net.among([0, 1], "some").stream(method.work, send=Message(1))
     ((client, *_),) = islice(net.stream(method.work, send=Message(1), at_once=4), 1)
     busy = [i for i in net.clients if i != client]
-    with pytest.raises(fb.MethodError, match=f"are at work for a stream: \\[{busy[0]}"):
+    with pytest.raises(fb.MethodError, match=f"at work .*\\[{busy[0]}"):
         net.call(method.work, to=net.clients, send=Message(1))
     assert [i for i, _ in net.call(method.work, to=[client], send=Message(1))] == [client]
-    with pytest.raises(fb.MethodError, match="still at work on 'work'"):
+    with pytest.raises(fb.MethodError, match="at work on 'work'"):
         net.stream(method.other, send=Message(1))
     net.tell(method.told, send=Message(1), when="next")
     with pytest.raises(fb.MethodError, match="messages wait"):
@@ -287,9 +287,9 @@ def test_a_method_says_that_it_streams(tmp_path):
     class Silent(Streamed):
         streams: ClassVar[bool] = False
 
-    with pytest.raises(fb.MethodError, match="must say so: streams = True"):
+    with pytest.raises(fb.MethodError, match="streams = True"):
         run(tmp_path / "run", Silent())
-    with pytest.raises(fb.UserError, match="leave clusters out"):
+    with pytest.raises(fb.UserError, match="clusters"):
         Clustered(Streamed(), clusters=2)
 
 
@@ -304,7 +304,7 @@ def test_speeds_are_numbers_a_file_or_a_spread(tmp_path):
         with pytest.raises(fb.UserError, match=r"^speeds are "):
             Speeds.read(wrong)
     table.write_text("1\nsecret\n")
-    with pytest.raises(fb.UserError, match=r"speeds\.csv holds something else") as told:
+    with pytest.raises(fb.UserError, match=r"speeds\.csv") as told:
         Speeds.from_place(str(table))
     assert "secret" not in str(told.value)
 
@@ -312,8 +312,8 @@ def test_speeds_are_numbers_a_file_or_a_spread(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"speeds": "1,2"}, "of 2 clients, and there are 4"),
-        ({"speeds": "10x", "engine": "flower-simulation"}, "clients on Flower have their own"),
+        ({"speeds": "1,2"}, "2 clients, .* 4"),
+        ({"speeds": "10x", "engine": "flower-simulation"}, "Flower"),
     ],
 )
 def test_speeds_that_cannot_be_are_refused_before_anything_is_written(settings, why, tmp_path):

@@ -100,7 +100,7 @@ def test_values_that_are_not_finite_stay_visible(wrong: float) -> None:
     value = Quantised.of({"a": torch.tensor([1.0, wrong, 2.0]), "b": torch.ones(2)}, 16)
     assert value.dense()["a"].isnan().all()
     assert torch.equal(value.dense()["b"], torch.ones(2))
-    with pytest.raises(Exception, match="'a' are not all finite"):
+    with pytest.raises(Exception, match=r"'a' .*finite"):
         check_finite(Rounded(value))
 
 

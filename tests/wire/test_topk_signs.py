@@ -297,5 +297,5 @@ def test_inspect_tells_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("indices", [[2, 1], [1, 1]])
 def test_indices_that_do_not_rise_are_refused(indices):
-    with pytest.raises(MethodError, match="the indices of 'w' are not distinct and rising: sort them"):
+    with pytest.raises(MethodError, match=r"'w' .*rising"):
         TopK.of({"w": torch.ones(4)}, {"w": torch.tensor(indices)})

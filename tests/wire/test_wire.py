@@ -538,7 +538,7 @@ def test_what_cannot_travel_is_named(field: str, value: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_payload_with_a_field_that_cannot_travel_is_refused_when_it_is_made(kind: Any) -> None:
-    with pytest.raises(MethodError, match=r"^Bad\.field: .* cannot travel; what can: None, bool, int"):
+    with pytest.raises(MethodError, match=r"^Bad\.field: .*None, bool, int"):
         payload(type("Bad", (), {"__annotations__": {"whole": int, "field": kind}}))
 
 
@@ -548,7 +548,7 @@ class Unpackable:
 
 
 def test_a_field_of_a_field_is_looked_at_too() -> None:
-    with pytest.raises(MethodError, match=r"^Unpackable\.where: Path cannot travel"):
+    with pytest.raises(MethodError, match=r"^Unpackable\.where: Path"):
         payload(type("Holder", (), {"__annotations__": {"parts": list[Unpackable]}}))
 
 
@@ -578,7 +578,7 @@ def test_types_of_later_lines_are_looked_at_when_they_are_used() -> None:
     check_fields(Tree)
     tree = Tree([Tree([], Leaf(1.5))], None)
     assert unpack(Tree, bytes(pack(tree))).branches[0].leaf.value == 1.5
-    with pytest.raises(MethodError, match=r"^Spoilt\.wrong: complex cannot travel"):
+    with pytest.raises(MethodError, match=r"^Spoilt\.wrong: complex"):
         check_fields(Spoilt)
 
 
@@ -1614,7 +1614,7 @@ def test_numbers_that_are_not_finite_are_found_without_making_them_dense(dtype: 
     places = {"w": torch.tensor([3, 9])}
     few = Few(TopK(shapes, places, {"w": value}))
     for payload_, name in ((few, "w"), (Part(Masked(mask, value.flatten())), "w"), (Whole(Dense({"w": value})), "w")):
-        with pytest.raises(FrameError, match=f"'{name}' are not all finite"):
+        with pytest.raises(FrameError, match=f"'{name}' .*finite"):
             check_finite(payload_)
     check_finite(Few(TopK(shapes, places, {"w": torch.ones(2, 1, dtype=dtype)})))
     check_finite(
