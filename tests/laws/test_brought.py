@@ -71,7 +71,7 @@ def test_half_precision_works_or_is_refused_before_the_run(name, kind, tmp_path)
     method, task = CASES[name], narrow(task_of(name), kind)
     refused = method.float32_only or (kind == torch.float16 and method.method_name == "fedpm")  # its Adam
     if refused:
-        with pytest.raises(fb.UserError, match=r"computes in float32, and|adam does not work on float16"):
+        with pytest.raises(fb.UserError, match=r"float32|adam .*float16"):
             fb.run(method, task, rounds=1, workers=1, out=tmp_path / "run")
         assert not list(tmp_path.iterdir())
         return

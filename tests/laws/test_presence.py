@@ -83,7 +83,7 @@ def test_a_newcomer_the_method_cannot_serve_stays_outside(scheduled):
 
 def test_a_schedule_that_leaves_a_round_empty_is_told_before_anything_is_written(tmp_path):
     data = replace(tiny_data(2), presence=((1, 2), (4, None)))
-    with pytest.raises(fb.UserError, match="no client is there in round 3 of 4"):
+    with pytest.raises(fb.UserError, match="round 3 of 4"):
         fb.run(CASES["fedavg"], fb.Task.on(data, TinyNet), rounds=4, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert fb.run(CASES["fedavg"], fb.Task.on(data, TinyNet), rounds=2).summary["status"] == "done"
@@ -97,5 +97,5 @@ def test_a_run_is_not_gone_on_with_by_another_schedule(tmp_path):
 
 def test_when_every_newcomer_is_refused_and_the_others_have_left_the_run_ends_in_one_line(tmp_path):
     data = replace(tiny_data(5), presence=((1, 1), (1, 1), (1, 1), (2, None), (2, None)))
-    with pytest.raises(fb.FewbytesError, match="round 2 cannot begin: every client has left or could not join"):
+    with pytest.raises(fb.FewbytesError, match=r"round 2 .*every client"):
         fb.run(COME_AND_GO["choosy"], fb.Task.on(data, TinyNet), rounds=2, out=tmp_path / "run")

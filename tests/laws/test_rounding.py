@@ -108,7 +108,7 @@ def test_where_there_is_nothing_to_round_it_is_refused_and_nothing_is_written(ke
     unable = [name for name in CASES if name not in cases]
     assert unable
     for name in unable:
-        with pytest.raises(fb.UserError, match=f"^{CASES[name].method_name}: .* round.*: leave out {key}$"):
+        with pytest.raises(fb.UserError, match=f"^{CASES[name].method_name}: .* round.*{key}$"):
             rounded_run(name, tmp_path / "run", **({"uplink_bits": None} | {key: 1}))
     assert not list(tmp_path.iterdir())
 
@@ -318,7 +318,7 @@ def test_a_method_marks_what_is_never_rounded(tmp_path):
 
 def test_replies_that_diverge_end_a_run_as_without():
     for bits in (None, 1):
-        with pytest.raises(fb.FewbytesError, match="0 of 4 clients can still answer"):
+        with pytest.raises(fb.FewbytesError, match="0 of 4 clients"):
             fb.run(fb.FedAvg(epochs=1, lr=1e18, batch=8), tiny_task(), rounds=3, workers=1, uplink_bits=bits)
 
 

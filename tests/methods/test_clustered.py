@@ -116,16 +116,16 @@ def test_all_that_a_method_says_of_itself_is_the_inner_method_s():
 
 
 def test_what_cannot_be_clustered_is_refused():
-    with pytest.raises(fb.UserError, match="ensemble has rounds of its own, and cannot be run in clusters"):
+    with pytest.raises(fb.UserError, match=r"ensemble .*clusters"):
         Clustered(fb.Ensemble())
-    with pytest.raises(fb.UserError, match="clusters is 5, more than the 4 clients"):
+    with pytest.raises(fb.UserError, match=r"clusters is 5, .*4 clients"):
         fb.run(Clustered(fb.FedAvg(), clusters=5), tiny_task(), rounds=1)
-    with pytest.raises(fb.UserError, match="clusters must be at least 1"):
+    with pytest.raises(fb.UserError, match=r"clusters .*at least 1"):
         Clustered(fb.FedAvg(), clusters=0)
     for inner in (3, Clustered(fb.FedAvg())):
-        with pytest.raises(fb.UserError, match="clusters are of a method that has none"):
+        with pytest.raises(fb.UserError, match="clusters"):
             Clustered(inner)
-    with pytest.raises(fb.UserError, match="genefl has clusters of its own: --set clusters=2, not --clusters"):
+    with pytest.raises(fb.UserError, match=r"genefl .*--set clusters=2"):
         make_experiment({"method": "genefl", "clusters": 2}).made()
 
 

@@ -47,7 +47,7 @@ def test_gamma_is_the_servers_step():
         for g in (1.0, 0.5)
     )
     torch.testing.assert_close(half, once / 2)
-    with pytest.raises(fb.UserError, match="gamma must be above 0"):
+    with pytest.raises(fb.UserError, match=r"gamma .*above 0"):
         fb.FedCOM(gamma=0)
 
 
@@ -125,7 +125,7 @@ def test_the_bytes_of_fedcom(gate, bits):
 
 def test_bits_are_chosen_on_the_command_line():
     assert make_method("fedcom", {"bits": "8"}) == make_method("fedcom", {"bits": 8}) == fb.FedCOM(bits=8)
-    with pytest.raises(fb.UserError, match="bits is one of 8, 16, not '7'"):
+    with pytest.raises(fb.UserError, match=r"bits .*8, 16, not '7'"):
         make_method("fedcom", {"bits": "7"})
 
 

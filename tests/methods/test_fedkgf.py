@@ -377,5 +377,5 @@ def test_what_is_shared_stays_so_and_what_is_frozen_is_left_alone():
 
 @pytest.mark.parametrize("wrong", [{"alpha": 0.3}, {"common": "no"}, {"base": True}, {"lr": "x"}, {"owners": 1.5}])
 def test_hyperparameters_of_another_type_are_told(wrong):
-    with pytest.raises(fb.UserError, match=f"{next(iter(wrong))} must be "):
+    with pytest.raises(fb.UserError, match=next(iter(wrong))):
         fb.FedKGF(**wrong)

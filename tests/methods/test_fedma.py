@@ -207,9 +207,9 @@ def test_what_is_frozen_before_a_chain_stays_at_the_node():
 @pytest.mark.parametrize(
     ("method", "build", "says"),
     [
-        ({}, TinyNet, "a TinyNet is no chain .* it has a BatchNorm2d: take vgg9, cnn4, lenet or mlp"),
-        ({"layers": 9, "epochs": 9}, Chain, "the Chain has 2 layers, which FedMA matches: set layers=2"),
-        ({}, lambda client: nn.Linear(16, 3), "FedMA matches the layers of one model, so all clients need the same"),
+        ({}, TinyNet, "TinyNet .*BatchNorm2d: .*vgg9, cnn4, lenet or mlp"),
+        ({"layers": 9, "epochs": 9}, Chain, "Chain has 2 layers.*layers=2"),
+        ({}, lambda client: nn.Linear(16, 3), "FedMA .*one model"),
     ],
 )
 def test_what_cannot_be_matched_is_told_before_anything_is_written(method, build, says, tmp_path):
@@ -226,7 +226,7 @@ def test_with_no_model_named_it_takes_one_with_its_layers(layers, shape):
 
 
 def test_every_layer_needs_an_epoch():
-    with pytest.raises(fb.UserError, match=r"epochs 8 cannot be shared out over 9 layers.*set epochs=9 or more"):
+    with pytest.raises(fb.UserError, match=r"epochs 8 .*9 layers.*epochs=9"):
         fb.FedMA(layers=9, epochs=8)
 
 

@@ -102,9 +102,9 @@ def test_epochs_are_shared_out_over_the_stages():
 
 @pytest.mark.parametrize(("settings", "words"), [({"blocks": 8}, "8 blocks"), ({"cuts": "a,b,c,d"}, "5 blocks")])
 def test_fewer_epochs_than_blocks_are_refused(settings, words):
-    with pytest.raises(UserError, match=f"epochs 4 cannot be shared out over {words}"):
+    with pytest.raises(UserError, match=f"epochs 4 .*{words}"):
         fb.FuseFL(epochs=4, **settings)
-    with pytest.raises(UserError, match=f"steps 4 cannot be shared out over {words}.*: set steps="):
+    with pytest.raises(UserError, match=f"steps 4 .*{words}.*steps="):
         fb.FuseFL(steps=4, **settings)
 
 
@@ -184,7 +184,7 @@ def test_what_cannot_be_fused_is_told(tmp_path):
         with pytest.raises(UserError, match=words):  # before anything is trained or written
             fb.run(method, mixed_task(names), rounds=1, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="blocks must be at least 1"):
+    with pytest.raises(UserError, match=r"blocks .*at least 1"):
         fb.FuseFL(blocks=0)
 
 
@@ -334,5 +334,5 @@ def test_single_samples_and_batch_normalisation_do_not_go_together():
         dataclasses.replace(data, clients=(one, data.clients[1])),
         ModelBuilder("resnet10:width=2,stem=3x3", (1, 4, 4), 3),
     )
-    with pytest.raises(fb.FewbytesError, match=r"client 0 trains on single samples, too few for batch normalisation"):
+    with pytest.raises(fb.FewbytesError, match=r"client 0 .*batch normalisation"):
         fb.run(fb.FuseFL(epochs=4, **LOCAL), task, rounds=1)

@@ -593,7 +593,7 @@ def test_a_classifier_of_one_s_own_is_neither_sent_nor_pulled(tmp_path):
     fb.run(method, task, rounds=2, out=tmp_path / "run")
     server = unpack(Genes, read_checkpoint(tmp_path / "run").server, layout=task.problem.layout(0))
     assert all(set(model) <= {"conv.weight"} for model in server.models)
-    with pytest.raises(fb.UserError, match="nothing is left to share"):
+    with pytest.raises(fb.UserError, match="left to share"):
         fb.run(method, fb.Task.on(tiny_data(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), rounds=1)
 
 
@@ -662,8 +662,8 @@ def test_parameters_that_do_not_train_stay(tmp_path):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (GeneFL(clusters=5), "clusters is 5, more than the 4 clients there are at first"),
-        (GeneFL(clusters=2, gamma=3), "gamma is 3, but the model has 2 layers"),
+        (GeneFL(clusters=5), "clusters is 5, .*4 clients"),
+        (GeneFL(clusters=2, gamma=3), "gamma is 3, .*2 layers"),
         (Clustered(FedLP(), clusters=9), "clusters is 9"),
     ],
 )
@@ -676,7 +676,7 @@ def test_a_task_that_does_not_fit(method, words, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [({"gamma": -1}, "gamma"), ({"threshold": 1.5}, "threshold"), ({"clusters": 0}, "clusters"),
-     ({"score": "l3"}, "score is one of"), ({"lambda_gen": -1.0}, "lambda_gen"), ({"gamma_step": 2}, "gamma_step")],
+     ({"score": "l3"}, "score"), ({"lambda_gen": -1.0}, "lambda_gen"), ({"gamma_step": 2}, "gamma_step")],
 )  # fmt: skip
 def test_a_setting_out_of_range(settings, words):
     with pytest.raises(fb.UserError, match=words):
@@ -704,7 +704,7 @@ def test_a_client_of_another_shape_from_the_start_is_told_and_left_out(tmp_path)
     data = tiny_data(4)
     odd = Split(torch.rand(12, 1, 2, 8), torch.arange(12) % 3)
     task = fb.Task.on(replace(data, clients=(*data.clients[:3], ClientData(odd, odd))), TinyNet)
-    with pytest.warns(RuntimeWarning, match="taken again without client 3: .* client 3's samples have shape"):
+    with pytest.warns(RuntimeWarning, match=r"client 3.* client 3's .*shape"):
         result = fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=1, out=tmp_path / "run")
     (left,) = result.rounds[0]["left_out"]
     assert (left["client"], left["outcome"]) == (3, "rejected")
@@ -716,7 +716,7 @@ def test_samples_that_are_no_numbers_are_told():
     x, y = data.clients[1].train.load()
     broken = Split(torch.where(x == x[3], torch.nan, x), y)
     task = fb.Task.on(replace(data, clients=(data.clients[0], ClientData(broken, broken), *data.clients[2:])), TinyNet)
-    with pytest.raises(fb.UserError, match="client 1 has samples that are not finite"):
+    with pytest.raises(fb.UserError, match=r"client 1 .*not finite"):
         fb.run(GeneFL(**QUICK, clusters=2, vectors=2), task, rounds=1)
 
 
@@ -726,7 +726,7 @@ def test_a_model_with_nothing_to_share_leaves_nothing_behind(cls, tmp_path):
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten(1)[:, :3]
 
-    with pytest.raises(fb.UserError, match="no parameter to train"):
+    with pytest.raises(fb.UserError, match="no parameter"):
         fb.run(cls(**QUICK), fb.Task.on(tiny_data(), Empty), rounds=1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

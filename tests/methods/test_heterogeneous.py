@@ -458,7 +458,7 @@ def counting(client: int) -> nn.Module:
 def test_what_cannot_be_is_told_before_anything_is_written(name, tmp_path):
     unlike = sized("mlp:hidden=5+mlp:hidden=6")
     if name in (*ONE_HEAD, "fedproto"):
-        with pytest.raises(fb.UserError, match="features of one size, not 5 and 6: name them with @512"):
+        with pytest.raises(fb.UserError, match=r"5 and 6: .*@512"):
             fb.run(CASES[name], unlike, rounds=1, workers=1, out=tmp_path / "run")
     else:
         fb.run(CASES[name], unlike, rounds=1, workers=1)
@@ -475,7 +475,7 @@ def test_what_cannot_be_is_told_before_anything_is_written(name, tmp_path):
         fb.run(CASES[name], fb.Task.on(tiny_data(), Whole, seed=0), rounds=1, workers=1)
     two = fb.Task.on(tiny_data(), TwoLayerHead, seed=0)
     if name in ONE_HEAD:
-        with pytest.raises(fb.UserError, match="one Linear with bias"):
+        with pytest.raises(fb.UserError, match="Linear with bias"):
             fb.run(CASES[name], two, rounds=1, workers=1, out=tmp_path / "run")
     else:
         fb.run(CASES[name], two, rounds=1, workers=1)
@@ -484,9 +484,9 @@ def test_what_cannot_be_is_told_before_anything_is_written(name, tmp_path):
 
 def test_hyper_parameters_of_one_name_may_have_ranges_of_their_own():
     assert (fb.FML(beta=0.0).beta, fb.FedPURIN(beta=7).beta) == (0.0, 7)
-    with pytest.raises(fb.UserError, match=r"beta must be in \[0, 1\], not 7"):
+    with pytest.raises(fb.UserError, match=r"beta .*\[0, 1\], not 7"):
         fb.FML(beta=7)
-    with pytest.raises(fb.UserError, match="beta must be at least 1"):
+    with pytest.raises(fb.UserError, match=r"beta .*at least 1"):
         fb.FedPURIN(beta=0)
 
 

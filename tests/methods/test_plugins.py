@@ -67,7 +67,7 @@ def test_an_installed_package_adds_methods(install):
     assert method_class("fednew").__name__ == "FedNew"
     with only_allowed(anywhere=False):  # as on a node: what is installed there needs no leave, another's code does
         assert method_class("fednew").__name__ == "FedNew"
-        with pytest.raises(fb.UserError, match="is code that a file or a server names"):
+        with pytest.raises(fb.UserError, match="is code"):
             method_class("plug_one:FedNew")
     assert method_class("fedavg") is fb.FedAvg
 
@@ -75,7 +75,7 @@ def test_an_installed_package_adds_methods(install):
 def test_a_class_that_no_run_can_use_is_refused_by_name(install):
     text = METHOD.format(name="FedWrong") + "    lr: Nowhere = 0.1\n"
     install("plug_wrong", "from __future__ import annotations\n" + text)
-    with pytest.raises(fb.UserError, match=r"^the method 'plug_wrong:FedWrong' cannot be used: .*'Nowhere'"):
+    with pytest.raises(fb.UserError, match=r"'plug_wrong:FedWrong' .*'Nowhere'"):
         method_class("plug_wrong:FedWrong")
 
 

@@ -116,19 +116,19 @@ def gives_nothing(self, state, problem):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"global_modell": misspelt}, "Mine.global_modell means nothing to a run: did you mean global_model?"),
-        ({"clients": misspelt}, "Mine.clients means nothing to a run: did you mean client?"),
-        ({"headlin": "personalised"}, "Mine.headlin means nothing to a run: did you mean headline?"),
-        ({"local": fb.Local()}, "Mine.local has no type, so it is no hyper-parameter: write local: Local = "),
-        ({"keep": 3}, "Mine.keep has no type, so it is no hyper-parameter: write keep: int = "),
-        ({"headlin": "x", "__annotations__": {"headlin": ClassVar[str]}}, "Mine.headlin means nothing .* headline?"),
+        ({"global_modell": misspelt}, "Mine.global_modell .*did you mean global_model?"),
+        ({"clients": misspelt}, "Mine.clients .*did you mean client?"),
+        ({"headlin": "personalised"}, "Mine.headlin .*did you mean headline?"),
+        ({"local": fb.Local()}, "Mine.local .*write local: Local = "),
+        ({"keep": 3}, "Mine.keep .*write keep: int = "),
+        ({"headlin": "x", "__annotations__": {"headlin": ClassVar[str]}}, "Mine.headlin .* headline?"),
         (
             {"headline": "x", "__annotations__": {"headline": str}},
-            "headline is no hyper-parameter but what it is, as",
+            "headline is no hyper-parameter",
         ),
-        ({"round": rebinds}, r"test_slips.py, line \d+: Mine.round gives `state` another value, gone .* state.… = …"),
-        ({"train": restates}, r"Mine.train gives `state` another value"),
-        ({"global_model": gives_nothing}, "Mine.global_model returns nothing: is `return` missing?"),
+        ({"round": rebinds}, r"test_slips.py, line \d+: Mine.round .*`state` .*state.… = …"),
+        ({"train": restates}, "Mine.train .*`state`"),
+        ({"global_model": gives_nothing}, "Mine.global_model .*`return` missing?"),
     ],
 )
 def test_what_looks_like_a_slip_in_a_class_is_a_warning(wrong, says):
@@ -207,31 +207,31 @@ def a_text(self, state, site):
     ("wrong", "error", "says"),
     [
         ({"round": typo}, AttributeError, "'Update' object has no attribute 'thet'"),
-        ({"round": leaves_off}, fb.MethodError, "the call of 'train' was not read to its end"),
+        ({"round": leaves_off}, fb.MethodError, "'train' was not read"),
         (
             {"round": remembers},
             fb.MethodError,
-            "Server was given 'momentum', which is no field of it and would be lost",
+            "Server .*'momentum'",
         ),
-        ({"server": an_array}, TypeError, "Server.theta: 'weight': a ndarray cannot travel as a tensor"),
-        ({"round": sends_a_dict}, TypeError, r"Model.theta: a dict cannot travel as a Dense: give Dense\(…\)"),
+        ({"server": an_array}, TypeError, "Server.theta: 'weight': .*ndarray"),
+        ({"round": sends_a_dict}, TypeError, r"Model.theta: .*dict .*Dense\(…\)"),
         (
             {"round": sends_theta},
             fb.MethodError,
-            r"mine, round 1: handler 'train' takes a Model, .* \(test_slips.py",
+            r"mine, round 1: .*'train' takes a Model, .*\(test_slips.py",
         ),
-        ({"round": gives}, fb.MethodError, "Mine.round returns nothing: it changes what `state` holds"),
-        ({"train": forgets}, fb.MethodError, "it must reply an Update, it replied nothing .is `return` missing"),
+        ({"round": gives}, fb.MethodError, "Mine.round returns nothing: .*`state`"),
+        ({"train": forgets}, fb.MethodError, "Update, .*`return` missing"),
         (
             {"train": breaks},
             fb.MethodError,
-            r"handler 'train': AttributeError: .* 'tran'.* \(test_slips.py, line \d+\)",
+            r"'train': AttributeError: .* 'tran'.* \(test_slips.py, line \d+\)",
         ),
-        ({"train": keeps}, fb.MethodError, "Memory was given 'mean', which is no field of it and would be lost"),
-        ({"server": nothing}, fb.MethodError, "Mine.server says that it returns a Server, and gave nothing"),
-        ({"client": no_memory}, fb.MethodError, "Mine.client says that it returns a Memory, and gave nothing"),
-        ({"global_model": a_dict}, fb.MethodError, "Mine.global_model returns a module or None, and gave a dict"),
-        ({"local_model": a_text}, fb.MethodError, "Mine.local_model returns a module or None, and gave a str"),
+        ({"train": keeps}, fb.MethodError, "Memory .*'mean'"),
+        ({"server": nothing}, fb.MethodError, "Mine.server .* Server, .*nothing"),
+        ({"client": no_memory}, fb.MethodError, "Mine.client .* Memory, .*nothing"),
+        ({"global_model": a_dict}, fb.MethodError, "Mine.global_model .*module or None, .*dict"),
+        ({"local_model": a_text}, fb.MethodError, "Mine.local_model .*module or None, .*str"),
     ],
 )
 def test_what_is_wrong_ends_the_run_at_once_and_is_said(wrong, error, says, recwarn):
@@ -275,7 +275,7 @@ def indirect(self, state, net):
     return net.call(handler, to=net.sample(1.0), send=Model(Dense(state.theta)))
 
 
-HANDLER = r"Mine: handler 'train' must be typed: write def train\(self, state: …, message: …, site: fb.Site\) -> …"
+HANDLER = r"Mine: .*'train' .* def train\(self, state: …, message: …, site: fb.Site\) -> …"
 
 
 @pytest.mark.parametrize("rounding", [{}, {"uplink_bits": 4}, {"downlink_bits": 4}])
@@ -287,9 +287,9 @@ HANDLER = r"Mine: handler 'train' must be typed: write def train\(self, state: �
         ({"train": of_an_int}, HANDLER),
         ({"train": without_site}, HANDLER),
         ({"train": untyped, "replies": indirect}, HANDLER),
-        ({"train": of_what_is_nowhere}, "^Mine: the type hints of handler 'train' cannot be resolved: name 'Nowhere'"),
-        ({"train": half_written}, "^Mine: the type hints of handler 'train' cannot be resolved: "),
-        ({"train": of_a_dict}, "^Mine: the message of handler 'train': dict cannot travel"),
+        ({"train": of_what_is_nowhere}, "^Mine: .*'train' .*'Nowhere'"),
+        ({"train": half_written}, "^Mine: the type hints .*'train' "),
+        ({"train": of_a_dict}, "^Mine: the message .*'train': dict"),
     ],
 )
 def test_a_handler_whose_types_are_wrong_is_told_before_the_run_begins(wrong, says, rounding, tmp_path):
@@ -321,21 +321,21 @@ def takes_all(*given):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"server": of_none}, r"^Mine.server must say by its return type .* def server\(self, problem\) -> …, "),
-        ({"client": of_no_site}, r"^Mine.client must say by its return type .* def client\(self, site\) -> …, "),
-        ({"server": of_nothing_known}, "^the type hints of Mine.server cannot be resolved: name 'Nowhere' is not"),
-        ({"server": takes_nothing}, r"Mine.server is a function that a run calls: write def server\(self, problem\)$"),
-        ({"client": takes_nothing}, r"Mine.client is .*: write def client\(self, site\)$"),
-        ({"global_model": takes_nothing}, r"Mine.global_model is .*: write def global_model\(self, state, problem\)$"),
-        ({"local_model": takes_nothing}, r"Mine.local_model is .*: write def local_model\(self, state, site\)$"),
-        ({"round": takes_nothing}, r"Mine.round is .*: write def round\(self, state, net, t\)$"),
-        ({"server": 3}, "Mine.server is a function that a run calls"),
-        ({"sends": 3}, "Mine.sends must be text, not 3$"),
-        ({"headline": None}, "Mine.headline must be text, not None$"),
-        ({"streams": 1}, "Mine.streams must be true or false, not 1$"),
-        ({"aggregates": "median"}, "Mine.aggregates must be a set of names, not 'median'$"),
-        ({"needs": 3}, "Mine.needs must be a class, not 3$"),
-        ({"__annotations__": {"keep": "Nowhere"}, "keep": 3}, "^the type hints of Mine cannot be resolved: name "),
+        ({"server": of_none}, r"^Mine.server .* def server\(self, problem\) -> …, "),
+        ({"client": of_no_site}, r"^Mine.client .* def client\(self, site\) -> …, "),
+        ({"server": of_nothing_known}, "Mine.server .*'Nowhere'"),
+        ({"server": takes_nothing}, r"Mine.server .* def server\(self, problem\)$"),
+        ({"client": takes_nothing}, r"Mine.client .* def client\(self, site\)$"),
+        ({"global_model": takes_nothing}, r"Mine.global_model .* def global_model\(self, state, problem\)$"),
+        ({"local_model": takes_nothing}, r"Mine.local_model .* def local_model\(self, state, site\)$"),
+        ({"round": takes_nothing}, r"Mine.round .* def round\(self, state, net, t\)$"),
+        ({"server": 3}, "Mine.server is a function"),
+        ({"sends": 3}, "Mine.sends .*text, not 3$"),
+        ({"headline": None}, "Mine.headline .*text, not None$"),
+        ({"streams": 1}, "Mine.streams .*true or false, not 1$"),
+        ({"aggregates": "median"}, "Mine.aggregates .*set of names, not 'median'$"),
+        ({"needs": 3}, "Mine.needs .*class, not 3$"),
+        ({"__annotations__": {"keep": "Nowhere"}, "keep": 3}, "^the type hints of Mine "),
     ],
 )
 def test_a_hook_or_an_attribute_that_no_run_can_use_is_told_before_it_begins(wrong, says, tmp_path):
@@ -359,7 +359,5 @@ def test_what_only_looks_like_a_handler_is_none():
 
 
 def test_a_headline_that_nothing_scores_is_told():
-    with pytest.warns(
-        RuntimeWarning, match="to be judged by 'personal' .its headline., which nothing scores: there are"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"'personal' .*headline"):
         run(headline="personal", __annotations__={"headline": ClassVar[str]})
