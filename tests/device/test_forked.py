@@ -35,5 +35,5 @@ def test_a_gpu_that_no_forked_process_can_open_is_tried_in_this_one(monkeypatch:
     monkeypatch.setattr(devices, "_tried", lambda device: "" if os.getpid() == here else "cannot be opened here")
     devices.check_device("cuda")
     monkeypatch.setattr(devices, "_tried", lambda device: "there is none")
-    with pytest.raises(UserError, match="device 'cuda' cannot be used here: there is none"):
+    with pytest.raises(UserError, match=r"device 'cuda' .*none"):
         devices.check_device("cuda")

@@ -48,7 +48,7 @@ def test_what_all_runs_spend_is_counted_beside_them_and_a_new_name_begins_nothin
     _, go = grid_of(tmp_path)
     go("first")
     for name in ("second", "third"):
-        with pytest.raises(fb.FewbytesError, match=r"may spend epsilon 8 at delta 1e-05 in all runs .*privacy-in-all"):
+        with pytest.raises(fb.FewbytesError, match=r"epsilon 8 at delta 1e-05 .*privacy-in-all"):
             go(name)
 
 
@@ -58,14 +58,14 @@ def test_a_site_allows_so_much_in_all(removed, tmp_path):
     go("first")
     if removed:  # by the site's owner, in good faith
         shutil.rmtree(tmp_path / "first")
-    with pytest.raises(fb.FewbytesError, match=r"may spend epsilon 9 .*, have spent"):
+    with pytest.raises(fb.FewbytesError, match=r"epsilon 9 .*spent"):
         go("second")
     grid.config["privacy-in-all"] = "epsilon=16,delta=1e-5"
     go("third")
     grid.config["privacy-in-all"] = "any"
     go("fourth")
     grid.config["privacy-in-all"] = "epsilon=lots"
-    with pytest.raises(fb.FewbytesError, match="privacy-in-all is epsilon=8,delta=1e-5 or any"):
+    with pytest.raises(fb.FewbytesError, match=r"privacy-in-all .*epsilon=8,delta=1e-5"):
         go("fifth")
 
 
@@ -114,7 +114,7 @@ def test_of_a_node_that_does_not_say_whose_data_it_has_a_server_gets_no_second_b
 def test_without_a_partition_id_that_a_site_may_spend_no_more_is_said(tmp_path):
     grid, go = grid_of(tmp_path, **{"partition-id": None})
     grid.named = True
-    with pytest.raises(fb.FewbytesError, match=r"the samples on this node, which has no partition-id, may spend"):
+    with pytest.raises(fb.FewbytesError, match="no partition-id"):
         go("first")  # four clients on one node
 
 
@@ -132,7 +132,7 @@ def test_a_diary_that_is_damaged_anywhere_is_refused_in_a_line_that_says_what_to
         damaged.append(bytes(flipped))
     for held in damaged:
         path.write_bytes(held)
-        with pytest.raises(fb.UserError, match=r"0\.spent, the diary .*, is damaged: put a copy of it back"):
+        with pytest.raises(fb.UserError, match=r"0\.spent, .*damaged"):
             allowance.told(20)
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
@@ -144,7 +144,7 @@ def test_a_diary_that_is_damaged_anywhere_is_refused_in_a_line_that_says_what_to
     secret = tmp_path / "a" / CLIENTS / "secret"
     for held in (b"", secret.read_bytes()[:31]):
         secret.write_bytes(held)
-        with pytest.raises(fb.UserError, match="secret is damaged: remove it"):
+        with pytest.raises(fb.UserError, match=r"secret .*damaged"):
             allowance.trained(0, bytes(32), made.problem.privacy.spent(20, 1))
 
 
@@ -155,7 +155,7 @@ def test_a_node_makes_so_many_run_folders_and_no_more(tmp_path):
         run(
             "fedavg", tmp_path / "servers" / name, task=task(), grid=grid, resume=(tmp_path / "servers" / name).exists()
         )
-    with pytest.raises(fb.FewbytesError, match="has 2 run folders and makes no more"):
+    with pytest.raises(fb.FewbytesError, match="2 run folders"):
         run("fedavg", tmp_path / "servers" / "third", task=task(), grid=grid)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second", "servers"]
 
@@ -168,5 +168,5 @@ def test_runs_that_are_of_another_task_make_no_more_folders(tmp_path):
             Order(f"run-{number}", b"another", Job(0, "train", 0, 1, False, 0), 0, 0, False), "sizes"
         )
         assert done.error.startswith(DIFFERENT)
-    with pytest.raises(fb.UserError, match="has 2 run folders and makes no more"):
+    with pytest.raises(fb.UserError, match="2 run folders"):
         Node(METHOD, task(), tmp_path, "run-2", allows=Allows(run_folders=2))

@@ -34,7 +34,7 @@ def test_an_honest_run_ends_well_or_is_told_that_its_messages_cannot_be_judged(n
         return run(name, tmp_path / "run", grid=grid_of(name, tmp_path, MOST), rounds=3)[0]
 
     if name.partition("-")[0] in NOT_JUDGED:
-        with pytest.raises(fb.FewbytesError, match="its node has a max-drift and cannot judge the '"):
+        with pytest.raises(fb.FewbytesError, match=r"max-drift .*cannot judge"):
             go()
     else:
         assert go().summary["status"] == "done"
@@ -55,13 +55,13 @@ def test_a_first_layer_that_is_turned_is_refused_whichever_judged_method_sends_i
     first = problem.first_state(0)
     layer = next(key for key, value in first.items() if value.ndim >= 2)
     check_drift(problem, 0, kind(fb.Dense(first)), MOST)
-    with pytest.raises(fb.MethodError, match=r"more than the 0\.9 its node allows"):
+    with pytest.raises(fb.MethodError, match=r"0\.9"):
         check_drift(problem, 0, kind(fb.Dense(first | {layer: -first[layer]})), MOST)
 
 
 @pytest.mark.parametrize("drift", ["nan", float("nan"), -1, "-inf"])
 def test_what_no_distance_can_be_turns_nothing_off(drift, tmp_path):
-    with pytest.raises(fb.FewbytesError, match="are numbers in this node's configuration"):
+    with pytest.raises(fb.FewbytesError, match="are numbers"):
         run("fedavg", tmp_path / "run", grid=grid_of("fedavg", tmp_path, drift), rounds=1)
 
 
@@ -69,5 +69,5 @@ def test_what_no_distance_can_be_turns_nothing_off(drift, tmp_path):
 def test_what_no_number_of_runs_can_be_is_refused(runs, tmp_path):
     grid = MemoryGrid(client_app(CASES["fedavg"], task_of("fedavg"), tmp_path), 4)
     grid.config = {"max-runs": runs}
-    with pytest.raises(fb.FewbytesError, match="are numbers in this node's configuration"):
+    with pytest.raises(fb.FewbytesError, match="are numbers"):
         run("fedavg", tmp_path / "run", grid=grid, rounds=1)

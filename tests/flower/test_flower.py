@@ -71,7 +71,7 @@ def test_gone_back_to_an_earlier_round_its_nodes_have_the_states_of_then(name, u
         run(name, tmp_path / "run", resume=True, from_round=ROUNDS - back)
         assert fingerprint(tmp_path / "run") == uninterrupted(name)
     assert {client for client, _ in states} == {str(i) for i in range(CLIENTS)}
-    with pytest.raises(fb.UserError, match=f"no checkpoint of round 1 .* {ROUNDS - 1} and {ROUNDS}"):
+    with pytest.raises(fb.UserError, match=f"checkpoint of round 1 .* {ROUNDS - 1} and {ROUNDS}"):
         run(name, tmp_path / "run", resume=True, from_round=1)
 
 
@@ -205,7 +205,7 @@ def test_a_silent_client_goes_on_from_its_last_accepted_state(tmp_path):
 
 def test_too_few_replies_end_the_run_and_it_can_be_resumed(tmp_path, uninterrupted):
     policy = fb.Policy(min_replies=0.75, round_timeout=0.3, connect_timeout=0.3, retries=0)
-    with pytest.raises(fb.FewbytesError, match=r"round 3.*only 2 of 4 .*3 must.*client 0 late"):
+    with pytest.raises(fb.FewbytesError, match=r"round 3.* 2 of 4 .*3 .*client 0 late"):
         run("fedpurin", tmp_path / "run", policy=policy, fault=lambda m, r: [] if m.metadata.group_id == "3" else [r])
     run("fedpurin", tmp_path / "run", policy=policy, resume=True)
     assert fingerprint(tmp_path / "run") == uninterrupted("fedpurin")
@@ -364,17 +364,17 @@ def test_nodes_are_known_by_their_registered_names(tmp_path, uninterrupted):
     assert not any(m.metadata.message_type == "query.hello" for m in grid.asked)  # nobody is asked who he is
     grid = MemoryGrid(client_app(CASES["fedpurin"], tiny_task(), tmp_path), CLIENTS, named=True)
     grid.config = {"partition-id": 1}
-    with pytest.raises(fb.FewbytesError, match="this node holds client 1, it was asked as client 0"):
+    with pytest.raises(fb.FewbytesError, match=r"client 1, .*client 0"):
         run("fedpurin", tmp_path / "wrong", grid=grid)
 
 
 def test_unnamed_nodes_that_claim_the_same_client_are_an_error(tmp_path):
     grid = MemoryGrid(client_app(CASES["fedavg"], tiny_task(), tmp_path), CLIENTS)
     grid.config = {"partition-id": 1}
-    with pytest.raises(fb.UserError, match="two nodes say they hold client 1"):
+    with pytest.raises(fb.UserError, match=r"two nodes .*client 1"):
         run("fedavg", tmp_path / "run", grid=grid)
     grid.config = {"partition-id": 9}
-    with pytest.raises(fb.UserError, match="client 9, not one of 0 to 3"):
+    with pytest.raises(fb.UserError, match=r"client 9, .*0 to 3"):
         run("fedavg", tmp_path / "other", grid=grid)
 
 
@@ -387,9 +387,9 @@ class OtherNet(TinyNet):
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        (fb.Task.on(tiny_data(), OtherNet), r"client 0 runs something else than this server: model .* there, .* here$"),
+        (fb.Task.on(tiny_data(), OtherNet), r"client 0 .*: model .* there, .* here$"),
         (tiny_task(seed=3), "seed: 3 there, 0 here"),
-        (fb.Task.on(tiny_data(), TinyNet, agreed={"classes": "a, b"}), "server: classes: a, b there, none here$"),
+        (fb.Task.on(tiny_data(), TinyNet, agreed={"classes": "a, b"}), "classes: a, b there, none here$"),
     ],
 )
 def test_a_node_with_another_task_is_told_in_one_line(task, words, tmp_path):
@@ -400,7 +400,7 @@ def test_a_node_with_another_task_is_told_in_one_line(task, words, tmp_path):
 def test_a_node_with_another_method_is_told_in_one_line(tmp_path):
     other = dataclasses.replace(CASES["fedavg"], lr=0.7)
     grid = MemoryGrid(client_app(other, tiny_task(), tmp_path), CLIENTS)
-    with pytest.raises(fb.UserError, match=r"method: FedAvg\(.*lr=0.7.*there, FedAvg\(.*lr=0.1.* here"):
+    with pytest.raises(fb.UserError, match=r"FedAvg\(.*lr=0.7.*there, FedAvg\(.*lr=0.1.* here"):
         run("fedavg", tmp_path / "run", grid=grid)
 
 
@@ -526,14 +526,14 @@ def test_a_handler_that_measures_under_such_a_name_is_told(name, tmp_path, monke
         return train(self, state, message, site)
 
     monkeypatch.setattr(fb.FedAvg, "train", measuring)
-    with pytest.raises(fb.MethodError, match=r"it measures .*: names are letters and digits"):
+    with pytest.raises(fb.MethodError, match="letters and digits"):
         fb.run(CASES["fedavg"], tiny_task(), rounds=1, out=tmp_path / "run")
 
 
 def test_nobody_there_is_told_in_one_line(tmp_path):
     grid = MemoryGrid(client_app(CASES["fedavg"], tiny_task(), tmp_path), CLIENTS)
     grid.present = [2]
-    with pytest.raises(fb.FewbytesError, match=r"1 of 4 clients connected within 0.2 s, at least 2 .*absent: client 0"):
+    with pytest.raises(fb.FewbytesError, match=r"1 of 4 clients .*0.2 s, .*2 .*client 0"):
         run("fedavg", tmp_path / "run", grid=grid, policy=fb.Policy(connect_timeout=0.2))
 
 
@@ -568,7 +568,7 @@ def test_a_state_that_is_gone_from_its_node_leaves_its_client_out(tmp_path):
 def test_a_run_name_that_is_no_folder_is_refused_by_the_node(name, tmp_path):
     from fewbytes.flower.node import Node
 
-    with pytest.raises(fb.FewbytesError, match="cannot name a folder"):
+    with pytest.raises(fb.FewbytesError, match="name a folder"):
         Node(CASES["fedavg"], tiny_task(), tmp_path, name)
 
 

@@ -63,7 +63,7 @@ def test_what_is_wrong_with_a_nodes_file_is_told_in_one_line(change, words, fold
 
 
 def test_a_nodes_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(fb.UserError, match=r"none\.toml: there is no such file"):
+    with pytest.raises(fb.UserError, match=r"none\.toml: .*no such file"):
         NodeFile.read(tmp_path / "none.toml")
 
 
@@ -79,7 +79,7 @@ def key_of(kind: str) -> bytes:
 def test_a_key_that_is_none_is_named(kind, folder):
     path = folder / "keys" / "a"
     path.unlink() if kind == "none" else path.write_bytes(key_of(kind))
-    with pytest.raises(fb.UserError, match=r"keys/a: not a node's private key: ") as told:
+    with pytest.raises(fb.UserError, match=r"keys/a: .*private key") as told:
         fleet(folder)
     assert "\n" not in str(told.value)
 
@@ -88,7 +88,7 @@ def test_a_key_that_is_none_is_named(kind, folder):
 def test_a_certificate_that_is_none_is_named(text, folder):
     path = folder / "certificates" / "ca.crt"
     path.unlink() if text is None else path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(fb.UserError, match=r"ca\.crt: not the certificate of a SuperLink: ") as told:
+    with pytest.raises(fb.UserError, match=r"ca\.crt: .*certificate") as told:
         fleet(folder)
     assert "\n" not in str(told.value)
 
@@ -115,7 +115,7 @@ def test_a_node_keeps_the_data_of_one_run(monkeypatch):
 def test_whose_data_a_node_has_is_a_number(me, tmp_path):
     path = tmp_path / "node.toml"
     path.write_text(f'superlink = "127.0.0.1:1"\nca = "ca"\nkey = "key"\n[config]\npartition-id = {me}\n')
-    with pytest.raises(fb.UserError, match=r"partition-id is .*: expected the number of the client"):
+    with pytest.raises(fb.UserError, match=r"partition-id .*expected"):
         NodeFile.read(path)
 
 

@@ -112,7 +112,7 @@ def test_a_second_server_with_the_runs_name_is_refused_and_the_first_goes_on(tmp
     nodes = tmp_path / "nodes"
     app = client_app(CASES["fedpurin"], task_of("fedpurin"), nodes)
     run("fedpurin", tmp_path / "first" / "run", grid=MemoryGrid(app, CLIENTS))
-    with pytest.raises(fb.FewbytesError, match="is of another run, or another server's, with that name") as refused:
+    with pytest.raises(fb.FewbytesError, match="another run, or another server's") as refused:
         run("fedpurin", tmp_path / "second" / "run", grid=MemoryGrid(app, CLIENTS))
     assert "\n" not in str(refused.value)
     run("fedpurin", tmp_path / "first" / "run", grid=MemoryGrid(app, CLIENTS), resume=True)
@@ -163,7 +163,7 @@ def test_code_that_a_server_names_is_imported_where_its_node_allows_it(key, own)
     config = {"method": "fedavg", "clients": 2, "rounds": 1, "parameters.epochs": 1}
     config[key] = {"model": "theirs:net", "method": "theirs:FedAvg"}.get(key, "theirs:data")
     for allow in ({}, {"allow": "other,theirs.more,the"}):
-        with pytest.raises(fb.UserError, match=r"'theirs:.*' is code that a file or a server names, not you"):
+        with pytest.raises(fb.UserError, match=r"'theirs:.*' is code"):
             app._serve_client(config, {"partition-id": 0, **allow})
     assert not own.exists()
     for allow in ("other, theirs", config[key]):
@@ -178,7 +178,7 @@ def test_a_folder_that_a_server_names_is_not_read_unless_its_node_allows_it(name
     monkeypatch.setenv("FEWBYTES_DATA", str(tmp_path / "data"))
     name = name.format(tmp_path)
     config = {"method": "fedavg", "clients": 1, "rounds": 1, "dataset": name, "partition": "local"}
-    with pytest.raises(fb.UserError, match=r"not .*under FEWBYTES_DATA") as told:
+    with pytest.raises(fb.UserError, match="under FEWBYTES_DATA") as told:
         app._serve_client(config, {"partition-id": 0})
     assert "patient" not in str(told.value)
     if name == f"{tmp_path}/secret":
@@ -235,11 +235,11 @@ def test_no_setting_has_a_node_open_a_file_that_a_server_names(key, tmp_path, mo
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"dataset": "digits", "dataset.x": 1}, "says 'dataset' twice"),
-        ({"schema": "[" * 100_000}, "schema is a table"),
-        ({"image_size": 60_000}, "image_size must be in"),
-        ({"model": "resnet8:width=20000"}, "a whole number of 1 to 1024 for width"),
-        ({"model": "mlp:hidden=1000000000"}, "a whole number of 1 to 65536 for hidden"),
+        ({"dataset": "digits", "dataset.x": 1}, "'dataset' twice"),
+        ({"schema": "[" * 100_000}, "schema"),
+        ({"image_size": 60_000}, "image_size"),
+        ({"model": "resnet8:width=20000"}, "1 to 1024 for width"),
+        ({"model": "mlp:hidden=1000000000"}, "1 to 65536 for hidden"),
     ],
 )
 def test_what_a_server_says_is_refused_in_one_line_and_takes_no_memory(said, words):
@@ -259,7 +259,7 @@ def test_what_fails_on_a_node_is_told_without_words_and_traces(tmp_path, monkeyp
 
     monkeypatch.setattr(fb.FedAvg, "train", train)
     answers = []
-    with pytest.raises(fb.FewbytesError, match=r"OSError, its own log says more \(test_trust\.py, line \d+\)"):
+    with pytest.raises(fb.FewbytesError, match=r"OSError, .*\(test_trust\.py, line \d+\)"):
         run("fedavg", tmp_path / "run", fault=lambda m, r: answers.append(r) or [r])
     sent = b"".join(read_content(answer.content)[0] for answer in answers)
     assert b"Traceback" not in sent

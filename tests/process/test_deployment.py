@@ -160,12 +160,12 @@ def test_certificates_cover_their_hosts_and_are_kept(tmp_path):
     (folder / "ca.key").unlink()  # may be kept elsewhere
     write_certificates(folder, ["192.0.2.7"])
     assert all(path.read_bytes() == before[path] for path in folder.iterdir())
-    with pytest.raises(UserError, match=r"does not cover other\.example\.org; remove the folder"):
+    with pytest.raises(UserError, match=r"other\.example\.org; remove"):
         write_certificates(folder, ["other.example.org"])
     (folder / "ca.crt").unlink()
     with pytest.raises(UserError, match=r"ca\.crt is missing"):
         write_certificates(folder, [])
-    with pytest.raises(UserError, match="neither a host name nor an IP"):
+    with pytest.raises(UserError, match="host name"):
         write_certificates(tmp_path / "none", ["http://x"])
     assert not (tmp_path / "none").exists()
 
@@ -184,7 +184,7 @@ def test_node_keys_are_p384_and_kept(tmp_path):
     assert (tmp_path / "hospital-a").read_bytes() == before
     assert serialization.load_ssh_public_key((tmp_path / "hospital-a.pub").read_bytes()) == public
     for bad in ("", "-a", "../a", "a b", "a" * 65, "a/b", "a\n", "a.pub"):
-        with pytest.raises(UserError, match="is no name for a node"):
+        with pytest.raises(UserError, match="no name"):
             write_node_key(tmp_path, bad)
 
 
@@ -239,7 +239,7 @@ def test_a_registered_node_comes_online_and_a_stranger_is_refused(kind, of_kind)
     (running.folder / "lost.json").rename(running.folder / "nodes.json")
     with pytest.raises(UserError, match="hospital-a is running already"):
         deployment.start_node("hospital-a", {})
-    with pytest.raises(UserError, match="no such private key"):
+    with pytest.raises(UserError, match="private key"):
         deployment.start_node("hospital-b", {})
 
 
@@ -255,12 +255,10 @@ def test_a_run_is_submitted_watched_and_stopped(kind, of_kind, app):
     deployment.stop(run)
     assert deployment.run_status(run)[0] == "finished:stopped"
     for doing in (lambda: deployment.stop(run), lambda: deployment.run_status(7)):
-        with pytest.raises(FewbytesError, match=r"^(stopping run \d+: .* already finished|run 7: .*not found)\.$"):
+        with pytest.raises(FewbytesError, match=r"already finished|run 7: .*not found"):
             doing()
     (app / "mini" / "apps.py").write_text("server = None\n")
-    with pytest.raises(
-        FewbytesError, match=r"^submitting .*: Invalid Flower App .* attribute client in module mini\.apps"
-    ):
+    with pytest.raises(FewbytesError, match=r"attribute client in module mini\.apps"):
         deployment.submit(app)
 
 
@@ -364,7 +362,7 @@ def test_a_node_runs_the_installed_application_only(kind, name, tmp_path, app):
 
 def test_a_second_superlink_is_told_why_not(running, tmp_path):
     with (
-        pytest.raises(UserError, match="another deployment is running there"),
+        pytest.raises(UserError, match="another deployment"),
         Processes(running.folder, "127.0.0.1:0"),
     ):
         pass
@@ -398,9 +396,7 @@ def test_nothing_is_left_after_the_context_and_its_nodes_return(kind, tmp_path, 
         assert deployment.ended() == []
         os.kill(deployment._superlink.process.pid, signal.SIGKILL)
         deployment._superlink.process.wait()
-        with pytest.raises(
-            FewbytesError, match=r"the SuperLink ended with exit code -9: killed by SIGKILL \(.*superlink\.log"
-        ):
+        with pytest.raises(FewbytesError, match=r"SuperLink .*-9: .*SIGKILL .*superlink\.log"):
             deployment.check()
 
 

@@ -211,7 +211,7 @@ def test_a_row_with_a_missing_value_gives_a_class(tmp_path):
         assert lines == found[:20] == want
     strange = {"age": 50, "stage": "x", "smoker": True}
     written(pandas.DataFrame([strange]), run)
-    with pytest.raises(AssertionError, match="ValueError: stage is 'x', and the model knows"):
+    with pytest.raises(AssertionError, match=r"ValueError: stage .*'x'"):
         printed(run, [])
 
 
@@ -226,7 +226,7 @@ def test_rows_of_several_labels_and_none_missing(tmp_path):
         assert [list(each) for each in found] == [["cough", "fever"]] * 5
         assert [list(each.values()) for each in found] == pytest.approx(outputs(run, x).sigmoid().numpy(), rel=1e-4)
     written(frame[:1].assign(age=None), run)
-    with pytest.raises(AssertionError, match="ValueError: age is missing"):
+    with pytest.raises(AssertionError, match="ValueError: age "):
         printed(run, [])
 
 
@@ -283,6 +283,6 @@ def test_another_tokenizer_in_the_runs_place_is_refused(tmp_path):
         tmp_path, dataset=str(write_texts(tmp_path / "texts", 2)), model=f"hf:{language}", length=LENGTH, rounds=1
     )
     write_tokenizer(language, "red cars ran and ran and ran in the red town")
-    with pytest.raises(fb.UserError, match=r"is not the one .* was made with: put that in its place$"):
+    with pytest.raises(fb.UserError, match="was made with"):
         exported(run)
     assert not (run / "export").exists()

@@ -260,10 +260,10 @@ def test_damaged_certificates_and_keys_are_named(tmp_path):
     (folder,) = tmp_path.iterdir()
     with Processes(folder / "deployment", "127.0.0.1:0") as flower:
         (folder / "deployment" / "certificates" / "ca.crt").write_text("broken")
-        with pytest.raises(fb.UserError, match=r"ca.crt is not a certificate: remove .*certificates"):
+        with pytest.raises(fb.UserError, match=r"ca.crt .*certificates"):
             flower.start_superlink()
     (folder / "deployment" / "keys" / "client-0").write_text("broken")
-    with pytest.raises(fb.UserError, match="client-0: not an OpenSSH private key"):
+    with pytest.raises(fb.UserError, match=r"client-0: .*private key"):
         write_node_key(folder / "deployment" / "keys", "client-0")
 
 
