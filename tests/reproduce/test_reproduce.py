@@ -291,7 +291,7 @@ def test_all_rows_of_genefl_s_tables_are_trained_alike_in_as_many_clusters(scale
 def test_rows_and_columns_may_be_of_one_scale_alone(tmp_path: Path) -> None:
     path = tmp_path / "table.toml"
     path.write_text(TINY.replace('rows = ["Separate", ', 'rows = ["Separate", { paper = "Only there" }, '))
-    with pytest.raises(UserError, match="no rule says the method of Only there"):
+    with pytest.raises(UserError, match="method of Only there"):
         read_table(path, "paper")
     assert read_table(path, "small").rows == ["Separate", "FedAvg"]
 
@@ -506,7 +506,7 @@ def test_a_run_that_is_done_needs_no_checkpoint_and_one_that_is_not_says_so(tmp_
     part = reproduce("tiny/table-1", until=2, **only)
     folder = part.at("Separate", "alpha 0.3").runs[1].path  # type: ignore[union-attr]
     shutil.rmtree(folder / "checkpoint")
-    with pytest.raises(UserError, match="has lost its checkpoint: remove that folder"):
+    with pytest.raises(UserError, match="checkpoint: remove"):
         reproduce("tiny/table-1", **only)
     shutil.rmtree(folder)
     whole = reproduce("tiny/table-1", **only)
@@ -547,7 +547,7 @@ def test_the_table_is_written_after_every_run(tmp_path: Path) -> None:
 def test_a_place_where_no_run_can_be_is_told_before_any_data_are_read(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file", "file/deeper"):
-        with pytest.raises(UserError, match="no runs can be kept in"):
+        with pytest.raises(UserError, match="runs can be kept"):
             reproduce("tiny/table-1", out=tmp_path / name)
 
 
@@ -557,7 +557,7 @@ def test_a_run_that_another_process_has_just_begun_is_left_alone(tmp_path: Path)
     folder = part.chosen()[0].runs[1].path
     for checkpoint in (folder / "checkpoint").glob("round-*.state"):
         checkpoint.unlink()
-    with lock(folder / "checkpoint" / "lock"), pytest.raises(UserError, match="another process is running"):  # type: ignore[union-attr]
+    with lock(folder / "checkpoint" / "lock"), pytest.raises(UserError, match="another process"):  # type: ignore[union-attr]
         reproduce("tiny/table-1", **only)
     assert (folder / "config.toml").exists()
     assert all(found.ours for found in reproduce("tiny/table-1", **only).found if found.runs)  # begun anew
@@ -764,19 +764,19 @@ rules = [
     [
         ('title = "Tiny"', 'titel = "Tiny"', "unknown field `titel`"),
         ("seeds = [1, 2, 3]", 'seeds = "1"', r"`\$.seeds`"),
-        ("part = 0.2", "prat = 0.2", "rule 1: unknown key 'prat' .did you mean 'part'"),
-        ('{ rows = ["FedAvg"]', '{ rows = ["FedAvgg"]', "rule 4: no row or column is 'FedAvgg' .did you mean 'FedAvg'"),
+        ("part = 0.2", "prat = 0.2", "rule 1: .*'prat' .did you mean 'part'"),
+        ('{ rows = ["FedAvg"]', '{ rows = ["FedAvgg"]', "rule 4: .*'FedAvgg' .did you mean 'FedAvg'"),
         ('rows = ["Separate"], method', 'rows = "Separate", method', "rule 3: Expected `array`"),
-        ('show = "best"', 'show = "bets"', "the figure of Separate, alpha 0.3: Invalid value 'bets'"),
+        ('show = "best"', 'show = "bets"', "Separate, alpha 0.3: .*'bets'"),
         ('curve = "personalised"', 'curves = "x"', "the figure of .* unknown field `curves`"),
-        ('method = "fedavg"', 'method = "fedavgg"', "rule 4: unknown method 'fedavgg' .did you mean 'fedavg'"),
-        ("{ parameters", '{ methods = ["fedpr"], parameters', "rule 2: unknown method 'fedpr' .did you mean 'fedper'"),
-        (', method = "fedavg"', "", "no rule says the method of FedAvg, alpha 0.3"),
+        ('method = "fedavg"', 'method = "fedavgg"', "rule 4: .*'fedavgg' .did you mean 'fedavg'"),
+        ("{ parameters", '{ methods = ["fedpr"], parameters', "rule 2: .*'fedpr' .did you mean 'fedper'"),
+        (', method = "fedavg"', "", "method of FedAvg, alpha 0.3"),
         ("60.0±1.5 60.0±1.5", "60.0", "printed, Separate: 1 figures for 2 columns"),
-        ("60.0±1.5 60.0±1.5", "60.0 x", "printed, Separate: could not convert"),
+        ("60.0±1.5 60.0±1.5", "60.0 x", "printed, Separate: .*convert"),
         ('"Separate" = "60', '"Seperate" = "60', "printed: .* 'Seperate' .did you mean 'Separate'"),
-        ('title = "Tiny"', 'title = "Tiny"\nlike = "table-9"', "table-9.toml cannot be read: No such file"),
-        ('title = "Tiny"', 'title = "Tiny"\nlike = "table-1"', "itself like table-1"),
+        ('title = "Tiny"', 'title = "Tiny"\nlike = "table-9"', "table-9.toml .*No such file"),
+        ('title = "Tiny"', 'title = "Tiny"\nlike = "table-1"', "like table-1"),
         ('title = "Tiny"', "title = ", "the table .*table-1.toml: "),
     ],
 )

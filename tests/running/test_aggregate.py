@@ -59,17 +59,17 @@ def test_on_flower_it_is_the_same_in_whatever_order_replies_come(rule, tmp_path,
 def test_in_clusters_a_rule_is_of_each_cluster(tmp_path):
     method, task = Clustered(METHOD, clusters=2, vectors=2), tiny_task(6)
     assert fb.run(method, task, rounds=1, workers=1, aggregate="median").summary["aggregate"] == "median"
-    with pytest.raises(fb.FewbytesError, match=r"aggregate krum=1 needs 5 replies, and \d came"):
+    with pytest.raises(fb.FewbytesError, match=r"krum=1 needs 5 replies, and \d"):
         fb.run(method, task, rounds=1, workers=1, aggregate="krum")
 
 
 def test_clients_too_few_for_krum_are_told_before_anything_is_written(tmp_path):
-    with pytest.raises(fb.UserError, match="aggregate krum=2 needs 7 clients, and there are 4: take more clients"):
+    with pytest.raises(fb.UserError, match=r"krum=2 needs 7 clients, .*4"):
         fb.run(METHOD, tiny_task(), out=tmp_path / "run", aggregate="krum=2")
     assert not (tmp_path / "run").exists()
 
 
 def test_what_is_no_rule_is_told_before_anything_is_written(tmp_path):
-    with pytest.raises(fb.UserError, match=r"aggregate is mean, median, .*, not 'avg'"):
+    with pytest.raises(fb.UserError, match=r"mean, median, .*, not 'avg'"):
         fb.run(METHOD, tiny_task(), out=tmp_path / "run", aggregate="avg")
     assert not (tmp_path / "run").exists()

@@ -112,9 +112,7 @@ def test_a_resumed_run_remembers_who_stood_out(tmp_path):
 def test_whoever_brought_a_run_down_is_named_where_it_ends():
     """Its lie within the largest norm lets all others' training fail a round later."""
     heard = Hears()
-    with pytest.raises(
-        fb.FewbytesError, match=r"before that client 3 sends updates far longer than .* --from-round 0 --exclude 3\)"
-    ):
+    with pytest.raises(fb.FewbytesError, match=r"client 3 .* --from-round 0 --exclude 3\)"):
         fb.run(Scaled(**TERMS, factor=1e25), digits(1.0), rounds=6, workers=1, watcher=heard,
                policy=fb.Policy(max_norm=1e38, strikes=99))  # fmt: skip
 

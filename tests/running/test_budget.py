@@ -122,11 +122,11 @@ def test_an_upper_case_b_is_bytes_and_a_lower_case_one_bits(bytes_per_second, wa
 
 @pytest.mark.parametrize("wrong", ["fast", "2", "2M", "0MB/s", "-1MB/s", "1.2.3MB/s", "2MB/h", "9" * 400 + "MB/s", ""])
 def test_a_rate_that_is_none_is_told_with_the_forms_that_are_read(wrong):
-    with pytest.raises(fb.UserError, match=r"1MB/s.*upper-case B.*10Mbit/s, 10Mb/s or 10Mbps \(lower-case b\)"):
+    with pytest.raises(fb.UserError, match=r"1MB/s.*10Mbit/s, 10Mb/s or 10Mbps"):
         parse_rate(wrong)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "6kB", True, 1.5])
 def test_a_budget_that_is_none_is_refused(wrong):
-    with pytest.raises(fb.UserError, match=r"budget must be (a whole number of )?at least 1, not"):
+    with pytest.raises(fb.UserError, match=r"budget .*at least 1, not"):
         fb.run(METHOD, tiny_task(), rounds=1, budget=wrong)

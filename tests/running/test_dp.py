@@ -145,7 +145,7 @@ def test_a_round_done_again_sends_nothing_that_is_not_counted(dp, tmp_path):
 def test_what_clients_were_promised_is_spent_though_a_run_goes_back(tmp_path):
     settings = {"task": task(), "rounds": 3, "workers": 1, "dp": CLIENTS.replace("seeded", "secure")}
     fb.run(METHOD, out=tmp_path / "run", keep_checkpoints=3, **settings)
-    with pytest.raises(fb.UserError, match="of 3 noisy means that were promised 0 are not spent, and after round"):
+    with pytest.raises(fb.UserError, match=r"of 3 noisy means .*0 .*round"):
         fb.run(METHOD, out=tmp_path / "run", resume=True, from_round=1, **settings)
     assert (tmp_path / "run" / "result.json").exists()  # the run is as it was
     assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 3
@@ -160,7 +160,7 @@ def test_a_client_counts_every_model_that_it_trains_and_none_twice(tmp_path):
     assert torch.equal(again.global_model.weight, first.global_model.weight)
     for diary in (tmp_path / "run" / "checkpoint" / "clients").glob("*.trained"):
         diary.write_bytes(diary.read_bytes()[:32] + b"another model".ljust(32) + b"and another".ljust(32))
-    with pytest.raises(fb.FewbytesError, match=r"of 3 rounds of one training .* and this would be more"):
+    with pytest.raises(fb.FewbytesError, match=r"of 3 rounds .*more"):
         fb.run(METHOD, resume=True, from_round=1, **settings)
 
 
@@ -195,7 +195,7 @@ def test_on_flower_it_is_the_same(dp, tmp_path):
     method = CASES["fedavg"]
     grid = MemoryGrid(client_app(method, method.promising(task(), dp, 4), tmp_path), 4)
     if dp == SAMPLES:  # whose noise the server knows
-        with pytest.raises(fb.FewbytesError, match="noise=seeded hides nothing"):
+        with pytest.raises(fb.FewbytesError, match="noise=seeded"):
             run("fedavg", tmp_path / "refused", task=task(), grid=grid, dp=dp)
     grid.config = {"privacy-in-all": "any"}
     run("fedavg", tmp_path / "flower", task=task(), grid=grid, dp=dp)
@@ -209,7 +209,7 @@ def test_on_flower_a_node_that_promises_otherwise_takes_no_part(tmp_path):
 
     with pytest.raises(fb.FewbytesError, match="dp"):
         run("fedavg", tmp_path / "flower", task=task(), node_task=task(), dp=SAMPLES)
-    with pytest.raises(fb.UserError, match="leave over_selection out"):
+    with pytest.raises(fb.UserError, match="over_selection"):
         run("fedavg", tmp_path / "over", task=task(), dp=CLIENTS, policy=fb.Policy(over_selection=0.3))
     assert not (tmp_path / "over").exists()
 
@@ -223,7 +223,7 @@ class Talkative(fb.FedAvg):
 
 
 def test_a_mean_is_sent_to_nobody_before_it_is_counted():
-    with pytest.raises(fb.MethodError, match="nothing is sent after a noisy mean before the round is kept"):
+    with pytest.raises(fb.MethodError, match="noisy mean"):
         fb.run(Talkative(**LOCAL), task(), rounds=2, workers=1, dp=CLIENTS)
 
 
@@ -245,7 +245,7 @@ class Restless(fb.FedAvg):
 
 
 def test_a_client_takes_no_more_steps_than_are_counted():
-    with pytest.raises(fb.FewbytesError, match="one training of 3 steps in batches of 8, and this would be more"):
+    with pytest.raises(fb.FewbytesError, match="3 steps in batches of 8"):
         fb.run(Restless(**LOCAL, steps=3), task(), rounds=2, workers=1, dp=SAMPLES)
 
 
@@ -258,7 +258,7 @@ class Diligent(fb.FedAvg):
 
 
 def test_a_client_trains_no_more_than_is_counted():
-    with pytest.raises(fb.FewbytesError, match="and this would be more"):
+    with pytest.raises(fb.FewbytesError, match="would be more"):
         fb.run(Diligent(**LOCAL), task(), rounds=2, workers=1, dp=SAMPLES)
 
 
@@ -266,9 +266,9 @@ def test_a_client_trains_no_more_than_is_counted():
 @pytest.mark.parametrize(
     ("method", "made", "more", "why"),
     [
-        (METHOD, tiny_task, {}, r"dp takes no batch normalisation \(norm\)"),
-        (METHOD, task, {"aggregate": "median"}, "aggregate is median: leave one out"),
-        (Clustered(METHOD, clusters=2), task, {}, "sends more than what noise is put on: leave dp out"),
+        (METHOD, tiny_task, {}, r"dp .*\(norm\)"),
+        (METHOD, task, {"aggregate": "median"}, "aggregate is median"),
+        (Clustered(METHOD, clusters=2), task, {}, "sends more"),
         (fb.SCAFFOLD(**LOCAL), task, {}, "scaffold sends more"),
     ],
 )
@@ -282,7 +282,7 @@ def test_class_weights_are_not_for_single_samples(tmp_path):
     weighed = fb.Task.of(
         lambda: nn.Linear(2, 2), [((torch.randn(4, 2), torch.tensor([0, 1, 0, 1])),) * 2], weights=[1, 2]
     )
-    with pytest.raises(fb.UserError, match="dp of samples takes no class weights"):
+    with pytest.raises(fb.UserError, match=r"dp of samples .*class weights"):
         fb.run(METHOD, weighed, out=tmp_path / "run", dp=SAMPLES)
 
 

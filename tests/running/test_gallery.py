@@ -200,5 +200,5 @@ def test_shares_are_kept_by_row_and_layer():
     ],
 )
 def test_what_is_no_points_is_refused(points):
-    with pytest.raises(fb.MethodError, match="panel 'p' to show must"):
+    with pytest.raises(fb.MethodError, match="panel 'p'"):
         gallery.maps({"p": points})

@@ -76,11 +76,11 @@ def test_the_last_two_rounds_and_their_states_are_kept(tmp_path):
     versions = [Checkpoints(run).read(t).named() for t in Checkpoints(run).rounds()]
     states = {f"{client}-{version}.state" for each in versions for client, version in each.items()}
     assert {path.name for path in (run / "checkpoint" / "clients").iterdir()} == states
-    with pytest.raises(fb.UserError, match=r"no checkpoint of round 1 to go back to, only those of 3 and 4"):
+    with pytest.raises(fb.UserError, match=r"checkpoint of round 1 .*3 and 4"):
         fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, resume=True, from_round=1)
-    with pytest.raises(fb.UserError, match="from_round must be at least 0"):
+    with pytest.raises(fb.UserError, match=r"from_round .*at least 0"):
         fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, resume=True, from_round=-1)
-    with pytest.raises(fb.UserError, match="from_round goes back in a run that is resumed"):
+    with pytest.raises(fb.UserError, match=r"from_round .*resume"):
         fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=tmp_path / "new", from_round=1)
 
 
@@ -89,7 +89,7 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before_with_a_note(damage, fini
     run = copied(finished["fedpurin"], tmp_path / "run")
     last = Checkpoints(run).path(ROUNDS)
     last.write_bytes(damage(last.read_bytes()))
-    with pytest.warns(RuntimeWarning, match=re.escape(f"{last} is damaged: the run goes on from round {ROUNDS - 1}")):
+    with pytest.warns(RuntimeWarning, match=f"{re.escape(str(last))} is damaged: .*round {ROUNDS - 1}"):
         fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, workers=1, resume=True)
     assert fingerprint(run) == uninterrupted("fedpurin")
 
@@ -101,7 +101,7 @@ def test_torn_exchanges_lose_the_rounds_they_were_of_and_what_is_half_written_is
     run = copied(finished["fedpurin"], tmp_path / "run")
     path = run / "checkpoint" / name
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.warns(RuntimeWarning, match=f"is damaged: the run goes on from round {ROUNDS - 1}"):
+    with pytest.warns(RuntimeWarning, match=f"is damaged: .*round {ROUNDS - 1}"):
         fb.run(CASES["fedpurin"], tiny_task(), rounds=ROUNDS, out=run, workers=1, resume=True)
     assert fingerprint(run) == uninterrupted("fedpurin")
     for t in Checkpoints(run).rounds()[1:]:
@@ -145,7 +145,7 @@ def test_a_client_state_that_is_gone_says_how_to_go_on(finished, uninterrupted, 
     version = Checkpoints(run).read(ROUNDS).named()[1]
     (run / "checkpoint" / "clients" / f"1-{version}.state").unlink()
     again = {"rounds": ROUNDS, "out": run, "workers": 1, "resume": True}
-    with pytest.raises(fb.UserError, match=r"client 1's state .* go back to an earlier round"):
+    with pytest.raises(fb.UserError, match=r"client 1's state .*earlier round"):
         fb.run(CASES["fedpurin"], tiny_task(), **again)
     fb.run(CASES["fedpurin"], tiny_task(), **again, from_round=ROUNDS - 1)
     assert fingerprint(run) == uninterrupted("fedpurin")

@@ -84,7 +84,7 @@ def test_cases_that_send_nothing_to_round_are_known() -> None:
 
 @pytest.mark.parametrize("method", [CASES["dgc"], CASES["separate"], SecureAggregation(fb.FedAvg())])
 def test_they_are_refused_before_anything_is_written(method: fb.Method, tmp_path: Any) -> None:
-    with pytest.raises(fb.UserError, match="no dense or masked values to round: leave out uplink_step"):
+    with pytest.raises(fb.UserError, match="uplink_step"):
         fb.run(method, tiny_task(), rounds=1, out=tmp_path / "run", uplink_step=1.0)
     assert not (tmp_path / "run").exists()
 
@@ -111,5 +111,5 @@ def test_a_plan_measures_rounded_frames() -> None:
     assert whole.uplink_bits_per_value is None
     values = sum(value.numel() for value in task.problem.first_state().values())
     assert rounded.uplink_bits_per_value == pytest.approx(8 * rounded.up / values, rel=0.05)
-    with pytest.raises(fb.UserError, match="dgc: its clients send no"):
+    with pytest.raises(fb.UserError, match=r"dgc: .*send no"):
         make_plan(CASES["dgc"], task, 5, 1e6, 1e6, rounding={"uplink_bits": 1.0})

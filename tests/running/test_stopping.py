@@ -82,9 +82,9 @@ def test_what_is_no_condition_is_refused_before_anything_is_written(text, tmp_pa
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("f1/global>=0.5", "there are accuracy"),
-        ("global>=85", "from 0 to 1: 0.85, not 85"),
-        ("global<=0.5", "more of accuracy is better, so it is reached with >="),
+        ("f1/global>=0.5", "accuracy"),
+        ("global>=85", "0.85, not 85"),
+        ("global<=0.5", "accuracy .*>="),
     ],
 )
 def test_what_can_never_be_is_refused(text, says):

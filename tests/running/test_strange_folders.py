@@ -83,7 +83,7 @@ def test_a_run_that_is_gone_on_with_in_python_writes_through_no_link(tmp_path):
     shutil.move(run / "checkpoint" / "rows", mine)
     (run / "checkpoint" / "rows").symlink_to(mine)
     before = mine.read_bytes()
-    with pytest.raises(fb.UserError, match="leads out of the folder"):
+    with pytest.raises(fb.UserError, match="leads out"):
         fb.run(CASES["fedavg"], tiny_task(), rounds=2, out=run, resume=True)
     assert mine.read_bytes() == before
 
@@ -96,7 +96,7 @@ def test_a_ledger_that_unfolds_to_far_more_than_it_looks_is_refused_before_it_is
     with pq.ParquetWriter(folder / "ledger.parquet", schema) as file:
         for _ in range(1 + (1 << 30) // (8 * rows * len(schema))):
             file.write_table(part, row_group_size=rows)
-    with pytest.raises(fb.UserError, match=r"ledger\.parquet is .* MB and would be .* GB in memory"):
+    with pytest.raises(fb.UserError, match=r"ledger\.parquet .*GB in memory"):
         read_run(folder)
 
 

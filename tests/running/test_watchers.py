@@ -267,9 +267,7 @@ def test_a_store_that_fails_in_the_middle_is_made_up_for_when_the_run_is_resumed
     check(tensorboard_scalars(place), result)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"), [("wandb", "takes tensorboard, mlflow or trackio"), ("mlflow:", "say where after the colon")]
-)
+@pytest.mark.parametrize(("text", "says"), [("wandb", "tensorboard, mlflow or trackio"), ("mlflow:", "colon")])
 def test_what_watch_does_not_take(text, says):
     with pytest.raises(fb.UserError, match=says):
         watcher_of(text, "run")
@@ -277,7 +275,7 @@ def test_what_watch_does_not_take(text, says):
 
 def test_a_package_that_is_missing_is_said_in_a_line_and_nothing_is_left(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(fb.UserError, match=r"mlflow needs a package: pip install 'fewbytes\[watch\]'"):
+    with pytest.raises(fb.UserError, match=r"mlflow .*pip install 'fewbytes\[watch\]'"):
         fb.MLflow()
     for command in ("run", "compare"):
         done = fewbytes(command, "fedavg", "--watch", "mlflow", "--out", tmp_path / "runs")
