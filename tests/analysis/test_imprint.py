@@ -54,7 +54,7 @@ def test_trained_honestly_a_first_layer_stays_near_and_one_made_for_it_does_not(
         {n: v * torch.nan for n, v in first.items()},
         {n: v[:1] for n, v in first.items()},
     ):
-        with pytest.raises(fb.MethodError, match=r"more than the 0\.9 its node allows \(max-drift\)"):
+        with pytest.raises(fb.MethodError, match=r"0\.9 .*max-drift"):
             check_drift(task.problem, 0, Model(fb.Dense(state)), 0.9)
 
 
@@ -87,16 +87,16 @@ def test_a_node_refuses_a_model_whose_first_layer_is_made_for_it(run, tmp_path):
     with pytest.raises(fb.FewbytesError, match="max-drift"):
         serve_run(grid, hostile_method, task, hostile, policy, exchange=Exchange(poll=0.001))
     grid.config = {"max-drift": "much"}
-    with pytest.raises(fb.FewbytesError, match="are numbers in this node's configuration"):
+    with pytest.raises(fb.FewbytesError, match="are numbers"):
         serve_run(grid, method, task, Settings(rounds=1, out=tmp_path / "x"), policy, exchange=Exchange(poll=0.001))
 
 
 def test_what_it_is_not_for_is_said(run, tmp_path):
     other = configured(tmp_path / "run", "fedavg", **SETTINGS | {"model": "resnet8:width=4", "rounds": 1})
-    with pytest.raises(fb.UserError, match="begins with two Linears"):
+    with pytest.raises(fb.UserError, match="two Linears"):
         imprint(other)
     assert isinstance(attack_of({"imprint": True, "clients": 3}), Imprinting)
-    with pytest.raises(fb.UserError, match="one attack at a time"):
+    with pytest.raises(fb.UserError, match="one attack"):
         attack_of({"imprint": True, "poison": "scale"})
     with pytest.raises(fb.UserError, match="no setting of imprinted first layer"):
         attack_of({"imprint": True, "noise": 0.1})

@@ -129,10 +129,10 @@ def test_the_command_line_tells_the_result_and_the_same_seed_the_same(averaged):
 def test_mistakes_are_told(averaged, tmp_path):
     with pytest.raises(fb.UserError, match="is not a run folder"):
         membership(tmp_path)
-    with pytest.raises(fb.UserError, match="shadows must be at least 4"):
+    with pytest.raises(fb.UserError, match=r"shadows .*4"):
         Inferring(shadows=3)
     few = configured(tmp_path / "few", "fedavg", **TERMS | {"samples": "20/10"}, parameters={"batch": 10})
-    with pytest.raises(fb.UserError, match="60 members and others are too few"):
+    with pytest.raises(fb.UserError, match=r"60 .*too few"):
         membership(few)
     (averaged / "membership.json").write_text("{}")
     with pytest.raises(fb.UserError, match=r"membership\.json is damaged"):

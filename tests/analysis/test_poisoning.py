@@ -134,7 +134,7 @@ def test_a_method_whose_clients_lie_keeps_its_name_and_hyper_parameters(name):
 
 @pytest.mark.parametrize("name", ["fedproto", "feddistill", "dgc", "fedpm", "separate", "clustered"])
 def test_a_method_whose_replies_hold_no_model_is_refused(name):
-    with pytest.raises(fb.UserError, match="sends no models as such, in which clients could lie"):
+    with pytest.raises(fb.UserError, match="sends no models"):
         lying(CASES[name], [0], Poisoning())
 
 
@@ -159,9 +159,9 @@ def test_the_command_line_tells_the_result(run):
 def test_mistakes_are_told_and_nothing_is_written(run, tmp_path):
     before = sorted(path for path in run.iterdir())
     mistakes = {
-        "takes no plain mean|is mean, median": Poisoning(aggregate="mode"),
-        "there is no class 10: the run has 10": Poisoning(poison="backdoor", target=10),
-        "5 of 5 clients would lie": Poisoning(share=0.95),
+        "plain mean|mean, median": Poisoning(aggregate="mode"),
+        "no class 10": Poisoning(poison="backdoor", target=10),
+        "5 of 5 clients": Poisoning(share=0.95),
         "krum=2 needs 7 clients": Poisoning(aggregate="krum=2"),
     }
     for told, how in mistakes.items():
@@ -169,7 +169,7 @@ def test_mistakes_are_told_and_nothing_is_written(run, tmp_path):
             poison(run, how)
     with pytest.raises(fb.UserError, match="is not a run folder"):
         poison(tmp_path)
-    with pytest.raises(fb.UserError, match="factor must be above 0"):
+    with pytest.raises(fb.UserError, match=r"factor .*above 0"):
         dataclasses.replace(Poisoning(), factor=0.0)
     assert sorted(run.iterdir()) == before
     for words, told in {

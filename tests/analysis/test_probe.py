@@ -336,7 +336,7 @@ def test_mistakes_are_told(separate, tmp_path):
     mistakes = {
         "is not a run folder": (tmp_path,),
         "was made from Python": (mine,),
-        "an? Identity cannot be cut": (whole,),
+        "Identity cannot be cut": (whole,),
         "no model client-7": (separate, 7),
         "no unit 'fc3' .did you mean": (separate, 0, ["fc1", "fc3"]),
     }
@@ -344,7 +344,7 @@ def test_mistakes_are_told(separate, tmp_path):
         with pytest.raises(fb.UserError, match=told), only_allowed("torch.nn"):
             probe(*arguments)
     for told, wrong in {
-        "at least 1": {"epochs": 0}, "at least 2": {"samples": 1}, "must be finite": {"lr": math.nan},
+        "at least 1": {"epochs": 0}, "at least 2": {"samples": 1}, "finite": {"lr": math.nan},
     }.items():  # fmt: skip
         with pytest.raises(fb.UserError, match=told):
             Probing(**wrong)
@@ -359,7 +359,7 @@ def test_a_mistake_gets_one_line_and_code_2(separate):
 
 def test_an_ensemble_is_probed_one_member_at_a_time(tmp_path):
     run = made(tmp_path / "run", "ensemble", "mlp:hidden=30,layers=2", 1, epochs=3, lr=0.05)
-    with pytest.raises(fb.UserError, match=r"one member at a time: name a client \(--client I\)"):
+    with pytest.raises(fb.UserError, match="--client I"):
         probe(run, how=HOW)
     first, second = (probe(run, client, how=HOW) for client in (0, 1))
     assert (first["model"], second["model"]) == ("client 0", "client 1")

@@ -170,7 +170,7 @@ def test_the_first_latent_is_the_vector(tiny: StableDiffusion) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 255), (2, 257), (256,), (1, 4, 8, 8)])
 def test_latents_of_another_size_are_refused(tiny: StableDiffusion, shape: tuple[int, ...]) -> None:
-    with pytest.raises(UserError, match=r"latents of shape \(n, 256\)"):
+    with pytest.raises(UserError, match=r"\(n, 256\)"):
         tiny.synthesise(torch.zeros(shape))
 
 

@@ -79,10 +79,10 @@ def _rewrite(path: Path, change: dict[str, torch.Tensor | None], kind: str = "co
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"background.bias": None}, "'background.bias' does not fit"),
-        ({"extra": torch.zeros(2)}, "'extra' does not fit"),
-        ({"background.bias": torch.zeros(4)}, "'background.bias' does not fit"),
-        ({"background.bias": torch.tensor([0.0, float("nan"), 0.0])}, "'background.bias' has values that are not fin"),
+        ({"background.bias": None}, "'background.bias' .*fit"),
+        ({"extra": torch.zeros(2)}, "'extra' .*fit"),
+        ({"background.bias": torch.zeros(4)}, "'background.bias' .*fit"),
+        ({"background.bias": torch.tensor([0.0, float("nan"), 0.0])}, "'background.bias' .*not fin"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(change: dict[str, torch.Tensor | None], text: str, tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ class Own:
 @pytest.mark.parametrize(
     ("spoilt", "words"),
     [
-        ({"latent_dim": 6}, "must sample finite float latents"),
-        ({"sample_latents": lambda self, n: torch.full((n, 5), float("nan"))}, "must sample finite"),
-        ({"synthesise": lambda self, latents: latents}, "must synthesise float images"),
-        ({"synthesise": lambda self, latents: torch.full((2, 3, 4, 4), float("inf"))}, "must synthesise"),
-        ({"synthesise": lambda self, latents: torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)}, "must synthesise"),
-        ({"synthesise": lambda self, latents: torch.full((2, 3, 4, 4), 3.0)}, "values in 0..1"),
-        ({"synthesise": lambda self, latents: torch.zeros(1, 3, 4, 4)}, "must synthesise"),
-        ({"synthesise": lambda self, latents: 1 / 0}, "fails: ZeroDivisionError"),
+        ({"latent_dim": 6}, "sample finite"),
+        ({"sample_latents": lambda self, n: torch.full((n, 5), float("nan"))}, "sample finite"),
+        ({"synthesise": lambda self, latents: latents}, "synthesise float"),
+        ({"synthesise": lambda self, latents: torch.full((2, 3, 4, 4), float("inf"))}, "synthesise"),
+        ({"synthesise": lambda self, latents: torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)}, "synthesise"),
+        ({"synthesise": lambda self, latents: torch.full((2, 3, 4, 4), 3.0)}, "0..1"),
+        ({"synthesise": lambda self, latents: torch.zeros(1, 3, 4, 4)}, "synthesise"),
+        ({"synthesise": lambda self, latents: 1 / 0}, "ZeroDivisionError"),
     ],
 )
 def test_an_own_generator_that_does_not_keep_its_word_is_told(spoilt, words, monkeypatch):

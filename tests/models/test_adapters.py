@@ -154,7 +154,7 @@ def test_a_saved_model_on_another_backbone_is_refused(place, tmp_path):
     assert fb.load_model(tmp_path / "run") is not None
     was = of_configuration(experiment.made(), task, "")
     write_language_model(tmp_path / "backbone", seed=1)
-    with pytest.raises(fb.UserError, match=r"what is not trained of hf:.* differs from what it was trained with"):
+    with pytest.raises(fb.UserError, match=r"hf:.* differs"):
         fb.load_model(tmp_path / "run")
     assert of_configuration(experiment.made(), make_experiment(asked).task(), "") != was
 
@@ -204,9 +204,9 @@ def test_samples_of_several_tensors_from_python():
     task = fb.Task.of(Two, [(part(0, 20), part(20, 25)), (part(25, 45), part(45, 50))], part(50, 60))
     result = fb.run(fb.FedAvg(epochs=10, lr=0.5, batch=10), task, rounds=3, workers=1)
     assert result.rounds[-1]["scores"]["accuracy"]["global"] >= 0.9
-    with pytest.raises(fb.UserError, match=r"several tensors \(numbers, more\), and one is needed"):
+    with pytest.raises(fb.UserError, match=r"\(numbers, more\)"):
         fb.run(fb.GeneFL(clusters=1, **METHOD), task, rounds=1, workers=1)
-    with pytest.raises(fb.UserError, match="as many rows in each, not numbers 5, more 4"):
+    with pytest.raises(fb.UserError, match="numbers 5, more 4"):
         fb.Task.of(Two, [(({"numbers": x["numbers"][:5], "more": x["more"][:4]}, y[:5]), part(0, 5))])
 
 
@@ -234,26 +234,26 @@ def test_adapters_on_convolutions_and_a_head_that_is_trained():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"lora": "8"}, "lora has no '8': it is like rank=8"),
-        ({"lora": "rank=0"}, "positive whole numbers for rank and alpha"),
-        ({"lora": "rank=4,targets=q_proj"}, "a GPT2LMHeadModel has no module called q_proj"),
-        ({"lora": "rank=4", "kgf": 4}, "leave one of them out"),
-        ({"length": 64}, "takes at most 32 tokens at once, not 64: --length 32"),
+        ({"lora": "8"}, "lora .*'8': .*rank=8"),
+        ({"lora": "rank=0"}, "rank and alpha"),
+        ({"lora": "rank=4,targets=q_proj"}, "GPT2LMHeadModel .*q_proj"),
+        ({"lora": "rank=4", "kgf": 4}, "one of them"),
+        ({"length": 64}, "32 tokens .*not 64: --length 32"),
         (
             {"model": "hf:nowhere", "tokenizer": "gpt2"},
-            "there is no folder 'nowhere', and fetching it from the hub failed",
+            "no folder 'nowhere', .*hub failed",
         ),
-        ({"model": "hf:texts", "tokenizer": "gpt2"}, "the model hf:texts cannot be used to learn tokens"),
-        ({"model": "hf:texts"}, "texts holds no tokenizer"),
-        ({"dataset": "digits"}, "a gpt2, does not take images, .*--text COLUMN"),
-        ({"dataset": "said.csv"}, r"said.csv is a table, and hf:.*: name the column that holds it \(--text COLUMN\)"),
-        ({"dataset": "test_adapters:numbers", "partition": "iid"}, "takes tokens or images, and .* holds numbers"),
-        ({"tokenizer": "larger"}, "knows 300 tokens, the tokenizer 301: take the one it was trained with"),
+        ({"model": "hf:texts", "tokenizer": "gpt2"}, "hf:texts cannot be used"),
+        ({"model": "hf:texts"}, "no tokenizer"),
+        ({"dataset": "digits"}, "gpt2, .*images, .*--text COLUMN"),
+        ({"dataset": "said.csv"}, r"said.csv .* hf:.*--text COLUMN"),
+        ({"dataset": "test_adapters:numbers", "partition": "iid"}, "tokens or images, .* numbers"),
+        ({"tokenizer": "larger"}, "300 tokens, .*tokenizer 301"),
         (
             {"dataset": "said.csv", "text": "said", "target": "mood", "tokenizer": "larger", "partition": "iid"},
-            "knows 300 tokens",
+            "300 tokens",
         ),
-        ({"model": "mlp", "lora": None}, "say by --tokenizer, or an hf: model, what cuts it into tokens"),
+        ({"model": "mlp", "lora": None}, "--tokenizer, or an hf: model"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(place, given, words, monkeypatch):

@@ -122,11 +122,11 @@ def test_a_users_module_and_a_plain_sequential_can_be_cut():
 @pytest.mark.parametrize(
     ("model", "blocks", "after", "said"),
     [
-        (nn.Conv2d(1, 1, 1), 2, (), "a Conv2d cannot be cut into blocks: give it units"),
-        (Own(), 3, (), "a model with the units a, b cannot be cut into 3 blocks"),
-        (Own(), 0, ("c",), "the model has no unit 'c'"),
-        (Own(), 0, ("b",), "cuts b must be different units in order, without the last, of a, b"),
-        (Own(), 0, ("a", "a"), "different units in order"),
+        (nn.Conv2d(1, 1, 1), 2, (), "Conv2d .*units"),
+        (Own(), 3, (), "units a, b .*3 blocks"),
+        (Own(), 0, ("c",), "no unit 'c'"),
+        (Own(), 0, ("b",), "cuts b .*without the last, of a, b"),
+        (Own(), 0, ("a", "a"), "different units"),
     ],
 )
 def test_what_cannot_be_cut_is_told_in_one_line(model, blocks, after, said):
@@ -172,6 +172,6 @@ def test_the_classifier_may_be_a_layer_of_that_name():
     "model", [nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2), nn.ReLU())]
 )
 def test_a_model_without_features_is_told_what_it_lacks(model):
-    with pytest.raises(UserError, match=r"gives no features: give it units\(\).*name the model with @512$") as caught:
+    with pytest.raises(UserError, match=r"no features: .*units\(\).*@512$") as caught:
         features_of(model)
     assert "\n" not in str(caught.value)

@@ -95,11 +95,11 @@ def twice() -> nn.Module:
 
 
 NO_CHAINS = {
-    "a BatchNorm2d": TinyNet,
-    "a Conv2d": Grouped,
-    "a Residual": lambda: nn.Sequential(Residual(), nn.Flatten(), nn.Linear(16, 3)),
-    "a Backwards": lambda: nn.Sequential(nn.Flatten(), Backwards(nn.Linear(16, 9), nn.Linear(9, 16)), nn.Linear(16, 3)),
-    "a Linear that is not trained": frozen_in_between,
+    "BatchNorm2d": TinyNet,
+    "Conv2d": Grouped,
+    "Residual": lambda: nn.Sequential(Residual(), nn.Flatten(), nn.Linear(16, 3)),
+    "Backwards": lambda: nn.Sequential(nn.Flatten(), Backwards(nn.Linear(16, 9), nn.Linear(9, 16)), nn.Linear(16, 3)),
+    "Linear that is not trained": frozen_in_between,
     "trained parameters beside": lambda: Scaled(),
     "trained parameters beside its layers": twice,
     "a layer that takes other numbers": lambda: nn.Sequential(
@@ -112,7 +112,7 @@ NO_CHAINS = {
 def test_what_is_no_chain_is_told_in_one_line(has):
     model = NO_CHAINS[has]()
     mark_trained(model)
-    with pytest.raises(fb.UserError, match=f"no chain of convolutions.*it has {has}.*: take vgg9") as told:
+    with pytest.raises(fb.UserError, match=f"no chain .*{has}.*vgg9") as told:
         chain_of(model)
     assert "\n" not in str(told.value)
 

@@ -95,7 +95,7 @@ def test_it_trains_and_saves_no_constants():
 
 def test_what_cannot_be_generated_is_left_alone():
     model = nn.Sequential(nn.Conv2d(4, 32, 3, groups=2), nn.ConvTranspose2d(32, 32, 2), nn.Conv2d(32, 4, 1))
-    with pytest.raises(fb.UserError, match="whose kernels 16 base kernels could"):
+    with pytest.raises(fb.UserError, match="16 base kernels"):
         with_generated_kernels(model, Kernels())
     mixed = nn.Sequential(nn.Conv2d(4, 32, 3, groups=2), nn.Conv2d(32, 33, 1))
     with_generated_kernels(mixed, Kernels())

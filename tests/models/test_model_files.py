@@ -87,7 +87,7 @@ def test_a_model_of_far_more_values_than_its_file_has_is_refused_before_it_is_ma
     monkeypatch.setattr(torch.nn.Linear, "__init__", _noting(torch.nn.Linear.__init__, made))
     state = {"1.weight": torch.zeros(4, 4)}
     _save(file, state, json.dumps(ABOUT | {"sample_shape": [1, 4000, 4000]}))
-    with pytest.raises(fb.UserError, match="its model has 64,000,019 values, and the file 16"):
+    with pytest.raises(fb.UserError, match=r"64,000,019 values, .*16"):
         load_model(file.parent.parent)
     assert set(made) == {"meta"}
 

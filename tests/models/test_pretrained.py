@@ -122,7 +122,7 @@ def test_weights_that_unfold_to_far_more_than_their_file_are_refused(tmp_path):
     torch.save({"w": torch.zeros(1).expand(1 << 29)}, spread)
     for path in (packed, spread):
         assert path.stat().st_size < 10_000_000
-        with pytest.raises(UserError, match=rf"{path.name} is .* MB and would be .* GB in memory"):
+        with pytest.raises(UserError, match=f"{path.name} .*GB in memory"):
             read_pretrained(str(path))
 
 
