@@ -81,7 +81,7 @@ def test_help_comes_without_torch(command):
 def test_public_names_are_found_when_they_are_used():
     assert set(fewbytes.__all__) <= set(dir(fewbytes))
     assert fewbytes.wire.pack is fewbytes.pack
-    with pytest.raises(AttributeError, match="'fewbytes' has no attribute 'FedAvgg'"):
+    with pytest.raises(AttributeError, match="FedAvgg"):
         fewbytes.FedAvgg  # noqa: B018
     with pytest.raises(ImportError, match="FedAvgg"):
         from fewbytes import FedAvgg  # noqa: F401

@@ -246,11 +246,9 @@ def test_a_word_for_a_number_is_refused_in_words(name):
     numbers = [key for key, default in METHODS[name].defaults().items() if type(default) in (int, float)]
     numbers = [key for key in numbers if get_origin(kinds[key]) is not Literal]
     for key in numbers:
-        with pytest.raises(
-            fb.UserError, match=rf"^{name}: {key} must be a (whole )?number( of at| above| in) .*, not abc$"
-        ):
+        with pytest.raises(fb.UserError, match=f"^{name}: {key} .*number .*, not abc$"):
             make_method(name, {key: "abc"})
-        with pytest.raises(fb.UserError, match=rf"^{key} must be a (whole )?number( of at| above| in) .*, not 'abc'$"):
+        with pytest.raises(fb.UserError, match=f"^{key} .*number .*, not 'abc'$"):
             METHODS[name](**{key: "abc"})
 
 
