@@ -83,7 +83,7 @@ def test_a_server_half_reaches_no_more_than_it_may_use(engine):
     names = {name for name in dir(engine.network) if not name.startswith("_")}
     assert names == {
         "among", "call", "clients", "clipped", "entry_means", "mean", "note", "problem", "rng", "sample",
-        "show_images", "show_points", "show_shares", "stream", "tell", "votes",
+        "show", "stream", "tell", "votes",
     }  # fmt: skip
     assert not hasattr(engine.network.problem, "data")
 

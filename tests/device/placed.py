@@ -25,6 +25,7 @@ from fewbytes.analysis.membership import membership
 from fewbytes.analysis.poisoning import poison
 from fewbytes.analysis.probe import probe
 from fewbytes.analysis.settings import Attacking, Inferring, Poisoning, Probing
+from fewbytes.core import gallery
 from fewbytes.core.network import Network
 from fewbytes.core.site import Site
 from fewbytes.data import (
@@ -65,9 +66,9 @@ class Shows(fb.FedAvg):
         super().round(state, net, t)
         weights = next(self.global_model(state, net.problem).parameters()).flatten(1)
         classes = torch.arange(len(weights), device=weights.device)
-        net.show_images("images", (weights[:, :9].reshape(-1, 1, 3, 3) * 9).byte(), ["a"] * len(weights))
-        net.show_points("points", {"weights": {"of classes": (weights, classes)}})
-        net.show_shares("shares", {"server": {"layer": weights.sigmoid()}})
+        net.show("images", gallery.Images((weights[:, :9].reshape(-1, 1, 3, 3) * 9).byte(), ["a"] * len(weights)))
+        net.show("points", gallery.Points({"weights": {"of classes": (weights, classes)}}))
+        net.show("shares", gallery.Shares({"server": {"layer": weights.sigmoid()}}))
 
 
 def left(folder: Path) -> dict[str, Any]:

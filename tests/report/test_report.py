@@ -150,7 +150,11 @@ def show(folder: Path, rounds: Sequence[int], labels: Sequence[str] = ("cat", "d
         points = torch.eye(4, 9)[:, : 4 + t % 5] * t
         before = {panel: {"prototypes": (points, torch.arange(4) % 3)}}
         after = {"after": {"prototypes": (points, torch.arange(4) % 3), HOSTILE: (points[:2], None)}}
-        gallery.keep(folder, t, {"made.png": gallery.sheet(images, labels), "map.json": gallery.maps(before | after)})
+        gallery.keep(
+            folder,
+            t,
+            {"made.png": gallery.Images(images, labels).drawn(), "map.json": gallery.Points(before | after).drawn()},
+        )
     return folder
 
 
@@ -714,7 +718,7 @@ def test_pictures_of_several_runs_are_named_by_the_run(tmp_path: Path) -> None:
 
 
 def show_shares(folder: Path, t: int, rows: dict[str, dict[str, torch.Tensor]]) -> Path:
-    gallery.keep(folder, t, {"active.shares.json": gallery.shares(rows)})
+    gallery.keep(folder, t, {"active.shares.json": gallery.Shares(rows).drawn()})
     return folder
 
 

@@ -11,6 +11,7 @@ from runs import fingerprint
 from torch import nn
 
 import fewbytes as fb
+from fewbytes.core import gallery
 from fewbytes.core.metrics import Metric
 from fewbytes.core.objective import Classification, MultiLabel
 from fewbytes.running.stopping import StopWhen
@@ -186,7 +187,7 @@ class Showing(fb.FedAvg):
 
     def round(self, state, net, t):
         super().round(state, net, t)
-        net.show_images("round", torch.zeros(1, 1, 4, 4, dtype=torch.uint8), ["one"])
+        net.show("round", gallery.Images(torch.zeros(1, 1, 4, 4, dtype=torch.uint8), ["one"]))
 
 
 @pytest.mark.parametrize(("stop", "last"), [("global>=0", 1), ("patience=1", 2), ("patience=9", 3)])

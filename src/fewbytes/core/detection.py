@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fewbytes.base.errors import MethodError, UserError
 from fewbytes.core.devices import Precision, arithmetic
+from fewbytes.core.gallery import Images
 from fewbytes.core.metrics import Measure, Metric, Scores
-from fewbytes.core.objective import Objective, ShowImages
+from fewbytes.core.objective import Objective, Show
 from fewbytes.core.training import Loss, prepared, ready
 from fewbytes.data.named import NamedTensors
 from fewbytes.data.split import LazySamples, Split
@@ -73,12 +74,12 @@ class Detection(Objective):
         raise UserError(self.suits)
 
     def score(
-        self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
+        self, model: nn.Module, test: Split, device: str, precision: Precision, show: Show | None
     ) -> dict[str, float]:
         """`MEASURES` of the test set. `show` is given its first images with true boxes and those that were found."""
         found = detections(model, test, device, precision)
         if show is not None:
-            show("detections", *drawn(found, test, self.classes), DRAWN_SIZE)
+            show("detections", Images(*drawn(found, test, self.classes), DRAWN_SIZE))
         return average_precision(found, test)
 
 

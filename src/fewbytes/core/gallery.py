@@ -7,7 +7,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from torch.nn import functional as F
 from fewbytes.base.errors import MethodError
 from fewbytes.base.files import replacing
 
-Points = Mapping[str, tuple[Tensor, Tensor | None]]
+Series = Mapping[str, tuple[Tensor, Tensor | None]]
 """Points (n, d) and their classes (n,), None where they have none, by the name of their series."""
 
 LARGEST = 128  # pixels a side of an image, unless asked otherwise; larger ones are scaled down
@@ -29,51 +31,91 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _FILE = re.compile(rf"(\d{{1,9}})-({_NAME.pattern})\.(png|shares\.json|json)")
 
 
-def file_name(name: str, kind: str) -> str:
-    """A file's name without its round. Raises MethodError for a name that is not safe in every file system."""
+def check_name(name: str) -> None:
+    """Raises MethodError for a name that is not safe in every file system."""
     if not _NAME.fullmatch(name):
         raise MethodError(f"pictures are named by 1 to 64 of a-z, 0-9 and -, not starting with -, got {name!r}")
-    return f"{name}.{kind}"
 
 
-def sheet(images: Tensor, labels: Sequence[str], largest: int = LARGEST) -> bytes:
-    """A PNG file of images (n, 1 or 3, height, width), uint8: a row a label, in the order in which labels appear.
+@dataclass(frozen=True)
+class Images:
+    """Images (n, 1 or 3, height, width), uint8, and a label of each; the report lays them out by label and round.
 
-    The text `ROWS` in it is JSON: how many images the row of each label has, from the left; the rest of it is black.
-    Images with a side above `largest` pixels are scaled down to it.
+    `largest`: pixels a side above which images are scaled down, up to `LIMIT`.
     """
-    if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not images.numel():
-        raise MethodError(
-            f"images to show are uint8 (n, 1 or 3, height, width), got {images.dtype} {tuple(images.shape)}"
-        )
-    if len(labels) != len(images):
-        raise MethodError(f"{len(images)} images to show need as many labels, got {len(labels)}")
-    rows: dict[str, list[Image.Image]] = {}
-    for pixels, label in zip(images.permute(0, 2, 3, 1).cpu().numpy(), labels, strict=True):
-        image = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
-        image.thumbnail((largest, largest))
-        rows.setdefault(str(label), []).append(image)
-    width, height = image.size
-    whole = Image.new(image.mode, (width * max(map(len, rows.values())), height * len(rows)))
-    for y, row in enumerate(rows.values()):
-        for x, image in enumerate(row):
-            whole.paste(image, (x * width, y * height))
-    text = PngImagePlugin.PngInfo()
-    text.add_itxt(ROWS, json.dumps({label: len(row) for label, row in rows.items()}))
-    file = io.BytesIO()
-    whole.save(file, "PNG", optimize=True, pnginfo=text)
-    return file.getvalue()
+
+    images: Tensor
+    labels: Sequence[str]
+    largest: int = LARGEST
+    ending: ClassVar[str] = "png"
+
+    def drawn(self) -> bytes:
+        """A PNG file: a row a label, in the order in which labels appear; nothing of no image.
+
+        The text `ROWS` in it is JSON: how many images the row of each label has, from the left; the rest of it is
+        black.
+        """
+        images, labels = self.images, self.labels
+        if not len(images):
+            return b""
+        if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] not in (1, 3) or not images.numel():
+            raise MethodError(
+                f"images to show are uint8 (n, 1 or 3, height, width), got {images.dtype} {tuple(images.shape)}"
+            )
+        if len(labels) != len(images):
+            raise MethodError(f"{len(images)} images to show need as many labels, got {len(labels)}")
+        rows: dict[str, list[Image.Image]] = {}
+        for pixels, label in zip(images.permute(0, 2, 3, 1).cpu().numpy(), labels, strict=True):
+            image = Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
+            image.thumbnail((self.largest, self.largest))
+            rows.setdefault(str(label), []).append(image)
+        width, height = image.size
+        whole = Image.new(image.mode, (width * max(map(len, rows.values())), height * len(rows)))
+        for y, row in enumerate(rows.values()):
+            for x, image in enumerate(row):
+                whole.paste(image, (x * width, y * height))
+        text = PngImagePlugin.PngInfo()
+        text.add_itxt(ROWS, json.dumps({label: len(row) for label, row in rows.items()}))
+        file = io.BytesIO()
+        whole.save(file, "PNG", optimize=True, pnginfo=text)
+        return file.getvalue()
 
 
-def maps(panels: Mapping[str, Points]) -> bytes:
-    """A JSON file of panels of points in two dimensions: the first principal components of all points of a panel.
-
-    Panel, series, then `x`, `y` and `classes` (or null). Points that are not finite are left out.
+@dataclass(frozen=True)
+class Points:
+    """Points of many dimensions in panels: by title a mapping from series to points (n, d) and their classes (n,),
+    integers, or None. All points of a panel are shown by their first two principal components; d may differ by panel.
     """
-    return json.dumps({title: _panel(title, points) for title, points in panels.items()}).encode()
+
+    panels: Mapping[str, Series]
+    ending: ClassVar[str] = "json"
+
+    def drawn(self) -> bytes:
+        """A JSON file: panel, series, then `x`, `y` and `classes` (or null); without points that are not finite."""
+        return json.dumps({title: _panel(title, points) for title, points in self.panels.items()}).encode()
 
 
-def _panel(title: str, points: Points) -> dict[str, dict[str, list[float] | list[int] | None]]:
+@dataclass(frozen=True)
+class Shares:
+    """In what share of the rounds each element of some layers was active.
+
+    `rows`: what is compared (clients, the server), each a mapping from layer to values in [0, 1], of any shape that is
+    the same in all rows. The report draws the last round's.
+    """
+
+    rows: Mapping[str, Mapping[str, Tensor]]
+    ending: ClassVar[str] = "shares.json"
+
+    def drawn(self) -> bytes:
+        """A JSON file of them to four digits: row, layer, then its elements. Raises MethodError for others."""
+        rounded = {
+            row: {layer: _shares(row, layer, values) for layer, values in layers.items()}
+            for row, layers in self.rows.items()
+        }
+        return json.dumps(rounded, separators=(",", ":")).encode()
+
+
+def _panel(title: str, points: Series) -> dict[str, dict[str, list[float] | list[int] | None]]:
     found: dict[str, tuple[Tensor, Tensor | None]] = {}
     for series, (values, classes) in points.items():
         if values.dim() != 2 or (classes is not None and classes.shape != values.shape[:1]):
@@ -107,14 +149,6 @@ def _two_dimensional(points: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.
     axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])[:, None]
     flat: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = centred @ axes.T
     return flat.round(3 - math.floor(math.log10(np.abs(flat).max()))) + 0.0  # no -0.0
-
-
-def shares(rows: Mapping[str, Mapping[str, Tensor]]) -> bytes:
-    """A JSON file of shares in [0, 1] to four digits: row, layer, then its elements. Raises MethodError for others."""
-    rounded = {
-        row: {layer: _shares(row, layer, values) for layer, values in layers.items()} for row, layers in rows.items()
-    }
-    return json.dumps(rounded, separators=(",", ":")).encode()
 
 
 def _shares(row: str, layer: str, values: Tensor) -> list[float]:

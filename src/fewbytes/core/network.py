@@ -8,16 +8,14 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from fewbytes.base.errors import FewbytesError, MethodError, with_article
 from fewbytes.base.ranges import EXACT
 from fewbytes.base.rate import Way
 from fewbytes.base.state import EntryMeans, Mean, State
-from fewbytes.core import gallery
 from fewbytes.core.aggregation import RobustMean, Vote, norm_clipped, vote
 from fewbytes.core.privacy import Bytes, ClientPrivacy, PrivateMean
 from fewbytes.core.problem import Id, Problem
@@ -132,6 +130,15 @@ class Made(Mapping[Id, Sent]):
         return len(self._clients)
 
 
+class Shown(Protocol):
+    """What people can be shown, a value of `fewbytes.core.gallery`; `ending`: of its file's name."""
+
+    ending: ClassVar[str]
+
+    def drawn(self) -> bytes:
+        """The file; empty if there is nothing to see."""
+
+
 class Exchanges(Protocol):
     """What a network needs of the engine that runs it."""
 
@@ -169,8 +176,8 @@ class Exchanges(Protocol):
     def set_part(self, part: str, members: Sequence[Id]) -> None:
         """Who is in a part of the network."""
 
-    def show(self, file: str, made: Callable[[], bytes]) -> None:
-        """Keep a file for people."""
+    def show(self, name: str, what: Shown) -> None:
+        """Keep what people are shown."""
 
     def note(self, what: str, how_much: str) -> None:
         """Tell people what they should know of a round."""
@@ -310,32 +317,13 @@ class Network:
             return None
         return functools.partial(vote, part=rule.number)
 
-    def show_images(self, name: str, images: Tensor, labels: Sequence[str], largest: int = gallery.LARGEST) -> None:
-        """Show people images (n, 1 or 3, height, width), uint8, and a label of each; steers nothing.
+    def show(self, name: str, what: Shown) -> None:
+        """Show people images, points or shares (`fewbytes.core.gallery`); steers nothing.
 
-        They are kept in the run folder, and the report lays them out by label and round. In a round that is not
-        scored, and before the first, they are dropped. `name`: a file name's part, of a-z, 0-9 and -. `largest`: pixels
-        a side above which images are scaled down, up to `gallery.LIMIT`. Raises MethodError.
+        They are kept in the run folder, and the report draws them. In a round that is not scored, and before the first,
+        they are dropped. `name`: a file name's part, of a-z, 0-9 and -. Raises MethodError.
         """
-        file = gallery.file_name(name, "png")
-        if len(images):
-            self._engine.show(file, lambda: gallery.sheet(images, labels, largest))
-
-    def show_points(self, name: str, panels: Mapping[str, gallery.Points]) -> None:
-        """Show people points of many dimensions, as `show_images` does images; steers nothing.
-
-        A panel, by its title, is a mapping from series to points (n, d) and their classes (n,), integers, or None.
-        All points of a panel are shown together by their first two principal components; d may differ by panel.
-        """
-        self._engine.show(gallery.file_name(name, "json"), lambda: gallery.maps(panels))
-
-    def show_shares(self, name: str, rows: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Show people in what share of the rounds each element of some layers was active; steers nothing.
-
-        `rows`: what is compared (clients, the server), each a mapping from layer to values in [0, 1], of any shape that
-        is the same in all rows. Kept as `show_images` keeps images; the report draws the last. Raises MethodError.
-        """
-        self._engine.show(gallery.file_name(name, "shares.json"), lambda: gallery.shares(rows))
+        self._engine.show(name, what)
 
     def note(self, what: str, how_much: str) -> None:
         """Tell people what they should know of this round to read its results, in the same words each time it is so,

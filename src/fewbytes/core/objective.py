@@ -33,8 +33,8 @@ from fewbytes.data.split import IGNORED_PIXEL, IGNORED_TOKEN, Items, Kind, LazyS
 
 Weights = tuple[float, ...] | Literal["balanced"]
 """Of classes in a loss: one each, or the inverse of how often a client has them."""
-ShowImages = Callable[[str, Tensor, Sequence[str], int], None]
-"""`Network.show_images`."""
+Show = Callable[[str, Any], None]
+"""`Network.show`."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Objective(ABC):
         return {name: (value * len(y), len(y)) for name, value in found.items() if value == value}, total
 
     def score(
-        self, model: nn.Module, test: Split, device: str, precision: Precision, show: ShowImages | None
+        self, model: nn.Module, test: Split, device: str, precision: Precision, show: Show | None
     ) -> dict[str, float]:
         """By metric, what the server's test set tells of a model, if it has samples. `show`: pictures of predictions
         for people."""

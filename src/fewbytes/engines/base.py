@@ -19,10 +19,11 @@ from fewbytes.base.rate import ALL, Rate
 from fewbytes.base.streams import stream
 from fewbytes.core.admission import GROWTH, Known, admit, norm
 from fewbytes.core.devices import prepare_device
+from fewbytes.core.gallery import check_name
 from fewbytes.core.ledger import Ledger, LeftOut, Row
 from fewbytes.core.method import Method
 from fewbytes.core.metrics import Scores
-from fewbytes.core.network import Handler, Network
+from fewbytes.core.network import Handler, Network, Shown
 from fewbytes.core.policy import Policy, TooFewReplies
 from fewbytes.core.privacy import Bytes, ClientPrivacy
 from fewbytes.core.problem import Id, Task
@@ -371,10 +372,11 @@ class Engine(ABC):
         """Leave messages with clients' next requests; see `Network.tell`."""
         self._waiting.leave(self._handler(function), to, send, part)
 
-    def show(self, file: str, made: Callable[[], bytes]) -> None:
-        """Keep a file for people, in rounds that are scored."""
-        if self.scored:
-            self.shown[file] = made()
+    def show(self, name: str, what: Shown) -> None:
+        """See `Network.show`; in rounds that are scored, if there is something to see."""
+        check_name(name)
+        if self.scored and (file := what.drawn()):
+            self.shown[f"{name}.{what.ending}"] = file
 
     def note(self, what: str, how_much: str) -> None:
         """See `Network.note`."""

@@ -31,6 +31,7 @@ from fewbytes.base.ranges import Count, NotNegative, Positive, Several, Share, W
 from fewbytes.base.rate import Way
 from fewbytes.base.state import State, load_state, state_of
 from fewbytes.base.streams import seeded
+from fewbytes.core import gallery
 from fewbytes.core.method import Method
 from fewbytes.core.network import Network
 from fewbytes.core.objective import Classification, Objective
@@ -404,7 +405,7 @@ def show_images(net: Network, pairs: Pairs) -> None:
     known = net.problem.classes
     names = [known[c] if c < len(known) else f"class {c}" for c in pairs.vectors.classes]
     if pairs.images.pixels.shape[1] in (1, 3):
-        net.show_images("generated", pairs.images.pixels, names)
+        net.show("generated", gallery.Images(pairs.images.pixels, names))
 
 
 def show_points(net: Network, transformer: nn.Module, prototypes: Tensor, labels: Tensor, latents: Tensor) -> None:
@@ -412,6 +413,5 @@ def show_points(net: Network, transformer: nn.Module, prototypes: Tensor, labels
     with torch.no_grad():
         transformed = transformer.eval()(prototypes)
     after = {"prototypes": (transformed, labels), "valid latents": (latents, None)}
-    net.show_points(
-        "prototypes", {"uploaded prototypes": {"prototypes": (prototypes, labels)}, "after the transformer": after}
-    )
+    before = {"prototypes": (prototypes, labels)}
+    net.show("prototypes", gallery.Points({"uploaded prototypes": before, "after the transformer": after}))

@@ -27,6 +27,7 @@ from fewbytes.base.errors import MethodError
 from fewbytes.base.ranges import PART, Count, NotNegative, Samples, Share
 from fewbytes.base.state import EntryMeans, State, load_state, state_of, trained_parameters
 from fewbytes.core.aggregation import VOTERS, Vote
+from fewbytes.core.gallery import Shares
 from fewbytes.core.method import Method
 from fewbytes.core.network import Made, Network
 from fewbytes.core.problem import Id, Problem
@@ -162,7 +163,7 @@ class FedPURIN(Method):
     def finish(self, state: Counts, net: Network) -> None:
         if self.activations:
             clients = {f"client {i}": state.critical[i].shares() for i in sorted(state.critical)}
-            net.show_shares("activations", clients | {"server": state.nonzero.shares()})
+            net.show("activations", Shares(clients | {"server": state.nonzero.shares()}))
 
     def aggregate(
         self,

@@ -39,7 +39,7 @@ class Shares:
 
 
 def parsed(data: bytes) -> dict[str, Rows]:
-    """The shares by layer and row from a file of `fewbytes.core.gallery.shares`. Raises ValueError for any other."""
+    """The shares by layer and row from a file of `fewbytes.core.gallery.Shares`. Raises ValueError for any other."""
     share = Annotated[float, msgspec.Meta(ge=0, le=1)]
     layers: dict[str, Rows] = {}
     for row, of_row in msgspec.json.decode(data, type=dict[str, dict[str, list[share]]]).items():

@@ -26,7 +26,7 @@ def scored_models(engine: Engine, state: Any, last: bool) -> ByMetric:
     model = engine.method.global_model(state, problem)
     check_model(engine.method, "global_model", model)
     if model is not None:
-        show = engine.network.show_images if last else None
+        show = engine.network.show if last else None
         with all_cores(), seeded(problem.seed, "score", engine.t):
             told = problem.objective.score(model, engine.task.data.test, problem.device, problem.precision, show)
         found = merged(found, {metric: {"global": value} for metric, value in told.items()})
